@@ -1,0 +1,52 @@
+# make setup   an environment in .venv with everything pinned in constraints.txt
+# make train   the main job: rlvr train --config-name=arithmetic
+# make test    ruff, pyright and every test
+# Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
+
+SHELL := /bin/sh
+VENV := .venv
+STAMP := $(VENV)/.rlvr-setup
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
+
+.PHONY: setup train test lint format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@found=""; bare=""; \
+	for p in $(CANDIDATES); do \
+	  if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    if "$$p" -c 'import ensurepip, venv' >/dev/null 2>&1; then found="$$p"; break; else bare="$$bare $$p"; fi; \
+	  fi; \
+	done; \
+	if [ -z "$$found" ] && [ -n "$$bare" ]; then \
+	  echo "setup: found$$bare, but without the modules venv and ensurepip." >&2; \
+	  echo "       Install them (Debian, Ubuntu: apt-get install python3-venv) and run make again." >&2; exit 3; \
+	elif [ -z "$$found" ]; then \
+	  echo "setup: no Python 3.11 or newer among: $(CANDIDATES)." >&2; \
+	  echo "       Install one, or name it: make setup PYTHON=/path/to/python" >&2; exit 2; \
+	fi; \
+	if ! $(VENV)/bin/python -c 'import pip' >/dev/null 2>&1; then \
+	  echo "setup: creating $(VENV) with $$("$$found" --version)"; "$$found" -m venv --clear $(VENV) || exit 3; \
+	fi
+	@echo "setup: installing what constraints.txt pins (a few minutes the first time)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,train]"
+	@touch $@
+
+train: setup
+	$(VENV)/bin/rlvr train --config-name=arithmetic
+
+test: lint
+	$(VENV)/bin/python -m pytest --timeout=600 $(PYTEST_ARGS)
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

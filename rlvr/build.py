@@ -1,0 +1,267 @@
+"""The only place where a config becomes objects: model, client, environment, reward, algorithm, run.
+
+`plan` says what a run would do without building it; `open_run` finds or makes the run's folder; `build` makes the
+job that `rlvr.training.loops` carries out. torch is imported inside, when a model is really needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvr.algorithms import Algorithm, resolve_algorithm
+from rlvr.config import Loaded, difference, dump, read, validate
+from rlvr.engine.options import EngineLimits, LoraConfig
+from rlvr.envs import resolve_environment
+from rlvr.files import write_atomic
+from rlvr.protocols import SamplingParams, TaskSource
+from rlvr.reward import resolve_reward
+from rlvr.training.curriculum import Curriculum, CurriculumOptions
+from rlvr.training.evaluate import EvaluationOptions
+from rlvr.training.journal import run_folder, set_aside
+from rlvr.training.loops import Job, RunOptions
+from rlvr.training.sft import SftOptions
+from rlvr.training.step import Trainer, TrainingOptions
+
+EXTRA = "pip install 'rlvr[train]'"
+# Words of the command line that stand for a key of the schema.
+SPELLINGS = {"mode": "training.mode"}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """`name` is a local folder or hub name; without it `config` builds a model from random weights.
+
+    `tokenizer` is a folder or hub name, or `words` / `characters` for one built from the environment's vocabulary.
+    `lora` trains an adapter instead of all weights. `device` and `dtype`: auto, or cpu, cuda, float32, bfloat16.
+    """
+
+    name: str | None = None
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    tokenizer: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    lora: LoraConfig | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.name) == bool(self.config):
+            given = "both" if self.name else "neither"
+            raise ValueError(
+                f"model: {given} of name and config given; name a folder or hub model, or describe one to build"
+            )
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """A registered environment or `package.module:factory`, and its arguments."""
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """A registered reward or `package.module:function`, and its arguments; None takes the environment's own."""
+
+    type: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class AlgorithmOptions:
+    """A row of the algorithm table by name; any other field replaces that cell of the row."""
+
+    name: str = "ppo"
+    advantage: str | None = None
+    loss: str | None = None
+    reduction: str | None = None
+    clip_low: float | None = None
+    clip_high: float | None = None
+    drop_equal_groups: bool | None = None
+
+    def resolve(self) -> Algorithm:
+        cells = {key: value for key, value in asdict(self).items() if key != "name" and value is not None}
+        return resolve_algorithm(self.name, **cells)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set. Defaults are those of the parts themselves."""
+
+    env: EnvOptions
+    model: ModelOptions
+    seed: int = 42
+    reward: RewardOptions = field(default_factory=RewardOptions)
+    algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
+    rollout: SamplingParams = field(default_factory=SamplingParams)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    sft: SftOptions = field(default_factory=SftOptions)
+    curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    engine: EngineLimits = field(default_factory=EngineLimits)
+    run: RunOptions = field(default_factory=RunOptions)
+
+
+def configured(loaded: Loaded) -> Config:
+    """The composed values as checked dataclasses; ValueError naming every key that does not fit."""
+    return validate(loaded.values, Config, loaded.origin)
+
+
+def spelled(overrides: list[str]) -> list[str]:
+    """Command-line words with their short spellings replaced by the schema's keys."""
+    return [
+        f"{SPELLINGS[key]}={rest}" if eq and (key := word) in SPELLINGS else f"{word}{eq}{rest}"
+        for word, eq, rest in (text.partition("=") for text in overrides)
+    ]
+
+
+def written(config: Config, loaded: Loaded) -> dict[str, Any]:
+    """What `resolved.yaml` holds: every key with its value, but what comes from the environment stays `${...}`."""
+
+    def merged(full: Any, raw: Any) -> Any:
+        if isinstance(raw, str) and "${" in raw:
+            return raw
+        if isinstance(full, Mapping) and isinstance(raw, Mapping):
+            return {key: merged(value, raw.get(key)) for key, value in full.items()}
+        return list(full) if isinstance(full, tuple) else full
+
+    return merged(asdict(config), loaded.raw)
+
+
+def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
+    """The folder this run works in, and whether it is finished already.
+
+    An unfinished run whose config agrees (its name apart, where that holds the time) is taken up again. A folder of
+    that name with another config is a ValueError; `run.resume=false` renames it out of the way.
+    """
+    wanted = written(config, loaded)
+    name = config.run.name or loaded.name or "run"
+    folder = run_folder(config.run.root, name)
+    ignore = ["run.resume", *loaded.timed]
+    if config.run.resume and "run.name" in loaded.timed:
+        for stored in sorted(folder.parent.glob("*/resolved.yaml"), reverse=True):
+            finished = (stored.parent / "summary.json").exists()
+            if not finished and not difference(wanted, read(stored), ignore=ignore):
+                return stored.parent, False
+    stored = folder / "resolved.yaml"
+    if stored.exists() and not config.run.resume:
+        set_aside(folder)
+    elif stored.exists() and (changed := difference(wanted, read(stored), ignore=ignore)):
+        raise ValueError(
+            f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
+            f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another run.name, ask for the same "
+            "config, or give run.resume=false to start anew (the old folder is kept, renamed)"
+        )
+    elif folder.exists() and not stored.exists() and any(folder.iterdir()):
+        raise ValueError(f"run folder {folder} exists and holds no run; choose another run.name")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "resolved.yaml").exists():
+        write_atomic(folder / "resolved.yaml", dump(wanted))
+    return folder, (folder / "summary.json").exists()
+
+
+def plan(config: Config, source: TaskSource) -> dict[str, str]:
+    """The run in words and numbers, as printed before it starts."""
+    t, e = config.training, config.evaluation
+    algorithm = config.algorithm.resolve()
+    model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
+    answers = t.prompts_per_step * t.group_size
+    waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
+    lines = {
+        "model": model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights"),
+        "environment": f"{config.env.name}, levels {', '.join(source.levels)}" if any(source.levels) else config.env.name,
+        "reward": config.reward.type or source.reward,
+        "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations",
+    }
+    if t.mode == "rlvr":
+        lines |= {
+            "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
+            "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} answers = "
+            f"{t.steps * answers:,} answers, at most {t.steps * answers * (config.rollout.max_tokens or 0):,} tokens{waves}",
+            "updates": f"{t.ppo_epochs * t.num_minibatches} a step, {t.steps * t.ppo_epochs * t.num_minibatches} in all",
+        }
+    return lines | {"evaluation": f"{e.tasks} held-out tasks x {e.samples} answers, before and after"}
+
+
+def build_source(config: Config) -> TaskSource:
+    return resolve_environment(config.env.name, **config.env.kwargs)
+
+
+def build_engine(config: Config, source: TaskSource, weights: str | None = None) -> Any:
+    """The engine with its model. `weights`: a saved folder to take the model from instead of the config's."""
+    try:
+        import torch
+
+        from rlvr.engine.engine import Engine
+        from rlvr.engine.model import build_model, load_model
+        from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
+    import os
+
+    torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
+    options = config.model
+    where = {"device": options.device, "dtype": options.dtype}
+    if weights is not None and options.lora is None:
+        model = load_model(weights, load_tokenizer(weights), **where)
+    elif options.name:
+        model = load_model(options.name, load_tokenizer(options.tokenizer or options.name), **where)
+    else:
+        if options.tokenizer in ("words", "characters"):
+            words = getattr(source, "vocabulary", None)
+            if not words:
+                raise ValueError(
+                    f"model.tokenizer={options.tokenizer}: the environment {config.env.name!r} has no `vocabulary` to "
+                    "build it from; name a tokenizer's folder or hub name instead"
+                )
+            ends = {"end": getattr(source, "end_word", "<end>"), "pad": getattr(source, "pad_word", "<pad>")}
+            tokenizer = build_tokenizer(options.tokenizer, words, **ends)
+        elif options.tokenizer:
+            tokenizer = load_tokenizer(options.tokenizer)
+        else:
+            raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
+        model = build_model(options.config, tokenizer, seed=config.seed, **where)
+    return Engine(model, config.engine)
+
+
+def build_client(config: Config, engine: Any, folder: Path) -> Any:
+    from rlvr.clients.local import LocalTrainingClient
+
+    policy = engine.create_policy("policy", lora=config.model.lora, seed=config.seed)
+    return LocalTrainingClient(engine, policy, folder)
+
+
+def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> Job:
+    """The whole job, ready for `rlvr.training.loops.Loop`."""
+    source = build_source(config)
+    reward = resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
+    algorithm = config.algorithm.resolve()
+    engine = build_engine(config, source)
+    client = build_client(config, engine, folder / "checkpoints")
+    for note in engine.model.notes:
+        warn(note)
+    policy = client.policy
+    say(
+        f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
+        f"{engine.model.device}".replace("torch.", "")
+    )
+    curriculum = Curriculum(source, config.curriculum, config.seed)
+    trainer = Trainer(
+        client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, warn
+    )
+    return Job(
+        client=client,
+        source=source,
+        reward=reward,
+        params=config.rollout,
+        trainer=trainer,
+        sft=config.sft,
+        training=config.training,
+        evaluation=config.evaluation,
+        options=config.run,
+        seed=config.seed,
+        folder=folder,
+        weights_sha256=policy.sha256,
+    )

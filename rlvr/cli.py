@@ -1,0 +1,151 @@
+"""The command line: `rlvr train`, `evaluate`, `config`. Each command is a thin walk through `rlvr.build`.
+
+    rlvr train --config-name=arithmetic seed=1
+    rlvr train --config=mine.yaml training.steps=50
+    rlvr evaluate runs/arithmetic
+    rlvr config --config-name=gsm8k model.name=./my-model
+
+A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlvr import __version__
+
+app = typer.Typer(
+    help="Train language models on anything that can be verified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigName = Annotated[str | None, typer.Option("--config-name", help="A config by name: ./configs, then the packaged ones.")]
+ConfigFile = Annotated[str | None, typer.Option("--config", help="A config file.")]
+ConfigPath = Annotated[str | None, typer.Option("--config-path", help="A folder of configs, searched first.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings, e.g. seed=1.")]
+
+
+def _configured(name: str | None, file: str | None, path: str | None, overrides: list[str] | None):
+    from rlvr.build import configured, spelled
+    from rlvr.config import load
+
+    if name is None and file is None:
+        raise ValueError("which config? give --config-name=NAME (arithmetic, say) or --config=FILE")
+    loaded = load(name, file or path, spelled(overrides or []))
+    return loaded, configured(loaded)
+
+
+@app.command()
+def train(
+    overrides: Overrides = None, config_name: ConfigName = None, config: ConfigFile = None, config_path: ConfigPath = None
+) -> None:
+    """Train a model; the same command goes on where a stopped run was."""
+    from rlvr.build import build, build_source, open_run, plan
+    from rlvr.tracking import Console
+    from rlvr.training.journal import Journal
+    from rlvr.training.loops import Interrupted, Loop
+
+    loaded, settings = _configured(config_name, config, config_path, overrides)
+    settings.algorithm.resolve()
+    source = build_source(settings)
+    folder, finished = open_run(loaded, settings)
+    with Console() as console:
+        if finished:
+            console.note(f"this run is finished ({folder}); run.resume=false starts it anew")
+            console.table(json.loads((folder / "summary.json").read_text()))
+            return
+        console.plan({"run": str(folder), **plan(settings, source)})
+        with Journal(folder) as journal:
+            job = build(settings, folder, console.note, console.warn)
+            try:
+                summary = Loop(job, journal, console).run()
+            except (Interrupted, KeyboardInterrupt):
+                console.note(f"stopped; the same command goes on from here ({folder})")
+                raise typer.Exit(130) from None
+            console.table(summary)
+            console.note(f"curve, metrics and weights are in {folder}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    overrides: Overrides = None,
+) -> None:
+    """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals."""
+    from rlvr.build import evaluate_saved
+    from rlvr.tracking import Console
+
+    with Console() as console:
+        result = evaluate_saved(run, overrides or [], console)
+    typer.echo(json.dumps(result, indent=2))
+
+
+@app.command("config")
+def show_config(
+    overrides: Overrides = None, config_name: ConfigName = None, config: ConfigFile = None, config_path: ConfigPath = None
+) -> None:
+    """Print what would run: every setting, and the plan that follows from them."""
+    from rlvr.build import build_source, plan, written
+    from rlvr.config import dump
+    from rlvr.tracking import Console
+
+    loaded, settings = _configured(config_name, config, config_path, overrides)
+    typer.echo(dump(written(settings, loaded)))
+    with Console() as console:
+        console.plan(plan(settings, build_source(settings)))
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The `rlvr` command."""
+    # Threads that spin while they wait make two torch pools on a busy machine ten times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; its exit code. Mistakes and stops become messages here, and only here."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except ValueError as mistake:
+        return _say(mistake, 2)
+    except RuntimeError as stop:
+        if type(stop).__name__ != "TrainingStopped":
+            raise
+        return _say(stop, 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        return _say(
+            f"cannot write{where}: {error.strerror}. Nothing saved before is lost: make room, then run the same command", 1
+        )
+    except KeyboardInterrupt:
+        return _say("stopped", 130)
+    return code or 0
+
+
+def _say(what: object, code: int) -> int:
+    print(f"rlvr: {what}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Clients: who samples and who trains. All speak the protocols of `rlvr.protocols`."""

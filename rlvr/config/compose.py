@@ -1,0 +1,306 @@
+"""Composing one configuration from YAML files and the command line: the part of Hydra's language that we use.
+
+    defaults:
+      - model: tiny                    # group: option        -> configs/model/tiny.yaml under the key `model`
+      - training@rlvr_training: small  # group@package: option -> configs/training/small.yaml under `rlvr_training`
+      - base                           # another config beside this one, merged in place
+      - _self_                         # where this file's own keys go; last if absent, so that a file has the last word
+
+Names are looked for in `./configs`, then in the configs shipped with the package; a folder given by the caller comes
+before both. On the command line `key.sub=value` sets a value (typed as in YAML), `group=option` and
+`group@package=option` switch a choice, `key=null` empties one. Values may hold `${key}`, `${now:%Y-%m-%d}` and
+`${oc.env:NAME,default}`; whatever depends on the environment stays unresolved in `Loaded.raw`, so no secret is written.
+
+Left out on purpose: `override` entries, sweeps, `hydra:` settings, instantiation of classes. The schema, and what to
+say of an unknown key, is `rlvr.config.validate`. Exercised by `python -m pytest tests/test_config.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlvr.config.interpolate import resolve
+from rlvr.registry import nearest
+
+PACKAGED = Path(__file__).parents[1] / "configs"
+CLI = "cli"
+
+_OVERRIDE = re.compile(r"\+?(?P<key>[A-Za-z_][\w/-]*(?:@[\w.]+)?(?:\.[\w-]+|\[\d+\])*)=(?P<value>.*)", re.DOTALL)
+_CHOICE = re.compile(r"(?:(?P<optional>optional) +)?(?P<group>/?[\w./-]+)(?:@(?P<package>[\w.]+))?")
+_PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A composed configuration.
+
+    `values` is fully resolved; `raw` keeps what depends on the environment as `${...}` and may be written to disk.
+    `origin` says of each dotted key which file set it, or "cli". `timed` are the keys that depend on `${now:...}`.
+    """
+
+    values: dict[str, Any]
+    raw: dict[str, Any]
+    origin: dict[str, str]
+    name: str
+    timed: tuple[str, ...] = ()
+
+
+def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> Loaded:
+    """Compose the named config, or the file at `config_path`, with `key=value` overrides.
+
+    A `config_path` that is a folder is searched first. With neither name nor file the overrides stand alone.
+    """
+    folders = [Path("configs"), PACKAGED]
+    composer = _Composer(folders, [_parse(text) for text in overrides])
+    if config_path is not None:
+        path = Path(config_path)
+        if path.is_dir():
+            folders.insert(0, path)
+            if config_name is None:
+                raise ValueError(f"config folder {config_path}: which config in it? {_listing(composer.options(''))}")
+        elif not path.is_file():
+            raise ValueError(f"config file {config_path} does not exist; to use one by its name, give --config-name")
+        elif config_name is not None:
+            raise ValueError(
+                f"both a config file ({config_path}) and a config name ({config_name}) are given; drop one"
+            )
+        else:
+            folders.insert(0, path.parent)
+            config_name = path.name
+    name = re.sub(r"\.ya?ml$", "", config_name or "")
+    if name:
+        composer.add("", name, "")
+    composer.apply_overrides()
+    values, raw, timed = resolve(composer.config, composer.origin)
+    return Loaded(values, raw, composer.origin, Path(name).name, timed)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """One YAML file as a plain dictionary, nothing resolved: also how a run's `resolved.yaml` is read back."""
+    plain = OmegaConf.to_container(_read(Path(path)))
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def dump(raw: Mapping[str, Any]) -> str:
+    """YAML that `read` gives back unchanged."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any], ignore: Sequence[str] = ()) -> list[str]:
+    """The dotted keys in which two configs differ, those in `ignore` and everything under them left out."""
+    left, right = dict(_leaves(a)), dict(_leaves(b))
+    skip = tuple(ignore)
+
+    def same(key: str) -> bool:
+        if key not in left or key not in right:
+            return False
+        x, y = left[key], right[key]
+        return repr(x) == repr(y) or (x == y and isinstance(x, bool) == isinstance(y, bool))
+
+    keys = [*left, *(key for key in right if key not in left)]
+    return [k for k in keys if not same(k) and not any(k == i or k.startswith((f"{i}.", f"{i}[")) for i in skip)]
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, scalar or list or empty mapping). A list is one leaf."""
+    if isinstance(value, Mapping) and (value or not prefix):
+        for key, child in value.items():
+            yield from _leaves(child, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _listing(names: Sequence[str]) -> str:
+    return f"there are: {', '.join(names)}" if names else "there are none"
+
+
+def _shown(path: Path) -> str:
+    """A path as a person would write it: packaged files by their place in the package, others relative if shorter."""
+    if path.is_relative_to(PACKAGED):
+        return f"rlvr/configs/{path.relative_to(PACKAGED)}"
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _read(path: Path) -> DictConfig:
+    try:
+        config = OmegaConf.load(path)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{_shown(path)}{line}: {error.problem or 'not YAML'}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, OmegaConfBaseException) as error:
+        raise ValueError(f"{_shown(path)}: cannot be read: {str(error).splitlines()[0]}") from None
+    if isinstance(config, ListConfig):
+        raise ValueError(f"{_shown(path)}: a list; expected `key: value` lines")
+    return config
+
+
+@dataclass
+class _Override:
+    text: str
+    key: str
+    value: Any
+    used: bool = False
+
+
+def _parse(text: str) -> _Override:
+    match = _OVERRIDE.fullmatch(text)
+    if not match:
+        raise ValueError(f"override {text!r}: expected key=value, e.g. seed=1, optim.learning_rate=1e-5, model=tiny")
+    return _Override(text, match["key"], _scalar(match["value"].strip(), text))
+
+
+def _scalar(text: str, override: str) -> Any:
+    """A value as YAML types it. Only `[`, `{` and quotes open structure: `a: b` and `#1` are what they look like."""
+    opened = text[:1] in tuple("[{\"'")
+    try:
+        value = OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[index, call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        if opened or "${" in text:
+            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            raise ValueError(f"override {override!r}: the value is not YAML: {problem}") from None
+        return text
+    typed = isinstance(value, (bool, int, float)) and ":" not in text  # YAML 1.1 reads 12:30 in base sixty
+    if opened or typed or text in ("null", "~", "Null", "NULL"):
+        return value
+    return text
+
+
+class _Composer:
+    """Merges files in the order of their defaults lists into `config`, and remembers in `origin` who set what."""
+
+    def __init__(self, folders: list[Path], overrides: list[_Override]) -> None:
+        self.folders, self.overrides = folders, overrides
+        self.config: DictConfig = OmegaConf.create({})
+        self.origin: dict[str, str] = {}
+        self.choices: list[str] = []  # what the defaults chose: `group` or `group@package`
+        self.stack: list[str] = []
+
+    def options(self, group: str) -> list[str]:
+        return sorted({p.stem for folder in self.folders for p in (folder / group).glob("*.y*ml")})
+
+    def find(self, name: str) -> Path | None:
+        for folder in self.folders:
+            for suffix in (".yaml", ".yml"):
+                if (path := folder / f"{name}{suffix}").is_file():
+                    return path
+        return None
+
+    def add(self, group: str, name: str, package: str, optional: bool = False, asked_by: str = "") -> None:
+        """Merge `group/name.yaml`, and first whatever its defaults name, under the dotted key `package`."""
+        full = name.lstrip("/") if name.startswith("/") or not group else f"{group}/{name}"
+        parent, _, stem = full.rpartition("/")
+        path = None if ".." in full.split("/") else self.find(full)
+        if path is None:
+            if optional:
+                return
+            what = f"option {stem!r} of group {parent!r}" if parent else f"config {stem!r}"
+            known = self.options(parent)
+            asked = f" ({asked_by})" if asked_by else ""
+            raise ValueError(f"unknown {what}{asked}{nearest(stem, known)}; {_listing(known)}")
+        if full in self.stack:
+            raise ValueError(f"{_shown(path)}: its defaults go in a circle: {' -> '.join([*self.stack, full])}")
+        config = _read(path)
+        if directive := _PACKAGE.match(path.read_text(encoding="utf-8")):
+            package = "" if directive[1] == "_global_" else directive[1]
+        defaults = config.pop("defaults", None) or []
+        if not isinstance(defaults, ListConfig) and defaults:
+            raise ValueError(f"{_shown(path)}: defaults has to be a list, e.g. `- model: tiny`")
+        entries = list(defaults)
+        if "_self_" not in entries:
+            entries.append("_self_")
+        self.stack.append(full)
+        for entry in entries:
+            if entry == "_self_":
+                self.merge(config, package, _shown(path))
+            else:
+                self.follow(entry, parent, package, path)
+        self.stack.pop()
+
+    def follow(self, entry: Any, group: str, package: str, path: Path) -> None:
+        """One line of a defaults list: `name`, `name@package`, `group: option` or `group@package: option`."""
+        key, option = next(iter(entry.items())) if isinstance(entry, DictConfig) and len(entry) == 1 else (entry, "")
+        match = _CHOICE.fullmatch(key) if isinstance(key, str) else None
+        if match is None:
+            shown = OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry
+            raise ValueError(
+                f"{_shown(path)}: defaults entry {shown!r} is none of "
+                "`_self_`, `name`, `group: option`, `group@package: option`"
+            )
+        name = match["group"]
+        where = match["package"]
+        inner = "" if where == "_global_" or not package else f"{package}."
+        asked_by = f"in the defaults of {_shown(path)}"
+        if entry is key or key == entry:  # a config, not a choice
+            at = package if where in (None, "_here_") else f"{inner}{where}".removesuffix("_global_").rstrip(".")
+            self.add(group, name, at, bool(match["optional"]), asked_by)
+            return
+        chosen = name.lstrip("/") if name.startswith("/") or not group else f"{group}/{name}"
+        if where is None:
+            at = inner + name.lstrip("/").replace("/", ".")
+        else:
+            at = package if where == "_here_" else "" if where == "_global_" else inner + where
+        label = chosen if where is None else f"{chosen}@{at}"
+        self.choices.append(label)
+        for override in self.overrides:
+            if override.key == label and not isinstance(override.value, dict):
+                option, asked_by, override.used = override.value, f"in {override.text!r}", True
+        for item in option if isinstance(option, (list, ListConfig)) else [option]:
+            if item is not None:
+                self.add(chosen, str(item), at, bool(match["optional"]), asked_by)
+
+    def apply_overrides(self) -> None:
+        """What the command line says on top: new choices first, then values in the order they were typed."""
+        for override in [o for o in self.overrides if not o.used]:
+            group, _, package = override.key.partition("@")
+            packaged = [label for label in self.choices if label.startswith(f"{group}@")]
+            if isinstance(override.value, str) and override.value in self.options(group) and not packaged:
+                self.add(group, override.value, package or group.replace("/", "."), asked_by=f"in {override.text!r}")
+                override.used = True
+            elif "/" in override.key or package or (packaged and isinstance(override.value, str)):
+                hint = f"write {packaged[0]}={override.value}; " if packaged else ""
+                raise ValueError(
+                    f"override {override.text!r}: the config makes no such choice; {hint}"
+                    f"choices: {', '.join(self.choices) or 'none'}; "
+                    f"options of {group!r}: {', '.join(self.options(group)) or 'none'}"
+                )
+        for override in [o for o in self.overrides if not o.used]:
+            parts = override.key.split(".")
+            for parent in (".".join(parts[:n]) for n in range(1, len(parts))):
+                held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
+                if held is not None and not OmegaConf.is_config(held):
+                    raise ValueError(f"override {override.text!r}: {parent} is {held!r} and holds no keys")
+            try:
+                OmegaConf.update(self.config, override.key, override.value, merge=True, force_add=True)
+            except (OmegaConfBaseException, TypeError, IndexError) as error:
+                raise ValueError(f"override {override.text!r}: {str(error).splitlines()[0]}") from None
+            self.remember({override.key: override.value}, "", CLI)
+
+    def merge(self, config: DictConfig, package: str, source: str) -> None:
+        node: Any = config
+        for part in reversed(package.split(".") if package else []):
+            node = OmegaConf.create({part: node})
+        merged = OmegaConf.merge(self.config, node)
+        assert isinstance(merged, DictConfig)
+        self.config = merged
+        self.remember(OmegaConf.to_container(config), package, source)
+
+    def remember(self, value: Any, prefix: str, source: str) -> None:
+        for key, child in value.items():
+            dotted = f"{prefix}.{key}" if prefix else str(key)
+            if not isinstance(child, dict):
+                for old in [k for k in self.origin if k.startswith(f"{dotted}.")]:
+                    del self.origin[old]
+            self.origin[dotted] = source
+            if isinstance(child, dict):
+                self.remember(child, dotted, source)

@@ -1,0 +1,207 @@
+"""What to say of a key or a value that does not fit the schema of a run.
+
+The schema is made of the plain dataclasses that the lower floors already have; their defaults are the defaults, none
+is restated. Values are taken as they are typed: "3" is not a number and 1 is not a truth value; the exceptions are
+integers where a float is wanted, and text such as `1e-5`, which YAML 1.1 does not read as a number.
+
+Exercised by `python -m pytest tests/test_config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, Union
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlvr.config.compose import CLI
+
+T = TypeVar("T")
+_FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
+
+
+def validate(values: Mapping[str, Any], schema: type[T], origin: Mapping[str, str] | None = None) -> T:
+    """Build `schema` (a dataclass of dataclasses) from nested values, or raise a ValueError that lists every mistake.
+
+    An unknown key is named in full, with where it came from and the nearest known key; a value of the wrong type with
+    what was given and what was expected. Fields typed `dict[str, Any]` take any keys.
+    """
+    came = _Origins(origin or {})
+    unknown = list(_unknown(values, schema, ""))
+    if unknown:
+        known = list(_keys(schema, ""))
+        raise ValueError("\n".join(_about_unknown(key, siblings, known, came) for key, siblings in unknown))
+    prepared = _floats(values, schema)
+    try:
+        text = json.dumps(prepared)
+    except TypeError as error:
+        raise ValueError(f"config: a value is not text, number, list or mapping: {error}") from None
+    try:
+        return TypeAdapter(schema).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ValueError("\n".join(_about_errors(error, prepared, schema, came))) from None
+
+
+class _Origins:
+    """Where a key came from: its own entry, else that of what it holds or is held by."""
+
+    def __init__(self, origin: Mapping[str, str]) -> None:
+        self.origin = origin
+
+    def __call__(self, key: str) -> str:
+        found = self.origin.get(key)
+        if found is None:
+            found = next((v for k, v in self.origin.items() if k.startswith((f"{key}.", f"{key}["))), None)
+        while found is None and key:
+            key = re.sub(r"(^|\.)[^.\[]*$|\[\d+\]$", "", key)
+            found = self.origin.get(key)
+        return "" if found is None else " (from the command line)" if found == CLI else f" (from {found})"
+
+
+@cache
+def _fields(schema: type) -> dict[str, Any]:
+    """Field name -> type, of a dataclass."""
+    hints = typing.get_type_hints(schema)
+    return {f.name: hints[f.name] for f in dataclasses.fields(schema) if f.init}
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The members of a union, or the type itself."""
+    return list(typing.get_args(hint)) if typing.get_origin(hint) in (Union, types.UnionType) else [hint]
+
+
+def _sections(hint: Any) -> list[type]:
+    return [a for a in _alternatives(hint) if isinstance(a, type) and dataclasses.is_dataclass(a)]
+
+
+def _children(value: Any, hint: Any, prefix: str) -> Iterator[tuple[Any, str, Any, Any]]:
+    """(key, dotted key, value, type) of what a mapping or list holds, where the type of it is known."""
+    if isinstance(value, Mapping):
+        fields = {name: field for section in _sections(hint) for name, field in _fields(section).items()}
+        mapped = [typing.get_args(a)[1] for a in _alternatives(hint) if typing.get_origin(a) is dict]
+        for key, child in value.items():
+            if key in fields or mapped:
+                yield (
+                    key,
+                    f"{prefix}.{key}" if prefix else str(key),
+                    child,
+                    fields.get(key, mapped[0] if mapped else Any),
+                )
+    elif isinstance(value, (list, tuple)):
+        args = [typing.get_args(a) for a in _alternatives(hint) if typing.get_origin(a) in (list, tuple)]
+        inner: list[Any] = [a for a in args[0] if a is not Ellipsis] if args else []
+        for index, child in enumerate(value):
+            yield index, f"{prefix}[{index}]", child, inner[min(index, len(inner) - 1)] if inner else Any
+
+
+def _unknown(value: Any, hint: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
+    """(dotted key, names it could have been) for every key that no dataclass of the schema has."""
+    sections = _sections(hint)
+    if isinstance(value, Mapping) and sections and not any(typing.get_origin(a) is dict for a in _alternatives(hint)):
+        names = list(dict.fromkeys(name for section in sections for name in _fields(section)))
+        for key in value:
+            if key not in names:
+                yield f"{prefix}.{key}" if prefix else str(key), names
+    for _, dotted, child, inner in _children(value, hint, prefix):
+        yield from _unknown(child, inner, dotted)
+
+
+def _keys(hint: Any, prefix: str) -> Iterator[str]:
+    """Every dotted key that the schema knows."""
+    for section in _sections(hint):
+        for name, inner in _fields(section).items():
+            dotted = f"{prefix}.{name}" if prefix else name
+            yield dotted
+            yield from _keys(inner, dotted)
+
+
+def _about_unknown(key: str, siblings: list[str], known: list[str], came: _Origins) -> str:
+    parent, _, leaf = key.rpartition(".")
+    near = difflib.get_close_matches(leaf, siblings, n=1)
+    if near:
+        hint = f"did you mean {f'{parent}.{near[0]}' if parent else near[0]}?"
+    else:
+        leaves: dict[str, str] = {}
+        for other in known:
+            leaves.setdefault(other.rpartition(".")[2], other)
+        elsewhere = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.8)
+        listed = f"known here: {', '.join(sorted(siblings))}"
+        hint = f"did you mean {leaves[elsewhere[0]]}?" if elsewhere else listed
+    return f"unknown key {key}{came(key)}: {hint}"
+
+
+def _floats(value: Any, hint: Any) -> Any:
+    """Text that is a number becomes one where the schema wants a float and would not take text."""
+    if isinstance(value, str):
+        wanted = _alternatives(hint)
+        number = float in wanted and str not in wanted and _FLOAT.fullmatch(value)
+        return float(re.sub(r"\.(?=inf|nan)", "", value.lower())) if number else value
+    children = {key: _floats(child, inner) for key, _, child, inner in _children(value, hint, "")}
+    if isinstance(value, Mapping):
+        return {key: children.get(key, child) for key, child in value.items()}
+    return list(children.values()) if isinstance(value, (list, tuple)) else value
+
+
+def _about_errors(error: ValidationError, values: Any, schema: Any, came: _Origins) -> Iterator[str]:
+    told: set[str] = set()
+    for item in error.errors():
+        path, value, hint = "", values, schema
+        for part in item["loc"]:  # parts that are no key are pydantic's names for the members of a union
+            for key, dotted, child, inner in _children(value, hint, path):
+                if key == part:
+                    path, value, hint = dotted, child, inner
+                    break
+        if item["type"] == "missing":
+            path, hint = _missing(path, str(item["loc"][-1]), hint)
+            message = f"{path}: has to be given, expected {_name(hint)}"
+        elif item["type"] in ("value_error", "assertion_error"):
+            message = f"{path or 'config'}{came(path)}: {item['msg'].removeprefix('Value error, ')}"
+        elif re.search(r"_(type|parsing|from_float)$|^(literal_error|enum|none_required)$", item["type"]):
+            message = f"{path}: {_given(value)} given{came(path)}, expected {_name(hint)}"
+        else:
+            message = f"{path}: {_given(value)} given{came(path)}: {item['msg'][:1].lower()}{item['msg'][1:]}"
+        if path not in told:
+            told.add(path)
+            yield message
+
+
+def _missing(path: str, name: str, hint: Any) -> tuple[str, Any]:
+    inner = next((_fields(s)[name] for s in _sections(hint) if name in _fields(s)), Any)
+    return f"{path}.{name}" if path else name, inner
+
+
+def _given(value: Any) -> str:
+    text = json.dumps(value)
+    kind = {str: "text", bool: "a truth value", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
+    return (text if len(text) <= 80 else f"{text[:77]}...") + (f" ({kind[type(value)]})" if type(value) in kind else "")
+
+
+def _name(hint: Any) -> str:
+    """A type in words: `float | None` is "a number or null"."""
+    plain = {
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+        Any: "anything",
+    }
+    if len(parts := _alternatives(hint)) > 1:
+        return " or ".join(_name(part) for part in parts)
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
+    if typing.get_origin(hint) in (list, tuple):
+        inner = [a for a in typing.get_args(hint) if a is not Ellipsis]
+        return f"a list of {' and '.join(_name(a) for a in inner)}" if inner else "a list"
+    if typing.get_origin(hint) is dict or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return "a mapping"
+    if isinstance(hint, type) and hasattr(hint, "__members__"):
+        return f"one of {', '.join(str(m.value) for m in hint)}"  # type: ignore[attr-defined]
+    return plain.get(hint) or str(getattr(hint, "__name__", hint))

@@ -1,0 +1,113 @@
+"""Weights and optimizer state on disk: safetensors and JSON, whole or not at all.
+
+A full policy is saved as an ordinary `transformers` folder (weights, config, tokenizer), an adapter in peft's format;
+both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments (and fp32 masters where the weights
+are narrower) and `policy.json` the counters. A folder is written beside its place, synced, and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from rlvr.engine.model import LanguageModel
+from rlvr.engine.policy import Policy, tensors_sha256
+
+PEFT_PREFIX = "base_model.model."
+
+
+def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
+    """Write into `folder`, which exists and is empty (the caller makes it atomic: see `rlvr.files.new_folder`)."""
+    if policy.lora is None:
+        model.module.save_pretrained(folder)
+    else:
+        weights = {PEFT_PREFIX + k: p.detach().cpu().contiguous() for k, p in policy.parameters.items()}
+        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(_peft_config(policy, model), indent=2))
+    model.tokenizer.save_pretrained(folder)
+    counters: dict[str, Any] = {
+        "name": policy.name,
+        "version": policy.version,
+        "weights_sha256": policy.sha256(),
+        "lora": None if policy.lora is None else {"rank": policy.lora.rank, "alpha": policy.lora.alpha},
+    }
+    if optimizer:
+        tensors, steps = _optimizer_state(policy)
+        save_file(tensors, folder / "optimizer.safetensors")
+        counters["optimizer_steps"] = steps
+    (folder / "policy.json").write_text(json.dumps(counters, indent=2))
+
+
+def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
+    """Replace the weights (and optimizer state) of `policy`; ValueError naming the file if they do not fit."""
+    try:
+        counters = json.loads((folder / "policy.json").read_text())
+        name = "model.safetensors" if policy.lora is None else "adapter_model.safetensors"
+        files = sorted(folder.glob("model*.safetensors")) if policy.lora is None else [folder / name]
+        if not files:
+            raise FileNotFoundError(f"{folder / name} is missing")
+        stored = {k.removeprefix(PEFT_PREFIX): v for file in files for k, v in load_file(file).items()}
+        state = load_file(folder / "optimizer.safetensors") if optimizer else {}
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
+    for key, p in policy.parameters.items():
+        if key not in stored or stored[key].shape != p.shape:
+            found = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"
+            raise ValueError(f"checkpoint {folder} does not fit this model: {key} {found}, expected {list(p.shape)}")
+    policy.about_to_change()
+    with torch.no_grad():
+        for key, p in policy.parameters.items():
+            p.copy_(stored[key])
+            if policy.masters[key] is not p:
+                policy.masters[key].copy_(state.get(f"master.{key}", stored[key].float()))
+    policy.clear_gradients()
+    policy.version = int(counters["version"])
+    policy.changed()
+    if tensors_sha256(policy.parameters) != counters["weights_sha256"]:
+        raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
+    policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
+    if optimizer and counters.get("optimizer_steps"):
+        _load_optimizer(policy, state, counters["optimizer_steps"])
+
+
+def _optimizer_state(policy: Policy) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    tensors: dict[str, torch.Tensor] = {}
+    steps: dict[str, int] = {}
+    for key, master in policy.masters.items():
+        if master is not policy.parameters[key]:
+            tensors[f"master.{key}"] = master.detach().cpu().contiguous()
+        if state := policy.optimizer.state.get(master):
+            steps[key] = int(state["step"])
+            for moment in ("exp_avg", "exp_avg_sq"):
+                tensors[f"{moment}.{key}"] = state[moment].detach().cpu().contiguous()
+    return tensors, steps
+
+
+def _load_optimizer(policy: Policy, tensors: dict[str, torch.Tensor], steps: dict[str, int]) -> None:
+    for key, count in steps.items():
+        master = policy.masters[key]
+        policy.optimizer.state[master] = {
+            "step": torch.tensor(float(count)),
+            **{m: tensors[f"{m}.{key}"].to(master.device, copy=True) for m in ("exp_avg", "exp_avg_sq")},
+        }
+
+
+def _peft_config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
+    assert policy.lora is not None
+    names = sorted({key.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for key in policy.parameters})
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model.name,
+        "r": policy.lora.rank,
+        "lora_alpha": policy.lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": names,
+        "inference_mode": True,
+    }

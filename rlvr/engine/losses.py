@@ -1,0 +1,111 @@
+"""Token losses: plain functions in a dictionary, one per name, always summed.
+
+Every loss maps (log-probs of the targets under the trained policy, the datum's inputs, thresholds) to one term per
+token; the engine adds the terms up. There is no mean and no mask: the caller's reduction is a per-token weight folded
+into `advantages` (or `weights`), so micro-batching cannot change a gradient.
+
+Legend: p = `logprobs_N` (carries the gradient), q = `inputs["logprobs"]` (the sampler's), A = `inputs["advantages"]`,
+r = exp(p - q) the importance ratio, sg = stop-gradient, N = tokens of the rows in this micro-batch laid end to end,
+`row_N` = which datum a token belongs to. Thresholds are absolute ratios (0.8 / 1.28), as in the Tinker protocol.
+Exercised by `tests/test_losses.py` with literals worked out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A named loss: its function, the inputs it needs besides `target_tokens`, and its settings with defaults."""
+
+    terms: LossFn
+    needs: tuple[str, ...]
+    config: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def _ratio(p: Tensor, q: Tensor) -> Tensor:
+    return torch.exp(p - q)
+
+
+def cross_entropy(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """-w p."""
+    return -inputs["weights"] * p
+
+
+def importance_sampling(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """-r A: the policy gradient with the sampler's weights corrected for, unclipped. On-policy it is REINFORCE."""
+    return -_ratio(p, inputs["logprobs"]) * inputs["advantages"]
+
+
+def ppo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """-min(r A, clip(r, lo, hi) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7."""
+    ratio, advantages = _ratio(p, inputs["logprobs"]), inputs["advantages"]
+    clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def cispo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """-sg(clip(r, lo, hi)) p A: the weight is clipped, no token loses its gradient. MiniMax-M1, arXiv:2506.13585."""
+    ratio = _ratio(p.detach(), inputs["logprobs"])
+    return -ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"]) * p * inputs["advantages"]
+
+
+def dro(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """-(p A - beta (p - q)^2 / 2). Direct reward optimisation, arXiv:2405.19107, with A as the centred reward."""
+    return -(p * inputs["advantages"] - 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2)
+
+
+def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """PPO's clip on the sequence ratio s = exp(mean over the mask of (sg(p) - q)), with s_t = s exp(p - sg(p)).
+
+    GSPO, arXiv:2507.18071, eq. 5 and 14. `sequence_ratio_mask` says which tokens the mean counts.
+    """
+    mask = (inputs["sequence_ratio_mask"] != 0).to(p.dtype)
+    rows = int(row_N.max()) + 1
+    total = p.new_zeros(rows).index_add(0, row_N, (p.detach() - inputs["logprobs"]) * mask)
+    count = p.new_zeros(rows).index_add(0, row_N, mask).clamp(min=1)
+    ratio = torch.exp(total / count)[row_N] * torch.exp(p - p.detach())
+    clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
+    return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"])
+
+
+_POLICY = ("logprobs", "advantages")
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": Loss(cross_entropy, ("weights",)),
+    "importance_sampling": Loss(importance_sampling, _POLICY),
+    "ppo": Loss(ppo, _POLICY, _CLIP),
+    "cispo": Loss(cispo, _POLICY, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    "dro": Loss(dro, _POLICY, {"beta": 0.05}),
+    "gspo": Loss(gspo, (*_POLICY, "sequence_ratio_mask"), _CLIP),
+}
+
+
+def token_logprobs(
+    head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature: float, chunk: int
+) -> Tensor:
+    """log softmax(head(hidden) / T) at the targets, [N] in fp32, without ever holding the [N, vocabulary] matrix.
+
+    Tokens are taken `chunk` at a time. With more than one chunk the backward pass computes each chunk's logits again
+    instead of keeping them: a third more work in the head for O(chunk * vocabulary) memory.
+    """
+
+    def chunk_logprobs(hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = head(hidden).float() / temperature
+        return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+
+    if hidden_ND.shape[0] <= chunk:
+        return chunk_logprobs(hidden_ND, targets_N)
+    pieces: list[Tensor] = [
+        checkpoint(chunk_logprobs, h, t, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+        for h, t in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True)
+    ]
+    return torch.cat(pieces)

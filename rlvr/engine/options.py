@@ -1,0 +1,39 @@
+"""What can be set about the engine. No torch here, so that a config can be checked without loading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """`alpha / rank` scales the adapter; `targets` are names of linear layers, empty for all but the head."""
+
+    rank: int = 32
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.alpha > 0:
+            raise ValueError(f"lora: rank={self.rank}, alpha={self.alpha}; expected a rank of at least 1 and alpha > 0")
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Memory and cores; none of them changes a result but by rounding.
+
+    `max_rows`: completions sampled at once. `micro_tokens`: padded tokens per forward pass in training and prefill.
+    `logit_elements`: tokens x vocabulary held at once when log-probs are computed (4 bytes each, twice in training).
+    `threads`: torch's share of the cores, 0 for all this process may use; a resumed run keeps its bits only with the
+    same number.
+    """
+
+    max_rows: int = 512
+    micro_tokens: int = 16_384
+    logit_elements: int = 1 << 26
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_rows", 1), ("micro_tokens", 1), ("logit_elements", 1), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"engine.{name}={getattr(self, name)}, expected at least {least}")

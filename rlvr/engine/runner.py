@@ -1,0 +1,136 @@
+"""Computes what the scheduler decided: prompts into keys and values, rows one token further.
+
+A prompt is computed once, however many completions it has; its keys and values are then copied to its rows. Rows live
+in one preallocated cache, each at its own length: a row that ends is overwritten by the last one, so the running rows
+are always the front of the buffers and attention reads them as a view.
+
+Legend: P = prompts, R = rows, L = longest row, H = key-value heads, D = head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from rlvr.engine.model import LanguageModel
+
+KeyValues = list[tuple[Tensor, Tensor]]  # per layer: keys and values [P, H, L, D]
+
+
+class RowLayer(CacheLayerMixin):
+    """One layer's keys and values [R, H, L, D]; each row writes at its own position."""
+
+    is_sliding = False
+
+    def __init__(self, owner: RowCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None and key_states.shape[2] == 1
+        rows, at, length = self.owner.rows, self.owner.positions, self.owner.length
+        self.keys[rows, :, at] = key_states[:, :, 0]
+        self.values[rows, :, at] = value_states[:, :, 0]
+        count = key_states.shape[0]
+        return self.keys[:count, :, :length], self.values[:count, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.length, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.length - 1
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):
+    """Keys and values of the running rows. Grows by doubling; never shrinks while rows run."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.rows = torch.empty(0, dtype=torch.long)
+        self.positions = torch.empty(0, dtype=torch.long)
+        self.length = 0
+        self.shape = (0, 0)  # rows and length there is room for
+
+    def place(
+        self, prompts: KeyValues, source: Sequence[int], lengths: Sequence[int], *, rows: Sequence[int], capacity: int, length: int
+    ) -> None:
+        """Copy prompt `source[i]`, `lengths[i]` tokens of it, to row `rows[i]`; make room for capacity x length."""
+        self._reserve(prompts, capacity, length)
+        device = prompts[0][0].device
+        of, to, most = torch.tensor(source, device=device), torch.tensor(rows, device=device), max(lengths)
+        for layer, (keys, values) in zip(self.layers, prompts, strict=True):
+            layer.keys[to, :, :most] = keys[of, :, :most]
+            layer.values[to, :, :most] = values[of, :, :most]
+
+    def _reserve(self, like: KeyValues, rows: int, length: int) -> None:
+        if rows <= self.shape[0] and length <= self.shape[1]:
+            return
+        rows, length = (max(need, have if need <= have else 2 * have) for need, have in zip((rows, length), self.shape))
+        if not self.layers:
+            self.layers = [RowLayer(self) for _ in like]
+        for layer, (keys, values) in zip(self.layers, like, strict=True):
+            for name, example in (("keys", keys), ("values", values)):
+                grown = example.new_zeros(rows, example.shape[1], length, example.shape[3])
+                if (old := getattr(layer, name)) is not None:
+                    grown[: old.shape[0], :, : old.shape[2]] = old
+                setattr(layer, name, grown)
+        self.shape = (rows, length)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Overwrite rows `target` by rows `source` (disjoint)."""
+        if not source:
+            return
+        device = self.layers[0].keys.device
+        of, to = torch.tensor(source, device=device), torch.tensor(target, device=device)
+        for layer in self.layers:
+            layer.keys[to, :, : self.length] = layer.keys[of, :, : self.length]
+            layer.values[to, :, : self.length] = layer.values[of, :, : self.length]
+
+    def decode(self, model: LanguageModel, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        """Feed each of the first R rows one token at its position; the hidden state behind it, [R, D]."""
+        self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), positions_R.to(model.device)
+        self.length = int(positions_R.max()) + 1
+        columns = torch.arange(self.length, device=model.device)
+        mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
+        return model.hidden(
+            tokens_R[:, None].to(model.device),
+            attention_mask=mask,
+            position_ids=self.positions[:, None],
+            past_key_values=self,
+        )[:, 0]
+
+
+def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValues]:
+    """The hidden state behind each prompt's last token [P, D], and the keys and values of all of them.
+
+    Prompts are padded on the right, where a causal model's real tokens cannot see.
+    """
+    cache = DynamicCache()
+    hidden = model.hidden(padded(prompts, model.device), past_key_values=cache)
+    last = torch.tensor([len(p) - 1 for p in prompts], device=model.device)
+    layers = [(layer.keys, layer.values) for layer in cache.layers]
+    return hidden[torch.arange(len(prompts), device=model.device), last], layers  # pyright: ignore[reportReturnType]
+
+
+def recompute(model: LanguageModel, rows: Sequence[Sequence[int]]) -> Tensor:
+    """The hidden state behind each row's last token [R, D] without any cache: for models ours does not fit."""
+    hidden = model.hidden(padded(rows, model.device))
+    last = torch.tensor([len(row) - 1 for row in rows], device=model.device)
+    return hidden[torch.arange(len(rows), device=model.device), last]
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids [rows, longest], filled with 0 on the right."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)

@@ -1,0 +1,90 @@
+"""From logits to tokens: counted draws, filters, log-probs. Pure functions over tensors, no model.
+
+Legend: R = rows (one per completion being sampled), V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlvr.draws import GOLDEN, MIX1, MIX2
+
+# Inverse CDF needs one draw a row, Gumbel-max one for each token. Above this many tokens rounding in the running sum
+# flips more choices than Gumbel-max does.
+GUMBEL_ABOVE = 4096
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """Logical right shift: torch's int64 shift keeps the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def uniform(keys: Tensor, positions: Tensor) -> Tensor:
+    """`rlvr.draws.uniform` over int64 tensors that broadcast: float64 in (0, 1), the same bits."""
+    z = keys + (positions + 1) * _signed(GOLDEN)
+    z = (z ^ _shift(z, 30)) * _signed(MIX1)
+    z = (z ^ _shift(z, 27)) * _signed(MIX2)
+    z = z ^ _shift(z, 31)
+    return (_shift(z, 11).double() + 0.5) * 2.0**-53
+
+
+def filtered(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
+    """Log-probs with the tokens outside top-k, the top-p nucleus or min-p x the best probability set to -inf.
+
+    The three apply to the same distribution; the best token always stays. top_k -1, top_p 1 and min_p 0 mean off.
+    """
+    ordered, order = logprobs_RV.double().sort(-1, descending=True)
+    probs = ordered.exp()
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    before = probs.cumsum(-1) - probs
+    keep = (rank < torch.where(top_k_R < 0, ordered.shape[-1], top_k_R)[:, None]) & (
+        (before < top_p_R[:, None]) | (top_p_R[:, None] >= 1)
+    )
+    keep &= probs >= min_p_R[:, None] * probs[:, :1]
+    keep[:, 0] = True
+    kept = torch.zeros_like(keep).scatter(-1, order, keep)
+    return logprobs_RV.masked_fill(~kept, -torch.inf)
+
+
+def pick(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
+    """One token a row [R], drawn from exp(logprobs) (need not sum to one) with the row's counted noise in fp64."""
+    size = logprobs_RV.shape[-1]
+    if size > GUMBEL_ABOVE:
+        # A sub-key for each (row, position): positions of one row must not share noise with its tokens.
+        row_keys = (uniform(keys_R, positions_R) * 2.0**62).long()
+        noise = uniform(row_keys[:, None], torch.arange(size, device=logprobs_RV.device)[None])
+        return (logprobs_RV.double() - (-noise.log()).log()).argmax(-1)
+    cumulative = logprobs_RV.double().exp().cumsum(-1)
+    targets = uniform(keys_R, positions_R) * cumulative[:, -1]
+    # The first token whose running sum exceeds the target. Rounding can put the target at the very end, where
+    # filtered tokens (probability 0) may follow: then take the last token that adds something.
+    found = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous(), right=False)[:, 0]
+    return torch.minimum(found, last)
+
+
+def sample(
+    logits_RV: Tensor,
+    temperature_R: Tensor,
+    keys_R: Tensor,
+    positions_R: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens [R] and their log-probs [R] under softmax(logits / T), before any filter.
+
+    Temperature 0 is greedy, with the log-prob at temperature 1. `filters` holds top_k, top_p and min_p per row, None
+    where no row asks for any.
+    """
+    greedy_R = temperature_R == 0
+    scale = torch.where(greedy_R, torch.ones_like(temperature_R), temperature_R)
+    logprobs_RV = (logits_RV.float() / scale[:, None]).log_softmax(-1)
+    source = logprobs_RV if filters is None else filtered(logprobs_RV, *filters)
+    tokens_R = pick(source, keys_R, positions_R)
+    if bool(greedy_R.any()):
+        tokens_R = torch.where(greedy_R, logprobs_RV.argmax(-1), tokens_R)
+    return tokens_R, logprobs_RV.gather(-1, tokens_R[:, None])[:, 0]

@@ -1,0 +1,231 @@
+"""The training half of the engine: rows in, gradients and log-probs out, optimizer steps.
+
+`forward_backward(data, loss_fn, config)` is the whole surface. Rows are sorted by length and taken in micro-batches of
+at most `micro_tokens` padded tokens; since every loss is a sum, the split changes nothing but rounding. Log-probs are
+those of the targets at the temperature in the config.
+
+Legend: B = rows of a micro-batch, T = longest row, N = their real tokens laid end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlvr.engine.losses import LOSSES, token_logprobs
+from rlvr.engine.lora import LoraBank
+from rlvr.engine.model import LanguageModel
+from rlvr.engine.policy import Policy, Snapshot, weights_of
+from rlvr.engine.runner import padded
+from rlvr.protocols import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Datums `indices` (into the call's data) that run together."""
+
+    indices: list[int]
+    tokens_BT: Tensor
+    lengths: list[int]
+
+    @property
+    def real_BT(self) -> Tensor:
+        lengths = torch.tensor(self.lengths, device=self.tokens_BT.device)
+        return torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device) < lengths[:, None]
+
+
+def checked(data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, model: LanguageModel) -> dict[str, float]:
+    """The loss's settings with defaults filled in; ValueError naming the first datum or setting that is wrong."""
+    if loss_fn not in LOSSES:
+        raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(LOSSES)}, or forward_backward_custom")
+    loss = LOSSES[loss_fn]
+    settings = {"temperature": 1.0, **loss.config, **(config or {})}
+    if unknown := set(settings) - {"temperature"} - set(loss.config):
+        known = ", ".join(["temperature", *loss.config])
+        raise ValueError(f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on {loss_fn}; known: {known}")
+    if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
+        raise ValueError(f"loss_fn_config: temperature {settings['temperature']} must be finite and above 0 to train")
+    if not data:
+        raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
+    for i, datum in enumerate(data):
+        tokens = datum.model_input.tokens
+        if not tokens or len(tokens) > model.context:
+            raise ValueError(f"datum {i} has {len(tokens)} tokens; expected 1 to {model.context} (the model's context)")
+        for name in ("target_tokens", *loss.needs):
+            if name not in datum.loss_fn_inputs:
+                raise ValueError(f"datum {i} lacks {name!r}, which {loss_fn} needs")
+            shape = datum.loss_fn_inputs[name].shape
+            if shape != [len(tokens)]:
+                raise ValueError(f"datum {i}: {name} has shape {shape}, expected [{len(tokens)}], one per input token")
+            array = datum.loss_fn_inputs[name].data
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"datum {i}: {name} holds nan or infinity")
+        ids = (min(tokens), max(tokens), *(f(datum.loss_fn_inputs["target_tokens"].data) for f in (np.min, np.max)))
+        if min(ids) < 0 or max(ids) >= model.vocabulary:
+            raise ValueError(f"datum {i} holds token {max(ids)}, outside the vocabulary of {model.vocabulary}")
+    return settings
+
+
+def micro_batches(data: Sequence[Datum], micro_tokens: int, device: torch.device) -> list[MicroBatch]:
+    """Longest rows first, so that memory peaks at once and rows of like length share a batch."""
+    order = sorted(range(len(data)), key=lambda i: (-data[i].model_input.length, i))
+    batches: list[list[int]] = []
+    for i in order:
+        longest = data[batches[-1][0]].model_input.length if batches else 0
+        if not batches or longest * (len(batches[-1]) + 1) > micro_tokens:
+            batches.append([])
+        batches[-1].append(i)
+    return [
+        MicroBatch(b, padded([data[i].model_input.tokens for i in b], device), [data[i].model_input.length for i in b])
+        for b in batches
+    ]
+
+
+class Learner:
+    """Computes losses and gradients of policies on one model."""
+
+    def __init__(self, model: LanguageModel, bank: LoraBank | None, micro_tokens: int, logit_elements: int) -> None:
+        self.model = model
+        self.bank = bank
+        self.micro_tokens = micro_tokens
+        self.chunk = max(1, logit_elements // model.vocabulary)
+
+    def forward_backward(
+        self,
+        policy: Policy,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: dict[str, float] | None = None,
+        *,
+        backward: bool = True,
+        snapshot: Snapshot | None = None,
+    ) -> ForwardBackwardOutput:
+        """Add d(sum of token losses) / d(weights) to the policy's gradients; log-probs of every target come back."""
+        settings = checked(data, loss_fn, config, self.model)
+        kept = {name: p.grad for name, p in policy.parameters.items()}
+        for p in policy.parameters.values():
+            p.grad = None
+        outputs: list[dict[str, TensorData]] = [{} for _ in data]
+        total = 0.0
+        try:
+            for batch in micro_batches(data, self.micro_tokens, self.model.device):
+                with torch.set_grad_enabled(backward):
+                    logprobs_N, terms_N = self._run(policy, snapshot, batch, data, loss_fn, settings)
+                total += self._value(batch, logprobs_N, terms_N)
+                if backward:
+                    terms_N.sum().backward()
+                pieces = logprobs_N.detach().cpu().split(batch.lengths)
+                for i, piece in zip(batch.indices, pieces, strict=True):
+                    outputs[i] = {"logprobs": TensorData(piece.numpy())}
+            if backward:
+                self._check_gradients(policy)
+        except BaseException:
+            for name, p in policy.parameters.items():
+                p.grad = kept[name]
+            raise
+        for name, p in policy.parameters.items():
+            if (before := kept[name]) is not None:
+                p.grad = before if p.grad is None else before + p.grad
+        return ForwardBackwardOutput(outputs, {"loss:sum": total})
+
+    def _run(
+        self,
+        policy: Policy,
+        snapshot: Snapshot | None,
+        batch: MicroBatch,
+        data: Sequence[Datum],
+        loss_fn: str,
+        settings: dict[str, float],
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs [N] and loss terms [N] of one micro-batch."""
+        device = self.model.device
+
+        def laid_out(name: str) -> Tensor:
+            flat = np.concatenate([data[i].loss_fn_inputs[name].data for i in batch.indices])
+            return torch.from_numpy(flat).to(device)
+
+        source = snapshot or policy.snapshot()
+        with weights_of(self.model, source), routed(self.bank, [source]):
+            hidden_BTD = self.model.hidden(batch.tokens_BT)
+            hidden_ND = hidden_BTD[batch.real_BT]
+            targets_N = laid_out("target_tokens")
+            logprobs_N = token_logprobs(self.model.head, hidden_ND, targets_N, settings["temperature"], self.chunk)
+        inputs = {name: laid_out(name) for name in LOSSES[loss_fn].needs}
+        row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(device)
+        return logprobs_N, LOSSES[loss_fn].terms(logprobs_N, inputs, settings, row_N)
+
+    def _value(self, batch: MicroBatch, logprobs_N: Tensor, terms_N: Tensor) -> float:
+        finite_N = torch.isfinite(logprobs_N.detach()) & torch.isfinite(terms_N.detach())
+        if not bool(finite_N.all()):
+            row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(finite_N.device)
+            raise NonFiniteError("a loss", sorted({batch.indices[int(r)] for r in row_N[~finite_N]}))
+        return float(terms_N.detach().double().sum())
+
+    def _check_gradients(self, policy: Policy) -> None:
+        for name, p in policy.parameters.items():
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
+                raise NonFiniteError(f"the gradient of {name}", [])
+
+    def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
+        """One AdamW step (Loshchilov & Hutter, arXiv:1711.05101) on the accumulated gradients, which are then cleared.
+
+        Metrics: `grad_norm`, the global L2 norm before clipping.
+        """
+        if all(p.grad is None for p in policy.parameters.values()):
+            raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
+        for name, p in policy.parameters.items():
+            master = policy.masters[name]
+            if master is not p:
+                master.grad = None if p.grad is None else p.grad.float()
+        masters = [m for m in policy.masters.values() if m.grad is not None]
+        limit = adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(masters, limit))
+        if not math.isfinite(norm):
+            raise NonFiniteError("the gradient norm", [])
+        policy.about_to_change()
+        for group in policy.optimizer.param_groups:
+            group.update(
+                lr=adam.learning_rate,
+                betas=(adam.beta1, adam.beta2),
+                eps=adam.eps,
+                weight_decay=adam.weight_decay,
+            )
+        policy.optimizer.step()
+        with torch.no_grad():
+            for name, p in policy.parameters.items():
+                if policy.masters[name] is not p:
+                    p.copy_(policy.masters[name])
+        policy.clear_gradients()
+        policy.version += 1
+        policy.changed()
+        return OptimStepResponse({"grad_norm": norm})
+
+
+def routed(bank: LoraBank | None, rows: Sequence[Snapshot]):
+    """Route a batch through its adapters: one snapshot for all rows, or one per row."""
+    from contextlib import nullcontext
+
+    if bank is None or not any(s.policy.lora for s in rows):
+        return nullcontext()
+    distinct = list({id(s.tensors): s for s in rows}.values())
+    if len(distinct) == 1:
+        return bank.routed([(None, distinct[0].tensors, distinct[0].policy.scale)])
+    device = next(iter(distinct[0].tensors.values())).device
+    members = {id(s.tensors): [i for i, r in enumerate(rows) if r.tensors is s.tensors] for s in distinct}
+    return bank.routed(
+        [(torch.tensor(members[id(s.tensors)], device=device), s.tensors, s.policy.scale) for s in distinct]
+    )
+
+
+def supervised_view(data: Sequence[Datum]) -> list[Datum]:
+    """The same rows with zero cross-entropy weights: to ask for log-probs alone."""
+    zero = [TensorData(np.zeros(d.model_input.length, dtype=np.float32)) for d in data]
+    return [
+        replace(d, loss_fn_inputs={"target_tokens": d.loss_fn_inputs["target_tokens"], "weights": z})
+        for d, z in zip(data, zero, strict=True)
+    ]

@@ -1,0 +1,55 @@
+"""Tokenizers: `transformers`' own for a model folder or hub name, or a small one built on the spot.
+
+A built one is an ordinary `PreTrainedTokenizerFast` (saved beside the weights, loadable by `AutoTokenizer`): one token
+a word, split at blanks, or one token a character. Its vocabulary is what the environment can say, so nothing is ever
+unknown; a word outside it is an error, not `<unk>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str) -> Any:
+    """A tokenizer with ids in the order of `vocabulary`; `kind` is `words` or `characters`.
+
+    `end` and `pad` are added at the end where the vocabulary lacks them. Text comes back as it went in: words joined
+    by one blank, characters joined by nothing.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = list(dict.fromkeys([*vocabulary, *(w for w in (end, pad) if w not in vocabulary)]))
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=None))
+    if kind == "words":
+        core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    elif kind == "characters":
+        core.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+        core.decoder = decoders.Fuse()
+    else:
+        raise ValueError(f"model.tokenizer: {kind!r} is not a kind of built tokenizer; expected words or characters")
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=end, pad_token=pad, clean_up_tokenization_spaces=False)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a local folder or hub name; a folder without one is a ValueError that says what to do."""
+    from transformers import AutoTokenizer
+
+    if Path(name).is_dir() and not any(
+        (Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    ):
+        raise ValueError(
+            f"model folder {name!r} holds no tokenizer (no tokenizer.json, tokenizer_config.json or tokenizer.model); "
+            "save one there with tokenizer.save_pretrained, or name one with model.tokenizer=<folder or hub name>"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot load a tokenizer from {name!r}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: what a user needs of a library's long message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,92 @@
+"""Files that are whole or absent: write beside, sync, rename. Nothing here knows what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name` if it can safely be one folder's name, else ValueError."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise ValueError(f"{what} {name!r}: expected 1 to 128 letters, digits, '.', '_' or '-', and not '.' or '..'")
+    return name
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content`: after a crash there is the old file or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it takes the place of `path` only when the block ends without an error.
+
+    A `checksums.json` of every file is written last, so `verified` can tell a damaged folder later.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        sums = {file.name: sha256(file) for file in sorted(beside.iterdir()) if file.is_file()}
+        (beside / "checksums.json").write_text(json.dumps(sums, indent=2))
+        for file in beside.iterdir():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+        sync_folder(beside)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(beside, path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def verified(folder: Path) -> str:
+    """'' if every file of a `new_folder` is there with its checksum, else what is wrong."""
+    try:
+        sums: dict[str, Any] = json.loads((folder / "checksums.json").read_text())
+        for name, expected in sums.items():
+            if sha256(folder / name) != expected:
+                return f"{name} does not have its recorded checksum"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what an interrupted `write_atomic` or `new_folder` left behind in `folder`."""
+    for left in folder.glob(".*.tmp"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -1,0 +1,131 @@
+"""Rewards by name: `@register_reward("mine")` puts one in, `resolve_reward("mine", **options)` takes one out.
+
+    reward = resolve_reward("keyword_contains", keywords=["answer"])
+    reward("2+2?", "The answer is 4")         # -> 1.0: on text, as in a hand-written loop
+    reward.score(trajectories)                # -> [Score]: in the training loop; never raises for the function
+
+`score` turns whatever goes wrong in the function into an `error` outcome, so that a broken verifier is never a wrong
+answer; counting these against an error budget is the loop's business. A direct call lets the function's own exception
+through. `python -m pytest tests/test_reward_registry.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rlvr.registry import Registry, check_kwargs, load_path
+from rlvr.reward.signatures import BadReturn, Case, Signature, Style, lift
+from rlvr.types import Outcome, Score, Trajectory
+
+F = TypeVar("F", bound=Callable[..., Any])
+Prepare = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is registered under a name. `prepare` checks the options when the reward is resolved (see there)."""
+
+    function: Callable[..., Any]
+    description: str = ""
+    batched: bool = False
+    passed_at: float = 1.0
+    prepare: Prepare | None = None
+
+
+_rewards: Registry[Entry] = Registry("reward")
+
+
+def register_reward(
+    name: str,
+    description: str = "",
+    *,
+    batched: bool = False,
+    passed_at: float = 1.0,
+    prepare: Prepare | None = None,
+) -> Callable[[F], F]:
+    """Register a reward function under `name`; the function itself is returned unchanged.
+
+    `batched` functions take lists and return a list. An answer counts as passed where the value is at least
+    `passed_at`. `prepare(**options) -> options` may check and convert the options once, when the reward is resolved.
+    """
+
+    def register(function: F) -> F:
+        Signature.of(f"reward {name!r}", function, batched)
+        text = description or (function.__doc__ or "").strip().partition("\n")[0]
+        _rewards.add(name, Entry(function, text, batched, passed_at, prepare), function)
+        return function
+
+    return register
+
+
+def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
+    """The reward of that name, path `package.module:function`, or function, with its options bound.
+
+    ValueError for an unknown name, an option that the function does not take, or one that it needs and has not.
+    """
+    if isinstance(name, Reward):
+        return Reward(name.name, name.entry, {**name.kwargs, **kwargs})
+    if isinstance(name, str) and ":" not in name:
+        return Reward(name, _rewards.get(name), kwargs)
+    function = load_path("reward", name) if isinstance(name, str) else name
+    label = name if isinstance(name, str) else getattr(function, "__name__", type(function).__name__)
+    return Reward(label, _rewards.entry_of(function) or Entry(function), kwargs)
+
+
+def known_rewards() -> dict[str, str]:
+    """Every registered name with its description."""
+    return {name: _rewards.get(name).description for name in _rewards.known()}
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward with its options bound. Made by `resolve_reward`."""
+
+    name: str
+    entry: Entry
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    _signature: Signature = field(init=False, repr=False, compare=False)
+    _options: dict[str, Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        what = f"reward {self.name!r}"
+        signature = Signature.of(what, self.entry.function, self.entry.batched)
+        complete = signature.style is not Style.TRL  # there a column of the data may fill a parameter
+        check_kwargs(what, self.entry.function, self.kwargs, signature.supplied, complete)
+        options = self.entry.prepare(**self.kwargs) if self.entry.prepare else self.kwargs
+        object.__setattr__(self, "_signature", signature)
+        object.__setattr__(self, "_options", options)
+
+    def __call__(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None:
+        """The value for one answer given as text; None where the verifier has no say (not applicable, bad task)."""
+        if kw:
+            return resolve_reward(self, **kw)(prompt, response, meta)
+        return self.judge(Case(prompt, response, meta)).value
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """One `Score` per trajectory, in order; whatever the function does wrong becomes an `error` outcome."""
+        cases = [Case.of(t) for t in trajectories]
+        if not (cases and self._signature.batched):
+            return [self._guarded(lambda case=case: self.judge(case)) for case in cases]
+        values: list[Any] = []
+        failure = self._guarded(lambda: values.extend(self._signature.many(cases, self._options)))
+        if failure.outcome is Outcome.ERROR:
+            return [failure] * len(cases)
+        return [self._guarded(lambda value=value: value) for value in values]
+
+    def judge(self, case: Case) -> Score:
+        """The verdict on one case; raises what the function raises. For rewards built from other rewards."""
+        if self._signature.batched:
+            return lift(self._signature.many([case], self._options)[0], self.entry.passed_at)
+        return lift(self._signature.one(case, self._options), self.entry.passed_at)
+
+    def _guarded(self, work: Callable[[], Any]) -> Score:
+        try:
+            return lift(work(), self.entry.passed_at)
+        except BadReturn as error:
+            return Score(None, Outcome.ERROR, error.reason, detail=f"reward {self.name!r} {error}")
+        except (Exception, SystemExit):
+            return Score(None, Outcome.ERROR, "exception", detail=traceback.format_exc()[-8000:])

@@ -1,0 +1,188 @@
+"""Runs environments against a sampler and makes trajectories; scores them.
+
+All episodes of a call move in lockstep, one turn at a time: every observation of a turn is submitted before the first
+answer is read. So the engine sees the same batches whatever the environments' own timing, and a resumed step repeats
+to the bit. The first turn of a group whose observations are equal is one `sample` call: the prompt is computed once.
+
+Also hands on `Trajectory` and `TrajectoryBatch`, which users import from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlvr import draws
+from rlvr.protocols import Env, ModelInput, SampledSequence, SamplingClient, SamplingParams, TaskSource
+from rlvr.reward import Reward
+from rlvr.types import StopReason, Task, Trajectory, TrajectoryBatch
+
+__all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "rollout", "score"]
+
+
+@dataclass
+class Group:
+    """`envs` are fresh episodes of one task; their rollouts are compared with each other."""
+
+    id: str
+    task: Task
+    envs: list[Env]
+
+
+@dataclass
+class _Episode:
+    """One episode under way: the tokens of the trajectory being built, and those already closed."""
+
+    group: Group
+    index: int
+    env: Env
+    stop: Any
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    mask: list[int] = field(default_factory=list[int])
+    stop_reason: StopReason | None = None
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    closed: list[Trajectory] = field(default_factory=list[Trajectory])
+    done: bool = False
+
+    @property
+    def observation(self) -> list[int]:
+        return self.prompt + self.tokens
+
+
+def open_groups(source: TaskSource, tasks: Sequence[Task], group_size: int, tokenizer: Any, prefix: str) -> list[Group]:
+    """One group of `group_size` fresh episodes per task, with ids `prefix/0`, `prefix/1`, ..."""
+    return [
+        Group(f"{prefix}/{i}", task, [source.env(task, tokenizer) for _ in range(group_size)])
+        for i, task in enumerate(tasks)
+    ]
+
+
+def rollout(
+    groups: Sequence[Group], sampler: SamplingClient, params: SamplingParams, *, seed: int, version: int = 0
+) -> list[Trajectory]:
+    """Play every episode to its end; trajectories in the order of groups and samples.
+
+    `seed` names the purpose (run, phase, step): the draws of a completion depend on it, the group's id, the sample's
+    index and the turn, on nothing else. `version` is recorded as `policy_version`.
+    """
+    return asyncio.run(_rollout(groups, sampler, params, seed, version))
+
+
+async def _rollout(
+    groups: Sequence[Group], sampler: SamplingClient, params: SamplingParams, seed: int, version: int
+) -> list[Trajectory]:
+    tokenizer = sampler.get_tokenizer()
+    episodes: list[_Episode] = []
+    for group in groups:
+        for i, env in enumerate(group.envs):
+            observation, stop = await env.initial_observation()
+            episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
+    turn, fingerprint = 0, ""
+    while running := [e for e in episodes if not e.done]:
+        answers: list[tuple[_Episode, SampledSequence]] = []
+        pending = [(batch, _submit(batch, sampler, params, seed, turn)) for batch in _calls(running)]
+        for batch, future in pending:
+            response = future.result()
+            fingerprint = response.fingerprint
+            answers.extend(zip(batch, response.sequences, strict=True))
+        await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
+        turn += 1
+    finished = [_close(e, tokenizer, params) for e in episodes]
+    trajectories = [t for e, last in zip(episodes, finished, strict=True) for t in (*e.closed, last)]
+    return [replace(t, policy_version=version, policy_fingerprint=fingerprint) for t in trajectories]
+
+
+def _calls(running: list[_Episode]) -> list[list[_Episode]]:
+    """Episodes that one `sample` call can serve: a whole group that sees the same tokens, else one each."""
+    calls: list[list[_Episode]] = []
+    for episode in running:
+        last = calls[-1] if calls else None
+        if (
+            last
+            and last[0].group is episode.group
+            and len(last) == episode.index
+            and not episode.tokens
+            and not episode.closed
+            and last[0].prompt == episode.prompt
+            and last[0].stop == episode.stop
+        ):
+            last.append(episode)
+        else:
+            calls.append([episode])
+    return calls
+
+
+def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingParams, seed: int, turn: int):
+    first = batch[0]
+    # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
+    key = draws.key(seed, first.group.id, turn, first.index)
+    stop = params.stop if params.stop is not None else first.stop
+    return sampler.sample(
+        ModelInput.from_ints(first.observation), len(batch), replace(params, seed=key, stop=stop)
+    )
+
+
+async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:
+    episode.tokens += answer.tokens
+    episode.logprobs += answer.logprobs or [0.0] * len(answer.tokens)
+    episode.mask += [1] * len(answer.tokens)
+    episode.stop_reason = answer.stop_reason
+    result = await episode.env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
+    episode.reward += result.reward
+    episode.metrics.update(result.metrics)
+    if result.episode_done or result.next_observation is None:
+        episode.done = True
+        return
+    seen, now = episode.observation, result.next_observation.to_ints()
+    if now[: len(seen)] == seen:
+        written = now[len(seen) :]
+        episode.tokens += written
+        episode.logprobs += [0.0] * len(written)
+        episode.mask += [0] * len(written)
+    else:  # history was rewritten: what came before is a trajectory of its own
+        episode.closed.append(_close(episode, tokenizer, params))
+        episode.prompt, episode.tokens, episode.logprobs, episode.mask = now, [], [], []
+    episode.stop = result.next_stop_condition or episode.stop
+
+
+def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Trajectory:
+    tokens = episode.tokens
+    ended = episode.stop_reason is StopReason.STOP and tokens and tokens[-1] == tokenizer.eos_token_id
+    return Trajectory(
+        prompt=episode.group.task.prompt_text,
+        prompt_tokens=episode.prompt,
+        # Only the end token is hidden: any other special token inside the answer stays visible to verifiers.
+        response=tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False),
+        response_tokens=tokens,
+        logprobs=episode.logprobs,
+        action_mask=episode.mask,
+        reward=episode.reward,
+        metadata=dict(episode.metrics),
+        group_id=episode.group.id,
+        rollout_id=f"{episode.group.id}/{episode.index}",
+        task=episode.group.task,
+        stop_reason=episode.stop_reason,
+        temperature=params.temperature,
+    )
+
+
+def score(trajectories: Sequence[Trajectory], reward: Reward) -> None:
+    """Let a verifier judge the last trajectory of every rollout and share its reward with the earlier ones.
+
+    The verifier's value adds to what the environment gave. After an `error` or `invalid` outcome the reward of the
+    whole rollout is None.
+    """
+    last = {t.rollout_id: t for t in trajectories}
+    judged = list(last.values())
+    for trajectory, verdict in zip(judged, reward.score(judged), strict=True):
+        trajectory.scores[reward.name] = verdict
+        earned = trajectory.reward or 0.0
+        trajectory.reward = None if verdict.value is None else earned + verdict.value
+    for trajectory in trajectories:
+        if trajectory is not last[trajectory.rollout_id]:
+            trajectory.reward = last[trajectory.rollout_id].reward

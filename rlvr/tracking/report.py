@@ -1,0 +1,118 @@
+"""What stays of a run for a person: the final table and the reward curve."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvr.files import write_atomic
+
+_WIDTHS = (22, 24, 24, 12)
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def final_table(summary: Mapping[str, Any]) -> str:
+    """Baseline against trained: each metric with its 95 % interval, the difference, and the paired test.
+
+    `summary` holds `baseline` and `final` (`{"pass@1": {"value", "low", "high"}, ..., "mean_reward": ...}`), `p_value`,
+    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `tasks`, `samples`, `seconds`.
+    Rates are percentages and their differences percentage points; rewards stay decimals.
+    """
+    rule, thin = "=" * sum(_WIDTHS), "-" * sum(_WIDTHS)
+    lines = [rule, "FINAL RESULTS", rule, _row("Metric", "Baseline", "RLVR", "Improvement"), thin]
+    baseline, final = summary["baseline"], summary["final"]
+    for name in (n for n in baseline if n in final):
+        lines.append(
+            _compared(name.replace("_", " ").title() if "reward" in name else name, baseline[name], final[name])
+        )
+    levels: Mapping[str, Any] = summary.get("by_level") or {}
+    for level, both in levels.items():
+        lines.append(_compared(f"pass@1, level {level}", both["baseline"]["pass@1"], both["final"]["pass@1"]))
+    p = summary["p_value"]
+    basis = [f"paired test: p {'< 0.0001' if p < 1e-4 else f'= {p:.4f}'}", "[95% interval]"]
+    if "tasks" in summary:
+        samples = f" x {summary['samples']} samples" if "samples" in summary else ""
+        basis.append(f"{summary['tasks']:,} held-out tasks{samples}")
+    if "seconds" in summary:
+        basis.append(duration(summary["seconds"]))
+    return "\n".join([*lines, thin, ", ".join(basis), rule])
+
+
+def _compared(label: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    change = after["value"] - before["value"]
+    if "Reward" in label:
+        return _row(label, _decimal(before), _decimal(after), f"{change:+.3f}")
+    return _row(label, _rate(before), _rate(after), f"{100 * change:+.1f}pp")
+
+
+def _rate(estimate: Mapping[str, float]) -> str:
+    return f"{100 * estimate['value']:.1f}% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+
+
+def _decimal(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def _row(*cells: str) -> str:
+    return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: str) -> None:
+    """The reward curve as PNG: reward and pass rate of training, held-out pass rate, over the steps.
+
+    Rows of another phase than the last (the supervised warm-up) are drawn before step 0, on a ground of their own and
+    drawn together to a seventh of the width, however many they are.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    last = next((row.get("phase") for row in reversed(rows) if "step" in row), None)
+    before = [row for row in rows if "step" in row and row.get("phase") != last]
+    after = [row for row in rows if "step" in row and row.get("phase") == last]
+    scale = max([row["step"] for row in after], default=1) / 7 / max(len(before), 1)
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for key, label, colour, marker in (
+        ("reward", "reward", "#c98a1b", ""),
+        ("env/all/correct", "pass rate, training", "#4477aa", ""),
+        ("test/env/all/correct", "pass rate, held out", "#117733", "o"),
+    ):
+        points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if row.get(key) is not None]
+        points += [(row["step"], row[key]) for row in after if row.get(key) is not None]
+        if points:
+            x, y = zip(*points, strict=True)
+            smooth = _smoothed(y) if not marker else y
+            if not marker and len(y) > 20:
+                axes.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
+            axes.plot(x, smooth, color=colour, label=label, marker=marker, markersize=4, linewidth=1.8)
+    if before:
+        axes.axvspan(-len(before) * scale, 0, color="#000000", alpha=0.05, linewidth=0)
+        label = f"warm-up, {len(before)} steps"
+        axes.text(-len(before) * scale, 1.01, label, transform=axes.get_xaxis_transform(), fontsize=8, color="#555555")
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False, pad=14)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 0 else "")
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="lower right", fontsize=9)
+    buffer = io.BytesIO()
+    canvas.print_png(buffer)
+    write_atomic(Path(path), buffer.getvalue())
+
+
+def _smoothed(values: tuple[float, ...]) -> list[float]:
+    """A centred mean over about a twentieth of the points."""
+    half = len(values) // 40
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]

@@ -1,0 +1,85 @@
+"""Which difficulty a prompt is drawn from. All state is three small dictionaries, saved with every checkpoint.
+
+`uniform` draws every level alike. `pass_rate` prefers levels whose answers are mixed: weight p (1 - p) + floor, the
+variance of a pass and so the expected size of a group-mean gradient, with p a running mean of the level's pass rate.
+`schedule` lists the levels to draw from at each step: `[[0, ["1"]], [50, ["1", "2"]]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr import draws
+from rlvr.protocols import TaskSource
+from rlvr.types import Task
+
+
+@dataclass(frozen=True)
+class CurriculumOptions:
+    """`by` is uniform, pass_rate or schedule; `floor` keeps every level alive; `decay` is the running mean's."""
+
+    by: str = "uniform"
+    floor: float = 0.05
+    decay: float = 0.9
+    schedule: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
+
+    def __post_init__(self) -> None:
+        if self.by not in ("uniform", "pass_rate", "schedule"):
+            raise ValueError(f"curriculum.by={self.by!r}; expected uniform, pass_rate or schedule")
+        if (self.by == "schedule") != bool(self.schedule):
+            raise ValueError("curriculum.schedule and by=schedule belong together: give both or neither")
+        if self.floor <= 0 or not 0 <= self.decay < 1:
+            raise ValueError(f"curriculum: floor={self.floor}, decay={self.decay}; expected floor > 0, 0 <= decay < 1")
+        starts = [start for start, _ in self.schedule]
+        if starts and (starts[0] != 0 or starts != sorted(set(starts))):
+            raise ValueError(f"curriculum.schedule: steps {starts} must start at 0 and rise")
+
+
+class Curriculum:
+    """Chooses tasks; remembers how many of each level were drawn, so the position in the data is part of its state."""
+
+    def __init__(self, source: TaskSource, options: CurriculumOptions, seed: int) -> None:
+        self.source, self.options, self.seed = source, options, seed
+        self.drawn = dict.fromkeys(source.levels, 0)
+        self.pass_rate = dict.fromkeys(source.levels, 0.5)
+        for _, levels in options.schedule:
+            if unknown := [level for level in levels if level not in self.drawn]:
+                raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
+
+    def weights(self, step: int) -> list[float]:
+        """One weight per level of the source."""
+        match self.options.by:
+            case "pass_rate":
+                return [p * (1 - p) + self.options.floor for p in self.pass_rate.values()]
+            case "schedule":
+                active = [levels for start, levels in self.options.schedule if start <= step][-1]
+                return [float(level in active) for level in self.drawn]
+            case _:
+                return [1.0] * len(self.drawn)
+
+    def tasks(self, count: int, step: int, wave: int = 0) -> list[Task]:
+        """The next `count` tasks of the run."""
+        weights, levels = self.weights(step), list(self.drawn)
+        key = draws.key("curriculum", self.seed, step, wave)
+        chosen: list[Task] = []
+        for position in range(count):
+            level = levels[draws.choice(weights, key, position)] if len(levels) > 1 else levels[0]
+            chosen.append(self.source.train(self.seed, self.drawn[level], level))
+            self.drawn[level] += 1
+        return chosen
+
+    def observe(self, passes: Mapping[str, Sequence[bool]]) -> None:
+        """Fold a step's verdicts, by level, into the running pass rates."""
+        for level, verdicts in passes.items():
+            if verdicts and level in self.pass_rate:
+                now = sum(verdicts) / len(verdicts)
+                self.pass_rate[level] += (1 - self.options.decay) * (now - self.pass_rate[level])
+
+    def state(self) -> dict[str, Any]:
+        return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.drawn.update(state["drawn"])
+        self.pass_rate.update(state["pass_rate"])

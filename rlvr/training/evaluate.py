@@ -1,0 +1,205 @@
+"""Evaluation that can be compared: the same held-out tasks, the same draws, intervals, and a paired test.
+
+Several samples of one task are not independent, so tasks are the unit throughout: an interval widens with the spread
+between tasks, and the test pairs each task with itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlvr import draws
+from rlvr.protocols import SamplingClient, SamplingParams, TaskSource
+from rlvr.reward import Reward
+from rlvr.rollout import open_groups, rollout, score
+from rlvr.types import Outcome, Task, group_by, mean, std
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """`tasks` held-out tasks, `samples` completions of each at `temperature`; `every` RL steps a smaller look.
+
+    `quick_tasks` and `quick_samples` size that look. `k` is the k of pass@k; None means `samples`.
+    """
+
+    tasks: int = 1000
+    samples: int = 8
+    k: int | None = None
+    temperature: float = 1.0
+    every: int = 0
+    quick_tasks: int = 200
+    quick_samples: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("tasks", 1), ("samples", 1), ("quick_tasks", 1), ("quick_samples", 1), ("every", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"evaluation.{name}={getattr(self, name)}, expected at least {least}")
+        if self.k is not None and not 1 <= self.k <= self.samples:
+            raise ValueError(f"evaluation.k={self.k}, expected 1 to samples={self.samples}: pass@k needs k samples")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task: how many of its answers passed, of how many judged, and the mean of their rewards."""
+
+    id: str
+    level: str
+    passed: int
+    judged: int
+    reward: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results per task and what was left out: `unjudged` answers had an error or an invalid task."""
+
+    results: list[TaskResult]
+    k: int
+    unjudged: int = 0
+    truncated: int = 0
+    tokens: int = 0
+
+    def metrics(self, level: str | None = None) -> dict[str, Interval]:
+        """`pass@1`, `pass@k` and `mean_reward`, over all tasks or those of one level."""
+        chosen = [r for r in self.results if level is None or r.level == level]
+        named = {
+            "pass@1": share([r.passed / r.judged for r in chosen]),
+            f"pass@{self.k}": share([pass_at_k(r.judged, r.passed, self.k) for r in chosen if r.judged >= self.k]),
+            "mean_reward": average([r.reward for r in chosen]),
+        }
+        return named
+
+    @property
+    def levels(self) -> list[str]:
+        return list(dict.fromkeys(r.level for r in self.results if r.level))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Evaluation:
+        return cls(**{**data, "results": [TaskResult(**r) for r in data["results"]]})
+
+
+def evaluate(
+    source: TaskSource,
+    tasks: Sequence[Task],
+    sampler: SamplingClient,
+    reward: Reward,
+    params: SamplingParams,
+    *,
+    samples: int,
+    k: int,
+    seed: int,
+    chunk: int = 512,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """Answer every task `samples` times and judge the answers. Draws depend on (seed, task id, sample) alone."""
+    results: list[TaskResult] = []
+    unjudged = truncated = tokens = 0
+    tokenizer = sampler.get_tokenizer()
+    for start in range(0, len(tasks), chunk):
+        groups = open_groups(source, tasks[start : start + chunk], samples, tokenizer, "evaluation")
+        for group in groups:
+            group.id = f"evaluation/{group.task.id}"
+        trajectories = rollout(groups, sampler, params, seed=draws.key("evaluation", seed))
+        score(trajectories, reward)
+        answers = list({t.rollout_id: t for t in trajectories}.values())
+        for group in group_by(answers, lambda t: t.group_id).values():
+            known = [t for t in group if t.reward is not None]
+            unjudged += len(group) - len(known)
+            truncated += sum(t.truncated for t in group)
+            if known:
+                passed = sum(t.scores[reward.name].outcome is Outcome.PASSED for t in known)
+                earned = mean([t.reward for t in known if t.reward is not None])
+                task = group[0].task
+                assert task is not None
+                results.append(TaskResult(task.id, task.level, passed, len(known), earned))
+        tokens += sum(t.num_action_tokens for t in trajectories)
+        progress(min(start + chunk, len(tasks)))
+    if not results:
+        raise ValueError(f"evaluation: none of {len(tasks)} tasks could be judged (every verdict was error or invalid)")
+    return Evaluation(results, k, unjudged, truncated, tokens)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of k answers passes, from c of n that did.
+
+    1 - C(n-c, k) / C(n, k). Chen et al. 2021, arXiv:2107.03374, eq. 1.
+    """
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"pass_at_k: n={n}, c={c}, k={k}; expected 0 <= c <= n and 1 <= k <= n")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def share(values: Sequence[float]) -> Interval:
+    """Mean of values in [0, 1], one per task, with a Wilson interval at the effective sample size p(1-p)/se^2.
+
+    Unlike mean +- 1.96 se it stays in [0, 1] and does not shrink to a point where every task passes.
+    Wilson 1927; the effective size is Kish's design effect.
+    """
+    n, p = len(values), mean(values)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    variance = std(values) ** 2 / max(n - 1, 1)
+    n = p * (1 - p) / variance if variance > 0 else float(n)
+    centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n**2))
+    return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))
+
+
+def average(values: Sequence[float]) -> Interval:
+    """Mean with its normal 95 % interval, mean +- 1.96 s / sqrt(n)."""
+    if not values:
+        return Interval(math.nan, math.nan, math.nan)
+    half = Z95 * std(values) / math.sqrt(max(len(values) - 1, 1))
+    return Interval(mean(values), mean(values) - half, mean(values) + half)
+
+
+def paired_p_value(before: Evaluation, after: Evaluation) -> float:
+    """Two-sided Wilcoxon signed-rank test on the tasks' change in pass rate (zeros by Pratt). 1.0 if none changed."""
+    from scipy.stats import wilcoxon
+
+    rate = {r.id: r.passed / r.judged for r in before.results}
+    changes = [r.passed / r.judged - rate[r.id] for r in after.results if r.id in rate]
+    if not any(changes):
+        return 1.0
+    return float(wilcoxon(changes, zero_method="pratt", method="approx").pvalue)
+
+
+def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """The part of `summary.json` that says what training did: both evaluations, each level, and the p-value."""
+
+    def told(evaluation: Evaluation, level: str | None = None) -> dict[str, Any]:
+        return {name: asdict(value) for name, value in evaluation.metrics(level).items()}
+
+    return {
+        "baseline": told(before),
+        "final": told(after),
+        "p_value": paired_p_value(before, after),
+        "by_level": {
+            level: {
+                "tasks": sum(r.level == level for r in after.results),
+                "baseline": told(before, level),
+                "final": told(after, level),
+            }
+            for level in after.levels
+        },
+        "tasks": len(after.results),
+        "samples": max(r.judged for r in after.results),
+        "unjudged": before.unjudged + after.unjudged,
+    }

@@ -1,0 +1,294 @@
+"""A run from beginning to end: warm-up, baseline, reinforcement learning, the same evaluation again, the table.
+
+`sync` is the oracle: sample a batch, learn from it, repeat. The journal makes every phase resumable; running the same
+job again goes on where it stopped. Nothing here knows how the parts were made (`rlvr.build` does).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlvr import draws
+from rlvr.files import write_atomic
+from rlvr.protocols import NonFiniteError, SamplingParams, TaskSource, TrainingClient
+from rlvr.reward import Reward
+from rlvr.tracking import Console, MetricsLog, plot_curve
+from rlvr.training.curriculum import Curriculum
+from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate
+from rlvr.training.journal import Checkpoint, Journal, Position
+from rlvr.training.sft import SftOptions, sft_step
+from rlvr.training.step import Collected, Trainer, TrainingOptions, TrainingStopped
+from rlvr.types import Task, Trajectory
+
+# Reinforcement learning is measured from where the warm-up left the policy; supervised learning from its start.
+PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
+
+
+class Interrupted(Exception):
+    """The user asked to stop; everything done so far is safe."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run lives (`root`/`name`; the name of the config by default) and how often it is made safe.
+
+    `rollouts_per_step` answers a step are kept to look at, 0 for none.
+    """
+
+    root: str = "runs"
+    name: str | None = None
+    resume: bool = True
+    checkpoint_every: int = 20
+    keep_checkpoints: int = 2
+    rollouts_per_step: int = 32
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 1 or self.keep_checkpoints < 2:
+            raise ValueError(
+                f"run: checkpoint_every={self.checkpoint_every} (expected at least 1), keep_checkpoints="
+                f"{self.keep_checkpoints} (expected at least 2: the last one may turn out damaged)"
+            )
+
+
+@dataclass
+class Job:
+    """Everything a run needs, already built."""
+
+    client: TrainingClient
+    source: TaskSource
+    reward: Reward
+    params: SamplingParams
+    trainer: Trainer
+    sft: SftOptions
+    training: TrainingOptions
+    evaluation: EvaluationOptions
+    options: RunOptions
+    seed: int
+    folder: Path
+    weights_sha256: Callable[[], str]
+
+
+class Loop:
+    """One attempt at a job. All state that outlives it is in the journal."""
+
+    def __init__(self, job: Job, journal: Journal, console: Console) -> None:
+        self.job, self.journal, self.console = job, journal, console
+        self.log = MetricsLog(job.folder / "metrics.jsonl")
+        self.sft_curriculum = Curriculum(job.source, job.trainer.curriculum.options, draws.key("sft", job.seed))
+        self.heldout = job.source.heldout(job.evaluation.tasks)
+        self.phases = PHASES[job.training.mode]
+        self.started = time.perf_counter()
+        self.seconds_before = 0.0
+        self.stop_asked = False
+
+    def run(self) -> dict[str, Any]:
+        """Do what is left of the job; its summary. Raises Interrupted or TrainingStopped."""
+        position = self._restore()
+        with self._listening():
+            for number, phase in enumerate(self.phases):
+                if number < position.phase:
+                    continue
+                first = position.step if number == position.phase else 0
+                match phase:
+                    case "sft":
+                        self._steps(number, first, self.job.sft.steps, self._sft_step)
+                    case "rl":
+                        self._steps(number, first, self.job.training.steps, self._rl_step)
+                    case _:
+                        self._evaluate(number)
+        return self._finish()
+
+    @property
+    def seconds(self) -> float:
+        """Working time of the run: this attempt, and earlier ones up to the checkpoint they left."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def _restore(self) -> Position:
+        checkpoint = self.journal.last_good(self.console.warn)
+        position = checkpoint.position if checkpoint else Position()
+        if checkpoint:
+            self.job.client.load_state_with_optimizer(str(self.journal.resolve(checkpoint.path))).result()
+            self.sft_curriculum.restore(checkpoint.state["sft"])
+            self.job.trainer.curriculum.restore(checkpoint.state["rl"])
+            self.seconds_before = checkpoint.state["seconds"]
+            self.console.note(f"resuming: {(*self.phases, 'done')[position.phase]}, {position.step} steps done")
+        self.log.keep(lambda row: Position(self.phases.index(row["phase"]), int(row["step"])) < position)
+        for number, phase in enumerate(self.phases):
+            if number >= position.phase:
+                self._evaluation_file(phase).unlink(missing_ok=True)
+        return position
+
+    def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
+        """Steps `first` to `steps` of a phase, made safe every now and then, at the end, and when asked to stop."""
+        name = self.phases[phase]
+        if first < steps:
+            self.console.phase(name, steps, first)
+        for step in range(first, steps):
+            began = time.perf_counter()
+            metrics = do(step)
+            metrics["time/step"] = time.perf_counter() - began
+            metrics["time/total"] = self.seconds
+            if "rollout/tokens" in metrics:
+                metrics["tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
+            self.log.append({"phase": name, "step": step, **metrics})
+            self.console.step(metrics, step + 1)
+            last = step + 1 == steps
+            if last or self.stop_asked or (step + 1) % self.job.options.checkpoint_every == 0:
+                self._save(Position(phase, step + 1))
+            if self.stop_asked and not last:
+                raise Interrupted
+
+    def _save(self, position: Position) -> None:
+        name = f"{(*self.phases, 'done')[position.phase]}-{position.step:06d}"
+        self.log.sync()
+        saved = self.job.client.save_state(name).result()
+        path = Path(saved.path)
+        relative = str(path.relative_to(self.job.folder)) if path.is_relative_to(self.job.folder) else saved.path
+        state = {
+            "sft": self.sft_curriculum.state(),
+            "rl": self.job.trainer.curriculum.state(),
+            "seconds": self.seconds,
+        }
+        self.journal.checkpoint(Checkpoint(position, relative, state), self.job.options.keep_checkpoints)
+
+    def _sft_step(self, step: int) -> dict[str, float]:
+        job = self.job
+        return sft_step(job.client, job.source, self.sft_curriculum, job.sft, step, job.seed)
+
+    def _rl_step(self, step: int) -> dict[str, float]:
+        job, collected = self.job, self.job.trainer.collect(step)
+        began = time.perf_counter()
+        try:
+            metrics = job.trainer.update(step, collected)
+        except NonFiniteError as error:
+            kept = job.folder / f"failed-batch-{step:06d}.jsonl"
+            write_atomic(kept, "".join(_row(t) for t in collected.batch))
+            raise TrainingStopped(
+                f"step {step}: {error}. The weights are those before that update, the last checkpoint stands, and the "
+                f"batch is in {kept}. A lower learning rate or tighter clipping (training.optimizer) is the usual cure"
+            ) from error
+        metrics["time/sampling"], metrics["time/scoring"] = collected.seconds_sampling, collected.seconds_scoring
+        metrics["time/update"] = time.perf_counter() - began
+        self._keep_rollouts(step, collected)
+        every = job.evaluation.every
+        if every and (step + 1) % every == 0 and step + 1 < job.training.steps:
+            spread = self.heldout[:: max(1, len(self.heldout) // job.evaluation.quick_tasks)]
+            quick = self._evaluated(spread, job.evaluation.quick_samples)
+            metrics["test/env/all/correct"] = quick.metrics()["pass@1"].value
+            metrics["test/env/all/reward/total"] = quick.metrics()["mean_reward"].value
+        return metrics
+
+    def _keep_rollouts(self, step: int, collected: Collected) -> None:
+        shown = collected.all[step % len(collected.all)]
+        self.console.sample(shown.prompt, shown.response, _told(shown))
+        if self.job.options.rollouts_per_step:
+            kept = collected.all.trajectories[: self.job.options.rollouts_per_step]
+            write_atomic(self.job.folder / "rollouts" / f"rl-{step:06d}.jsonl", "".join(_row(t) for t in kept))
+
+    def _evaluation_file(self, phase: str) -> Path:
+        return self.job.folder / "evaluations" / f"{phase}.json"
+
+    def _evaluate(self, phase: int) -> None:
+        """The whole held-out set; the checkpoint after it says that its result is on disk."""
+        name = self.phases[phase]
+        self.console.phase(name, len(self.heldout), 0)
+        done = self._evaluated(self.heldout, self.job.evaluation.samples, lambda n: self.console.step({}, n))
+        write_atomic(self._evaluation_file(name), json.dumps(done.to_json()))
+        self._save(Position(phase + 1, 0))
+        if self.stop_asked and phase + 1 < len(self.phases):
+            raise Interrupted
+
+    def _evaluated(
+        self, tasks: list[Task], samples: int, progress: Callable[[int], None] = lambda done: None
+    ) -> Evaluation:
+        job, asked = self.job, self.job.evaluation
+        return evaluate(
+            job.source,
+            tasks,
+            job.client.save_weights_and_get_sampling_client(),
+            job.reward,
+            replace(job.params, temperature=asked.temperature, top_p=1.0, top_k=-1, min_p=0.0),
+            samples=samples,
+            k=min(asked.k or asked.samples, samples),
+            seed=job.seed,
+            progress=progress,
+        )
+
+    def _finish(self) -> dict[str, Any]:
+        before, after = (
+            Evaluation.from_json(json.loads(self._evaluation_file(p).read_text())) for p in ("baseline", "final")
+        )
+        summary = {
+            **compare(before, after),
+            "seconds": self.seconds,
+            "weights_sha256": self.job.weights_sha256(),
+            "mode": self.job.training.mode,
+            "seed": self.job.seed,
+        }
+        plot_curve(self.log.rows(), self.job.folder / "curve.png", self.job.folder.name)
+        write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
+        self.journal.write("finished")
+        return summary
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """The first Ctrl-C stops after the step under way; a second one at once (nothing is lost either way)."""
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            if self.stop_asked:
+                raise KeyboardInterrupt
+            self.stop_asked = True
+            self.console.note("stopping after this step (press Ctrl-C again to stop at once)")
+
+        try:
+            before = signal.signal(signal.SIGINT, asked)
+        except ValueError:  # not the main thread: whoever runs us there stops us their way
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _told(trajectory: Trajectory) -> str:
+    verdicts = [f"{s.outcome.value}{f' ({s.reason})' if s.reason else ''}" for s in trajectory.scores.values()]
+    reward = "no reward" if trajectory.reward is None else f"reward {trajectory.reward:.3g}"
+    return f"{reward}, {', '.join(verdicts)}"
+
+
+def _row(trajectory: Trajectory) -> str:
+    """A trajectory as one JSON line, to look at: everything but the tokens' masks."""
+    t = trajectory
+    return (
+        json.dumps(
+            {
+                "rollout_id": t.rollout_id,
+                "group_id": t.group_id,
+                "task_id": t.task.id if t.task else "",
+                "level": t.task.level if t.task else "",
+                "prompt": t.prompt,
+                "response": t.response,
+                "reward": t.reward,
+                "advantage": t.advantage,
+                "scores": {
+                    name: {"value": s.value, "outcome": s.outcome.value, "reason": s.reason, "parts": s.parts}
+                    for name, s in t.scores.items()
+                },
+                "stop_reason": t.stop_reason.value if t.stop_reason else None,
+                "policy_version": t.policy_version,
+                "policy_fingerprint": t.policy_fingerprint,
+                "response_tokens": t.response_tokens,
+                "logprobs": [round(x, 6) for x in t.logprobs],
+            }
+        )
+        + "\n"
+    )

@@ -1,0 +1,54 @@
+"""Supervised learning on an environment's demonstrations: the warm-up before RL, and `rlvr train training.mode=sft`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr import draws
+from rlvr.envs.prompt import encode_prompt
+from rlvr.protocols import Datum, TaskSource, TrainingClient
+from rlvr.training.curriculum import Curriculum
+from rlvr.training.step import Schedule
+
+
+@dataclass(frozen=True)
+class SftOptions:
+    """The supervised warm-up: `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none."""
+
+    steps: int = 0
+    batch_size: int = 64
+    optimizer: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch_size < 1:
+            raise ValueError(f"sft: steps={self.steps}, batch_size={self.batch_size}; expected >= 0 and >= 1")
+
+
+def sft_step(
+    client: TrainingClient, source: TaskSource, curriculum: Curriculum, options: SftOptions, step: int, seed: int
+) -> dict[str, float]:
+    """Imitate one batch of demonstrations: the mean negative log-likelihood of their tokens, end token included."""
+    tokenizer: Any = client.get_tokenizer()
+    pairs: list[tuple[list[int], list[int]]] = []
+    for i, task in enumerate(curriculum.tasks(options.batch_size, step)):
+        text = source.demonstration(task, draws.key("demonstration", seed, step, i))
+        if text is None:
+            raise ValueError("sft: this environment has no demonstrations to imitate; set sft.steps=0")
+        pairs.append((encode_prompt(task, tokenizer), tokenizer.encode(text, add_special_tokens=False)))
+    if tokenizer.eos_token_id is not None:
+        pairs = [(p, [*c, tokenizer.eos_token_id]) for p, c in pairs]
+    count = sum(len(c) for _, c in pairs)
+    output = client.forward_backward([Datum.supervised(p, c, 1.0 / count) for p, c in pairs], "cross_entropy").result()
+    adam = options.optimizer.at(step, options.steps)
+    stepped = client.optim_step(adam).result()
+    return {
+        "loss": output.metrics["loss:sum"],
+        "learning_rate": adam.learning_rate,
+        "grad_norm": stepped.metrics.get("grad_norm", math.nan),
+        "tokens_trained": float(count),
+        "completions/mean_length": count / len(pairs),
+    }
+
+

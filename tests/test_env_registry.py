@@ -1,0 +1,56 @@
+"""Environments resolve by name or path, and say what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvr.envs import known_environments, register_environment, resolve_environment
+
+
+def test_the_built_in_environments_are_registered():
+    assert {"gsm8k", "jsonl", "rpn_arithmetic"} <= set(known_environments())
+    assert resolve_environment("rpn_arithmetic", p=7).levels == ("1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("rpn_aritmetic", {}, r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: gsm8k"),
+        ("rpn_arithmetic", {"modulus": 7}, "does not take 'modulus'; it takes: p, operators"),
+        ("rpn_arithmetic", {"p": 1}, "p=1, expected an integer from 2"),
+        ("rpn_arithmetic", {"operators": ["/"]}, r"operators=\['/'\], expected a list of different ones of"),
+        ("rpn_arithmetic", {"operators": "+-"}, "operators='[+]-', expected a list"),
+        ("rpn_arithmetic", {"operators": []}, "operators="),
+        ("rpn_arithmetic", {"complexity": [3, 1]}, "the lowest first"),
+        ("rpn_arithmetic", {"complexity": 3}, "complexity=3, expected"),
+        ("rpn_arithmetic", {"complexity": [1, 11]}, "from 1 to 10"),
+        ("rpn_arithmetic", {"heldout_fraction": 1.0}, "heldout_fraction=1.0, expected"),
+        ("rpn_arithmetic", {"flaw": "no"}, "flaw='no', expected"),
+        ("jsonl", {}, "'jsonl' needs 'path'"),
+        ("json:loads", {"s": "{}"}, "made a dict without levels, reward"),
+        ("nowhere_at_all:f", {}, "importing 'nowhere_at_all' failed"),
+    ],
+)
+def test_a_mistake_is_one_message(name, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_environment(name, **kwargs)
+
+
+def test_an_environment_of_ones_own_by_name_and_by_path(tmp_path, monkeypatch):
+    """A user's task source: a class with six members, by decorator or by path."""
+    (tmp_path / "own_env_here.py").write_text(
+        "from rlvr.envs import PromptEnv\n"
+        "from rlvr.types import Task\n"
+        "class Echo:\n"
+        "    levels, reward = ('',), 'exact_match'\n"
+        "    def __init__(self, word='hi'): self.word = word\n"
+        "    def train(self, seed, index, level): return Task(str(index), self.word, {'answer': self.word})\n"
+        "    def heldout(self, count): return []\n"
+        "    def env(self, task, tokenizer): return PromptEnv(task, tokenizer)\n"
+        "    def demonstration(self, task, key): return None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = resolve_environment("own_env_here:Echo", word="ho")
+    assert source.train(0, 3, "").prompt == "ho"
+    register_environment("echo")(type(source))
+    assert resolve_environment("echo").train(0, 3, "").prompt == "hi"

@@ -1,0 +1,265 @@
+"""The reward registry: names and paths in, bound rewards out; a broken function is an error, never a zero."""
+
+from __future__ import annotations
+
+import sys
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from rlvr.reward import known_rewards, register_reward, resolve_reward
+from rlvr.types import Outcome, Score, StopReason, Task, Trajectory
+
+
+def trajectory(response: str = "4", meta: dict | None = None, prompt: str | list = "2+2?") -> Trajectory:
+    task = Task("t", prompt, meta or {})
+    return Trajectory(task.prompt_text, [1, 2], response, [3], [-0.1], task=task, stop_reason=StopReason.STOP)
+
+
+def verdict(function, **kwargs) -> Score:
+    return resolve_reward(function, **kwargs).score([trajectory()])[0]
+
+
+def test_the_custom_reward_of_the_quickstart_resolves_by_name():
+    @register_reward("my_reward")
+    def my_custom_reward(prompt, response, meta=None, **kwargs):
+        """Custom reward based on response quality."""
+        score = 0.0
+        if "the answer is" in response.lower():
+            score += 0.5
+        if len(response) < 20:
+            score -= 0.3
+        return score
+
+    reward = resolve_reward("my_reward")
+    assert reward.name == "my_reward"
+    assert reward("p", "The answer is 4") == pytest.approx(0.2)
+    assert known_rewards()["my_reward"] == "Custom reward based on response quality."
+
+
+def test_an_unknown_name_names_the_nearest_and_lists_all():
+    with pytest.raises(
+        ValueError, match=r"unknown reward 'combind' \(did you mean 'combined'\?\); known: boxed, combined"
+    ):
+        resolve_reward("combind")
+    with pytest.raises(ValueError, match="unknown reward 'zzzzzzzz'; known: "):
+        resolve_reward("zzzzzzzz")
+
+
+def test_a_taken_name_is_refused_to_another_function_but_not_to_the_same():
+    def one(prompt, response): ...
+
+    def two(prompt, response): ...
+
+    register_reward("taken")(one)
+    register_reward("taken")(one)
+    with pytest.raises(ValueError, match=r"reward 'taken' is already registered by .*one; give .*two another name"):
+        register_reward("taken")(two)
+
+
+def test_an_option_the_function_does_not_take_is_refused_when_resolved():
+    with pytest.raises(
+        ValueError, match=r"does not take 'keyword' \(did you mean 'keywords'\?\); it takes: keywords, mode"
+    ):
+        resolve_reward("keyword_contains", keyword=["a"])
+    with pytest.raises(ValueError, match="does not take 'response'"):
+        resolve_reward("my_reward" if "my_reward" in known_rewards() else "exact_match", response="x")
+    with pytest.raises(ValueError, match="'keyword_contains' needs 'keywords'"):
+        resolve_reward("keyword_contains")
+
+
+def test_a_path_imports_from_the_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards_here.py").write_text(
+        "def short(prompt, response, meta=None, *, limit=3):\n    return len(response) <= limit\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != ""])
+    assert resolve_reward("own_rewards_here:short")("p", "1234") == 0.0
+    assert resolve_reward("own_rewards_here:short", limit=4)("p", "1234") == 1.0
+    with pytest.raises(ValueError, match=r"has no 'shirt' \(did you mean 'short'\?\)"):
+        resolve_reward("own_rewards_here:shirt")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_package.at_all:f", "importing 'no_such_package.at_all' failed"),
+        ("json:", "not of the form 'package.module:function'"),
+        ("/etc/passwd:x", "not of the form"),
+        ("json:__doc__", "expected a function"),
+    ],
+)
+def test_a_bad_path_is_one_message(path, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_reward(path)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (1, Score(1.0, Outcome.PASSED)),
+        (0.999, Score(0.999, Outcome.FAILED)),
+        (True, Score(1.0, Outcome.PASSED)),
+        (False, Score(0.0, Outcome.FAILED)),
+        (np.float32(2.0), Score(2.0, Outcome.PASSED)),
+        (np.array(0.5), Score(0.5, Outcome.FAILED)),
+        (Fraction(1, 2), Score(0.5, Outcome.FAILED)),
+        (None, Score(None, Outcome.INVALID, "not_applicable")),
+        (
+            {"score": 1.0, "acc": True, "length": 3, "note": "x", "bad": float("nan")},
+            Score(1.0, Outcome.PASSED, parts={"acc": 1.0, "length": 3.0}),
+        ),
+        (Score(0.3, Outcome.TIMEOUT, "timeout"), Score(0.3, Outcome.TIMEOUT, "timeout")),
+    ],
+)
+def test_what_a_function_returns_is_lifted_into_a_score(returned, expected):
+    assert verdict(lambda prompt, response: returned) == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (float("nan"), "not_finite"),
+        (float("-inf"), "not_finite"),
+        (10**400, "not_finite"),
+        ({"score": float("nan")}, "not_finite"),
+        ("1.0", "wrong_type"),
+        ([1.0], "wrong_type"),
+        ({"value": 1.0}, "wrong_type"),
+        ({"score": "1"}, "wrong_type"),
+        (Decimal("1"), "wrong_type"),
+        (np.array([1.0]), "wrong_type"),
+        (1j, "wrong_type"),
+    ],
+)
+def test_what_is_no_reward_is_an_error_and_never_a_zero(returned, reason):
+    score = verdict(lambda prompt, response: returned)
+    assert (score.value, score.outcome, score.reason) == (None, Outcome.ERROR, reason)
+    with pytest.raises(ValueError, match="returned"):
+        resolve_reward(lambda prompt, response: returned)("p", "r")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("boom"), RecursionError("boom"), SystemExit("boom")])
+def test_an_exception_is_an_error_with_its_traceback_and_spares_the_others(error):
+    def fragile(prompt, response):
+        if response == "bad":
+            raise error
+        return 1.0
+
+    scores = resolve_reward(fragile).score([trajectory("good"), trajectory("bad"), trajectory("good")])
+    assert [s.outcome for s in scores] == [Outcome.PASSED, Outcome.ERROR, Outcome.PASSED]
+    assert scores[1].reason == "exception" and "in fragile" in scores[1].detail and "boom" in scores[1].detail
+    with pytest.raises(type(error), match="boom"):
+        resolve_reward(fragile)("p", "bad")
+
+
+def test_passed_at_decides_what_counts_as_passed():
+    @register_reward("half_is_enough", passed_at=0.5)
+    def half_is_enough(prompt, response):
+        return float(response)
+
+    scores = resolve_reward("half_is_enough").score([trajectory("0.5"), trajectory("0.49")])
+    assert [s.outcome for s in scores] == [Outcome.PASSED, Outcome.FAILED]
+
+
+def test_meta_and_trajectory_reach_the_function():
+    def curious(prompt, response, meta=None, trajectory=None):
+        return {"score": meta["gold"], "tokens": -1 if trajectory is None else len(trajectory.response_tokens)}
+
+    reward = resolve_reward(curious)
+    assert reward("p", "r", {"gold": 2}) == 2.0
+    assert reward.score([trajectory(meta={"gold": 3})])[0] == Score(3.0, Outcome.PASSED, parts={"tokens": 1.0})
+    loose = Trajectory("p", [1], "r", [2], metadata={"gold": 4})
+    assert reward.score([loose])[0].value == 4.0
+
+
+def test_options_can_be_given_at_the_call():
+    reward = resolve_reward("keyword_contains", keywords=["a", "b"])
+    assert reward("p", "a") == 1.0
+    assert reward("p", "a", mode="all") == -0.5
+    assert reward("p", "a") == 1.0
+    with pytest.raises(ValueError, match="does not take 'colour'"):
+        reward("p", "a", colour=1)
+
+
+def test_a_batched_function_sees_lists_and_its_length_is_checked():
+    @register_reward("lengths", batched=True)
+    def lengths(prompts, responses, metas=None, trajectories=None, *, drop=0):
+        assert len(prompts) == len(metas) == len(trajectories)
+        return [None if r == "" else float("nan") if r == "?" else len(r) for r in responses][drop:]
+
+    batch = [trajectory("12"), trajectory(""), trajectory("?")]
+    assert [(s.value, s.reason) for s in resolve_reward("lengths").score(batch)] == [
+        (2.0, ""),
+        (None, "not_applicable"),
+        (None, "not_finite"),
+    ]
+    assert [s.reason for s in resolve_reward("lengths", drop=1).score(batch)] == ["wrong_length"] * 3
+    assert resolve_reward("lengths")("p", "1234") == 4.0
+    assert resolve_reward("lengths").score([]) == []
+
+
+@pytest.mark.parametrize("returned", [1.0, "abc", {"score": 1}, None])
+def test_a_batched_function_that_returns_no_list_is_an_error(returned):
+    reward = resolve_reward(lambda completions, **kw: returned)
+    assert [s.reason for s in reward.score([trajectory()] * 3)] == ["wrong_length"] * 3
+
+
+def test_a_batched_exception_is_an_error_for_all():
+    def broken(completions, **kw):
+        raise KeyError("boom")
+
+    assert [s.outcome for s in resolve_reward(broken).score([trajectory()] * 2)] == [Outcome.ERROR] * 2
+
+
+def test_trl_functions_work_unchanged():
+    """Keyword call, columns from the metas, messages for chat prompts, None for not applicable."""
+    seen = {}
+
+    def trl_reward(prompts, completions, completion_ids, solution, trainer_state, log_metric, **kwargs):
+        seen.update(prompts=prompts, completions=completions, ids=completion_ids, columns=sorted(kwargs))
+        log_metric("x", 1.0)
+        return [None if s is None else float(s in str(c)) for c, s in zip(completions, solution, strict=True)]
+
+    chat = [{"role": "user", "content": "2+2?"}]
+    batch = [trajectory("4", {"solution": "4", "level": 1}), trajectory("5", {"solution": "4"}, chat), trajectory("6")]
+    scores = resolve_reward(trl_reward).score(batch)
+    assert [s.value for s in scores] == [1.0, 0.0, None]
+    assert seen["prompts"] == ["2+2?", chat, "2+2?"]
+    assert seen["completions"] == ["4", [{"role": "assistant", "content": "5"}], "6"]
+    assert seen["ids"] == [[3]] * 3 and seen["columns"] == ["level"]
+
+
+def test_verl_functions_work_unchanged():
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return {"score": float(solution_str == ground_truth), "source": float(data_source == "own")}
+
+    reward = resolve_reward(compute_score)
+    nested = {"data_source": "own", "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"i": 1}}
+    assert reward.score([trajectory("4", nested)])[0] == Score(1.0, Outcome.PASSED, parts={"source": 1.0})
+    assert reward("p", "4", {"ground_truth": "4"}) == reward("p", "4", {"answer": "4"}) == 1.0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: 1.0,
+        lambda response: 1.0,
+        lambda response, prompt: 1.0,
+        lambda prompt, meta: 1.0,
+        lambda a, *, response: 1.0,
+    ],
+)
+def test_a_wrong_signature_says_which_are_accepted(function):
+    with pytest.raises(ValueError, match=r"has the signature .*; accepted: \(prompt, response, meta=None"):
+        resolve_reward(function)
+
+
+def test_an_async_function_is_refused_when_resolved():
+    async def later(prompt, response):
+        return 1.0
+
+    with pytest.raises(ValueError, match="is async"):
+        resolve_reward(later)

@@ -1,0 +1,158 @@
+"""keyword_contains, length_penalty, format_compliance and composite, by their formulas."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr.reward import register_reward, resolve_reward
+from rlvr.types import Outcome, Score, Trajectory
+
+NUMBERED = ("1. a\n2. b\n3) c", "Steps:\n1. a\n\n2. b\n", "1. a", "Intro\n1. a")
+NOT_NUMBERED = ("", "a\nb", "2. a\n3. b", "1. a\n1. b", "1. a\nb\nc", "1.5 apples", "1.", "1. a\n3. b")
+JSON = ("{}", " [1, 2]\n", '{"a": {"b": [1e999, ' + "9" * 5000 + "]}}")
+NOT_JSON = ("", "3", '"a"', "{", "{'a': 1}", "[NaN]", "```json\n{}\n```", "[" * 90_000, "[" + " " * 200_000 + "]")
+
+
+@pytest.mark.parametrize(
+    ("mode", "response", "expected"),
+    [
+        ("any", "The ANSWER is here", 1.0),
+        ("any", "resolutions", 1.0),
+        ("any", "nothing", -0.5),
+        ("all", "answer", -0.5),
+        ("all", "a solution, an answer", 1.0),
+        ("any", "", -0.5),
+    ],
+)
+def test_keyword_contains(mode, response, expected):
+    assert resolve_reward("keyword_contains", keywords=["Solution", "answer"], mode=mode)("p", response) == expected
+
+
+@pytest.mark.parametrize("bad", [[], "answer", [""], [3]])
+def test_keywords_must_be_a_list_of_words(bad):
+    with pytest.raises(ValueError, match="expected a non-empty list of words"):
+        resolve_reward("keyword_contains", keywords=bad)
+    with pytest.raises(ValueError, match=r"mode='al' \(did you mean 'all'\?\)"):
+        resolve_reward("keyword_contains", keywords=["a"], mode="al")
+
+
+@pytest.mark.parametrize(("words", "expected"), [(50, 1.0), (40, 0.9), (60, 0.9), (0, 0.5), (250, -1.0), (9999, -1.0)])
+def test_length_penalty(words, expected):
+    assert resolve_reward("length_penalty")("p", "word " * words) == pytest.approx(expected, abs=1e-12)
+
+
+def test_length_penalty_options():
+    assert resolve_reward("length_penalty", target_length=2, penalty_per_token=0.25)("p", "a b c") == 0.75
+    with pytest.raises(ValueError, match="target_length=-1"):
+        resolve_reward("length_penalty", target_length=-1)
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), [("json", JSON, NOT_JSON), ("numbered_list", NUMBERED, NOT_NUMBERED)])
+def test_format_compliance(name, good, bad):
+    reward = resolve_reward("format_compliance", required_format=name)
+    assert [reward("p", text) for text in good] == [1.0] * len(good)
+    assert [reward("p", text) for text in bad] == [0.0] * len(bad)
+
+
+def test_an_unknown_format_names_the_known_ones():
+    with pytest.raises(
+        ValueError, match=r"required_format='jsonl' \(did you mean 'json'\?\); known: json, numbered_list"
+    ):
+        resolve_reward("format_compliance", required_format="jsonl")
+
+
+def parts(*weights: float) -> list[dict]:
+    return [
+        {"name": "keyword_contains", "weight": weights[0], "kwargs": {"keywords": ["solution"]}},
+        {"name": "length_penalty", "weight": weights[1], "kwargs": {"target_length": 2}},
+        {"name": "format_compliance", "weight": weights[2], "kwargs": {"required_format": "json"}},
+    ]
+
+
+def score(reward, response: str) -> Score:
+    return reward.score([Trajectory("p", [1], response, [2])])[0]
+
+
+def test_composite_is_the_weighted_mean_of_its_parts():
+    reward = resolve_reward("composite", rewards=parts(0.5, 0.3, 0.2))
+    got = score(reward, "the solution here")
+    assert got.value == pytest.approx(0.5 * 1 + 0.3 * 0.99 + 0.2 * 0)
+    assert got.parts == {"keyword_contains": 1.0, "length_penalty": 0.99, "format_compliance": 0.0}
+    assert (got.outcome, got.reason) == (Outcome.FAILED, "wrong_format")
+    assert reward("p", "the solution here") == got.value
+    assert score(reward, '["solution"]').outcome is Outcome.PASSED
+    assert score(resolve_reward("composite", rewards=parts(5, 3, 2)), "x").value == pytest.approx(
+        score(reward, "x").value
+    )
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=3, max_size=3).filter(lambda w: sum(w) > 1e-3), st.text(max_size=50))
+def test_composite_stays_within_its_parts(weights, response):
+    got = score(resolve_reward("composite", rewards=parts(*weights)), response)
+    assert min(got.parts.values()) - 1e-9 <= got.value <= max(got.parts.values()) + 1e-9
+
+
+def test_twins_in_a_composite_keep_their_own_parts():
+    twins = [{"name": "keyword_contains", "kwargs": {"keywords": [k]}} for k in ("a", "b")]
+    assert score(resolve_reward("composite", rewards=twins), "b").parts == {
+        "keyword_contains": -0.5,
+        "keyword_contains#2": 1.0,
+    }
+
+
+def test_an_error_or_an_invalid_part_is_that_of_the_whole():
+    @register_reward("breaks")
+    def breaks(prompt, response):
+        raise OSError("down")
+
+    @register_reward("abstains")
+    def abstains(prompt, response):
+        return None
+
+    @register_reward("says_error")
+    def says_error(prompt, response):
+        return Score(None, Outcome.ERROR, "endpoint_down", detail="503")
+
+    ok = {"name": "length_penalty"}
+    for name, outcome, reason in (
+        ("breaks", Outcome.ERROR, "exception"),
+        ("abstains", Outcome.INVALID, "not_applicable"),
+        ("says_error", Outcome.ERROR, "endpoint_down"),
+    ):
+        got = score(resolve_reward("composite", rewards=[ok, {"name": name, "weight": 0.1}]), "x")
+        assert (got.value, got.outcome, got.reason) == (None, outcome, reason)
+    with pytest.raises(OSError, match="down"):
+        resolve_reward("composite", rewards=[ok, {"name": "breaks"}])("p", "x")
+
+
+def test_composites_nest_and_hand_the_task_down():
+    inner = {"name": "composite", "kwargs": {"rewards": [{"name": "exact_match"}]}}
+    assert (
+        resolve_reward("composite", rewards=[inner, {"name": "gsm8k", "weight": 3}])("p", "7", {"answer": "7"}) == 1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([], "expected a list"),
+        ("boxed", "expected a list"),
+        ([{"weight": 1}], r"part 1: .* expected a dictionary"),
+        (
+            [{"name": "length_penalty"}, {"name": "length_penaltie"}],
+            r"part 2: unknown reward .*did you mean 'length_penalty'",
+        ),
+        ([{"name": "boxed", "wieght": 1}], r"key='wieght' \(did you mean 'weight'\?\)"),
+        ([{"name": "boxed", "weight": "high"}], "weight='high', expected a finite number"),
+        ([{"name": "boxed", "weight": -1}], "weight=-1"),
+        ([{"name": "boxed", "weight": float("nan")}], "weight=nan"),
+        ([{"name": "boxed", "weight": float("inf")}], "weight=inf"),
+        ([{"name": "boxed", "weight": 0}], "sum to 0"),
+        ([{"name": "boxed", "kwargs": {"p": 3}}], "part 1: reward 'boxed' does not take 'p'"),
+    ],
+)
+def test_a_bad_composite_is_refused_when_resolved(rewards, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_reward("composite", rewards=rewards)

@@ -1,0 +1,274 @@
+"""metrics.jsonl survives crashes, the view survives what models write, and the table and the curve show the numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from rlvr.tracking import Console, MetricsLog, final_table, plot_curve, readable
+from rlvr.tracking.report import duration
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# --- metrics.jsonl -----------------------------------------------------------------------------------------------
+
+
+def test_rows_read_back_in_order_and_to_the_same_bits(tmp_path: Path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    rows = [{"phase": "rl", "step": i, "z": 0.1 + i / 3, "a": 1e-300} for i in range(3)]
+    for row in rows:
+        log.append(row)
+    log.append({"numpy": np.float32(0.5), "nan": math.nan})
+    log.sync()
+    log.close()
+    assert log.rows()[:3] == rows and list(log.rows()[0]) == ["phase", "step", "z", "a"]
+    assert log.rows()[3]["numpy"] == 0.5 and math.isnan(log.rows()[3]["nan"])
+    assert (tmp_path / "metrics.jsonl").read_text().startswith('{"phase": "rl", "step": 0, "z": 0.1, "a": 1e-300}\n')
+
+
+@given(cut=st.integers(0, 60))
+def test_a_file_cut_at_any_byte_loses_only_the_torn_row(tmp_path_factory: pytest.TempPathFactory, cut: int):
+    path = tmp_path_factory.mktemp("log") / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step in range(5):
+            log.append({"step": step})
+    whole = path.read_bytes()[:cut]
+    path.write_bytes(whole)
+    kept = [{"step": step} for step in range(whole.count(b"\n"))]
+    with MetricsLog(path) as log:
+        assert log.rows() == kept
+        log.append({"step": 99})
+        assert log.rows() == [*kept, {"step": 99}]
+
+
+def test_keep_rewrites_atomically_and_appending_goes_on(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step in range(4):
+        log.append({"step": step})
+    with path.open("a") as file:
+        file.write('{"step": 4, "rew')
+    before = path.stat().st_ino
+    log.keep(lambda row: row["step"] < 2)
+    log.append({"step": 2})
+    log.close()
+    assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+    assert path.stat().st_ino != before and [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_keep_that_fails_leaves_the_file_as_it_was(tmp_path: Path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 0})
+    log.close()
+    with pytest.raises(KeyError):
+        log.keep(lambda row: row["absent"])
+    assert log.rows() == [{"step": 0}]
+    MetricsLog(tmp_path / "none.jsonl").keep(lambda row: True)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_broken_line_in_the_middle_is_named_and_a_last_line_of_zeros_is_dropped(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a": 1}\n\0\0\0\n')
+    assert MetricsLog(path).rows() == [{"a": 1}]
+    path.write_bytes(b'{"a": 1}\nbroken\n{"a": 2}\n')
+    with pytest.raises(ValueError, match="line 2: not JSON"):
+        MetricsLog(path).rows()
+
+
+# --- the view ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_a_line_every_few_seconds_and_always_the_last_of_a_phase():
+    out, clock = io.StringIO(), Clock()
+    with Console(out, clock=clock) as console:
+        console.plan({"prompts": "4", "tokens per step": "1,024"})
+        console.phase("rl", total=10, done=2)
+        for done in range(3, 11):
+            clock.now += 2
+            console.step({"reward": done / 10, "frac_reward_zero_std": 0.25}, done)
+    assert out.getvalue().splitlines() == [
+        "plan",
+        "  prompts          4",
+        "  tokens per step  1,024",
+        "rl: 10 steps, 2 done before",
+        "rl 3/10  reward 0.300  groups that teach 75%  0:14 left",
+        "rl 6/10  reward 0.600  groups that teach 75%  0:08 left",
+        "rl 9/10  reward 0.900  groups that teach 75%  0:02 left",
+        "rl 10/10  reward 1.000  groups that teach 75%  in 0:16",
+    ]
+
+
+def test_a_phase_that_ends_early_still_shows_its_last_step():
+    out, clock = io.StringIO(), Clock()
+    console = Console(out, clock=clock)
+    console.phase("warm-up", total=10)
+    console.step({"loss": 2.0}, 1)
+    console.step({"loss": 1.5}, 2)
+    console.phase("rl", total=5)
+    assert "warm-up 2/10  loss 1.5000" in out.getvalue()
+    console.close()
+    console.close()
+
+
+def test_names_are_picked_trl_first_and_missing_ones_are_absent():
+    out = io.StringIO()
+    console = Console(out)
+    console.phase("rl", 1)
+    console.step(
+        {"reward": 0.5, "env/all/reward/total": 9.0, "env/all/correct": 0.453, "tokens_per_second": 8123.4, "x": 1}, 1
+    )
+    assert "reward 0.500  pass rate 45.3%  tokens/s 8,123  in" in out.getvalue()
+
+
+HOSTILE = "\x1b]0;owned\x07[bold]x[/bold] [/] \r\n\u202eabc\u2028\x9b31m" + "A" * 5000 + "the end"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_sampled_text_brings_no_control_codes_and_no_markup(live: bool):
+    out = Terminal() if live else io.StringIO()
+    with Console(out, live=live) as console:
+        console.phase("rl", 1)
+        console.sample("3 5 + =", HOSTILE, "reward 1.0 [red]")
+        console.step({"reward": 1.0}, 1)
+        console.warn("[blink]careful[/blink]")
+    text = out.getvalue()
+    for code in ("\x1b]0", "\x07", "\r\n", "\u202e", "\u2028", "\x9b"):
+        assert code not in text
+    assert r"\x1b]0;owned\x07[bold]x[/bold]" in text and "[blink]careful[/blink]" in text
+    assert "AAA ... AAA" in text.replace("\n", "") and text.count("A") < 2000
+    assert live or ("\x1b" not in text and text.isprintable() is False and set(text) & {"\r", "\x08"} == set())
+
+
+@given(st.text(max_size=400))
+def test_readable_is_one_printable_line_of_bounded_length(text: str):
+    shown = readable(text, limit=100)
+    assert "\n" not in shown and "\x1b" not in shown and len(shown.splitlines()) <= 1
+    assert len(shown) <= 10 * 106
+
+
+def test_readable_keeps_letters_of_every_script_and_both_ends_of_a_long_text():
+    assert readable("2 × 3 = ६, naïve नमस्ते 数") == "2 × 3 = ६, naïve नमस्ते 数"
+    assert readable("a" * 200 + "b" * 200, limit=30) == "a" * 20 + " ... " + "b" * 10
+
+
+def test_a_stream_of_a_small_encoding_gets_escapes_and_no_error():
+    raw = io.BytesIO()
+    with Console(io.TextIOWrapper(raw, "ascii", write_through=True)) as console:
+        console.note("π")
+        console.phase("rl", 1)
+        console.sample("π", "数", "1")
+        console.step({}, 1)
+        assert b"\\u03c0" in raw.getvalue() and b"\\u6570" in raw.getvalue()
+
+
+def test_in_a_terminal_the_cursor_comes_back_after_ctrl_c():
+    out = Terminal()
+    with pytest.raises(KeyboardInterrupt), Console(out, live=True) as console:
+        console.phase("rl", 3)
+        console.step({"reward": 0.5}, 1)
+        raise KeyboardInterrupt
+    text = out.getvalue()
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
+    assert "rl 1/3  reward 0.500" in text
+
+
+def test_durations():
+    assert [duration(s) for s in (0, 59.6, 3725, -1)] == ["0:00", "1:00", "1:02:05", "0:00"]
+
+
+# --- the table and the curve -------------------------------------------------------------------------------------
+
+
+def estimate(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high}
+
+
+SUMMARY: dict[str, Any] = {
+    "baseline": {
+        "pass@1": estimate(0.08, 0.07, 0.09),
+        "pass@8": estimate(0.3, 0.28, 0.32),
+        "mean_reward": estimate(-0.15, -0.2, -0.1),
+    },
+    "final": {
+        "pass@1": estimate(0.42, 0.4, 0.44),
+        "pass@8": estimate(0.25, 0.2, 0.3),
+        "mean_reward": estimate(0.55, 0.5, 0.6),
+    },
+    "p_value": 0.0312,
+    "by_level": {"1": {"baseline": {"pass@1": estimate(0.1, 0, 0.2)}, "final": {"pass@1": estimate(1, 0.95, 1)}}},
+    "tasks": 1024,
+    "samples": 8,
+    "seconds": 283.2,
+}
+
+TABLE = """\
+==================================================================================
+FINAL RESULTS
+==================================================================================
+Metric                Baseline                RLVR                    Improvement
+----------------------------------------------------------------------------------
+pass@1                8.0% [7.0, 9.0]         42.0% [40.0, 44.0]      +34.0pp
+pass@8                30.0% [28.0, 32.0]      25.0% [20.0, 30.0]      -5.0pp
+Mean Reward           -0.150 [-0.200, -0.100] 0.550 [0.500, 0.600]    +0.700
+pass@1, level 1       10.0% [0.0, 20.0]       100.0% [95.0, 100.0]    +90.0pp
+----------------------------------------------------------------------------------
+paired test: p = 0.0312, [95% interval], 1,024 held-out tasks x 8 samples, 4:43
+=================================================================================="""
+
+
+def test_the_final_table_shows_rates_as_percentages_and_rewards_as_decimals():
+    assert final_table(SUMMARY) == TABLE
+
+
+def test_the_table_needs_only_the_two_estimates_and_the_test():
+    text = final_table({k: SUMMARY[k] for k in ("baseline", "final")} | {"p_value": 1e-9})
+    assert "p < 0.0001, [95% interval]\n" in text and "level" not in text
+
+
+def test_the_table_is_the_last_thing_shown():
+    out = io.StringIO()
+    with Console(out) as console:
+        console.phase("rl", 9)
+        console.step({"reward": 1.0}, 1)
+        console.table(SUMMARY)
+    assert out.getvalue().endswith(TABLE + "\n")
+
+
+ROWS: list[dict[str, Any]] = [
+    *({"phase": "sft", "step": i, "loss": 1.0} for i in range(1, 30)),
+    {"phase": "sft", "step": 30, "test/env/all/correct": 0.4},
+    *({"phase": "rl", "step": i, "reward": i / 50, "env/all/correct": i / 60, "kl": None} for i in range(1, 50)),
+    {"phase": "rl", "step": 50, "reward": math.nan, "test/env/all/correct": 0.9},
+    {"note": "no step"},
+]
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[30:], ROWS[:30], [], [{"step": 1, "reward": 1.0}]])
+def test_the_curve_is_a_whole_image_whatever_rows_there_are(tmp_path: Path, rows: list[dict[str, Any]]):
+    plot_curve(rows, tmp_path / "curve.png", "a title with $ and \\frac{")
+    with Image.open(tmp_path / "curve.png") as image:
+        image.load()
+        assert image.format == "PNG" and image.size == (1200, 675)
+        assert len({pixel for _, pixel in image.convert("RGB").getcolors(1 << 20) or []}) > 10
+    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
