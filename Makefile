@@ -36,8 +36,11 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup
 	$(VENV)/bin/rlvr train --config-name=arithmetic
 
-test: lint
-	$(VENV)/bin/python -m pytest --timeout=600 $(PYTEST_ARGS)
+test: setup
+	@status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
+	$(VENV)/bin/python -m pytest --timeout=600 $(PYTEST_ARGS) || status=1; \
+	exit $$status
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -6,21 +6,23 @@ job that `rlvr.training.loops` carries out. torch is imported inside, when a mod
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
-from rlvr.config import Loaded, difference, dump, read, validate
+from rlvr.config import CLI, Loaded, difference, dump, load, read, validate
 from rlvr.engine.options import EngineLimits, LoraConfig
 from rlvr.envs import resolve_environment
-from rlvr.files import write_atomic
+from rlvr.files import verified, write_atomic
 from rlvr.protocols import SamplingParams, TaskSource
 from rlvr.reward import resolve_reward
+from rlvr.tracking import Console
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
-from rlvr.training.evaluate import EvaluationOptions
-from rlvr.training.journal import run_folder, set_aside
+from rlvr.training.evaluate import EvaluationOptions, evaluate, evaluation_params
+from rlvr.training.journal import run_folder, set_aside, stored_checkpoint
 from rlvr.training.loops import Job, RunOptions
 from rlvr.training.sft import SftOptions
 from rlvr.training.step import Trainer, TrainingOptions
@@ -104,9 +106,39 @@ class Config:
     run: RunOptions = field(default_factory=RunOptions)
 
 
-def configured(loaded: Loaded) -> Config:
-    """The composed values as checked dataclasses; ValueError naming every key that does not fit."""
-    return validate(loaded.values, Config, loaded.origin)
+def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) -> Config:
+    """The composed values as checked dataclasses; ValueError naming every key that does not fit.
+
+    A key that was set and has no effect in this run is an error where it was typed and a warning where it came from a
+    file, which other runs may share.
+    """
+    config = validate(loaded.values, Config, loaded.origin)
+    idle = [(key, why) for key, why in without_effect(config) for given in loaded.origin if _covers(key, given)]
+    typed = [f"{key} ({why})" for key, why in idle if any(o == CLI for k, o in loaded.origin.items() if _covers(key, k))]
+    if typed:
+        raise ValueError(f"no effect in this run: {'; '.join(dict.fromkeys(typed))}. Leave it out")
+    for text in dict.fromkeys(f"{key} has no effect in this run: {why}" for key, why in idle):
+        warn(text)
+    return config
+
+
+def _covers(key: str, given: str) -> bool:
+    return given == key or given.startswith(f"{key}.")
+
+
+def without_effect(config: Config) -> list[tuple[str, str]]:
+    """Keys that cannot change what this config does, with the reason."""
+    idle = [("rollout.seed", "every draw of a run follows from seed")]
+    if config.sft.steps == 0:
+        idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "optimizer")]
+    if config.curriculum.by != "pass_rate":
+        idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
+    if config.evaluation.every == 0:
+        idle += [(f"evaluation.{key}", "evaluation.every is 0") for key in ("quick_tasks", "quick_samples")]
+    if config.training.mode == "sft":
+        learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name != "mode"]
+        idle += [(key, "training.mode is sft") for key in (*learned, "algorithm", "evaluation.every")]
+    return idle
 
 
 def spelled(overrides: list[str]) -> list[str]:
@@ -199,8 +231,6 @@ def build_engine(config: Config, source: TaskSource, weights: str | None = None)
         from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
-    import os
-
     torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
     options = config.model
     where = {"device": options.device, "dtype": options.dtype}
@@ -265,3 +295,45 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
         folder=folder,
         weights_sha256=policy.sha256,
     )
+
+
+def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[str, Any]:
+    """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run.
+
+    `overrides` may change `evaluation.*` and `seed`, e.g. `evaluation.samples=64`. Nothing is written.
+    """
+    place = place.expanduser()
+    inside = place.parent.name == "checkpoints"
+    folder = place.parent.parent if inside else place
+    stored = folder / "resolved.yaml"
+    if not stored.exists():
+        raise ValueError(f"{place} is neither a run folder nor a checkpoint inside one (no resolved.yaml)")
+    loaded = load(None, str(stored), overrides)
+    config = configured(loaded)
+    if not inside:
+        checkpoint = stored_checkpoint(folder)
+        if checkpoint is None:
+            raise ValueError(f"{folder} has no whole checkpoint yet; train it first, or name one of its checkpoints")
+        place = checkpoint
+    elif wrong := verified(place):
+        raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
+    source = build_source(config)
+    client = build_client(config, build_engine(config, source), folder / "checkpoints")
+    client.load_state(str(place)).result()
+    asked = config.evaluation
+    tasks = source.heldout(asked.tasks)
+    console.phase("evaluation", len(tasks))
+    result = evaluate(
+        source,
+        tasks,
+        client.create_sampling_client(),
+        resolve_reward(config.reward.type or source.reward, **config.reward.kwargs),
+        evaluation_params(config.rollout, asked),
+        samples=asked.samples,
+        k=asked.k or asked.samples,
+        seed=config.seed,
+        progress=lambda done: console.step({}, done),
+    )
+    told = {name: asdict(value) for name, value in result.metrics().items()}
+    levels = {level: {name: asdict(v) for name, v in result.metrics(level).items()} for level in result.levels}
+    return {"checkpoint": str(place), **told, "by_level": levels, "tasks": len(tasks), "unjudged": result.unjudged}

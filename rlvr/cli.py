@@ -41,7 +41,7 @@ def _configured(name: str | None, file: str | None, path: str | None, overrides:
     if name is None and file is None:
         raise ValueError("which config? give --config-name=NAME (arithmetic, say) or --config=FILE")
     loaded = load(name, file or path, spelled(overrides or []))
-    return loaded, configured(loaded)
+    return loaded, configured(loaded, lambda text: print(f"rlvr: warning: {text}", file=sys.stderr))
 
 
 @app.command()
@@ -84,7 +84,7 @@ def evaluate(
     from rlvr.build import evaluate_saved
     from rlvr.tracking import Console
 
-    with Console() as console:
+    with Console(stream=sys.stderr) as console:
         result = evaluate_saved(run, overrides or [], console)
     typer.echo(json.dumps(result, indent=2))
 

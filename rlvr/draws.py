@@ -33,8 +33,8 @@ def bits(key: int, position: int) -> int:
 
 
 def uniform(key: int, position: int = 0) -> float:
-    """A float64 in (0, 1): 53 bits, moved half a step off zero so that its logarithm is finite."""
-    return ((bits(key, position) >> 11) + 0.5) * 2.0**-53
+    """A float64 in (0, 1), both ends out so that logarithms are finite: 52 bits and a half (53 would round to 1)."""
+    return ((bits(key, position) >> 12) + 0.5) * 2.0**-52
 
 
 def integer(n: int, key: int, position: int = 0) -> int:

@@ -41,22 +41,28 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill; it takes the place of `path` only when the block ends without an error.
 
-    A `checksums.json` of every file is written last, so `verified` can tell a damaged folder later.
+    A `checksums.json` of every file is written last, so `verified` can tell a damaged folder later. Where `path` is
+    replaced, a crash between the two renames leaves the old folder under another name: `remove_leftovers` puts it back.
     """
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     beside.mkdir(parents=True)
     try:
         yield beside
-        sums = {file.name: sha256(file) for file in sorted(beside.iterdir()) if file.is_file()}
+        files = sorted(file for file in beside.rglob("*") if file.is_file())
+        sums = {file.relative_to(beside).as_posix(): sha256(file) for file in files}
         (beside / "checksums.json").write_text(json.dumps(sums, indent=2))
-        for file in beside.iterdir():
+        for file in (*files, beside / "checksums.json"):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        sync_folder(beside)
+        for folder in (*(f for f in beside.rglob("*") if f.is_dir()), beside):
+            sync_folder(folder)
+        old = path.with_name(f".{path.name}.old")
         if path.exists():
-            shutil.rmtree(path)
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(path, old)
         os.rename(beside, path)
         sync_folder(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -68,7 +74,7 @@ def verified(folder: Path) -> str:
         for name, expected in sums.items():
             if sha256(folder / name) != expected:
                 return f"{name} does not have its recorded checksum"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: JSON, but not an object
         return str(error)
     return ""
 
@@ -87,6 +93,9 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what an interrupted `write_atomic` or `new_folder` left behind in `folder`."""
+    """Delete what an interrupted `write_atomic` or `new_folder` left in `folder`; put back what it had set aside."""
+    for old in folder.glob(".*.old"):
+        place = folder / old.name[1:].removesuffix(".old")
+        shutil.rmtree(old) if place.exists() else os.rename(old, place)
     for left in folder.glob(".*.tmp"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -220,7 +220,10 @@ class Future(Protocol[T_co]):
 
 
 class LazyFuture(Generic[T]):
-    """A future whose work happens on the thread that first asks for the result (once; an error is kept too)."""
+    """A future whose work happens on the thread that first asks for the result (once; an error is kept too).
+
+    A `timeout` therefore bounds only the wait for another thread that is at work on it: then TimeoutError.
+    """
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -234,13 +237,17 @@ class LazyFuture(Generic[T]):
         return future
 
     def result(self, timeout: float | None = None) -> T:
-        with self._lock:
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"no result within {timeout} s: another thread is still computing it")
+        try:
             if self._outcome is None:
                 try:
                     self._outcome = (True, self._work())
                 except Exception as error:
                     self._outcome = (False, error)
             fine, value = self._outcome
+        finally:
+            self._lock.release()
         if not fine:
             raise value
         return value

@@ -242,8 +242,10 @@ def group_by(items: Iterable[Trajectory], of: Callable[[Trajectory], str]) -> di
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean by exact summation; 0.0 for no values."""
-    return math.fsum(values) / len(values) if values else 0.0
+    """Arithmetic mean by exact summation; 0.0 for no values. Exactly the value where all are equal."""
+    if not values or all(v == values[0] for v in values):
+        return values[0] if values else 0.0
+    return math.fsum(values) / len(values)
 
 
 def std(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.config import difference, dump, load, read, validate
@@ -210,6 +210,8 @@ def test_defaults_that_go_in_a_circle_show_the_circle(configs: Path):
         ("defaults: [[1]]\n", "is none of"),
         ("defaults: [{model: tiny, optimizer: adam}]\n", "is none of"),
         ("defaults: [../main]\n", "unknown option"),
+        ("defaults: [{model: '???'}]\n", "configs/broken.yaml: "),
+        ("defaults: [{model: '${x}'}]\n", "configs/broken.yaml: "),
         ("a: ${b\n", "configs/broken.yaml"),
     ],
 )
@@ -377,6 +379,7 @@ TREES = st.dictionaries(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(TREES)
 def test_dump_and_read_are_inverse(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]):
     path = tmp_path_factory.getbasetemp() / "tree.yaml"
@@ -385,6 +388,7 @@ def test_dump_and_read_are_inverse(tmp_path_factory: pytest.TempPathFactory, tre
     assert difference(tree, read(path)) == []
 
 
+@settings(deadline=None, max_examples=60)
 @given(TREES, KEYS, LEAVES)
 def test_a_changed_leaf_is_the_only_difference(tree: dict[str, Any], key: str, leaf: Any):
     first, second = {**tree, key: leaf}, {**tree, key: [leaf, "changed"]}

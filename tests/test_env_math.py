@@ -180,14 +180,17 @@ def single_reductions(prompt: list[str], chain: str) -> list[tuple[int, int]]:
 
 def test_each_reduction_of_a_demonstration_is_wrong_with_probability_flaw():
     pairs: list[tuple[int, int]] = []
+    both = 0
     for i in range(6000):
         task = SOURCE.train(5, i, SOURCE.levels[i % 3])
         chain = SOURCE.demonstration(task, i)
         reductions = single_reductions(task.id.split(), chain)
         assert len(reductions) == int(task.level)
         pairs += reductions
+        both += len(reductions) > 1 and all(written != expected for expected, written in reductions[:2])
     wrong = [(written - expected) % 13 for expected, written in pairs if expected != written]
     assert abs(len(wrong) / len(pairs) - 0.3) < 0.015  # 12,000 reductions: 3.6 standard errors
+    assert abs(both / 4000 - 0.09) < 0.015  # independent of each other
     offsets = Counter(wrong)
     assert len(offsets) == 12 and chisquare(list(offsets.values())).pvalue > 0.01
 

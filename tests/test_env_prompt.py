@@ -63,7 +63,8 @@ def test_a_real_tokenizer_with_a_template():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
     with pytest.raises(ValueError, match="has no chat template; use an instruction-tuned"):
         observe(CHAT, tokenizer)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    messages = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+    tokenizer.chat_template = messages + "{% if add_generation_prompt %}assistant{% endif %}"
     assert observe(CHAT, tokenizer) == [1, 2, 3]
     assert observe("user 2+2?", tokenizer) == [1, 2]
 

@@ -56,7 +56,7 @@ def rises(path: Path, root: Path = ROOT) -> Iterator[str]:
     """What `path` imports from its own floor or a higher one. The modules of floor 0 may know each other."""
     own = part(path, root)
     for name, line in imported(path):
-        if not name.startswith("rlvr."):
+        if not name.startswith("rlvr.") or name == "rlvr.__version__":
             continue
         other, place = name.split(".")[1], f"{path.relative_to(root)}:{line}"
         if other not in FLOORS:  # `from rlvr import Score`: the exported names

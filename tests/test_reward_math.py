@@ -63,6 +63,11 @@ def test_rpn_rewards_on_text(response, expected):
     assert values(response) == expected
 
 
+def test_a_box_needs_two_tokens_before_the_end():
+    assert resolve_reward("combined")("", "2 <eoe> =", META) == 0.0
+    assert resolve_reward("combined")("", "= 2 <eoe>", META) == 1.0
+
+
 def test_rpn_rewards_see_the_end_in_the_stop_reason():
     """A rollout's text has no end token: the sampler says whether the policy ended it."""
     reward = resolve_reward("combined")
@@ -106,7 +111,7 @@ def test_combined_weights():
     assert reward(PROMPT, "= 3 <eoe>", META) == 0.2
     assert reward(PROMPT, "= 2 <eoe>", META) == 1.0
     for bad in (-1, float("nan"), "0.3", True):
-        with pytest.raises(ValueError, match="boxed_weight=.*expected a finite number"):
+        with pytest.raises(ValueError, match=r"boxed_weight=.*expected a finite number"):
             resolve_reward("combined", boxed_weight=bad)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -46,6 +46,7 @@ def test_rows_read_back_in_order_and_to_the_same_bits(tmp_path: Path):
     assert (tmp_path / "metrics.jsonl").read_text().startswith('{"phase": "rl", "step": 0, "z": 0.1, "a": 1e-300}\n')
 
 
+@settings(deadline=None, max_examples=60)
 @given(cut=st.integers(0, 60))
 def test_a_file_cut_at_any_byte_loses_only_the_torn_row(tmp_path_factory: pytest.TempPathFactory, cut: int):
     path = tmp_path_factory.mktemp("log") / "metrics.jsonl"
@@ -160,6 +161,7 @@ def test_sampled_text_brings_no_control_codes_and_no_markup(live: bool):
     assert live or ("\x1b" not in text and text.isprintable() is False and set(text) & {"\r", "\x08"} == set())
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.text(max_size=400))
 def test_readable_is_one_printable_line_of_bounded_length(text: str):
     shown = readable(text, limit=100)

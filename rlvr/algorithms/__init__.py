@@ -34,9 +34,11 @@ class Algorithm:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for what, value, table in (("advantage", self.advantage, ESTIMATORS), ("reduction", self.reduction, REDUCTIONS)):
-            if value not in table:
-                raise ValueError(f"algorithm.{what}={value!r} is unknown{_nearest(value, table)}; known: {', '.join(table)}")
+        tables = {"advantage": ESTIMATORS, "loss": LOSSES, "reduction": REDUCTIONS}
+        for what, table in tables.items():
+            if (value := getattr(self, what)) not in table:
+                near = _nearest(value, table)
+                raise ValueError(f"algorithm.{what}={value!r} is unknown{near}; known: {', '.join(table)}")
         for bound, most in (("clip_low", 1.0), ("clip_high", float("inf"))):
             value = getattr(self, bound)
             if value is None:
@@ -92,6 +94,7 @@ class Algorithm:
         ]
 
 
+LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")  # the engine's, of which this floor knows the names
 CLIPPED = frozenset({"ppo", "cispo", "gspo"})
 ZERO_ADVANTAGE_IS_ZERO_GRADIENT = frozenset({"importance_sampling", "ppo", "cispo", "gspo"})
 
@@ -128,7 +131,10 @@ def resolve_algorithm(name: str, **cells: Any) -> Algorithm:
         raise ValueError(
             f"algorithm {name!r} is unknown{_nearest(name, ALGORITHMS)}; known: {', '.join(sorted(ALGORITHMS))}"
         )
-    return replace(ALGORITHMS[name], **cells)
+    row = ALGORITHMS[name]
+    if cells.get("loss", row.loss) not in CLIPPED:  # another loss leaves the row's own clip behind, not the user's
+        cells = {"clip_low": None, "clip_high": None, **cells}
+    return replace(row, **cells)
 
 
 def _nearest(name: str, known: Any) -> str:

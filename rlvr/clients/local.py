@@ -6,11 +6,9 @@ its weights as they are now. Saved states live in `folder` under their names.
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
-from rlvr import draws
 from rlvr.engine.checkpoint import load_policy, save_policy
 from rlvr.engine.engine import Engine
 from rlvr.engine.policy import Policy, Snapshot
@@ -23,6 +21,7 @@ from rlvr.protocols import (
     Future,
     LazyFuture,
     ModelInput,
+    NonFiniteError,
     OptimStepResponse,
     SampleResponse,
     SamplingParams,
@@ -37,7 +36,6 @@ class LocalSamplingClient:
     def __init__(self, engine: Engine, snapshot: Snapshot) -> None:
         self._engine = engine
         self._snapshot = snapshot
-        self._calls = itertools.count()
 
     @property
     def fingerprint(self) -> str:
@@ -46,8 +44,7 @@ class LocalSamplingClient:
     def sample(
         self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, include_prompt_logprobs: bool = False
     ) -> Future[SampleResponse]:
-        seed = draws.key("unseeded", self._snapshot.fingerprint, next(self._calls))
-        future = self._engine.sample(self._snapshot, prompt, num_samples, sampling_params, seed)
+        future = self._engine.sample(self._snapshot, prompt, num_samples, sampling_params)
         if not include_prompt_logprobs:
             return future
 
@@ -103,6 +100,9 @@ class LocalTrainingClient:
         leaves = [out["logprobs"].to_torch().requires_grad_(True) for out in first.loss_fn_outputs]
         loss, metrics = loss_fn(data, leaves)
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        bad = [i for i, g in enumerate(grads) if g is not None and not bool(torch.isfinite(g).all())]
+        if bad or not bool(torch.isfinite(loss)):
+            raise NonFiniteError("the custom loss or its gradient", bad)
         second = [
             _weighted(d, torch.zeros_like(leaf) if g is None else -g)
             for d, leaf, g in zip(data, leaves, grads, strict=True)
@@ -138,7 +138,7 @@ class LocalTrainingClient:
         return LazyFuture.done(None)
 
     def create_sampling_client(self) -> LocalSamplingClient:
-        return LocalSamplingClient(self._engine, self._policy.snapshot())
+        return LocalSamplingClient(self._engine, self._engine.snapshot(self._policy))
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
         """A sampler for the weights as they are now; with a name they are saved too."""

@@ -220,11 +220,14 @@ class _Composer:
         if "_self_" not in entries:
             entries.append("_self_")
         self.stack.append(full)
-        for entry in entries:
-            if entry == "_self_":
-                self.merge(config, package, _shown(path))
-            else:
-                self.follow(entry, parent, package, path)
+        try:
+            for entry in entries:
+                if entry == "_self_":
+                    self.merge(config, package, _shown(path))
+                else:
+                    self.follow(entry, parent, package, path)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{_shown(path)}: {str(error).splitlines()[0]}") from None
         self.stack.pop()
 
     def follow(self, entry: Any, group: str, package: str, path: Path) -> None:
@@ -241,7 +244,7 @@ class _Composer:
         where = match["package"]
         inner = "" if where == "_global_" or not package else f"{package}."
         asked_by = f"in the defaults of {_shown(path)}"
-        if entry is key or key == entry:  # a config, not a choice
+        if isinstance(entry, str):  # a config, not a choice
             at = package if where in (None, "_here_") else f"{inner}{where}".removesuffix("_global_").rstrip(".")
             self.add(group, name, at, bool(match["optional"]), asked_by)
             return

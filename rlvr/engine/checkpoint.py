@@ -8,23 +8,42 @@ are narrower) and `policy.json` the counters. A folder is written beside its pla
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers.pytorch_utils import Conv1D
 
-from rlvr.engine.model import LanguageModel
+from rlvr.engine.model import LanguageModel, without_progress_bar
 from rlvr.engine.policy import Policy, tensors_sha256
+from rlvr.files import verified
 
 PEFT_PREFIX = "base_model.model."
 
 
 def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
-    """Write into `folder`, which exists and is empty (the caller makes it atomic: see `rlvr.files.new_folder`)."""
+    """Write into `folder`, which exists and is empty (the caller makes it atomic: see `rlvr.files.new_folder`).
+
+    OSError where the disk is full or may not be written.
+    """
+    try:
+        _save(folder, policy, model, optimizer=optimizer)
+    except Exception as error:
+        # safetensors and tokenizers hide the system's error number in their text.
+        if hidden := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(hidden[1])
+            raise OSError(number, os.strerror(number), str(folder)) from error
+        raise
+
+
+def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
     if policy.lora is None:
-        model.module.save_pretrained(folder)
+        with without_progress_bar():
+            model.module.save_pretrained(folder)
     else:
         weights = {PEFT_PREFIX + k: p.detach().cpu().contiguous() for k, p in policy.parameters.items()}
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -34,7 +53,7 @@ def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
         "name": policy.name,
         "version": policy.version,
         "weights_sha256": policy.sha256(),
-        "lora": None if policy.lora is None else {"rank": policy.lora.rank, "alpha": policy.lora.alpha},
+        "lora": _lora(policy),
     }
     if optimizer:
         tensors, steps = _optimizer_state(policy)
@@ -45,6 +64,8 @@ def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
 
 def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
     """Replace the weights (and optimizer state) of `policy`; ValueError naming the file if they do not fit."""
+    if wrong := verified(folder):
+        raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
     try:
         counters = json.loads((folder / "policy.json").read_text())
         name = "model.safetensors" if policy.lora is None else "adapter_model.safetensors"
@@ -55,24 +76,35 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
         state = load_file(folder / "optimizer.safetensors") if optimizer else {}
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
+    if policy.lora is None and not stored.keys() >= policy.parameters.keys():
+        # transformers stores some models under other names than it holds them (fused experts): it knows the way back.
+        with without_progress_bar():
+            stored = dict(type(model.module).from_pretrained(folder, dtype=model.dtype).named_parameters())
     for key, p in policy.parameters.items():
         if key not in stored or stored[key].shape != p.shape:
             found = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"
             raise ValueError(f"checkpoint {folder} does not fit this model: {key} {found}, expected {list(p.shape)}")
+    if (saved := counters["lora"]) != _lora(policy):
+        raise ValueError(f"checkpoint {folder} has lora {saved}, this policy {_lora(policy)}; give it the same")
+    weights = {key: stored[key].detach().to(p.dtype) for key, p in policy.parameters.items()}
+    if tensors_sha256(weights) != counters["weights_sha256"]:
+        raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
     policy.about_to_change()
     with torch.no_grad():
         for key, p in policy.parameters.items():
-            p.copy_(stored[key])
+            p.copy_(weights[key])
             if policy.masters[key] is not p:
-                policy.masters[key].copy_(state.get(f"master.{key}", stored[key].float()))
+                policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
     policy.clear_gradients()
     policy.version = int(counters["version"])
     policy.changed()
-    if tensors_sha256(policy.parameters) != counters["weights_sha256"]:
-        raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
     if optimizer and counters.get("optimizer_steps"):
         _load_optimizer(policy, state, counters["optimizer_steps"])
+
+
+def _lora(policy: Policy) -> dict[str, Any] | None:
+    return None if policy.lora is None else {"rank": policy.lora.rank, "alpha": policy.lora.alpha}
 
 
 def _optimizer_state(policy: Policy) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
@@ -99,6 +131,7 @@ def _load_optimizer(policy: Policy, tensors: dict[str, torch.Tensor], steps: dic
 
 def _peft_config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
     assert policy.lora is not None
+    layers = [model.module.get_submodule(key.rsplit(".lora_", 1)[0]) for key in policy.parameters]
     names = sorted({key.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for key in policy.parameters})
     return {
         "peft_type": "LORA",
@@ -110,4 +143,5 @@ def _peft_config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
         "bias": "none",
         "target_modules": names,
         "inference_mode": True,
+        "fan_in_fan_out": any(isinstance(layer, Conv1D) for layer in layers),
     }

@@ -9,11 +9,14 @@ and the same bits, every time. Training calls run under the same lock, in the or
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
+from rlvr import draws
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.options import EngineLimits, LoraConfig
@@ -45,6 +48,7 @@ class Engine:
         self._scheduler = Scheduler(limits.max_rows, limits.micro_tokens)
         self._cache = RowCache()
         self._learner = Learner(model, None, limits.micro_tokens, limits.logit_elements)
+        self._unseeded = itertools.count()
 
     def create_policy(self, name: str, *, lora: LoraConfig | None = None, seed: int = 0) -> Policy:
         """A trainable set of weights: an adapter with `lora`, else the model itself (then the only policy)."""
@@ -69,9 +73,9 @@ class Engine:
     # Sampling
 
     def sample(
-        self, snapshot: Snapshot, prompt: ModelInput, count: int, params: SamplingParams, seed: int
+        self, snapshot: Snapshot, prompt: ModelInput, count: int, params: SamplingParams
     ) -> LazyFuture[SampleResponse]:
-        """Queue `count` completions of one prompt; `seed` is used where the params carry none."""
+        """Queue `count` completions of one prompt. Without a seed in the params each call draws anew."""
         tokens = prompt.to_ints()
         room = self.model.context - len(tokens)
         if not tokens:
@@ -82,10 +86,12 @@ class Engine:
                 "for an answer; shorten the prompt or use a model with a longer context"
             )
         if min(tokens) < 0 or max(tokens) >= self.model.vocabulary:
-            raise ValueError(f"sample: the prompt holds token {max(tokens)}, outside 0..{self.model.vocabulary - 1}")
+            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise ValueError(f"sample: the prompt holds token {wrong}, outside 0..{self.model.vocabulary - 1}")
         if count < 1:
             raise ValueError(f"sample: num_samples={count}, expected at least 1")
-        params = params if params.seed is not None else SamplingParams(**{**params.__dict__, "seed": seed})
+        if params.seed is None:
+            params = replace(params, seed=draws.key("unseeded", snapshot.fingerprint, next(self._unseeded)))
         ids, strings = self._stops(params)
         budget = min(params.max_tokens or room, room)
         request = Request(tokens, count, params, snapshot, budget, ids, strings)
@@ -118,7 +124,7 @@ class Engine:
     @torch.inference_mode()
     def _advance(self) -> None:
         """One step of everything that runs: admit and prefill newcomers, or one token for each running row."""
-        scheduler = self._scheduler
+        scheduler, groups = self._scheduler, []
         try:
             if groups := scheduler.admit():
                 self._prefill(groups)
@@ -133,8 +139,12 @@ class Engine:
                         hidden = recompute(self.model, [row.request.prompt + row.tokens for row in rows])
                     ended = self._extend(rows, hidden)
                 self._retire(ended)
-        except Exception as error:
-            scheduler.abandon(error)
+        except BaseException as error:
+            known = isinstance(error, Exception)
+            cause = error if known else RuntimeError(f"sampling was interrupted by {type(error).__name__}")
+            scheduler.abandon(cause, [row for group in groups for row in group])
+            if not known:
+                raise
 
     def _prefill(self, groups: list[list[Row]]) -> None:
         """Compute each newcomer's prompt once, draw first tokens for all its rows, and seat those that go on."""
@@ -205,6 +215,11 @@ class Engine:
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         with self.lock:
             return self._learner.optim_step(policy, adam)
+
+    def snapshot(self, policy: Policy) -> Snapshot:
+        """The weights as they are now; under the lock, so never in the middle of a step."""
+        with self.lock:
+            return policy.snapshot()
 
     def prompt_logprobs(self, snapshot: Snapshot, prompt: ModelInput) -> list[float | None]:
         """Log-prob of every prompt token given those before it, at temperature 1; None for the first."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from rlvr import draws
 from rlvr.engine.options import LoraConfig
@@ -27,8 +28,12 @@ class LoraBank:
     def __init__(self, module: nn.Module) -> None:
         head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # pyright: ignore
         self.linears = {
-            name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and layer is not head
+            name: layer
+            for name, layer in module.named_modules()
+            if isinstance(layer, (nn.Linear, Conv1D)) and layer is not head
         }
+        if not self.linears:
+            raise ValueError("lora: this model has no linear layer to adapt; use full fine-tuning")
         self.route: Route = []
         for name, layer in self.linears.items():
             layer.register_forward_hook(self._hook(name))
@@ -60,12 +65,14 @@ class LoraBank:
         weights: dict[str, nn.Parameter] = {}
         for name in self.targets(config):
             layer = self.linears[name]
+            # GPT-2's Conv1D is a linear layer with its weight transposed.
+            width_in, width_out = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
             generator = torch.Generator().manual_seed(draws.key("lora", seed, name))
-            bound = 1 / math.sqrt(layer.in_features)
-            down = (torch.rand(config.rank, layer.in_features, generator=generator) * 2 - 1) * bound
+            bound = 1 / math.sqrt(width_in)
+            down = (torch.rand(config.rank, width_in, generator=generator) * 2 - 1) * bound
             weights[f"{name}.lora_A.weight"] = nn.Parameter(down.to(layer.weight.device))
             weights[f"{name}.lora_B.weight"] = nn.Parameter(
-                torch.zeros(layer.out_features, config.rank, device=layer.weight.device)
+                torch.zeros(width_out, config.rank, device=layer.weight.device)
             )
         return weights
 

@@ -105,7 +105,7 @@ def token_logprobs(
     if hidden_ND.shape[0] <= chunk:
         return chunk_logprobs(hidden_ND, targets_N)
     pieces: list[Tensor] = [
-        checkpoint(chunk_logprobs, h, t, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+        checkpoint(chunk_logprobs, h, t, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
         for h, t in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True)
     ]
     return torch.cat(pieces)

@@ -8,6 +8,8 @@ equals one plain pass; false for sliding windows and linear attention).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ class LanguageModel:
         self.module.eval()
         self.device: torch.device = next(self.module.parameters()).device
         self.dtype: torch.dtype = next(self.module.parameters()).dtype
+        # transformers takes its scaled-dot-product attention where the model has it; the plain one adds its masks.
+        self.adds_masks: bool = getattr(self.module.config, "_attn_implementation", "") == "eager"
 
     @property
     def context(self) -> int:
@@ -61,6 +65,20 @@ class LanguageModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters by name, tied ones once."""
         return dict(self.module.named_parameters())
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """transformers draws one over the files it loads or saves; it would break the live display."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def pick_device(asked: str) -> torch.device:
@@ -107,7 +125,7 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
         raise ValueError(f"model.config: {first_line(error)}") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draws.key("weights", seed))
-        module = AutoModelForCausalLM.from_config(full, attn_implementation="sdpa", dtype=torch.float32)
+        module = AutoModelForCausalLM.from_config(full, dtype=torch.float32)
     module = module.to(device=where, dtype=pick_dtype(dtype, where))
     return probed(LanguageModel(module, tokenizer, name=f"{model_type} from scratch"))
 
@@ -121,11 +139,11 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     if looks_local and not (Path(name).expanduser() / "config.json").exists():
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            str(Path(name).expanduser()) if Path(name).expanduser().exists() else name,
-            dtype=pick_dtype(dtype, where),
-            attn_implementation="sdpa",
-        ).to(where)
+        with without_progress_bar():
+            module = AutoModelForCausalLM.from_pretrained(
+                str(Path(name).expanduser()) if Path(name).expanduser().exists() else name,
+                dtype=pick_dtype(dtype, where),
+            ).to(where)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
     if len(tokenizer) > module.get_input_embeddings().weight.shape[0]:
@@ -138,33 +156,54 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
 
 @torch.no_grad()
 def probed(model: LanguageModel) -> LanguageModel:
-    """Set `splits` and `caches` by trying them on random tokens, longer than any attention window up to 4,096."""
+    """Set `splits` and `caches` by trying them on random tokens; a known sliding window is believed without a trial."""
     from rlvr.engine.runner import RowCache, prefill
 
     text = model.module.config.get_text_config()
-    window = getattr(text, "sliding_window", None) or 0
-    length = max(8, min(window + 8 if "sliding_attention" in (getattr(text, "layer_types", None) or []) else 8, 4096))
-    length = min(length, model.context)
+    head = model.module.get_output_embeddings()
+    length = min(_probe_length(text), model.context)
     tokens = torch.tensor(
         [[draws.integer(model.vocabulary, draws.key("probe"), i) for i in range(length)]], device=model.device
     )
-    logits = model.module(input_ids=tokens, use_cache=False).logits.float()
-    # Rounding differs between the ways; a wrong mask or a missing scale differs by the size of the logits themselves.
-    near = (0.08 if model.dtype == torch.bfloat16 else 1e-3) * max(1.0, float(logits.abs().max()))
+    ends = [length - 1, length // 2]  # two rows of different lengths: a mask that is not honoured shows
+    last = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float().abs().max()
+    # The logits of an untrained model are too small for a cap on them to show, so the head is turned up meanwhile.
+    louder = head.register_forward_hook(lambda _module, _inputs, output: output * (100 / max(float(last), 1e-6)))
+    try:
+        logits = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float()
+        # Rounding is small; a wrong mask or a missing scale differs by the size of the logits themselves.
+        near = (0.08 if model.dtype == torch.bfloat16 else 1e-3) * float(logits.abs().max())
 
-    def agrees(other: Tensor) -> bool:
-        return other.shape == logits[0, -1:].shape and float((other.float() - logits[0, -1:]).abs().max()) <= near
+        def agrees(other: Tensor) -> bool:
+            return other.shape == logits.shape and float((other.float() - logits).abs().max()) <= near
 
-    model.splits = agrees(model.head(model.hidden(tokens)[0, -1:]))
+        model.splits = agrees(model.head(model.hidden(tokens)[0, ends]))
+        try:
+            rows = [tokens[0, : end + 1].tolist() for end in ends]
+            cache = RowCache()
+            _, layers = prefill(model, [row[:-1] for row in rows])
+            cache.place(layers, [0, 1], ends, rows=[0, 1], capacity=2, length=length)
+            hidden = cache.decode(model, torch.tensor([row[-1] for row in rows]), torch.tensor(ends))
+            model.caches = agrees(model.head(hidden)) and not _slides(text)
+        except (AttributeError, TypeError, RuntimeError, ValueError, IndexError, NotImplementedError):
+            model.caches = False
+    finally:
+        louder.remove()
     if not model.splits:
         model.notes.append("this model changes its logits after the head: log-probs are not computed in chunks")
-    try:
-        cache = RowCache()
-        _, layers = prefill(model, [tokens[0, :-1].tolist()])
-        cache.place(layers, [0], [length - 1], rows=[0], capacity=1, length=length)
-        model.caches = agrees(model.head(cache.decode(model, tokens[0, -1:], torch.tensor([length - 1]))))
-    except (AttributeError, TypeError, RuntimeError, ValueError, IndexError, NotImplementedError):
-        model.caches = False
     if not model.caches:
         model.notes.append("this model's attention does not fit our cache: sampling recomputes each row, slowly")
     return model
+
+
+def _slides(text: Any) -> bool:
+    """Whether some layer sees only a window of the context: then a cache of everything is wrong beyond it."""
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+    return bool(window) and window < text.max_position_embeddings and "sliding_attention" in kinds
+
+
+def _probe_length(text: Any) -> int:
+    """Longer than any window or chunk the config speaks of, up to 1,024."""
+    spans = [v for k, v in text.to_dict().items() if ("window" in k or "chunk" in k) and type(v) is int]
+    return max(8, min(max(spans, default=0) + 8, 1024))

@@ -67,6 +67,14 @@ class Policy:
     def changed(self) -> None:
         self.generation += 1
 
+    def widen_gradients(self) -> None:
+        """Add the gradients of narrow weights to their fp32 masters': a bf16 sum loses small terms."""
+        for name, p in self.parameters.items():
+            master = self.masters[name]
+            if master is not p and p.grad is not None:
+                master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+                p.grad = None
+
     def clear_gradients(self) -> None:
         for p in (*self.parameters.values(), *self.masters.values()):
             p.grad = None

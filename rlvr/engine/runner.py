@@ -101,8 +101,11 @@ class RowCache(Cache):
         """Feed each of the first R rows one token at its position; the hidden state behind it, [R, D]."""
         self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), positions_R.to(model.device)
         self.length = int(positions_R.max()) + 1
+        self._reserve([(layer.keys, layer.values) for layer in self.layers], self.shape[0], self.length)  # pyright: ignore[reportArgumentType]
         columns = torch.arange(self.length, device=model.device)
         mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
+        if model.adds_masks:
+            mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
         return model.hidden(
             tokens_R[:, None].to(model.device),
             attention_mask=mask,

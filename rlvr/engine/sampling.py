@@ -30,7 +30,7 @@ def uniform(keys: Tensor, positions: Tensor) -> Tensor:
     z = (z ^ _shift(z, 30)) * _signed(MIX1)
     z = (z ^ _shift(z, 27)) * _signed(MIX2)
     z = z ^ _shift(z, 31)
-    return (_shift(z, 11).double() + 0.5) * 2.0**-53
+    return (_shift(z, 12).double() + 0.5) * 2.0**-52
 
 
 def filtered(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:

@@ -125,9 +125,12 @@ class Scheduler:
         del self.rows[size:]
         return sources, targets
 
-    def abandon(self, error: Exception) -> None:
-        """Fail every request that was under way: its rows' cache is in an unknown state."""
-        for request in {row.request for row in self.rows} | {r for r in self.waiting if r.started}:
+    def abandon(self, error: Exception, newcomers: Sequence[Row] = ()) -> None:
+        """Fail every request that was under way: its rows' cache is in an unknown state.
+
+        `newcomers` were admitted and have no seat yet.
+        """
+        for request in {row.request for row in (*self.rows, *newcomers)} | {r for r in self.waiting if r.started}:
             request.error = error
         self.rows.clear()
         self.waiting = deque(r for r in self.waiting if r.error is None)

@@ -65,9 +65,12 @@ def checked(data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None
             array = datum.loss_fn_inputs[name].data
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"datum {i}: {name} holds nan or infinity")
+            if name == "target_tokens" and array.dtype.kind != "i":
+                raise ValueError(f"datum {i}: target_tokens are {array.dtype}, expected integers")
         ids = (min(tokens), max(tokens), *(f(datum.loss_fn_inputs["target_tokens"].data) for f in (np.min, np.max)))
         if min(ids) < 0 or max(ids) >= model.vocabulary:
-            raise ValueError(f"datum {i} holds token {max(ids)}, outside the vocabulary of {model.vocabulary}")
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise ValueError(f"datum {i} holds token {wrong}, outside the vocabulary of {model.vocabulary}")
     return settings
 
 
@@ -107,9 +110,8 @@ class Learner:
     ) -> ForwardBackwardOutput:
         """Add d(sum of token losses) / d(weights) to the policy's gradients; log-probs of every target come back."""
         settings = checked(data, loss_fn, config, self.model)
-        kept = {name: p.grad for name, p in policy.parameters.items()}
-        for p in policy.parameters.values():
-            p.grad = None
+        kept = {name: master.grad for name, master in policy.masters.items()}
+        policy.clear_gradients()
         outputs: list[dict[str, TensorData]] = [{} for _ in data]
         total = 0.0
         try:
@@ -119,18 +121,20 @@ class Learner:
                 total += self._value(batch, logprobs_N, terms_N)
                 if backward:
                     terms_N.sum().backward()
+                    policy.widen_gradients()
                 pieces = logprobs_N.detach().cpu().split(batch.lengths)
                 for i, piece in zip(batch.indices, pieces, strict=True):
                     outputs[i] = {"logprobs": TensorData(piece.numpy())}
             if backward:
                 self._check_gradients(policy)
         except BaseException:
-            for name, p in policy.parameters.items():
-                p.grad = kept[name]
+            policy.clear_gradients()
+            for name, master in policy.masters.items():
+                master.grad = kept[name]
             raise
-        for name, p in policy.parameters.items():
+        for name, master in policy.masters.items():
             if (before := kept[name]) is not None:
-                p.grad = before if p.grad is None else before + p.grad
+                master.grad = before if master.grad is None else before.add_(master.grad)
         return ForwardBackwardOutput(outputs, {"loss:sum": total})
 
     def _run(
@@ -147,6 +151,7 @@ class Learner:
 
         def laid_out(name: str) -> Tensor:
             flat = np.concatenate([data[i].loss_fn_inputs[name].data for i in batch.indices])
+            flat = flat if name == "target_tokens" else flat.astype(np.float32, copy=False)
             return torch.from_numpy(flat).to(device)
 
         source = snapshot or policy.snapshot()
@@ -167,7 +172,7 @@ class Learner:
         return float(terms_N.detach().double().sum())
 
     def _check_gradients(self, policy: Policy) -> None:
-        for name, p in policy.parameters.items():
+        for name, p in policy.masters.items():
             if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
                 raise NonFiniteError(f"the gradient of {name}", [])
 
@@ -176,17 +181,15 @@ class Learner:
 
         Metrics: `grad_norm`, the global L2 norm before clipping.
         """
-        if all(p.grad is None for p in policy.parameters.values()):
-            raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
-        for name, p in policy.parameters.items():
-            master = policy.masters[name]
-            if master is not p:
-                master.grad = None if p.grad is None else p.grad.float()
         masters = [m for m in policy.masters.values() if m.grad is not None]
-        limit = adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(masters, limit))
+        if not masters:
+            raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
+        norm_T = torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None])
+        norm = float(norm_T)
         if not math.isfinite(norm):
             raise NonFiniteError("the gradient norm", [])
+        if adam.grad_clip_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(masters, adam.grad_clip_norm, norm_T)
         policy.about_to_change()
         for group in policy.optimizer.param_groups:
             group.update(

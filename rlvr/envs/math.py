@@ -126,7 +126,8 @@ class RPNArithmetic:
         Each single reduction is wrong with probability `flaw`, uniformly one of the other operands; the later steps
         go on from the wrong value.
         """
-        return self.chain(task.meta["expression"], key, self.flaw)
+        expression = task.meta["expression"]
+        return self.chain(expression, draws.key("rpn-flaw", key, expression) if self.flaw else 0, self.flaw)
 
     def chain(self, expression: str, key: int = 0, flaw: float = 0.0) -> str:
         """The steps from an expression to its value: `chain("3 5 + 7 +") == "= 8 7 + = 2"` for p = 13."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlvr import draws
 from rlvr.protocols import SamplingClient, SamplingParams, TaskSource
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
-from rlvr.types import Outcome, Task, group_by, mean, std
+from rlvr.types import Outcome, Score, Task, group_by, mean, std
 
 Z95 = 1.959963984540054
 
@@ -111,6 +111,7 @@ def evaluate(
     """Answer every task `samples` times and judge the answers. Draws depend on (seed, task id, sample) alone."""
     results: list[TaskResult] = []
     unjudged = truncated = tokens = 0
+    failures: list[Score] = []
     tokenizer = sampler.get_tokenizer()
     for start in range(0, len(tasks), chunk):
         groups = open_groups(source, tasks[start : start + chunk], samples, tokenizer, "evaluation")
@@ -121,6 +122,7 @@ def evaluate(
         answers = list({t.rollout_id: t for t in trajectories}.values())
         for group in group_by(answers, lambda t: t.group_id).values():
             known = [t for t in group if t.reward is not None]
+            failures += [t.scores[reward.name] for t in group if t.reward is None]
             unjudged += len(group) - len(known)
             truncated += sum(t.truncated for t in group)
             if known:
@@ -132,8 +134,22 @@ def evaluate(
         tokens += sum(t.num_action_tokens for t in trajectories)
         progress(min(start + chunk, len(tasks)))
     if not results:
-        raise ValueError(f"evaluation: none of {len(tasks)} tasks could be judged (every verdict was error or invalid)")
+        raise ValueError(
+            f"evaluation: the reward {reward.name!r} gave no verdict on any of {len(tasks)} tasks. First failures:\n"
+            + told_failures(failures)
+        )
     return Evaluation(results, k, unjudged, truncated, tokens)
+
+
+def told_failures(failures: Sequence[Score]) -> str:
+    """The first three different failures of a verifier, with their tracebacks."""
+    told = dict.fromkeys(f"[{s.outcome.value}: {s.reason}] {s.detail}".strip() for s in failures)
+    return "\n".join(list(told)[:3])
+
+
+def evaluation_params(params: SamplingParams, options: EvaluationOptions) -> SamplingParams:
+    """Training's token budget and stops, at the evaluation's temperature and without filters."""
+    return replace(params, temperature=options.temperature, top_p=1.0, top_k=-1, min_p=0.0)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

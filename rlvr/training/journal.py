@@ -132,6 +132,18 @@ class Journal:
         self.close()
 
 
+def stored_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a run that may be at work right now: read only, no lock."""
+    path = folder / "journal.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in reversed(lines):
+        if '"checkpoint"' in line and line.endswith("}"):
+            place = folder / json.loads(line)["path"]
+            if not verified(place):
+                return place
+    return None
+
+
 def set_aside(folder: Path) -> Path:
     """Rename a run folder to `<name>.old-N`: starting anew never deletes anything."""
     number = 1

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ from rlvr.protocols import NonFiniteError, SamplingParams, TaskSource, TrainingC
 from rlvr.reward import Reward
 from rlvr.tracking import Console, MetricsLog, plot_curve
 from rlvr.training.curriculum import Curriculum
-from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate
+from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate, evaluation_params
 from rlvr.training.journal import Checkpoint, Journal, Position
 from rlvr.training.sft import SftOptions, sft_step
 from rlvr.training.step import Collected, Trainer, TrainingOptions, TrainingStopped
@@ -92,7 +92,7 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Do what is left of the job; its summary. Raises Interrupted or TrainingStopped."""
         position = self._restore()
-        with self._listening():
+        with self.log, self._listening():
             for number, phase in enumerate(self.phases):
                 if number < position.phase:
                     continue
@@ -215,7 +215,7 @@ class Loop:
             tasks,
             job.client.save_weights_and_get_sampling_client(),
             job.reward,
-            replace(job.params, temperature=asked.temperature, top_p=1.0, top_k=-1, min_p=0.0),
+            evaluation_params(job.params, asked),
             samples=samples,
             k=min(asked.k or asked.samples, samples),
             seed=job.seed,

@@ -18,6 +18,7 @@ from rlvr.protocols import AdamParams, Datum, ForwardBackwardOutput, SamplingPar
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.curriculum import Curriculum
+from rlvr.training.evaluate import told_failures
 from rlvr.training.metrics import UpdateSums, answer_statistics, passes_by_level
 from rlvr.types import Trajectory, TrajectoryBatch, group_by
 
@@ -187,10 +188,9 @@ class Trainer:
         failed = [t.scores[self.reward.name] for t in trajectories if self.reward.name in t.scores and t.reward is None]
         if len(failed) <= self.options.error_budget * len(trajectories):
             return
-        details = list(dict.fromkeys(f"[{s.outcome.value}: {s.reason}] {s.detail}".strip() for s in failed))[:3]
         raise TrainingStopped(
             f"step {step}: the reward {self.reward.name!r} gave no verdict on {len(failed)} of {len(trajectories)} answers, "
-            f"more than training.error_budget={self.options.error_budget:g} allows. First failures:\n" + "\n".join(details)
+            f"more than training.error_budget={self.options.error_budget:g} allows. First failures:\n" + told_failures(failed)
         )
 
     def update(self, step: int, collected: Collected) -> dict[str, float]:

@@ -1,0 +1,77 @@
+"""Tiny real models and a tokenizer, built once: two layers, random weights large enough that nothing hides in rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORDS = [*"0123456789", "+", "-", "*", "=", "<boe>"]  # with <eoe> and <pad>: 17 tokens
+END, PAD = "<eoe>", "<pad>"
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAMA_LIKE = {**SMALL, "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 256}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": {"model_type": "qwen3", **LLAMA_LIKE, "head_dim": 16, "tie_word_embeddings": True},
+    "llama": {"model_type": "llama", **LLAMA_LIKE, "tie_word_embeddings": False},
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256},
+    "mistral": {"model_type": "mistral", **LLAMA_LIKE, "sliding_window": 6},
+    "gemma2": {
+        "model_type": "gemma2", **LLAMA_LIKE, "head_dim": 16, "sliding_window": 6, "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    from rlvr.engine.tokenizer import build_tokenizer
+
+    return build_tokenizer("words", WORDS, end=END, pad=PAD)
+
+
+@pytest.fixture(scope="session")
+def pristine(tokenizer: Any) -> Callable[[str], Any]:
+    """A model of `CONFIGS` by name, built once and never to be trained: take a `fresh` one for that."""
+    from rlvr.engine.model import build_model
+
+    made: dict[str, Any] = {}
+
+    def get(kind: str) -> Any:
+        if kind not in made:
+            # 0.02, the usual spread, gives a tiny model logits near 0: every distribution would be uniform.
+            config = {**CONFIGS[kind], "initializer_range": 0.2}
+            made[kind] = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def fresh(pristine: Callable[[str], Any]) -> Callable[..., Any]:
+    """A new engine on a copy of a tiny model; limits by keyword (`max_rows=3`)."""
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.options import EngineLimits
+
+    def make(kind: str = "qwen3", dtype: Any = None, **limits: int) -> Any:
+        model = copy.deepcopy(pristine(kind))
+        if dtype is not None:
+            model.module.to(dtype)
+            model.dtype = dtype
+        return Engine(model, EngineLimits(**limits))
+
+    return make
+
+
+@pytest.fixture
+def client(fresh: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """A training client on an engine of its own; `lora` makes it an adapter's."""
+    from rlvr.clients.local import LocalTrainingClient
+
+    def make(kind: str = "qwen3", *, lora: Any = None, engine: Any = None, name: str = "policy", seed: int = 0, **how: Any):
+        engine = engine or fresh(kind, **how)
+        return LocalTrainingClient(engine, engine.create_policy(name, lora=lora, seed=seed), tmp_path / name)
+
+    return make

@@ -1,0 +1,250 @@
+"""The command line as a user meets it: real runs on tiny models, and every mistake answered in one clear message."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.cli import run
+
+TINY = """
+seed: 3
+env: {name: rpn_arithmetic, kwargs: {complexity: [1, 1], flaw: 0.0}}
+model:
+  tokenizer: words
+  device: cpu
+  config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+           num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 24}
+rollout: {max_tokens: 6}
+sft: {steps: 2, batch_size: 8}
+training: {steps: 3, prompts_per_step: 2, group_size: 4}
+evaluation: {tasks: 8, samples: 2}
+run: {checkpoint_every: 1}
+engine: {threads: 1}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with tiny.yaml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def command(*words: str) -> list[str]:
+    return ["train", "--config=tiny.yaml", *words]
+
+
+def in_process(*words: str, preexec: Any = None) -> subprocess.Popen[str]:
+    """The command in a process of its own, in the current folder."""
+    root = str(Path(__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlvr.cli", *command(*words)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, preexec_fn=preexec,
+    )  # fmt: skip
+
+
+def test_a_run_leaves_its_folder_and_is_told_finished_the_second_time(tiny: Path, capsys: Any) -> None:
+    """resolved.yaml, metrics, rollouts, checkpoints, evaluations, a curve, and a summary with intervals."""
+    assert run(command()) == 0
+    folder = tiny / "runs" / "tiny"
+    summary = json.loads((folder / "summary.json").read_text())
+    for side in ("baseline", "final"):
+        for metric in ("pass@1", "pass@2", "mean_reward"):
+            value = summary[side][metric]
+            assert value["low"] <= value["value"] <= value["high"]
+    assert 0 <= summary["p_value"] <= 1 and summary["seconds"] > 0 and len(summary["weights_sha256"]) == 64
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["phase"], r["step"]) for r in rows] == [("sft", 0), ("sft", 1), ("rl", 0), ("rl", 1), ("rl", 2)]
+    rollouts = (folder / "rollouts" / "rl-000002.jsonl").read_text().splitlines()
+    assert len(rollouts) == 8 and {"prompt", "response", "scores", "logprobs"} <= set(json.loads(rollouts[0]))
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "FINAL RESULTS" in capsys.readouterr().out
+    written = (folder / "metrics.jsonl").read_bytes()
+    assert run(command()) == 0
+    assert "finished" in capsys.readouterr().out
+    assert (folder / "metrics.jsonl").read_bytes() == written
+    # The saved policy can be evaluated by itself, with the same result as at the end of the run.
+    assert run(["evaluate", str(folder)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["pass@1"] == summary["final"]["pass@1"]
+
+
+def test_sft_alone_is_a_mode(tiny: Path) -> None:
+    """`mode=sft` trains on demonstrations only, measured from the random model."""
+    assert run(command("mode=sft", "sft.steps=20", "run.name=taught")) == 0
+    rows = [json.loads(line) for line in (tiny / "runs" / "taught" / "metrics.jsonl").read_text().splitlines()]
+    assert {r["phase"] for r in rows} == {"sft"} and len(rows) == 20
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tiny: Path) -> None:
+    """SIGINT ends the step under way with exit code 130; the rerun ends with what an undisturbed run has."""
+    words = ("training.steps=60", "run.name=stopped")
+    process = in_process(*words)
+    rows = tiny / "runs" / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (rows.exists() and rows.read_text().count('"rl"') >= 2):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "same command" in output and "Traceback" not in output
+    done = rows.read_text().count('"rl"')
+    assert 2 <= done < 60
+    assert run(command(*words)) == 0
+    assert run(command("training.steps=60", "run.name=calm")) == 0
+    stopped, calm = (json.loads((tiny / "runs" / n / "summary.json").read_text()) for n in ("stopped", "calm"))
+    assert stopped["weights_sha256"] == calm["weights_sha256"]
+
+
+def test_a_damaged_last_checkpoint_falls_back_and_still_ends_alike(tiny: Path, capsys: Any) -> None:
+    """Bytes of the newest weights are overwritten after a stop: said, gone around, same final bits."""
+    assert run(command("run.name=calm")) == 0
+    assert run(command("run.name=hurt")) == 0
+    hurt = tiny / "runs" / "hurt"
+    (hurt / "summary.json").unlink()
+    newest = max((hurt / "checkpoints").iterdir(), key=lambda p: p.stat().st_mtime)
+    with open(newest / "model.safetensors", "r+b") as file:
+        file.seek(200)
+        file.write(b"damage")
+    capsys.readouterr()
+    assert run(command("run.name=hurt")) == 0
+    said = capsys.readouterr().out
+    assert newest.name in said and "falling back" in said
+    stories = [json.loads((tiny / "runs" / n / "summary.json").read_text())["weights_sha256"] for n in ("calm", "hurt")]
+    assert stories[0] == stories[1]
+
+
+def test_a_full_disk_says_what_to_do_and_loses_nothing(tiny: Path) -> None:
+    """No file may grow past 20 kB (a real limit of the kernel): the save fails, the rerun without it finishes."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+    grown = ("model.config.hidden_size=64",)
+    process = in_process(*grown, preexec=limit)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and "make room" in output and "Traceback" not in output, output
+    assert not list((tiny / "runs").rglob("*.tmp")), "a half-written checkpoint was left behind"
+    assert run(command(*grown)) == 0
+
+
+MISTAKES: list[tuple[list[str], list[str]]] = [
+    (["train", "--config=nowhere.yaml"], ["nowhere.yaml", "does not exist"]),
+    (["train", "--config-name=arithmetik"], ["arithmetik", "arithmetic"]),
+    (["train"], ["which config"]),
+    (command("reward.type=combinde"), ["combinde", "combined"]),
+    (command("algorithm.name=gprpo"), ["gprpo", "grpo"]),
+    (command("algorithm.reduction=tokens_mean"), ["tokens_mean", "token_mean"]),
+    (command("env.name=rpn_arithmetics"), ["rpn_arithmetics", "rpn_arithmetic"]),
+    (command("env.kwargs.complexty=[1,2]"), ["complexty"]),
+    (command("training.group_sise=4"), ["training.group_sise", "training.group_size"]),
+    (command("training.steps=many"), ["training.steps", "many"]),
+    (command("algorithm.name=importance_sampling", "algorithm.clip_high=0.3"), ["clip_high", "no effect"]),
+    (command("curriculum.decay=0.5"), ["curriculum.decay", "no effect"]),
+    (command("rollout.seed=4"), ["rollout.seed", "no effect"]),
+    (command("sft.steps=0", "sft.batch_size=4"), ["sft.batch_size", "sft.steps is 0"]),
+    (command("training.group_size=1"), ["group_size", "teaches nothing"]),
+    (command("rollout.temperature=0"), ["temperature", "nothing"]),
+    (command("rollout.top_p=1.5"), ["top_p", "(0, 1]"]),
+    (["train", "--config=rows.yaml", "model.name=./no-such-folder"], ["no-such-folder"]),
+    (command("model.config.model_type=qwen33"), ["qwen33"]),
+    (command("model.config.hiden_size=3"), ["hiden_size"]),
+    (command("model.device=cuda:7"), ["cuda:7", "cpu"]),
+    (command("run.name=../escape"), ["../escape", "letters, digits"]),
+    (["train", "--config=rows.yaml", "env.kwargs.path=missing.jsonl"], ["missing.jsonl"]),
+    (["train", "--config=rows.yaml", "env.kwargs.path=bad.jsonl"], ["bad.jsonl", "line 2"]),
+    (command("reward.type=os:no_such_function"), ["no_such_function"]),
+    (["evaluate", "nowhere"], ["nowhere", "run folder"]),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[" ".join(w)[:60] for w, _ in MISTAKES])
+def test_a_mistake_is_one_message_that_names_the_culprit(
+    tiny: Path, capfd: Any, words: list[str], expected: list[str]
+) -> None:
+    """Exit code 2, no traceback, the wrong word and the remedy in the message, and no run folder touched twice."""
+    (tiny / "rows.yaml").write_text("env: {name: jsonl, kwargs: {path: rows.jsonl}}\nmodel: {name: ./model}\n")
+    (tiny / "rows.jsonl").write_text("".join(f'{{"prompt": "{i}+1", "answer": "{i + 1}"}}\n' for i in range(40)))
+    (tiny / "bad.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "oops"\n')
+    assert run(words) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("rlvr: ") and "Traceback" not in said
+    for word in expected:
+        assert word in said, said
+
+
+def test_a_run_folder_of_another_config_is_not_touched(tiny: Path, capsys: Any) -> None:
+    """The differing key and three ways on are named; resume=false keeps the old folder under another name."""
+    assert run(command()) == 0
+    before = (tiny / "runs" / "tiny" / "summary.json").read_bytes()
+    assert run(command("seed=4")) == 2
+    said = capsys.readouterr().err
+    assert "seed" in said and "run.name" in said and "run.resume=false" in said
+    assert (tiny / "runs" / "tiny" / "summary.json").read_bytes() == before
+    assert run(command("seed=4", "run.resume=false")) == 0
+    assert (tiny / "runs" / "tiny.old-1" / "summary.json").read_bytes() == before
+
+
+def test_a_model_folder_without_tokenizer_says_so(tiny: Path, capfd: Any) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    Qwen3ForCausalLM(Qwen3Config(**shape, num_attention_heads=1, num_key_value_heads=1)).save_pretrained(tiny / "bare")
+    capfd.readouterr()
+    (tiny / "bare.yaml").write_text("env: {name: rpn_arithmetic}\nmodel: {name: ./bare}\nrollout: {max_tokens: 4}\n")
+    assert run(["train", "--config=bare.yaml"]) == 2
+    said = capfd.readouterr().err
+    assert "holds no tokenizer" in said and "model.tokenizer=" in said
+
+
+def test_a_prompt_longer_than_the_context_is_named(tiny: Path, capfd: Any) -> None:
+    assert run(command("model.config.max_position_embeddings=4")) == 2
+    said = capfd.readouterr().err
+    assert "context" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise KeyError('gold column')", "gold column"),
+        ("return float('nan')", "not_finite"),
+        ("return 'good'", "wrong_type"),
+    ],
+)
+def test_a_reward_that_breaks_stops_the_run_with_its_reason(tiny: Path, capfd: Any, body: str, reason: str) -> None:
+    """Never a zero: the run stops at the baseline or first step, and says what the function did."""
+    name = f"mine_{abs(hash(body)) % 10_000}"
+    (tiny / f"{name}.py").write_text(f"def reward(prompt, response, meta=None):\n    {body}\n")
+    code = run(command(f"reward.type={name}:reward"))
+    said = capfd.readouterr().err
+    assert code in (1, 2) and reason in said and said.startswith("rlvr: ")
+
+
+def test_config_prints_every_setting_and_the_plan(tiny: Path, capsys: Any) -> None:
+    assert run(["config", "--config=tiny.yaml", "training.steps=7"]) == 0
+    said = capsys.readouterr().out
+    assert "gap_stop: 0.1" in said and "steps: 7" in said
+    assert "7 steps x 2 prompts x 4 answers = 56 answers" in said
+
+
+def test_secrets_from_the_environment_are_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret-value")
+    text = TINY.replace("run: {", "run: {name: '${oc.env:MY_TOKEN}', ")
+    (tiny / "tiny.yaml").write_text(text)
+    assert run(command()) == 0
+    stored = next((tiny / "runs").rglob("resolved.yaml")).read_text()
+    assert "s3cret-value" not in stored and "${oc.env:MY_TOKEN}" in stored

@@ -1,0 +1,179 @@
+"""Files are whole or absent, whenever the process dies; damage is noticed; names cannot leave their folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlvr import files
+from rlvr.files import checked_name, new_folder, remove_leftovers, verified, write_atomic
+
+DYING = """
+import os, sys
+from pathlib import Path
+from rlvr import files
+path = Path(sys.argv[1])
+"""
+
+
+def dies(code: str, path: Path) -> None:
+    """Run `code` in a process that ends itself in the middle, without any cleaning up."""
+    done = subprocess.run([sys.executable, "-c", DYING + code, str(path)], timeout=60, check=False)
+    assert done.returncode == 9
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {f.name: f.read_text() for f in folder.iterdir() if f.name != "checksums.json"}
+
+
+@pytest.mark.parametrize("name", ["a", "step-3", "A.b_c-9", "x" * 128, "...", ".hidden"])
+def test_plain_names_pass(name: str) -> None:
+    """Letters, digits, dot, underscore and dash, up to 128 of them."""
+    assert checked_name(name, "run") == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a b", "a\n", "ä", "x" * 129, "a\0"])
+def test_names_that_could_leave_the_folder_are_refused(name: str) -> None:
+    """Separators, the two dots, blanks, line ends and overlong names; the message says what the name is for."""
+    with pytest.raises(ValueError, match="run name"):
+        checked_name(name, "run name")
+
+
+def test_write_atomic_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    """Text or bytes, new or over an old file; no temporary file stays."""
+    path = tmp_path / "a.json"
+    write_atomic(path, "old")
+    write_atomic(path, b"new")
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path: Path) -> None:
+    """Content that cannot be written raises, and the old content stays."""
+    path = tmp_path / "a"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "\ud800")
+    assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["a"])
+
+
+def test_write_atomic_keeps_the_old_file_when_killed_before_the_rename(tmp_path: Path) -> None:
+    """The process ends just before the rename: the old file is there, whole; the remains can be swept."""
+    path = tmp_path / "a"
+    write_atomic(path, "old")
+    dies("os.replace = lambda *_: os._exit(9)\nfiles.write_atomic(path, 'new')", path)
+    assert path.read_text() == "old"
+    assert len(os.listdir(tmp_path)) == 2
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_new_folder_appears_whole_with_checksums(tmp_path: Path) -> None:
+    """Files and subfolders arrive together, and `verified` finds nothing wrong."""
+    with new_folder(tmp_path / "c") as folder:
+        (folder / "w").write_text("1")
+        (folder / "sub").mkdir()
+        (folder / "sub" / "x").write_text("2")
+        assert not (tmp_path / "c").exists()
+    assert os.listdir(tmp_path) == ["c"]
+    assert verified(tmp_path / "c") == ""
+    (tmp_path / "c" / "sub" / "x").write_text("3")
+    assert "sub/x" in verified(tmp_path / "c")
+
+
+def test_new_folder_replaces_an_old_one(tmp_path: Path) -> None:
+    """No file of the old folder survives in the new one."""
+    for name in ("old", "new"):
+        with new_folder(tmp_path / "c") as folder:
+            (folder / name).write_text(name)
+    assert content(tmp_path / "c") == {"new": "new"}
+    assert os.listdir(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_new_folder_keeps_the_old_one_when_the_block_raises(tmp_path: Path, error: type[BaseException]) -> None:
+    """An error or an interrupt inside leaves the old folder and no remains."""
+    with new_folder(tmp_path / "c") as folder:
+        (folder / "f").write_text("old")
+    with pytest.raises(error), new_folder(tmp_path / "c") as folder:
+        (folder / "f").write_text("half")
+        raise error
+    assert content(tmp_path / "c") == {"f": "old"}
+    assert os.listdir(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "with files.new_folder(path) as f:\n    (f / 'f').write_text('half')\n    os._exit(9)",
+        "files.sha256 = lambda _: os._exit(9)\nwith files.new_folder(path) as f:\n    (f / 'f').write_text('new')",
+        "os.rename = lambda *_: os._exit(9)\nwith files.new_folder(path) as f:\n    (f / 'f').write_text('new')",
+    ],
+    ids=["in the block", "while summing", "before the rename"],
+)
+def test_new_folder_keeps_the_old_one_when_killed(tmp_path: Path, moment: str) -> None:
+    """The process ends in the middle: the old folder is intact, the remains are swept later."""
+    path = tmp_path / "c"
+    with new_folder(path) as folder:
+        (folder / "f").write_text("old")
+    dies(moment, path)
+    assert content(path) == {"f": "old"}
+    assert verified(path) == ""
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_the_replaced_folder_comes_back_after_a_kill_between_the_renames(tmp_path: Path) -> None:
+    """Two renames swap the folders. Dead between them, nothing is at the path: sweeping puts the old one back."""
+    path = tmp_path / "c"
+    with new_folder(path) as folder:
+        (folder / "f").write_text("old")
+    dies(
+        "real, done = os.rename, []\n"
+        "def rename(a, b):\n    os._exit(9) if done else (done.append(1), real(a, b))\n"
+        "os.rename = rename\n"
+        "with files.new_folder(path) as f:\n    (f / 'f').write_text('new')",
+        path,
+    )
+    assert not path.exists()
+    remove_leftovers(tmp_path)
+    assert content(path) == {"f": "old"}
+    assert verified(path) == ""
+    assert os.listdir(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize("at", [0, 5, -1])
+def test_verified_sees_one_flipped_bit(tmp_path: Path, at: int) -> None:
+    """Any byte of any file; the message names the file."""
+    with new_folder(tmp_path / "c") as folder:
+        (folder / "w.bin").write_bytes(bytes(range(200)))
+    data = bytearray((tmp_path / "c" / "w.bin").read_bytes())
+    data[at] ^= 1
+    (tmp_path / "c" / "w.bin").write_bytes(data)
+    assert "w.bin" in verified(tmp_path / "c")
+
+
+def test_verified_sees_a_missing_file_and_missing_or_broken_sums(tmp_path: Path) -> None:
+    """A lost file, a folder that is no checkpoint, a damaged list: each is said, none raises."""
+    with new_folder(tmp_path / "c") as folder:
+        (folder / "w").write_text("1")
+    (tmp_path / "c" / "w").unlink()
+    assert "w" in verified(tmp_path / "c")
+    (tmp_path / "c" / "checksums.json").write_text("{")
+    assert verified(tmp_path / "c")
+    (tmp_path / "c" / "checksums.json").write_text("[1]")
+    assert verified(tmp_path / "c")
+    assert verified(tmp_path / "nowhere")
+
+
+def test_sweeping_leaves_ordinary_files_alone(tmp_path: Path) -> None:
+    """Only the names that atomic writing uses are touched."""
+    for name in ("a", ".b", "c.tmp", ".d.old.txt"):
+        (tmp_path / name).write_text("x")
+    remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".b", ".d.old.txt", "a", "c.tmp"]
+    assert files.sha256(tmp_path / "a").startswith("2d711642b726b044")

@@ -1,0 +1,103 @@
+"""A run that is killed again and again ends with the same bits as one that was left alone.
+
+Real processes, real SIGKILL at random instants. The processes are forked from one that has torch imported already
+(nothing else would be measured but imports); each carries out the same command as a user would type again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+seed: 3
+env: {name: rpn_arithmetic, kwargs: {complexity: [1, 2], flaw: 0.3}}
+model:
+  tokenizer: words
+  device: cpu
+  config: {model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
+           num_key_value_heads: 1, head_dim: 16, max_position_embeddings: 32}
+  LORA
+rollout: {max_tokens: 10}
+curriculum: {by: pass_rate}
+sft: {steps: 12, batch_size: 16, optimizer: {learning_rate: 0.01}}
+training: {steps: 14, prompts_per_step: 6, group_size: 4, refill: 1, num_minibatches: 2, optimizer: {learning_rate: 0.001}}
+evaluation: {tasks: 30, samples: 2, every: 5, quick_tasks: 10, quick_samples: 2}
+run: {checkpoint_every: 4, rollouts_per_step: 4}
+engine: {threads: 1}
+"""
+
+DRIVER = """
+import os, random, signal, sys, time
+sys.path.insert(0, os.getcwd())
+import torch, transformers  # noqa: F401
+import rlvr.build, rlvr.clients.local, rlvr.training.loops, rlvr.cli  # noqa: F401
+command, seed, most = sys.argv[1].split("|"), int(sys.argv[2]), int(sys.argv[3])
+rng, kills, longest = random.Random(seed), 0, 2.5
+
+def start():
+    child = os.fork()
+    if child == 0:
+        with open(os.devnull, "w") as quiet:
+            os.dup2(quiet.fileno(), 1)
+        os._exit(rlvr.cli.run(command))
+    return child
+
+while True:
+    child, deadline = start(), time.monotonic() + rng.uniform(0.02, longest)
+    status = None
+    while status is None:
+        done, code = os.waitpid(child, os.WNOHANG)
+        if done:
+            status = code
+        elif kills < most and time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            kills += 1
+            break
+        else:
+            time.sleep(0.002)
+    if status is not None:
+        print(f"kills {kills} exit {os.waitstatus_to_exitcode(status)}")
+        break
+"""
+
+
+def run_until_done(folder: Path, seed: int, kills: int, lora: str) -> tuple[int, dict[str, object], list[dict[str, object]]]:
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(CONFIG.replace("LORA", lora))
+    command = ["train", f"--config={folder / 'tiny.yaml'}", f"run.root={folder / 'runs'}"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, "|".join(command), str(seed), str(kills)],
+        capture_output=True, text=True, timeout=500, env=env, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert "exit 0" in done.stdout, done.stdout + done.stderr[-3000:]
+    run = folder / "runs" / "tiny"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"} for row in rows]
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["seconds"]
+    return int(done.stdout.split()[1]), summary, kept
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lora", ["", "lora: {rank: 4}"], ids=["all weights", "adapter"])
+def test_killed_at_random_instants_ends_with_the_same_bits(tmp_path: Path, lora: str) -> None:
+    """SIGKILL during sampling, update, evaluation or checkpoint: same weights hash, same metric rows, same summary."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"kill seed {seed}")
+    wanted = int(os.environ.get("RLVR_TEST_KILLS", "10"))
+    _, undisturbed, rows = run_until_done(tmp_path / "calm", 0, 0, lora)
+    kills, summary, killed_rows = run_until_done(tmp_path / "killed", seed, wanted, lora)
+    print(f"killed {kills} times")
+    assert kills >= min(3, wanted), "the run ended before it was killed a few times: the test tested nothing"
+    assert summary["weights_sha256"] == undisturbed["weights_sha256"]
+    assert summary == undisturbed
+    assert killed_rows == rows

@@ -1,0 +1,273 @@
+"""Token losses: literals worked out by hand, an independent numpy version, gradient checks, masks, chunked log-probs.
+
+Legend as in `rlvr.engine.losses`: p trained log-prob, q sampled log-prob, A advantage, r = exp(p - q).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr.engine.losses import LOSSES, token_logprobs
+
+NAMES = sorted(LOSSES)
+LN2 = math.log(2.0)
+
+
+def run(name: str, p: list[float], rows: list[int] | None = None, config: dict | None = None, **inputs: list[float]):
+    """Terms and d(sum of terms)/dp as lists, in fp64."""
+    p_N = torch.tensor(p, dtype=torch.float64, requires_grad=True)
+    tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in inputs.items()}
+    row_N = torch.tensor(rows if rows is not None else [0] * len(p))
+    terms = LOSSES[name].terms(p_N, tensors, {**LOSSES[name].config, **(config or {})}, row_N)
+    (grad,) = torch.autograd.grad(terms.sum(), p_N)
+    return terms.tolist(), grad.tolist()
+
+
+def test_cross_entropy_by_hand() -> None:
+    """-w p: w 1, 0.5, 0 at p -2, -4, -8 give 2, 2, 0, with gradient -w."""
+    terms, grad = run("cross_entropy", [-2.0, -4.0, -8.0], weights=[1.0, 0.5, 0.0])
+    assert terms == [2.0, 2.0, 0.0]
+    assert grad == [-1.0, -0.5, 0.0]
+
+
+def test_importance_sampling_by_hand() -> None:
+    """-r A: r = exp(ln 2) = 2 with A 3 gives -6; r = 1/2 with A -4 gives 2. The gradient is the term itself."""
+    terms, grad = run("importance_sampling", [-1.0, -3.0], logprobs=[-1.0 - LN2, -3.0 + LN2], advantages=[3.0, -4.0])
+    assert terms == pytest.approx([-6.0, 2.0])
+    assert grad == pytest.approx([-6.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "term", "slope"),
+    [
+        # -min(r A, clip(r, 0.8, 1.28) A), and its derivative in p (r's derivative is r): 0 where the clip is taken.
+        (1.0, 2.0, -2.0, -2.0),  # inside: -1 * 2
+        (1.1, 2.0, -2.2, -2.2),  # inside: -1.1 * 2
+        (1.5, 2.0, -2.56, 0.0),  # min(3.0, 1.28 * 2 = 2.56): clipped, no more push up
+        (1.5, -2.0, 3.0, 3.0),  # min(-3.0, -2.56) = -3: far above on a bad token, pushed down in full
+        (0.5, 2.0, -1.0, -1.0),  # min(1.0, 1.6) = 1: far below on a good token, pushed up in full
+        (0.5, -2.0, 1.6, 0.0),  # min(-1.0, 0.8 * -2 = -1.6) = -1.6: clipped, no more push down
+        (1.27, 1.0, -1.27, -1.27),  # just inside the upper bound
+        (1.29, 1.0, -1.28, 0.0),  # just outside
+        (0.81, -1.0, 0.81, 0.81),  # just inside the lower bound
+        (0.79, -1.0, 0.8, 0.0),  # just outside
+        (1.5, 0.0, 0.0, 0.0),
+    ],
+)
+def test_ppo_by_hand_on_both_sides_of_both_thresholds(
+    ratio: float, advantage: float, term: float, slope: float
+) -> None:
+    """The pessimistic minimum: the clip binds above for A > 0 and below for A < 0, and nowhere else."""
+    bounds = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
+    terms, grad = run("ppo", [math.log(ratio) - 1], config=bounds, logprobs=[-1.0], advantages=[advantage])
+    assert terms == pytest.approx([term])
+    assert grad == pytest.approx([slope])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [
+        # clip(r, 0.5, 4): the weight of p A
+        (1.0, 2.0, 1.0), (5.0, 2.0, 4.0), (5.0, -2.0, 4.0), (0.25, 2.0, 0.5), (0.25, -2.0, 0.5), (3.9, 1.0, 3.9),
+    ],
+)  # fmt: skip
+def test_cispo_by_hand_no_token_loses_its_gradient(ratio: float, advantage: float, weight: float) -> None:
+    """-sg(clip(r)) p A at p = ln r - 1: the clip bounds the weight, for both signs, and the gradient is -weight A."""
+    p = math.log(ratio) - 1
+    bounds = {"clip_low_threshold": 0.5, "clip_high_threshold": 4.0}
+    terms, grad = run("cispo", [p], config=bounds, logprobs=[-1.0], advantages=[advantage])
+    assert terms == pytest.approx([-weight * p * advantage])
+    assert grad == pytest.approx([-weight * advantage])
+
+
+def test_dro_by_hand() -> None:
+    """-(p A - beta (p - q)^2 / 2): p -1, q -3, A 2, beta 0.5 gives -(-2 - 0.5 * 4 / 2) = 3; slope -(2 - 0.5 * 2) = -1."""
+    terms, grad = run("dro", [-1.0], config={"beta": 0.5}, logprobs=[-3.0], advantages=[2.0])
+    assert terms == pytest.approx([3.0])
+    assert grad == pytest.approx([-1.0])
+
+
+def test_gspo_by_hand_over_two_sequences() -> None:
+    """Each sequence has one ratio: exp of the mean of p - q over its mask; tokens share it and its clip.
+
+    Row 0: p - q = ln 2 and 0 on the mask, 9 off it: s = exp(ln 2 / 2) = sqrt 2, above 1.2. With A = 1 every token is
+    clipped: term -1.2, no gradient, masked tokens too. Row 1: p - q = -0.1, -0.1: s = exp(-0.1), inside; A = 1 and -1.
+    """
+    q = [-1.0 - LN2, -1.0, -10.0, -0.9, -0.9]
+    terms, grad = run(
+        "gspo",
+        [-1.0, -1.0, -1.0, -1.0, -1.0],
+        [0, 0, 0, 1, 1],
+        logprobs=q,
+        advantages=[1.0, 1.0, 1.0, 1.0, -1.0],
+        sequence_ratio_mask=[1.0, 1.0, 0.0, 1.0, 1.0],
+    )
+    s = math.exp(-0.1)
+    assert terms == pytest.approx([-1.2, -1.2, -1.2, -s, s])
+    assert grad == pytest.approx([0.0, 0.0, 0.0, -s, s])
+
+
+def test_gspo_takes_the_pessimistic_side_for_bad_answers() -> None:
+    """A < 0 with s = 2 above the bound is not clipped: term 2, slope 2; with s = 1/2 it is clipped at 0.8."""
+    high = run("gspo", [-1.0], logprobs=[-1.0 - LN2], advantages=[-1.0], sequence_ratio_mask=[1.0])
+    low = run("gspo", [-1.0], logprobs=[-1.0 + LN2], advantages=[-1.0], sequence_ratio_mask=[1.0])
+    assert (high[0], high[1]) == (pytest.approx([2.0]), pytest.approx([2.0]))
+    assert (low[0], low[1]) == (pytest.approx([0.8]), pytest.approx([0.0]))
+
+
+def test_gspo_without_any_masked_token_is_finite() -> None:
+    """An all-zero mask means a mean over nothing: the ratio is 1, not nan."""
+    terms, grad = run("gspo", [-1.0], logprobs=[-5.0], advantages=[3.0], sequence_ratio_mask=[0.0])
+    assert (terms, grad) == ([-3.0], [-3.0])
+
+
+def by_numpy(name: str, p, q, a, w, mask, rows, config: dict) -> np.ndarray:
+    """The formulas of the papers over again, token by token, without torch."""
+    out = np.zeros(len(p))
+    for t in range(len(p)):
+        r = math.exp(p[t] - q[t])
+        lo, hi = config.get("clip_low_threshold", 0.0), config.get("clip_high_threshold", math.inf)
+        match name:
+            case "cross_entropy":
+                out[t] = -w[t] * p[t]
+            case "importance_sampling":
+                out[t] = -r * a[t]
+            case "ppo":
+                out[t] = -min(r * a[t], max(lo, min(hi, r)) * a[t])
+            case "cispo":
+                out[t] = -max(lo, min(hi, r)) * p[t] * a[t]
+            case "dro":
+                out[t] = -(p[t] * a[t] - config["beta"] / 2 * (p[t] - q[t]) ** 2)
+            case "gspo":
+                counted = [u for u in range(len(p)) if rows[u] == rows[t] and mask[u]]
+                s = math.exp(sum(p[u] - q[u] for u in counted) / max(1, len(counted)))
+                out[t] = -min(s * a[t], max(lo, min(hi, s)) * a[t])
+    return out
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(NAMES))
+@settings(max_examples=60, deadline=None)
+def test_every_loss_equals_its_formula_derived_again(seed: int, name: str) -> None:
+    """Random tokens of three sequences, against `by_numpy` to 1e-12."""
+    rng = np.random.default_rng(seed)
+    n = 12
+    rows = sorted(rng.integers(0, 3, n).tolist())
+    rows = [sorted(set(rows)).index(r) for r in rows]
+    p, q, a, w = -rng.random(n) * 3, -rng.random(n) * 3, rng.normal(size=n), rng.random(n)
+    mask = rng.integers(0, 2, n).astype(float)
+    terms, _ = run(
+        name, p.tolist(), rows, logprobs=q.tolist(), advantages=a.tolist(), weights=w.tolist(),
+        sequence_ratio_mask=mask.tolist(),
+    )  # fmt: skip
+    assert terms == pytest.approx(by_numpy(name, p, q, a, w, mask, rows, LOSSES[name].config), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
+def test_gradients_pass_gradcheck(name: str) -> None:
+    """Finite differences in fp64, on tokens inside and outside the clip, away from its kinks.
+
+    cispo and gspo stop a gradient on purpose: theirs are checked against the derivative with the factor frozen.
+    """
+    p = torch.tensor([-1.0, -0.5, -1.3, -2.0], dtype=torch.float64, requires_grad=True)
+    inputs = {
+        "logprobs": torch.tensor([-1.1, -1.5, -0.5, -1.9], dtype=torch.float64),
+        "advantages": torch.tensor([1.0, 2.0, -0.5, -1.0], dtype=torch.float64),
+        "weights": torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=torch.float64),
+    }
+    loss, row_N = LOSSES[name], torch.tensor([0, 0, 1, 1])
+    assert torch.autograd.gradcheck(lambda x: loss.terms(x, inputs, loss.config, row_N), (p,))
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_stopped_gradients_are_those_of_the_papers(seed: int) -> None:
+    """cispo: -clip(r) A. gspo: -s A where the minimum is not the clip (eq. 17: the token's own score, times s), else 0."""
+    rng = np.random.default_rng(seed)
+    p, q, a = -rng.random(6) * 2, -rng.random(6) * 2, rng.normal(size=6)
+    rows, mask = [0, 0, 0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    _, grad = run("cispo", p.tolist(), logprobs=q.tolist(), advantages=a.tolist())
+    assert grad == pytest.approx(-np.clip(np.exp(p - q), 0.0, 4.0) * a)
+    _, grad = run("gspo", p.tolist(), rows, logprobs=q.tolist(), advantages=a.tolist(), sequence_ratio_mask=mask)
+    gap = p - q
+    s = np.exp([(gap[0] + gap[2]) / 2] * 3 + [gap[3:].mean()] * 3)
+    free = s * a <= np.clip(s, 0.8, 1.2) * a
+    assert grad == pytest.approx(np.where(free, -s * a, 0.0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_advantage_or_weight_means_zero_gradient(name: str) -> None:
+    """Tokens outside the mask carry 0 and get exactly nothing (dro keeps its pull towards q: see below)."""
+    n = 3
+    zero = [0.0] * n
+    q = [-1.0, -2.0, -3.0] if name == "dro" else [-1.5, -9.0, -0.1]
+    terms, grad = run(
+        name, [-1.0, -2.0, -3.0], logprobs=q, advantages=zero, weights=zero, sequence_ratio_mask=[1.0] * n
+    )
+    assert [abs(x) for x in terms + grad] == [0.0] * 2 * n
+
+
+def test_dro_keeps_a_gradient_at_zero_advantage() -> None:
+    """Its quadratic term pulls p to q: skipping such rows would be wrong, and the table of algorithms says so."""
+    from rlvr.algorithms import ZERO_ADVANTAGE_IS_ZERO_GRADIENT
+
+    _, grad = run("dro", [-1.0], logprobs=[-3.0], advantages=[0.0])
+    assert grad == pytest.approx([0.05 * 2.0])
+    assert set(NAMES) - set(ZERO_ADVANTAGE_IS_ZERO_GRADIENT) == {"dro", "cross_entropy"}
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_a_positive_weight_folds_into_the_advantage(name: str) -> None:
+    """weight x loss(A) = loss(weight x A): the reduction can travel inside the advantage."""
+    p, q, a = [-1.0, -0.4, -2.0], [-1.3, -0.3, -1.0], [1.0, -2.0, 0.5]
+    plain, _ = run(name, p, logprobs=q, advantages=a, sequence_ratio_mask=[1.0] * 3)
+    folded, _ = run(name, p, logprobs=q, advantages=[0.25 * x for x in a], sequence_ratio_mask=[1.0] * 3)
+    assert folded == pytest.approx([0.25 * x for x in plain])
+
+
+def test_the_defaults_are_tinkers() -> None:
+    """Thresholds and beta where the caller gives none, and what each loss needs."""
+    clip = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    assert {n: LOSSES[n].config for n in NAMES} == {
+        "cross_entropy": {},
+        "importance_sampling": {},
+        "ppo": clip,
+        "gspo": clip,
+        "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+        "dro": {"beta": 0.05},
+    }
+    assert LOSSES["gspo"].needs == ("logprobs", "advantages", "sequence_ratio_mask")
+    assert LOSSES["cross_entropy"].needs == ("weights",)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_log_probs_in_chunks_equal_the_whole(chunk: int) -> None:
+    """Values and gradients of head and hidden states, whatever the chunk; fp32 out even from a bf16 head."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 11, bias=False)
+    hidden = torch.randn(7, 8, requires_grad=True)
+    targets = torch.tensor([0, 3, 10, 5, 5, 1, 9])
+    weights = torch.randn(7)
+    expected = (head(hidden) / 0.7).log_softmax(-1)[torch.arange(7), targets]
+    wanted = torch.autograd.grad((expected * weights).sum(), (hidden, head.weight))
+    got = token_logprobs(head, hidden, targets, 0.7, chunk)
+    found = torch.autograd.grad((got * weights).sum(), (hidden, head.weight))
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(found, wanted)
+    narrow = token_logprobs(head.to(torch.bfloat16), hidden.detach().bfloat16(), targets, 1.0, chunk)
+    assert narrow.dtype == torch.float32
+
+
+def test_chunks_never_hold_the_whole_matrix() -> None:
+    """The head sees at most `chunk` tokens at a time, in the backward pass too."""
+    seen: list[int] = []
+    head = torch.nn.Linear(4, 50, bias=False)
+    head.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[0]))
+    hidden = torch.randn(10, 4, requires_grad=True)
+    token_logprobs(head, hidden, torch.arange(10), 1.0, 4).sum().backward()
+    assert sorted(seen) == [2, 2, 4, 4, 4, 4]  # three chunks, each forward and again in backward
