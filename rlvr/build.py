@@ -114,7 +114,9 @@ def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) 
     """
     config = validate(loaded.values, Config, loaded.origin)
     idle = [(key, why) for key, why in without_effect(config) for given in loaded.origin if _covers(key, given)]
-    typed = [f"{key} ({why})" for key, why in idle if any(o == CLI for k, o in loaded.origin.items() if _covers(key, k))]
+    typed = [
+        f"{key} ({why})" for key, why in idle if any(o == CLI for k, o in loaded.origin.items() if _covers(key, k))
+    ]
     if typed:
         raise ValueError(f"no effect in this run: {'; '.join(dict.fromkeys(typed))}. Leave it out")
     for text in dict.fromkeys(f"{key} has no effect in this run: {why}" for key, why in idle):
@@ -130,7 +132,7 @@ def without_effect(config: Config) -> list[tuple[str, str]]:
     """Keys that cannot change what this config does, with the reason."""
     idle = [("rollout.seed", "every draw of a run follows from seed")]
     if config.sft.steps == 0:
-        idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "optimizer")]
+        idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "optimizer", "curriculum")]
     if config.curriculum.by != "pass_rate":
         idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
     if config.evaluation.every == 0:
@@ -200,10 +202,11 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
     algorithm = config.algorithm.resolve()
     model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
     answers = t.prompts_per_step * t.group_size
+    tokens, updates = t.steps * answers * (config.rollout.max_tokens or 0), t.ppo_epochs * t.num_minibatches
     waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
     lines = {
         "model": model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights"),
-        "environment": f"{config.env.name}, levels {', '.join(source.levels)}" if any(source.levels) else config.env.name,
+        "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
         "reward": config.reward.type or source.reward,
         "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations",
     }
@@ -211,8 +214,8 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
         lines |= {
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} answers = "
-            f"{t.steps * answers:,} answers, at most {t.steps * answers * (config.rollout.max_tokens or 0):,} tokens{waves}",
-            "updates": f"{t.ppo_epochs * t.num_minibatches} a step, {t.steps * t.ppo_epochs * t.num_minibatches} in all",
+            f"{t.steps * answers:,} answers, at most {tokens:,} tokens{waves}",
+            "updates": f"{updates} a step, {t.steps * updates} in all",
         }
     return lines | {"evaluation": f"{e.tasks} held-out tasks x {e.samples} answers, before and after"}
 
@@ -278,9 +281,7 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
         f"{engine.model.device}".replace("torch.", "")
     )
     curriculum = Curriculum(source, config.curriculum, config.seed)
-    trainer = Trainer(
-        client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, warn
-    )
+    trainer = Trainer(client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, warn)
     return Job(
         client=client,
         source=source,

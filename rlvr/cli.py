@@ -28,7 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigName = Annotated[str | None, typer.Option("--config-name", help="A config by name: ./configs, then the packaged ones.")]
+ConfigName = Annotated[
+    str | None, typer.Option("--config-name", help="A config by name: ./configs, then the packaged ones.")
+]
 ConfigFile = Annotated[str | None, typer.Option("--config", help="A config file.")]
 ConfigPath = Annotated[str | None, typer.Option("--config-path", help="A folder of configs, searched first.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings, e.g. seed=1.")]
@@ -46,7 +48,10 @@ def _configured(name: str | None, file: str | None, path: str | None, overrides:
 
 @app.command()
 def train(
-    overrides: Overrides = None, config_name: ConfigName = None, config: ConfigFile = None, config_path: ConfigPath = None
+    overrides: Overrides = None,
+    config_name: ConfigName = None,
+    config: ConfigFile = None,
+    config_path: ConfigPath = None,
 ) -> None:
     """Train a model; the same command goes on where a stopped run was."""
     from rlvr.build import build, build_source, open_run, plan
@@ -91,7 +96,10 @@ def evaluate(
 
 @app.command("config")
 def show_config(
-    overrides: Overrides = None, config_name: ConfigName = None, config: ConfigFile = None, config_path: ConfigPath = None
+    overrides: Overrides = None,
+    config_name: ConfigName = None,
+    config: ConfigFile = None,
+    config_path: ConfigPath = None,
 ) -> None:
     """Print what would run: every setting, and the plan that follows from them."""
     from rlvr.build import build_source, plan, written
@@ -134,9 +142,8 @@ def run(arguments: list[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        return _say(
-            f"cannot write{where}: {error.strerror}. Nothing saved before is lost: make room, then run the same command", 1
-        )
+        remedy = "Nothing saved before is lost: make room, then run the same command"
+        return _say(f"cannot write{where}: {error.strerror}. {remedy}", 1)
     except KeyboardInterrupt:
         return _say("stopped", 130)
     return code or 0

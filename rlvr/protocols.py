@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class TensorData:
     def to_torch(self) -> Any:
         import torch
 
-        return torch.from_numpy(self.data.copy())
+        return torch.from_numpy(self.data.copy())  # pyright: ignore[reportUnknownMemberType]
 
     def tolist(self) -> list[Any]:
         return self.data.tolist()
@@ -138,7 +138,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         rules = (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None for the whole context"),
+            (
+                "max_tokens",
+                self.max_tokens is None or self.max_tokens >= 1,
+                "at least 1, or None for the whole context",
+            ),
             ("temperature", 0 <= self.temperature < float("inf"), "a finite number, at least 0"),
             ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
@@ -228,29 +232,30 @@ class LazyFuture(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
         self._lock = threading.Lock()
-        self._outcome: tuple[bool, Any] | None = None
+        self._value: T | None = None
+        self._error: Exception | None = None
+        self._asked = False
 
     @classmethod
     def done(cls, value: T) -> LazyFuture[T]:
         future = cls(lambda: value)
-        future._outcome = (True, value)
+        future.result()
         return future
 
     def result(self, timeout: float | None = None) -> T:
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"no result within {timeout} s: another thread is still computing it")
+            raise TimeoutError(f"no result after {timeout} s: another thread is still computing it")
         try:
-            if self._outcome is None:
-                try:
-                    self._outcome = (True, self._work())
-                except Exception as error:
-                    self._outcome = (False, error)
-            fine, value = self._outcome
+            if not self._asked:
+                self._asked = True
+                self._value = self._work()
+        except Exception as error:
+            self._error = error
         finally:
             self._lock.release()
-        if not fine:
-            raise value
-        return value
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
 
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.to_thread(self.result).__await__()
@@ -271,7 +276,11 @@ class SamplingClient(Protocol):
     """Samples from one immutable set of weights."""
 
     def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, include_prompt_logprobs: bool = False
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
     ) -> Future[SampleResponse]: ...
 
     def compute_logprobs(self, prompt: ModelInput) -> Future[list[float | None]]: ...

@@ -122,9 +122,7 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
     key = draws.key(seed, first.group.id, turn, first.index)
     stop = params.stop if params.stop is not None else first.stop
-    return sampler.sample(
-        ModelInput.from_ints(first.observation), len(batch), replace(params, seed=key, stop=stop)
-    )
+    return sampler.sample(ModelInput.from_ints(first.observation), len(batch), replace(params, seed=key, stop=stop))
 
 
 async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:

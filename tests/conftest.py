@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 WORDS = [*"0123456789", "+", "-", "*", "=", "<boe>"]  # with <eoe> and <pad>: 17 tokens
 END, PAD = "<eoe>", "<pad>"

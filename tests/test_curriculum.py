@@ -25,10 +25,11 @@ def test_by_pass_rate_prefers_levels_whose_answers_are_mixed() -> None:
 
 
 def test_a_schedule_opens_levels_at_its_steps() -> None:
-    options = CurriculumOptions(by="schedule", schedule=[(0, ["1"]), (10, ["1", "2", "3"])])
+    options = CurriculumOptions(by="schedule", schedule=[(0, {"1": 1.0}), (10, {"1": 1.0, "2": 1.0, "3": 8.0})])
     curriculum = Curriculum(RPN, options, seed=1)
     assert {t.level for t in curriculum.tasks(50, step=9)} == {"1"}
-    assert {t.level for t in curriculum.tasks(50, step=10)} == {"1", "2", "3"}
+    levels = [t.level for t in curriculum.tasks(200, step=10)]
+    assert set(levels) == {"1", "2", "3"} and levels.count("3") > 130
 
 
 def test_a_restored_curriculum_goes_on_with_the_next_tasks() -> None:
@@ -46,7 +47,8 @@ def test_a_restored_curriculum_goes_on_with_the_next_tasks() -> None:
     [
         ({"by": "hardness"}, "expected uniform, pass_rate or schedule"),
         ({"by": "schedule"}, "belong together"),
-        ({"by": "schedule", "schedule": [(5, ["1"])]}, "must start at 0"),
+        ({"by": "schedule", "schedule": [(0, {"1": -1.0})]}, "not all 0"),
+        ({"by": "schedule", "schedule": [(5, {"1": 1.0})]}, "must start at 0"),
     ],
 )
 def test_options_that_do_not_fit_say_why(options: dict[str, object], message: str) -> None:
@@ -56,4 +58,4 @@ def test_options_that_do_not_fit_say_why(options: dict[str, object], message: st
 
 def test_a_schedule_with_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="no level"):
-        Curriculum(RPN, CurriculumOptions(by="schedule", schedule=[(0, ["9"])]), seed=1)
+        Curriculum(RPN, CurriculumOptions(by="schedule", schedule=[(0, {"9": 1.0})]), seed=1)

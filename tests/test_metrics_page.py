@@ -19,7 +19,9 @@ def documented() -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emitted(tmp_path: Path, monkeypatch) -> None:
+def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emitted(
+    tmp_path: Path, monkeypatch
+) -> None:
     """A run with warm-up, levels, reward parts and quick evaluations emits exactly the documented names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)

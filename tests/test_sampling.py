@@ -62,7 +62,7 @@ def test_filters_equal_brute_force(seed: int, top_k: int, top_p: float, min_p: f
 
 def test_filters_by_hand() -> None:
     """Probabilities 0.5, 0.25, 0.125, 0.125: the nucleus of 0.6 has two, min_p 0.4 two, top_k 3 three."""
-    logprobs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    logprobs = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64).log()
 
     def kept(top_k: int = -1, top_p: float = 1.0, min_p: float = 0.0) -> int:
         got = filtered(logprobs, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))

@@ -105,7 +105,11 @@ class MockSamplingClient:
         self.fingerprint = f"table@{policy.version}"
 
     def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, include_prompt_logprobs: bool = False
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
     ) -> Future[SampleResponse]:
         if not prompt.tokens:
             raise ValueError("sample: the prompt is empty; give at least one token")
@@ -156,7 +160,9 @@ class MockTrainingClient:
     ) -> Future[ForwardBackwardOutput]:
         return LazyFuture.done(self._run(data, loss_fn, loss_fn_config or {}, backward=False))
 
-    def _run(self, data: list[Datum], loss_fn: str, config: dict[str, float], *, backward: bool) -> ForwardBackwardOutput:
+    def _run(
+        self, data: list[Datum], loss_fn: str, config: dict[str, float], *, backward: bool
+    ) -> ForwardBackwardOutput:
         if loss_fn not in LOSSES:
             raise ValueError(f"loss_fn {loss_fn!r} is not one the mock client has; known: {', '.join(LOSSES)}")
         if not data:
@@ -242,7 +248,11 @@ class ScriptedSamplingClient:
         self.prompts: list[list[int]] = []
 
     def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, include_prompt_logprobs: bool = False
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
     ) -> Future[SampleResponse]:
         self.prompts += [prompt.to_ints()] * num_samples
         answers = [list(self._script(next(self._count))) for _ in range(num_samples)]
@@ -250,7 +260,9 @@ class ScriptedSamplingClient:
         return LazyFuture.done(
             SampleResponse(
                 [
-                    SampledSequence(StopReason.LENGTH if len(a) > limit else StopReason.STOP, a[:limit], [0.0] * len(a[:limit]))
+                    SampledSequence(
+                        StopReason.LENGTH if len(a) > limit else StopReason.STOP, a[:limit], [0.0] * len(a[:limit])
+                    )
                     for a in answers
                 ],
                 fingerprint="script",

@@ -176,12 +176,12 @@ class Engine:
         device = self.model.device
         params = [row.request.params for row in rows]
 
-        def column(name: str) -> torch.Tensor:
-            return torch.tensor([getattr(p, name) for p in params], device=device)
+        def column(name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+            return torch.tensor([getattr(p, name) for p in params], device=device, dtype=dtype)
 
         filters = None
         if any(p.top_k != -1 or p.top_p < 1 or p.min_p > 0 for p in params):
-            filters = (column("top_k"), column("top_p"), column("min_p"))
+            filters = (column("top_k"), column("top_p", torch.float64), column("min_p", torch.float64))
         tokens, logprobs = sample(
             self.model.head(hidden_RD),
             column("temperature"),

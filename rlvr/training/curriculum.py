@@ -2,7 +2,8 @@
 
 `uniform` draws every level alike. `pass_rate` prefers levels whose answers are mixed: weight p (1 - p) + floor, the
 variance of a pass and so the expected size of a group-mean gradient, with p a running mean of the level's pass rate.
-`schedule` lists the levels to draw from at each step: `[[0, ["1"]], [50, ["1", "2"]]]`.
+`schedule` gives weights from a step on: `[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not
+named is not drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class CurriculumOptions:
     by: str = "uniform"
     floor: float = 0.05
     decay: float = 0.9
-    schedule: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
+    schedule: list[tuple[int, dict[str, float]]] = field(default_factory=list[tuple[int, dict[str, float]]])
 
     def __post_init__(self) -> None:
         if self.by not in ("uniform", "pass_rate", "schedule"):
@@ -35,6 +36,9 @@ class CurriculumOptions:
         starts = [start for start, _ in self.schedule]
         if starts and (starts[0] != 0 or starts != sorted(set(starts))):
             raise ValueError(f"curriculum.schedule: steps {starts} must start at 0 and rise")
+        for start, weights in self.schedule:
+            if not weights or min(weights.values()) < 0 or not 0 < sum(weights.values()) < float("inf"):
+                raise ValueError(f"curriculum.schedule: weights {weights} at step {start} must be >= 0 and not all 0")
 
 
 class Curriculum:
@@ -44,8 +48,8 @@ class Curriculum:
         self.source, self.options, self.seed = source, options, seed
         self.drawn = dict.fromkeys(source.levels, 0)
         self.pass_rate = dict.fromkeys(source.levels, 0.5)
-        for _, levels in options.schedule:
-            if unknown := [level for level in levels if level not in self.drawn]:
+        for _, weights in options.schedule:
+            if unknown := [level for level in weights if level not in self.drawn]:
                 raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
 
     def weights(self, step: int) -> list[float]:
@@ -54,8 +58,8 @@ class Curriculum:
             case "pass_rate":
                 return [p * (1 - p) + self.options.floor for p in self.pass_rate.values()]
             case "schedule":
-                active = [levels for start, levels in self.options.schedule if start <= step][-1]
-                return [float(level in active) for level in self.drawn]
+                active = [weights for start, weights in self.options.schedule if start <= step][-1]
+                return [active.get(level, 0.0) for level in self.drawn]
             case _:
                 return [1.0] * len(self.drawn)
 

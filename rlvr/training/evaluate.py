@@ -194,7 +194,8 @@ def paired_p_value(before: Evaluation, after: Evaluation) -> float:
     changes = [r.passed / r.judged - rate[r.id] for r in after.results if r.id in rate]
     if not any(changes):
         return 1.0
-    return float(wilcoxon(changes, zero_method="pratt", method="approx").pvalue)
+    result: Any = wilcoxon(changes, zero_method="pratt", method="approx")
+    return float(result.pvalue)
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:

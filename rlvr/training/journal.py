@@ -53,7 +53,7 @@ class Journal:
         self.folder = folder
         for part in ("checkpoints", "rollouts", "evaluations"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        self._lock = open(folder / ".lock", "w")
+        self._lock = open(folder / ".lock", "w")  # noqa: SIM115 (held until close)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -64,7 +64,7 @@ class Journal:
         for place in (folder, *(folder / p for p in ("checkpoints", "rollouts", "evaluations"))):
             remove_leftovers(place)
         self.events = self._read()
-        self._file = open(folder / "journal.jsonl", "a", encoding="utf-8")
+        self._file = open(folder / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115
 
     def _read(self) -> list[dict[str, Any]]:
         """All whole events; a line torn by a crash is cut off so that the next one starts clean."""

@@ -82,7 +82,7 @@ class Loop:
     def __init__(self, job: Job, journal: Journal, console: Console) -> None:
         self.job, self.journal, self.console = job, journal, console
         self.log = MetricsLog(job.folder / "metrics.jsonl")
-        self.sft_curriculum = Curriculum(job.source, job.trainer.curriculum.options, draws.key("sft", job.seed))
+        self.sft_curriculum = Curriculum(job.source, job.sft.curriculum, draws.key("sft", job.seed))
         self.heldout = job.source.heldout(job.evaluation.tasks)
         self.phases = PHASES[job.training.mode]
         self.started = time.perf_counter()

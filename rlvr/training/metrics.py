@@ -1,4 +1,6 @@
-"""What a step says about itself: statistics of the answers, and of the update. Each name has its formula in docs/metrics.md.
+"""What a step says about itself: statistics of the answers, and of the update.
+
+Each name has its formula in docs/metrics.md.
 
 Names are TRL's where it has one, the Tinker cookbook's beside them.
 """
@@ -106,5 +108,3 @@ class UpdateSums:
             "sampling/importance_sampling_ratio/max": self.ratio_max,
             "optim/approx_kl": self.last_kl,
         }
-
-

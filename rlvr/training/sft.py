@@ -9,21 +9,27 @@ from typing import Any
 from rlvr import draws
 from rlvr.envs.prompt import encode_prompt
 from rlvr.protocols import Datum, TaskSource, TrainingClient
-from rlvr.training.curriculum import Curriculum
+from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.step import Schedule
 
 
 @dataclass(frozen=True)
 class SftOptions:
-    """The supervised warm-up: `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none."""
+    """The supervised warm-up: `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none.
+
+    Its curriculum is its own; `by=pass_rate` has no meaning here, since nothing is sampled.
+    """
 
     steps: int = 0
     batch_size: int = 64
     optimizer: Schedule = field(default_factory=Schedule)
+    curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch_size < 1:
             raise ValueError(f"sft: steps={self.steps}, batch_size={self.batch_size}; expected >= 0 and >= 1")
+        if self.curriculum.by == "pass_rate":
+            raise ValueError("sft.curriculum.by=pass_rate: demonstrations have no pass rate; use uniform or schedule")
 
 
 def sft_step(
@@ -50,5 +56,3 @@ def sft_step(
         "tokens_trained": float(count),
         "completions/mean_length": count / len(pairs),
     }
-
-

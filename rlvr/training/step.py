@@ -101,7 +101,9 @@ class TrainingOptions:
         if not 0 <= self.error_budget <= 1:
             raise ValueError(f"training.error_budget={self.error_budget}, expected a share from 0 to 1")
         if self.target_kl and self.ppo_epochs * self.num_minibatches == 1:
-            raise ValueError("training.target_kl has no effect with one update a step; raise ppo_epochs or num_minibatches")
+            raise ValueError(
+                "training.target_kl has no effect with one update a step; raise ppo_epochs or num_minibatches"
+            )
 
 
 @dataclass
@@ -137,13 +139,13 @@ class Trainer:
         self.updates_per_step = options.ppo_epochs * options.num_minibatches
         if algorithm.uses_groups and options.group_size == 1:
             raise ValueError(
-                f"training.group_size=1 teaches nothing under the group baseline {algorithm.advantage!r}: a group of one "
-                "always equals its own mean; use group_size >= 2, or algorithm.advantage=batch_mean"
+                f"training.group_size=1 teaches nothing under the group baseline {algorithm.advantage!r}: a group of "
+                "one always equals its own mean; use group_size >= 2, or algorithm.advantage=batch_mean"
             )
         if params.temperature == 0:
             raise ValueError(
-                "rollout.temperature=0 samples the same answer every time: all rewards of a group are equal and nothing "
-                "is learned; use a temperature above 0 (1.0 is the default)"
+                "rollout.temperature=0 samples the same answer every time: all rewards of a group are equal and "
+                "nothing is learned; use a temperature above 0 (1.0 is the default)"
             )
         if not self.max_tokens:
             raise ValueError("rollout.max_tokens is missing: training needs a budget of tokens per answer")
@@ -170,7 +172,8 @@ class Trainer:
             for trajectory in fresh:
                 if expected is not None and trajectory.policy_fingerprint != expected:
                     raise TrainingStopped(
-                        f"step {step}: an answer was made by weights {trajectory.policy_fingerprint!r}, expected {expected!r}"
+                        f"step {step}: an answer was made by weights {trajectory.policy_fingerprint!r}, "
+                        f"expected {expected!r}"
                     )
             everything += fresh
             for group in group_by(fresh, lambda t: t.group_id).values():
@@ -189,8 +192,9 @@ class Trainer:
         if len(failed) <= self.options.error_budget * len(trajectories):
             return
         raise TrainingStopped(
-            f"step {step}: the reward {self.reward.name!r} gave no verdict on {len(failed)} of {len(trajectories)} answers, "
-            f"more than training.error_budget={self.options.error_budget:g} allows. First failures:\n" + told_failures(failed)
+            f"step {step}: the reward {self.reward.name!r} gave no verdict on {len(failed)} of {len(trajectories)} "
+            f"answers, more than training.error_budget={self.options.error_budget:g} allows. First failures:\n"
+            + told_failures(failed)
         )
 
     def update(self, step: int, collected: Collected) -> dict[str, float]:
@@ -238,8 +242,8 @@ class Trainer:
         if gap > self.options.gap_stop and trusted:
             raise TrainingStopped(
                 f"step {step}: sampler and trainer disagree by {gap:.3g} nats a token on average, more than "
-                f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Check that both run the same "
-                "weights in the same dtype, or raise the threshold knowingly"
+                f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Check that both run the "
+                "same weights in the same dtype, or raise the threshold knowingly"
             )
         if gap > self.options.gap_warn:
             self.warn(f"step {step}: sampler and trainer differ by {gap:.3g} nats a token on average")
