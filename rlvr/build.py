@@ -132,11 +132,16 @@ def without_effect(config: Config) -> list[tuple[str, str]]:
     """Keys that cannot change what this config does, with the reason."""
     idle = [("rollout.seed", "every draw of a run follows from seed")]
     if config.sft.steps == 0:
-        idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "optimizer", "curriculum")]
+        idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "until", "optimizer", "curriculum")]
     if config.curriculum.by != "pass_rate":
         idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
-    if config.evaluation.every == 0:
-        idle += [(f"evaluation.{key}", "evaluation.every is 0") for key in ("quick_tasks", "quick_samples")]
+    if config.sft.until == 0:
+        idle.append(("sft.check_every", "sft.until is 0"))
+        if config.evaluation.every == 0:
+            idle += [
+                (f"evaluation.{key}", "neither evaluation.every nor sft.until asks for quick looks")
+                for key in ("quick_tasks", "quick_samples")
+            ]
     if config.training.mode == "sft":
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name != "mode"]
         idle += [(key, "training.mode is sft") for key in (*learned, "algorithm", "evaluation.every")]
@@ -208,7 +213,8 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
         "model": model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights"),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
         "reward": config.reward.type or source.reward,
-        "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations",
+        "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations"
+        + (f", or until {config.sft.until:.0%} of held-out answers pass" if config.sft.until else ""),
     }
     if t.mode == "rlvr":
         lines |= {
@@ -323,7 +329,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     client.load_state(str(place)).result()
     asked = config.evaluation
     tasks = source.heldout(asked.tasks)
-    console.phase("evaluation", len(tasks))
+    console.phase("evaluation", len(tasks), unit="tasks")
     result = evaluate(
         source,
         tasks,

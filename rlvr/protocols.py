@@ -182,6 +182,13 @@ class AdamParams:
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
 
+    def __post_init__(self) -> None:
+        below_one = ("beta1", "beta2")
+        for name, value in vars(self).items():
+            if not 0 <= value < (1 if name in below_one else float("inf")):
+                expected = "in [0, 1)" if name in below_one else "a finite number, at least 0"
+                raise ValueError(f"AdamParams: {name}={value!r}, expected {expected}")
+
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
@@ -247,10 +254,11 @@ class LazyFuture(Generic[T]):
             raise TimeoutError(f"no result after {timeout} s: another thread is still computing it")
         try:
             if not self._asked:
-                self._asked = True
-                self._value = self._work()
-        except Exception as error:
-            self._error = error
+                try:
+                    self._value = self._work()
+                except Exception as error:
+                    self._error = error
+                self._asked = True  # not after a Ctrl-C in the work: asked again, it tries again
         finally:
             self._lock.release()
         if self._error is not None:

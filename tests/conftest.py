@@ -1,9 +1,10 @@
-"""Tiny real models and a tokenizer, built once: two layers, random weights large enough that nothing hides in rounding."""
+"""Tiny real models and a tokenizer, built once: two layers, weights large enough that nothing hides in rounding."""
 
 from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,9 @@ import pytest
 
 # Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))  # for tiny.py
 
-WORDS = [*"0123456789", "+", "-", "*", "=", "<boe>"]  # with <eoe> and <pad>: 17 tokens
-END, PAD = "<eoe>", "<pad>"
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-LLAMA_LIKE = {**SMALL, "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 256}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3": {"model_type": "qwen3", **LLAMA_LIKE, "head_dim": 16, "tie_word_embeddings": True},
-    "llama": {"model_type": "llama", **LLAMA_LIKE, "tie_word_embeddings": False},
-    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256},
-    "mistral": {"model_type": "mistral", **LLAMA_LIKE, "sliding_window": 6},
-    "gemma2": {
-        "model_type": "gemma2", **LLAMA_LIKE, "head_dim": 16, "sliding_window": 6, "final_logit_softcapping": 5.0,
-        "query_pre_attn_scalar": 16,
-    },
-}  # fmt: skip
+from tiny import CONFIGS, END, PAD, WORDS
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +63,9 @@ def client(fresh: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """A training client on an engine of its own; `lora` makes it an adapter's."""
     from rlvr.clients.local import LocalTrainingClient
 
-    def make(kind: str = "qwen3", *, lora: Any = None, engine: Any = None, name: str = "policy", seed: int = 0, **how: Any):
+    def make(
+        kind: str = "qwen3", *, lora: Any = None, engine: Any = None, name: str = "policy", seed: int = 0, **how: Any
+    ):
         engine = engine or fresh(kind, **how)
         return LocalTrainingClient(engine, engine.create_policy(name, lora=lora, seed=seed), tmp_path / name)
 

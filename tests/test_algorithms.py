@@ -157,8 +157,12 @@ def groups_of(rewards: list[list[float | None]]) -> list[Trajectory]:
     return [trajectory(f"g{g}", f"g{g}/{i}", r, 1 + i) for g, rs in enumerate(rewards) for i, r in enumerate(rs)]
 
 
-@given(st.lists(REWARDS, min_size=1, max_size=3), st.integers(-5, 5), st.sampled_from(["group_mean", "group_normalized"]))
-def test_shifting_a_groups_rewards_changes_no_advantage(rewards: list[list[float | None]], shift: int, name: str) -> None:
+@given(
+    st.lists(REWARDS, min_size=1, max_size=3), st.integers(-5, 5), st.sampled_from(["group_mean", "group_normalized"])
+)
+def test_shifting_a_groups_rewards_changes_no_advantage(
+    rewards: list[list[float | None]], shift: int, name: str
+) -> None:
     """A group baseline takes any constant out, of that group and of no other."""
     before = advantages(name, groups_of(rewards))
     moved = [[None if r is None else r + shift for r in rewards[0]], *rewards[1:]]
@@ -190,7 +194,9 @@ def test_group_means_of_advantages_are_zero(rewards: list[list[float | None]]) -
     assert sum(advantages("batch_mean", trajectories)) == pytest.approx(0.0, abs=1e-12)
 
 
-@given(st.floats(-1e6, 1e6, allow_subnormal=False), st.integers(1, 9), st.sampled_from(["group_mean", "group_normalized"]))
+@given(
+    st.floats(-1e6, 1e6, allow_subnormal=False), st.integers(1, 9), st.sampled_from(["group_mean", "group_normalized"])
+)
 def test_equal_rewards_give_exactly_no_advantage(reward: float, count: int, name: str) -> None:
     """Not even a rounding error: such a group must be skipped, not amplified by 1 / 1e-6."""
     assert advantages(name, groups_of([[reward] * count])) == [0.0] * count

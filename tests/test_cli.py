@@ -89,6 +89,17 @@ def test_sft_alone_is_a_mode(tiny: Path) -> None:
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
+def test_the_warm_up_ends_at_its_goal(tiny: Path) -> None:
+    """`sft.until` ends the phase at the first look that finds the pass rate, and RL goes on from there."""
+    words = ("sft.steps=300", "sft.batch_size=64", "sft.until=0.05", "sft.check_every=10")
+    assert run(command(*words, "sft.optimizer.learning_rate=0.01")) == 0
+    rows = [json.loads(line) for line in (tiny / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    looks = [r["test/env/all/correct"] for r in rows if "test/env/all/correct" in r]
+    assert looks[-1] >= 0.05 and all(look < 0.05 for look in looks[:-1])
+    assert sum(r["phase"] == "sft" for r in rows) == 10 * len(looks) < 300
+    assert rows[-1]["phase"] == "rl"
+
+
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tiny: Path) -> None:
     """SIGINT ends the step under way with exit code 130; the rerun ends with what an undisturbed run has."""
     words = ("training.steps=60", "run.name=stopped")

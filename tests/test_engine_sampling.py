@@ -10,30 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import END_ID, PROMPTS, params, plain_logprobs, texts
 
 from rlvr import draws
-from rlvr.protocols import Datum, ModelInput, SamplingParams, TensorData
+from rlvr.protocols import Datum, ModelInput, TensorData
 from rlvr.types import StopReason
 
-END = 15  # <eoe>
-PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [1, 2], [13, 0, 13]]
 KINDS = ["qwen3", "llama", "gpt2", "mistral", "gemma2"]
-
-
-def params(seed: int = 3, tokens: int = 12, **more: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, seed=seed, stop=more.pop("stop", []), **more)
-
-
-def plain_logprobs(module: Any, prompt: list[int], tokens: list[int], temperature: float = 1.0) -> list[float]:
-    """The log-probs of `tokens` after `prompt` by one pass of the transformers model, without anything of ours."""
-    with torch.no_grad():
-        logits = module(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0].float()
-    table = (logits / temperature).log_softmax(-1)
-    return [float(table[len(prompt) + i - 1, t]) for i, t in enumerate(tokens)]
-
-
-def texts(response: Any) -> list[list[int]]:
-    return [s.tokens for s in response.sequences]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,10 +152,10 @@ def reference(sampler: Any, seed: int, tokens: int = 40) -> list[int]:
 def test_the_end_token_stops_by_default_and_an_empty_list_never(client: Callable[..., Any]) -> None:
     """stop None ends with the end token, kept with its log-prob; stop [] runs on through it to the budget."""
     sampler = client("qwen3").create_sampling_client()
-    seed = next(s for s in range(50) if END in reference(sampler, s)[:-1])
+    seed = next(s for s in range(50) if END_ID in reference(sampler, s)[:-1])
     whole = reference(sampler, seed)
     sequence = sampler.sample(ModelInput([1, 2]), 1, params(seed, 40, stop=None)).result().sequences[0]
-    assert sequence.tokens == whole[: whole.index(END) + 1]
+    assert sequence.tokens == whole[: whole.index(END_ID) + 1]
     assert len(sequence.logprobs) == len(sequence.tokens)
     assert sequence.stop_reason is StopReason.STOP
     assert len(whole) == 40

@@ -87,7 +87,7 @@ def test_cispo_by_hand_no_token_loses_its_gradient(ratio: float, advantage: floa
 
 
 def test_dro_by_hand() -> None:
-    """-(p A - beta (p - q)^2 / 2): p -1, q -3, A 2, beta 0.5 gives -(-2 - 0.5 * 4 / 2) = 3; slope -(2 - 0.5 * 2) = -1."""
+    """-(p A - beta (p - q)^2 / 2): p -1, q -3, A 2, beta 1/2 gives -(-2 - 4 / 4) = 3; slope -(2 - 2 / 2) = -1."""
     terms, grad = run("dro", [-1.0], config={"beta": 0.5}, logprobs=[-3.0], advantages=[2.0])
     assert terms == pytest.approx([3.0])
     assert grad == pytest.approx([-1.0])
@@ -187,7 +187,7 @@ def test_gradients_pass_gradcheck(name: str) -> None:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
 def test_stopped_gradients_are_those_of_the_papers(seed: int) -> None:
-    """cispo: -clip(r) A. gspo: -s A where the minimum is not the clip (eq. 17: the token's own score, times s), else 0."""
+    """cispo: -clip(r) A. gspo: -s A (the token's own score, times s) where the minimum is not the clip, else 0."""
     rng = np.random.default_rng(seed)
     p, q, a = -rng.random(6) * 2, -rng.random(6) * 2, rng.normal(size=6)
     rows, mask = [0, 0, 0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_gumbel_noise_of_one_row_does_not_repeat_along_positions() -> None:
     size = GUMBEL_ABOVE + 1
     tokens = pick(torch.zeros(200, size), torch.full((200,), 12345), torch.arange(200)).tolist()
     assert len(set(tokens)) > 185  # 200 of 4097: about 195 distinct are expected
-    steps = {b - a for a, b in zip(tokens, tokens[1:], strict=False)}
+    steps = {b - a for a, b in itertools.pairwise(tokens)}
     assert len(steps) > 185  # a shared counter would move the maximum by one each time
 
 

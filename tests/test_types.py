@@ -203,7 +203,17 @@ def test_defaults_are_tinkers() -> None:
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.eps) == (1e-4, 0.9, 0.95, 1e-12)
     assert (adam.weight_decay, adam.grad_clip_norm) == (0.0, 0.0)
     params = SamplingParams()
-    assert (params.temperature, params.top_k, params.top_p, params.stop, params.max_tokens) == (1.0, -1, 1.0, None, None)
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, -1, 1.0, 0.0)
+    assert (params.stop, params.max_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"learning_rate": math.nan}, {"learning_rate": -1e-3}, {"beta1": 1.0}, {"grad_clip_norm": -1.0}]
+)
+def test_adam_params_out_of_range_are_named(wrong: dict) -> None:
+    """A schedule that yields nan, or a negative rate, is refused before it reaches the weights."""
+    with pytest.raises(ValueError, match=f"AdamParams: {next(iter(wrong))}="):
+        AdamParams(**wrong)
 
 
 def test_a_future_computes_once_and_keeps_its_value() -> None:
@@ -232,6 +242,22 @@ def test_a_future_keeps_its_error() -> None:
         with pytest.raises(ValueError, match="broken"):
             future.result()
     assert calls == [1]
+
+
+def test_a_future_that_was_interrupted_is_not_done() -> None:
+    """Ctrl-C in the work passes through and is not kept: asked again, the future works again."""
+    outcomes: list[BaseException | int] = [KeyboardInterrupt(), 7]
+
+    def work() -> int:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    future = LazyFuture(work)
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.result() == 7
 
 
 def test_a_timeout_bounds_the_wait_for_another_thread() -> None:

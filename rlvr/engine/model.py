@@ -140,10 +140,11 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     try:
         with without_progress_bar():
-            module = AutoModelForCausalLM.from_pretrained(
+            module: Any = AutoModelForCausalLM.from_pretrained(
                 str(Path(name).expanduser()) if Path(name).expanduser().exists() else name,
                 dtype=pick_dtype(dtype, where),
-            ).to(where)
+            )
+        module = module.to(where)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
     if len(tokenizer) > module.get_input_embeddings().weight.shape[0]:

@@ -55,6 +55,8 @@ class RowLayer(CacheLayerMixin):
 class RowCache(Cache):
     """Keys and values of the running rows. Grows by doubling; never shrinks while rows run."""
 
+    layers: Any  # of `RowLayer`, all with keys and values once there are any
+
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.rows = torch.empty(0, dtype=torch.long)
@@ -76,7 +78,7 @@ class RowCache(Cache):
     def _reserve(self, like: KeyValues, rows: int, length: int) -> None:
         if rows <= self.shape[0] and length <= self.shape[1]:
             return
-        rows, length = (max(need, have if need <= have else 2 * have) for need, have in zip((rows, length), self.shape))
+        rows, length = (max(need, have if need <= have else 2 * have) for need, have in zip((rows, length), self.shape, strict=True))
         if not self.layers:
             self.layers = [RowLayer(self) for _ in like]
         for layer, (keys, values) in zip(self.layers, like, strict=True):
@@ -101,7 +103,7 @@ class RowCache(Cache):
         """Feed each of the first R rows one token at its position; the hidden state behind it, [R, D]."""
         self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), positions_R.to(model.device)
         self.length = int(positions_R.max()) + 1
-        self._reserve([(layer.keys, layer.values) for layer in self.layers], self.shape[0], self.length)  # pyright: ignore[reportArgumentType]
+        self._reserve([(layer.keys, layer.values) for layer in self.layers], self.shape[0], self.length)
         columns = torch.arange(self.length, device=model.device)
         mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
         if model.adds_masks:
@@ -122,7 +124,8 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Ten
     cache = DynamicCache()
     hidden = model.hidden(padded(prompts, model.device), past_key_values=cache)
     last = torch.tensor([len(p) - 1 for p in prompts], device=model.device)
-    layers = [(layer.keys, layer.values) for layer in cache.layers]
+    stored: Any = cache.layers
+    layers = [(layer.keys, layer.values) for layer in stored]
     return hidden[torch.arange(len(prompts), device=model.device), last], layers  # pyright: ignore[reportReturnType]
 
 

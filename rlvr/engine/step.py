@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvr.engine.losses import LOSSES, token_logprobs
 from rlvr.engine.lora import LoraBank
+from rlvr.engine.losses import LOSSES, token_logprobs
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Policy, Snapshot, weights_of
 from rlvr.engine.runner import padded

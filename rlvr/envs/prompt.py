@@ -7,6 +7,7 @@ Text is tokenized as it stands: no special token is added. Chat messages go thro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from rlvr.protocols import ModelInput, StepResult
@@ -16,7 +17,7 @@ from rlvr.types import Task
 def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
     """The token ids of a task's prompt."""
     if isinstance(task.prompt, str):
-        tokens = tokenizer.encode(task.prompt, add_special_tokens=False)
+        tokens = _encode_text(tokenizer, task.prompt)
     elif getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
             f"task {task.id!r} has chat messages, but the tokenizer has no chat template; "
@@ -31,6 +32,12 @@ def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
     if not tokens:
         raise ValueError(f"task {task.id!r} has an empty prompt; a model needs at least one token to go on from")
     return [int(token) for token in tokens]
+
+
+@lru_cache(maxsize=4096)
+def _encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Every sample of a group opens its own episode: the prompt is tokenized once for all of them."""
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 class PromptEnv:

@@ -109,8 +109,8 @@ class Console:
         for name, value in lines.items():
             self._print(f"  {name:<{width}}  {value}")
 
-    def phase(self, name: str, total: int, done: int = 0) -> None:
-        """A new part of the run begins: `total` steps, of which `done` were done before a restart."""
+    def phase(self, name: str, total: int, done: int = 0, unit: str = "steps") -> None:
+        """A new part of the run begins: `total` steps (or tasks), of which `done` were done before a restart."""
         self._flush()
         self._phase, self._total, self._start, self._done = name, total, done, done
         self._began, self._metrics = self.clock(), {}
@@ -118,7 +118,7 @@ class Console:
         if self.live:
             self._draw()
         else:
-            self._print(f"{name}: {total} steps" + (f", {done} done before" if done else ""))
+            self._print(f"{name}: {total} {unit}" + (f", {done} done before" if done else ""))
 
     def step(self, metrics: Mapping[str, Any], done: int) -> None:
         """Step number `done` of the phase is over. A metric missing in this row keeps its last value on the screen."""

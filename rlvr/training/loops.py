@@ -127,8 +127,12 @@ class Loop:
         return position
 
     def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
-        """Steps `first` to `steps` of a phase, made safe every now and then, at the end, and when asked to stop."""
+        """Steps `first` to `steps` of a phase, made safe every now and then, at the end, and when asked to stop.
+
+        A step whose metrics reach the phase's goal (the warm-up's `until`) is its last one.
+        """
         name = self.phases[phase]
+        goal = self.job.sft.until if name == "sft" else 0.0
         if first < steps:
             self.console.phase(name, steps, first)
         for step in range(first, steps):
@@ -140,10 +144,12 @@ class Loop:
                 metrics["tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
             self.log.append({"phase": name, "step": step, **metrics})
             self.console.step(metrics, step + 1)
-            last = step + 1 == steps
+            last = step + 1 == steps or (goal > 0 and metrics.get("test/env/all/correct", 0.0) >= goal)
             if last or self.stop_asked or (step + 1) % self.job.options.checkpoint_every == 0:
-                self._save(Position(phase, step + 1))
-            if self.stop_asked and not last:
+                self._save(Position(phase + 1, 0) if last else Position(phase, step + 1))
+            if last:
+                return
+            if self.stop_asked:
                 raise Interrupted
 
     def _save(self, position: Position) -> None:
@@ -161,7 +167,10 @@ class Loop:
 
     def _sft_step(self, step: int) -> dict[str, float]:
         job = self.job
-        return sft_step(job.client, job.source, self.sft_curriculum, job.sft, step, job.seed)
+        metrics = sft_step(job.client, job.source, self.sft_curriculum, job.sft, step, job.seed)
+        if job.sft.until and (step + 1) % job.sft.check_every == 0:
+            metrics |= self._quick_look()
+        return metrics
 
     def _rl_step(self, step: int) -> dict[str, float]:
         job, collected = self.job, self.job.trainer.collect(step)
@@ -180,11 +189,18 @@ class Loop:
         self._keep_rollouts(step, collected)
         every = job.evaluation.every
         if every and (step + 1) % every == 0 and step + 1 < job.training.steps:
-            spread = self.heldout[:: max(1, len(self.heldout) // job.evaluation.quick_tasks)]
-            quick = self._evaluated(spread, job.evaluation.quick_samples)
-            metrics["test/env/all/correct"] = quick.metrics()["pass@1"].value
-            metrics["test/env/all/reward/total"] = quick.metrics()["mean_reward"].value
+            metrics |= self._quick_look()
         return metrics
+
+    def _quick_look(self) -> dict[str, float]:
+        """Pass rate and reward on a small part of the held-out tasks, spread evenly over them."""
+        asked = self.job.evaluation
+        spread = self.heldout[:: max(1, len(self.heldout) // asked.quick_tasks)]
+        found = self._evaluated(spread, asked.quick_samples).metrics()
+        return {
+            "test/env/all/correct": found["pass@1"].value,
+            "test/env/all/reward/total": found["mean_reward"].value,
+        }
 
     def _keep_rollouts(self, step: int, collected: Collected) -> None:
         shown = collected.all[step % len(collected.all)]
@@ -199,7 +215,7 @@ class Loop:
     def _evaluate(self, phase: int) -> None:
         """The whole held-out set; the checkpoint after it says that its result is on disk."""
         name = self.phases[phase]
-        self.console.phase(name, len(self.heldout), 0)
+        self.console.phase(name, len(self.heldout), unit="tasks")
         done = self._evaluated(self.heldout, self.job.evaluation.samples, lambda n: self.console.step({}, n))
         write_atomic(self._evaluation_file(name), json.dumps(done.to_json()))
         self._save(Position(phase + 1, 0))

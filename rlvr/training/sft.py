@@ -15,19 +15,24 @@ from rlvr.training.step import Schedule
 
 @dataclass(frozen=True)
 class SftOptions:
-    """The supervised warm-up: `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none.
+    """The supervised warm-up: at most `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none.
 
-    Its curriculum is its own; `by=pass_rate` has no meaning here, since nothing is sampled.
+    With `until` it ends as soon as a quick look at held-out tasks, every `check_every` steps, finds that pass rate
+    (`evaluation.quick_tasks` and `quick_samples` size the look). 0 means all `steps` are taken. Its curriculum is its own; `by=pass_rate` has no meaning here, since nothing is sampled.
     """
 
     steps: int = 0
     batch_size: int = 64
+    until: float = 0.0
+    check_every: int = 50
     optimizer: Schedule = field(default_factory=Schedule)
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch_size < 1:
             raise ValueError(f"sft: steps={self.steps}, batch_size={self.batch_size}; expected >= 0 and >= 1")
+        if not 0 <= self.until <= 1 or self.check_every < 1:
+            raise ValueError(f"sft: until={self.until}, check_every={self.check_every}; expected 0 to 1 and >= 1")
         if self.curriculum.by == "pass_rate":
             raise ValueError("sft.curriculum.by=pass_rate: demonstrations have no pass rate; use uniform or schedule")
 

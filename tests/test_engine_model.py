@@ -1,0 +1,106 @@
+"""What the probes at load find out about a model, and what a broken config is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import CONFIGS, PROMPTS, params, plain_logprobs
+
+from rlvr.engine.model import build_model, load_model, pick_device, pick_dtype
+
+
+@pytest.mark.parametrize(
+    ("kind", "splits", "caches"),
+    [
+        ("qwen3", True, True),
+        ("llama", True, True),
+        ("gpt2", True, True),
+        ("mistral", True, False),  # a window of 6
+        ("gemma2", False, False),  # a cap on the logits, windows in every second layer
+    ],
+)
+@pytest.mark.parametrize("spread", [0.2, 0.02])
+def test_the_probes_find_what_a_model_allows(
+    kind: str, splits: bool, caches: bool, spread: float, tokenizer: Any
+) -> None:
+    """Also at the small initial weights of a model from scratch, whose tiny logits a cap would hardly touch."""
+    config = {**CONFIGS[kind], "initializer_range": spread}
+    model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+    assert (model.splits, model.caches) == (splits, caches)
+    assert len(model.notes) == (not splits) + (not caches)
+
+
+@pytest.mark.parametrize(("window", "caches"), [(40, False), (200, False), (256, True)])
+def test_a_window_longer_than_the_probe_is_believed(window: int, caches: bool, tokenizer: Any) -> None:
+    """A short trial cannot see a long window; one that spans the whole context is none."""
+    config = {**CONFIGS["mistral"], "sliding_window": window}
+    assert build_model(config, tokenizer, seed=1, device="cpu", dtype="float32").caches is caches
+
+
+def test_a_model_with_plain_attention_honours_the_mask_of_our_cache(tokenizer: Any, fresh: Callable[..., Any]) -> None:
+    """gemma2 adds its masks to the scores: with a window over the whole context its rows can share the cache."""
+    from rlvr.engine.engine import Engine
+    from rlvr.protocols import ModelInput
+
+    config = {**CONFIGS["gemma2"], "sliding_window": 256, "initializer_range": 0.2}
+    model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+    assert (model.splits, model.caches, model.adds_masks) == (False, True, True)
+    engine = Engine(model)
+    snapshot = engine.create_policy("p").snapshot()
+    futures = [engine.sample(snapshot, ModelInput(p), 1, params(i)) for i, p in enumerate(PROMPTS)]
+    for prompt, future in zip(PROMPTS, futures, strict=True):
+        sequence = future.result().sequences[0]
+        assert sequence.logprobs == pytest.approx(plain_logprobs(model.module, prompt, sequence.tokens), abs=1e-4)
+
+
+def test_the_same_seed_builds_the_same_weights(tokenizer: Any) -> None:
+    """A function of the seed alone: torch's own generator neither matters nor moves."""
+    import torch
+
+    from rlvr.engine.policy import tensors_sha256
+
+    def weights(seed: int) -> str:
+        return tensors_sha256(
+            build_model(CONFIGS["qwen3"], tokenizer, seed=seed, device="cpu", dtype="float32").parameters()
+        )
+
+    state = torch.random.get_rng_state()
+    first = weights(1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(99)
+    assert weights(1) == first != weights(2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "model_type is missing"),
+        ({"model_type": "qwen9"}, "qwen9"),
+        ({**CONFIGS["qwen3"], "hidden_sise": 3}, "hidden_sise: not a field of a qwen3 config"),
+    ],
+)
+def test_a_broken_config_is_named(config: dict, message: str, tokenizer: Any) -> None:
+    """No type, an unknown type, a misspelled field."""
+    with pytest.raises(ValueError, match=message):
+        build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+
+
+def test_a_missing_or_empty_model_folder_is_named(tmp_path: Path, tokenizer: Any) -> None:
+    """A path that is no model folder is not sent to the hub."""
+    with pytest.raises(ValueError, match="no such model folder"):
+        load_model(str(tmp_path / "none"), tokenizer, device="cpu", dtype="float32")
+
+
+def test_device_and_dtype_are_checked() -> None:
+    """Unknown words are errors; auto on a CPU means fp32."""
+    import torch
+
+    with pytest.raises(ValueError, match=r"model.device"):
+        pick_device("tpu9")
+    with pytest.raises(ValueError, match=r"model.dtype='fp4'"):
+        pick_dtype("fp4", torch.device("cpu"))
+    assert pick_dtype("auto", torch.device("cpu")) is torch.float32
+    assert pick_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
