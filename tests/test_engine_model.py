@@ -33,10 +33,10 @@ def test_the_probes_find_what_a_model_allows(
     assert len(model.notes) == (not splits) + (not caches)
 
 
-@pytest.mark.parametrize(("window", "caches"), [(40, False), (200, False), (256, True)])
+@pytest.mark.parametrize(("window", "caches"), [(40, False), (1500, False), (2048, True)])
 def test_a_window_longer_than_the_probe_is_believed(window: int, caches: bool, tokenizer: Any) -> None:
     """A short trial cannot see a long window; one that spans the whole context is none."""
-    config = {**CONFIGS["mistral"], "sliding_window": window}
+    config = {**CONFIGS["mistral"], "sliding_window": window, "max_position_embeddings": 2048}
     assert build_model(config, tokenizer, seed=1, device="cpu", dtype="float32").caches is caches
 
 

@@ -42,7 +42,11 @@ class LocalSamplingClient:
         return self._snapshot.fingerprint
 
     def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, include_prompt_logprobs: bool = False
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
     ) -> Future[SampleResponse]:
         future = self._engine.sample(self._snapshot, prompt, num_samples, sampling_params)
         if not include_prompt_logprobs:

@@ -207,7 +207,13 @@ class Engine:
     # Training
 
     def forward_backward(
-        self, policy: Policy, data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, *, backward: bool = True
+        self,
+        policy: Policy,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: dict[str, float] | None,
+        *,
+        backward: bool = True,
     ) -> ForwardBackwardOutput:
         with self.lock:
             return self._learner.forward_backward(policy, data, loss_fn, config, backward=backward)

@@ -57,7 +57,9 @@ class LoraBank:
         """Full names of the layers `config` adapts; a target that matches nothing is a ValueError."""
         known = sorted({name.rsplit(".", 1)[-1] for name in self.linears})
         if missing := [t for t in config.targets if t not in known]:
-            raise ValueError(f"lora.targets: {', '.join(missing)} not among this model's linear layers: {', '.join(known)}")
+            raise ValueError(
+                f"lora.targets: {', '.join(missing)} not among this model's linear layers: {', '.join(known)}"
+            )
         return [n for n in self.linears if not config.targets or n.rsplit(".", 1)[-1] in config.targets]
 
     def new(self, config: LoraConfig, seed: int) -> dict[str, nn.Parameter]:

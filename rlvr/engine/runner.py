@@ -65,7 +65,14 @@ class RowCache(Cache):
         self.shape = (0, 0)  # rows and length there is room for
 
     def place(
-        self, prompts: KeyValues, source: Sequence[int], lengths: Sequence[int], *, rows: Sequence[int], capacity: int, length: int
+        self,
+        prompts: KeyValues,
+        source: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        rows: Sequence[int],
+        capacity: int,
+        length: int,
     ) -> None:
         """Copy prompt `source[i]`, `lengths[i]` tokens of it, to row `rows[i]`; make room for capacity x length."""
         self._reserve(prompts, capacity, length)
@@ -78,7 +85,9 @@ class RowCache(Cache):
     def _reserve(self, like: KeyValues, rows: int, length: int) -> None:
         if rows <= self.shape[0] and length <= self.shape[1]:
             return
-        rows, length = (max(need, have if need <= have else 2 * have) for need, have in zip((rows, length), self.shape, strict=True))
+        rows, length = (
+            max(need, have if need <= have else 2 * have) for need, have in zip((rows, length), self.shape, strict=True)
+        )
         if not self.layers:
             self.layers = [RowLayer(self) for _ in like]
         for layer, (keys, values) in zip(self.layers, like, strict=True):

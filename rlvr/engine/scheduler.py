@@ -40,9 +40,7 @@ class Request:
         return self.error is not None or len(self.finished) == self.count
 
     def response(self) -> SampleResponse:
-        return SampleResponse(
-            [self.finished[i] for i in range(self.count)], fingerprint=self.snapshot.fingerprint
-        )
+        return SampleResponse([self.finished[i] for i in range(self.count)], fingerprint=self.snapshot.fingerprint)
 
 
 @dataclass(eq=False)
@@ -96,7 +94,9 @@ class Scheduler:
                 self.waiting.popleft()
         return chosen
 
-    def advance(self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> list[int]:
+    def advance(
+        self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any
+    ) -> list[int]:
         """Record one new token per row; the positions (in `rows`) of those that ended with it."""
         ended: list[int] = []
         for i, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):

@@ -39,7 +39,9 @@ class MicroBatch:
         return torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device) < lengths[:, None]
 
 
-def checked(data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, model: LanguageModel) -> dict[str, float]:
+def checked(
+    data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, model: LanguageModel
+) -> dict[str, float]:
     """The loss's settings with defaults filled in; ValueError naming the first datum or setting that is wrong."""
     if loss_fn not in LOSSES:
         raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(LOSSES)}, or forward_backward_custom")

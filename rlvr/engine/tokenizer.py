@@ -30,7 +30,9 @@ def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str)
         core.decoder = decoders.Fuse()
     else:
         raise ValueError(f"model.tokenizer: {kind!r} is not a kind of built tokenizer; expected words or characters")
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=end, pad_token=pad, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=end, pad_token=pad, clean_up_tokenization_spaces=False
+    )
 
 
 def load_tokenizer(name: str) -> Any:
