@@ -59,7 +59,7 @@ def model(rows: Path, tmp_path: Path) -> Path:
 
 
 def test_two_full_steps_on_grade_school_mathematics(rows: Path, model: Path, tmp_path: Path) -> None:
-    """Sampling, verification and a LoRA update with the shipped config; a length reward gives a random model a signal."""
+    """Sampling, verification and a LoRA update with the shipped config; a length reward gives a signal."""
     parts = "[{name: gsm8k, weight: 1.0}, {name: length_penalty, weight: 0.5, kwargs: {target_length: 4}}]"
     words = [
         "train", "--config-name=gsm8k", f"model.name={model}", f"env.kwargs.path={rows}", "training.steps=2",

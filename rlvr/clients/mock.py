@@ -49,6 +49,9 @@ class WordTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [self.ids.get(word, 1) for word in text.split()]
 
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.encode(text) for text in texts]}
+
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         hidden = {0, 1} if skip_special_tokens else set[int]()
         return " ".join(self.words[int(i)] for i in token_ids if int(i) not in hidden)

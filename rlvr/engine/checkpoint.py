@@ -97,7 +97,6 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
                 policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
     policy.clear_gradients()
     policy.version = int(counters["version"])
-    policy.changed()
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
     if optimizer and counters.get("optimizer_steps"):
         _load_optimizer(policy, state, counters["optimizer_steps"])

@@ -38,19 +38,15 @@ class LanguageModel:
         self.module.eval()
         self.device: torch.device = next(self.module.parameters()).device
         self.dtype: torch.dtype = next(self.module.parameters()).dtype
+        text = self.module.config.get_text_config()
+        # Most tokens a row may have, prompt and completion together.
+        self.context = int(
+            getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 30
+        )
+        # Rows of the embedding: ids at or above it are not tokens.
+        self.vocabulary = int(self.module.get_input_embeddings().weight.shape[0])
         # transformers takes its scaled-dot-product attention where the model has it; the plain one adds its masks.
         self.adds_masks: bool = getattr(self.module.config, "_attn_implementation", "") == "eager"
-
-    @property
-    def context(self) -> int:
-        """Most tokens a row may have, prompt and completion together."""
-        text = self.module.config.get_text_config()
-        return int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 30)
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the embedding: ids at or above it are not tokens."""
-        return int(self.module.get_input_embeddings().weight.shape[0])
 
     def hidden(self, tokens_BT: Tensor, **how: Any) -> Tensor:
         """What the head reads, [B, T, D] (or the logits themselves where the model cannot be split)."""

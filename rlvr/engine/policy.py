@@ -27,7 +27,6 @@ class Policy:
         self.parameters = parameters
         self.lora = lora
         self.version = 0
-        self.generation = 0  # bumped whenever the weights change, also by loading
         # Low-precision weights lose small updates: the optimizer then works on fp32 masters.
         self.masters: dict[str, nn.Parameter] = {
             key: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for key, p in parameters.items()
@@ -44,8 +43,8 @@ class Policy:
 
     @property
     def fingerprint(self) -> str:
-        """Names the live weights: policy, optimizer steps, and how often they were replaced by loading."""
-        return f"{self.name}@{self.version}.{self.generation - self.version}"
+        """Names the live weights: the policy and its optimizer steps. Saved and restored weights keep theirs."""
+        return f"{self.name}@{self.version}"
 
     @property
     def scale(self) -> float:
@@ -63,9 +62,6 @@ class Policy:
             copy = {name: p.detach().clone() for name, p in self.parameters.items()}
             for holder in holders:
                 holder.copy = copy
-
-    def changed(self) -> None:
-        self.generation += 1
 
     def widen_gradients(self) -> None:
         """Add the gradients of narrow weights to their fp32 masters': a bf16 sum loses small terms."""

@@ -54,25 +54,35 @@ def checked(
         raise ValueError(f"loss_fn_config: temperature {settings['temperature']} must be finite and above 0 to train")
     if not data:
         raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
+    wanted = ("target_tokens", *loss.needs)
     for i, datum in enumerate(data):
-        tokens = datum.model_input.tokens
-        if not tokens or len(tokens) > model.context:
-            raise ValueError(f"datum {i} has {len(tokens)} tokens; expected 1 to {model.context} (the model's context)")
-        for name in ("target_tokens", *loss.needs):
+        length = datum.model_input.length
+        if not 1 <= length <= model.context:
+            raise ValueError(f"datum {i} has {length} tokens; expected 1 to {model.context} (the model's context)")
+        for name in wanted:
             if name not in datum.loss_fn_inputs:
                 raise ValueError(f"datum {i} lacks {name!r}, which {loss_fn} needs")
-            shape = datum.loss_fn_inputs[name].shape
-            if shape != [len(tokens)]:
-                raise ValueError(f"datum {i}: {name} has shape {shape}, expected [{len(tokens)}], one per input token")
             array = datum.loss_fn_inputs[name].data
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ValueError(f"datum {i}: {name} holds nan or infinity")
+            if array.shape != (length,):
+                raise ValueError(f"datum {i}: {name} has shape {list(array.shape)}, expected [{length}], one per token")
             if name == "target_tokens" and array.dtype.kind != "i":
                 raise ValueError(f"datum {i}: target_tokens are {array.dtype}, expected integers")
-        ids = (min(tokens), max(tokens), *(f(datum.loss_fn_inputs["target_tokens"].data) for f in (np.min, np.max)))
-        if min(ids) < 0 or max(ids) >= model.vocabulary:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise ValueError(f"datum {i} holds token {wrong}, outside the vocabulary of {model.vocabulary}")
+    # All values at once: a call may hold thousands of short rows.
+    ends = np.cumsum([datum.model_input.length for datum in data])
+
+    def first(wrong_N: np.ndarray) -> int:
+        return int(np.searchsorted(ends, wrong_N.argmax(), side="right"))
+
+    for name in loss.needs:
+        bad_N = ~np.isfinite(np.concatenate([datum.loss_fn_inputs[name].data for datum in data]))
+        if bad_N.any():
+            raise ValueError(f"datum {first(bad_N)}: {name} holds nan or infinity")
+    inputs_N = np.fromiter((t for datum in data for t in datum.model_input.tokens), dtype=np.int64, count=int(ends[-1]))
+    for ids_N in (inputs_N, np.concatenate([datum.loss_fn_inputs["target_tokens"].data for datum in data])):
+        bad_N = (ids_N < 0) | (ids_N >= model.vocabulary)
+        if bad_N.any():
+            token = ids_N[bad_N.argmax()]
+            raise ValueError(f"datum {first(bad_N)} holds token {token}, outside the vocabulary of {model.vocabulary}")
     return settings
 
 
@@ -207,7 +217,6 @@ class Learner:
                     p.copy_(policy.masters[name])
         policy.clear_gradients()
         policy.version += 1
-        policy.changed()
         return OptimStepResponse({"grad_norm": norm})
 
 

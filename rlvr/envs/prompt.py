@@ -6,7 +6,7 @@ Text is tokenized as it stands: no special token is added. Chat messages go thro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +14,14 @@ from rlvr.protocols import ModelInput, StepResult
 from rlvr.types import Task
 
 
+def encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """The token ids of texts as they stand, all in one call: a tokenizer's cost is per call, not per word."""
+    return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+
 def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
     """The token ids of a task's prompt."""
+    tokens: Any
     if isinstance(task.prompt, str):
         tokens = _encode_text(tokenizer, task.prompt)
     elif getattr(tokenizer, "chat_template", None) is None:

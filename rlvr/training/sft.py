@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr import draws
-from rlvr.envs.prompt import encode_prompt
+from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.protocols import Datum, TaskSource, TrainingClient
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.step import Schedule
@@ -18,7 +18,8 @@ class SftOptions:
     """The supervised warm-up: at most `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none.
 
     With `until` it ends as soon as a quick look at held-out tasks, every `check_every` steps, finds that pass rate
-    (`evaluation.quick_tasks` and `quick_samples` size the look). 0 means all `steps` are taken. Its curriculum is its own; `by=pass_rate` has no meaning here, since nothing is sampled.
+    (`evaluation.quick_tasks` and `quick_samples` size the look); 0 means all `steps` are taken. Its curriculum is its
+    own; `by=pass_rate` has no meaning here, since nothing is sampled.
     """
 
     steps: int = 0
@@ -42,14 +43,17 @@ def sft_step(
 ) -> dict[str, float]:
     """Imitate one batch of demonstrations: the mean negative log-likelihood of their tokens, end token included."""
     tokenizer: Any = client.get_tokenizer()
-    pairs: list[tuple[list[int], list[int]]] = []
-    for i, task in enumerate(curriculum.tasks(options.batch_size, step)):
-        text = source.demonstration(task, draws.key("demonstration", seed, step, i))
-        if text is None:
-            raise ValueError("sft: this environment has no demonstrations to imitate; set sft.steps=0")
-        pairs.append((encode_prompt(task, tokenizer), tokenizer.encode(text, add_special_tokens=False)))
-    if tokenizer.eos_token_id is not None:
-        pairs = [(p, [*c, tokenizer.eos_token_id]) for p, c in pairs]
+    tasks = curriculum.tasks(options.batch_size, step)
+    shown = [source.demonstration(task, draws.key("demonstration", seed, step, i)) for i, task in enumerate(tasks)]
+    texts = [text for text in shown if text is not None]
+    if len(texts) < len(tasks):
+        raise ValueError("sft: this environment has no demonstrations to imitate; set sft.steps=0")
+    plain = [task.prompt for task in tasks if isinstance(task.prompt, str)]
+    prompts = (
+        encode_texts(plain, tokenizer) if len(plain) == len(tasks) else [encode_prompt(t, tokenizer) for t in tasks]
+    )
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    pairs = [(p, [*c, *end]) for p, c in zip(prompts, encode_texts(texts, tokenizer), strict=True)]
     count = sum(len(c) for _, c in pairs)
     output = client.forward_backward([Datum.supervised(p, c, 1.0 / count) for p, c in pairs], "cross_entropy").result()
     adam = options.optimizer.at(step, options.steps)
