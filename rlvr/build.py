@@ -135,6 +135,8 @@ def without_effect(config: Config) -> list[tuple[str, str]]:
         idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "until", "optimizer", "curriculum")]
     if config.curriculum.by != "pass_rate":
         idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
+    if config.evaluation.every == 0:
+        idle.append(("training.until", "evaluation.every is 0: nothing looks at held-out tasks"))
     if config.sft.until == 0:
         idle.append(("sft.check_every", "sft.until is 0"))
         if config.evaluation.every == 0:

@@ -129,10 +129,10 @@ class Loop:
     def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
         """Steps `first` to `steps` of a phase, made safe every now and then, at the end, and when asked to stop.
 
-        A step whose metrics reach the phase's goal (the warm-up's `until`) is its last one.
+        A step whose quick look reaches the phase's `until` is its last one.
         """
         name = self.phases[phase]
-        goal = self.job.sft.until if name == "sft" else 0.0
+        goal = self.job.sft.until if name == "sft" else self.job.training.until
         if first < steps:
             self.console.phase(name, steps, first)
         for step in range(first, steps):

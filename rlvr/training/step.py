@@ -68,7 +68,8 @@ class Schedule:
 class TrainingOptions:
     """Sizes and safety limits of RL training. `mode` is rlvr, or sft for supervised learning alone.
 
-    A step samples `prompts_per_step` groups of `group_size` answers; groups with equal rewards may be replaced by up
+    With `until` training ends as soon as a quick look at held-out tasks (`evaluation.every`) finds that pass rate, 0 for
+    all `steps`. A step samples `prompts_per_step` groups of `group_size` answers; groups with equal rewards may be replaced by up
     to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs` times in
     `num_minibatches` optimizer steps each; past `target_kl` (0: never) the rest of the step's updates is skipped.
     `gap_warn` and `gap_stop` bound the mean absolute difference between the log-probs of sampler and trainer;
@@ -77,6 +78,7 @@ class TrainingOptions:
 
     mode: str = "rlvr"
     steps: int = 100
+    until: float = 0.0
     prompts_per_step: int = 32
     group_size: int = 8
     refill: int = 0
@@ -96,6 +98,8 @@ class TrainingOptions:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"training.{name}={getattr(self, name)}, expected at least {low}")
+        if not 0 <= self.until <= 1:
+            raise ValueError(f"training.until={self.until}, expected a pass rate from 0 to 1")
         if not 0 < self.gap_warn <= self.gap_stop:
             raise ValueError(f"training: gap_warn={self.gap_warn}, gap_stop={self.gap_stop}; expected 0 < warn <= stop")
         if not 0 <= self.error_budget <= 1:
