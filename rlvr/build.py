@@ -20,9 +20,9 @@ from rlvr.files import verified, write_atomic
 from rlvr.protocols import SamplingParams, TaskSource
 from rlvr.reward import resolve_reward
 from rlvr.tracking import Console
+from rlvr.training import journal
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
-from rlvr.training.evaluate import EvaluationOptions, evaluate, evaluation_params
-from rlvr.training.journal import run_folder, set_aside, stored_checkpoint
+from rlvr.training.evaluate import EvaluationOptions, evaluate, evaluation_params, heldout_split
 from rlvr.training.loops import Job, RunOptions
 from rlvr.training.sft import SftOptions
 from rlvr.training.step import Trainer, TrainingOptions
@@ -30,6 +30,8 @@ from rlvr.training.step import Trainer, TrainingOptions
 EXTRA = "pip install 'rlvr[train]'"
 # Words of the command line that stand for a key of the schema.
 SPELLINGS = {"mode": "training.mode"}
+# What another evaluation of saved weights may ask for otherwise than their run did.
+EVALUATION_KEYS = ("evaluation.", "engine.", "seed", "model.device", "model.dtype")
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) 
     file, which other runs may share.
     """
     config = validate(loaded.values, Config, loaded.origin)
+    if config.training.mode == "sft" and config.sft.steps == 0:
+        raise ValueError("training.mode=sft with sft.steps=0: nothing to train; give sft.steps=1000, say")
     idle = [(key, why) for key, why in without_effect(config) for given in loaded.origin if _covers(key, given)]
     typed = [
         f"{key} ({why})" for key, why in idle if any(o == CLI for k, o in loaded.origin.items() if _covers(key, k))
@@ -166,7 +170,10 @@ def written(config: Config, loaded: Loaded) -> dict[str, Any]:
             return raw
         if isinstance(full, Mapping) and isinstance(raw, Mapping):
             return {key: merged(value, raw.get(key)) for key, value in full.items()}
-        return list(full) if isinstance(full, tuple) else full
+        if isinstance(full, (list, tuple)):
+            raws = raw if isinstance(raw, list) and len(raw) == len(full) else [None] * len(full)
+            return [merged(value, text) for value, text in zip(full, raws, strict=True)]
+        return full
 
     return merged(asdict(config), loaded.raw)
 
@@ -177,29 +184,43 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
     An unfinished run whose config agrees (its name apart, where that holds the time) is taken up again. A folder of
     that name with another config is a ValueError; `run.resume=false` renames it out of the way.
     """
+    if timed := [key for key in loaded.timed if key not in ("run.name", "run.root")]:
+        raise ValueError(
+            f"{', '.join(timed)}: ${{now:...}} may stand in run.name and run.root only. Elsewhere a resumed run would "
+            "go on with another value than it began with; give a fixed one"
+        )
     wanted = written(config, loaded)
+    where = ("run.resume", "run.name", "run.root")
+    environment = {key: value for key, value in journal.from_environment(loaded.values, loaded.raw) if key not in where}
+    ignore = ["run.resume", *(key for key in loaded.timed if key == "run.name")]
+
+    def changes(folder: Path) -> list[str]:
+        hidden = journal.changed_environment(folder, environment)
+        return difference(wanted, read(folder / "resolved.yaml"), ignore=ignore) + [
+            f"{key} (its value from the environment)" for key in hidden
+        ]
+
     name = config.run.name or loaded.name or "run"
-    folder = run_folder(config.run.root, name)
-    ignore = ["run.resume", *loaded.timed]
+    folder = journal.run_folder(config.run.root, name)
     if config.run.resume and "run.name" in loaded.timed:
         for stored in sorted(folder.parent.glob("*/resolved.yaml"), reverse=True):
-            finished = (stored.parent / "summary.json").exists()
-            if not finished and not difference(wanted, read(stored), ignore=ignore):
+            if not (stored.parent / "summary.json").exists() and not changes(stored.parent):
                 return stored.parent, False
     stored = folder / "resolved.yaml"
     if stored.exists() and not config.run.resume:
-        set_aside(folder)
-    elif stored.exists() and (changed := difference(wanted, read(stored), ignore=ignore)):
+        journal.set_aside(folder)
+    elif stored.exists() and (changed := changes(folder)):
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
             f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another run.name, ask for the same "
             "config, or give run.resume=false to start anew (the old folder is kept, renamed)"
         )
-    elif folder.exists() and not stored.exists() and any(folder.iterdir()):
+    elif journal.holds_no_run(folder):
         raise ValueError(f"run folder {folder} exists and holds no run; choose another run.name")
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "resolved.yaml").exists():
-        write_atomic(folder / "resolved.yaml", dump(wanted))
+    if not stored.exists():
+        journal.keep_environment(folder, environment)
+        write_atomic(stored, dump(wanted))
     return folder, (folder / "summary.json").exists()
 
 
@@ -210,19 +231,20 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
     model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
     answers = t.prompts_per_step * t.group_size
     tokens, updates = t.steps * answers * (config.rollout.max_tokens or 0), t.ppo_epochs * t.num_minibatches
+    until = f", or until {100 * t.until:g}% of held-out answers pass" if t.until and e.every else ""
     waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
     lines = {
         "model": model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights"),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
         "reward": config.reward.type or source.reward,
         "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations"
-        + (f", or until {config.sft.until:.0%} of held-out answers pass" if config.sft.until else ""),
+        + (f", or until {100 * config.sft.until:g}% of held-out answers pass" if config.sft.until else ""),
     }
     if t.mode == "rlvr":
         lines |= {
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} answers = "
-            f"{t.steps * answers:,} answers, at most {tokens:,} tokens{waves}",
+            f"{t.steps * answers:,} answers, at most {tokens:,} tokens{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all",
         }
     return lines | {"evaluation": f"{e.tasks} held-out tasks x {e.samples} answers, before and after"}
@@ -232,8 +254,13 @@ def build_source(config: Config) -> TaskSource:
     return resolve_environment(config.env.name, **config.env.kwargs)
 
 
-def build_engine(config: Config, source: TaskSource, weights: str | None = None) -> Any:
-    """The engine with its model. `weights`: a saved folder to take the model from instead of the config's."""
+def cores() -> int:
+    """The cores that this process may use, where the system says which (Linux), else all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def build_engine(config: Config, source: TaskSource) -> Any:
+    """The engine with its model."""
     try:
         import torch
 
@@ -242,12 +269,10 @@ def build_engine(config: Config, source: TaskSource, weights: str | None = None)
         from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
-    torch.set_num_threads(config.engine.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.engine.threads or cores())
     options = config.model
     where = {"device": options.device, "dtype": options.dtype}
-    if weights is not None and options.lora is None:
-        model = load_model(weights, load_tokenizer(weights), **where)
-    elif options.name:
+    if options.name:
         model = load_model(options.name, load_tokenizer(options.tokenizer or options.name), **where)
     else:
         if options.tokenizer in ("words", "characters"):
@@ -272,6 +297,15 @@ def build_client(config: Config, engine: Any, folder: Path) -> Any:
 
     policy = engine.create_policy("policy", lora=config.model.lora, seed=config.seed)
     return LocalTrainingClient(engine, policy, folder)
+
+
+def circumstances(client: Any) -> dict[str, str | int]:
+    """What the bits of a run depend on beside its config."""
+    import torch
+
+    device = next(iter(client.policy.parameters.values())).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": name}
 
 
 def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> Job:
@@ -309,8 +343,14 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
 def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[str, Any]:
     """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run.
 
-    `overrides` may change `evaluation.*` and `seed`, e.g. `evaluation.samples=64`. Nothing is written.
+    `overrides` may change how they are evaluated (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Nothing is written.
     """
+    for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
+        if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
+            raise ValueError(
+                f"{key} cannot be changed here: saved weights are evaluated as their run was set up. Only "
+                "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
+            )
     place = place.expanduser()
     inside = place.parent.name == "checkpoints"
     folder = place.parent.parent if inside else place
@@ -320,7 +360,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     loaded = load(None, str(stored), overrides)
     config = configured(loaded)
     if not inside:
-        checkpoint = stored_checkpoint(folder)
+        checkpoint = journal.stored_checkpoint(folder)
         if checkpoint is None:
             raise ValueError(f"{folder} has no whole checkpoint yet; train it first, or name one of its checkpoints")
         place = checkpoint
@@ -330,7 +370,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     client = build_client(config, build_engine(config, source), folder / "checkpoints")
     client.load_state(str(place)).result()
     asked = config.evaluation
-    tasks = source.heldout(asked.tasks)
+    tasks, _ = heldout_split(source, asked, looks=bool(config.sft.until or asked.every))
     console.phase("evaluation", len(tasks), unit="tasks")
     result = evaluate(
         source,
@@ -341,6 +381,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
         samples=asked.samples,
         k=asked.k or asked.samples,
         seed=config.seed,
+        error_budget=config.training.error_budget,
         progress=lambda done: console.step({}, done),
     )
     told = {name: asdict(value) for name, value in result.metrics().items()}

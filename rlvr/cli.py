@@ -43,7 +43,7 @@ def _configured(name: str | None, file: str | None, path: str | None, overrides:
     if name is None and file is None:
         raise ValueError("which config? give --config-name=NAME (arithmetic, say) or --config=FILE")
     loaded = load(name, file or path, spelled(overrides or []))
-    return loaded, configured(loaded, lambda text: print(f"rlvr: warning: {text}", file=sys.stderr))
+    return loaded, configured(loaded, lambda text: _print(f"warning: {text}"))
 
 
 @app.command()
@@ -54,7 +54,7 @@ def train(
     config_path: ConfigPath = None,
 ) -> None:
     """Train a model; the same command goes on where a stopped run was."""
-    from rlvr.build import build, build_source, open_run, plan
+    from rlvr.build import build, build_source, circumstances, open_run, plan
     from rlvr.tracking import Console
     from rlvr.training.journal import Journal
     from rlvr.training.loops import Interrupted, Loop
@@ -71,6 +71,7 @@ def train(
         console.plan({"run": str(folder), **plan(settings, source)})
         with Journal(folder) as journal:
             job = build(settings, folder, console.note, console.warn)
+            journal.attempt(circumstances(job.client), console.warn)
             try:
                 summary = Loop(job, journal, console).run()
             except (Interrupted, KeyboardInterrupt):
@@ -135,7 +136,13 @@ def run(arguments: list[str]) -> int:
     except ValueError as mistake:
         return _say(mistake, 2)
     except RuntimeError as stop:
-        if type(stop).__name__ != "TrainingStopped":
+        from rlvr.protocols import NonFiniteError
+        from rlvr.training.step import TrainingStopped
+
+        if isinstance(stop, NonFiniteError):
+            remedy = "The last checkpoint stands; a lower learning rate is the usual cure (see the optimizer options)"
+            return _say(f"{stop}. {remedy}", 1)
+        if not isinstance(stop, TrainingStopped):
             raise
         return _say(stop, 1)
     except OSError as error:
@@ -150,8 +157,15 @@ def run(arguments: list[str]) -> int:
 
 
 def _say(what: object, code: int) -> int:
-    print(f"rlvr: {what}", file=sys.stderr)
+    _print(str(what))
     return code
+
+
+def _print(text: str) -> None:
+    """A message to the user. It may quote what a model or a user's function wrote, so nothing in it acts."""
+    from rlvr.tracking import readable_lines
+
+    print(f"rlvr: {readable_lines(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -155,11 +155,16 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SampledSequence:
-    """One completion: sampled `tokens` [R], the stop token included, their `logprobs` [R] and why it ended."""
+    """One completion: sampled `tokens` [R], the stop token included, their `logprobs` [R] and why it ended.
+
+    `end_tokens` of them, at the end, are a stop token and no part of the answer's text; None where the sampler does
+    not say. A stop string stays in the text.
+    """
 
     stop_reason: StopReason
     tokens: list[int]
     logprobs: list[float] | None = None
+    end_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -237,11 +242,10 @@ class LazyFuture(Generic[T]):
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
+        self._work: Callable[[], T] | None = work
         self._lock = threading.Lock()
         self._value: T | None = None
         self._error: Exception | None = None
-        self._asked = False
 
     @classmethod
     def done(cls, value: T) -> LazyFuture[T]:
@@ -253,12 +257,13 @@ class LazyFuture(Generic[T]):
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"no result after {timeout} s: another thread is still computing it")
         try:
-            if not self._asked:
+            if self._work is not None:
                 try:
                     self._value = self._work()
                 except Exception as error:
                     self._error = error
-                self._asked = True  # not after a Ctrl-C in the work: asked again, it tries again
+                # What the work holds on to may go now. (After a Ctrl-C in it, asking again tries again.)
+                self._work = None
         finally:
             self._lock.release()
         if self._error is not None:

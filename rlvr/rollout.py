@@ -44,6 +44,9 @@ class _Episode:
     logprobs: list[float] = field(default_factory=list[float])
     mask: list[int] = field(default_factory=list[int])
     stop_reason: StopReason | None = None
+    end_tokens: int = 0  # how many of the last tokens only say that the answer is over
+    fingerprints: list[str] = field(default_factory=list[str])
+    unscored: bool = False
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     closed: list[Trajectory] = field(default_factory=list[Trajectory])
@@ -82,19 +85,21 @@ async def _rollout(
         for i, env in enumerate(group.envs):
             observation, stop = await env.initial_observation()
             episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
-    turn, fingerprint = 0, ""
+    turn = 0
     while running := [e for e in episodes if not e.done]:
         answers: list[tuple[_Episode, SampledSequence]] = []
         pending = [(batch, _submit(batch, sampler, params, seed, turn)) for batch in _calls(running)]
         for batch, future in pending:
             response = future.result()
-            fingerprint = response.fingerprint
+            for episode in batch:
+                if response.fingerprint not in episode.fingerprints:
+                    episode.fingerprints.append(response.fingerprint)
             answers.extend(zip(batch, response.sequences, strict=True))
         await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
         turn += 1
     finished = [_close(e, tokenizer, params) for e in episodes]
     trajectories = [t for e, last in zip(episodes, finished, strict=True) for t in (*e.closed, last)]
-    return [replace(t, policy_version=version, policy_fingerprint=fingerprint) for t in trajectories]
+    return [replace(t, policy_version=version) for t in trajectories]
 
 
 def _calls(running: list[_Episode]) -> list[list[_Episode]]:
@@ -127,9 +132,16 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
 
 async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:
     episode.tokens += answer.tokens
+    if answer.logprobs is None:
+        episode.unscored = True  # never made up: such a trajectory can be judged and cannot train
     episode.logprobs += answer.logprobs or [0.0] * len(answer.tokens)
     episode.mask += [1] * len(answer.tokens)
     episode.stop_reason = answer.stop_reason
+    if answer.end_tokens is None:
+        at_end = answer.stop_reason is StopReason.STOP and answer.tokens[-1:] == [tokenizer.eos_token_id]
+        episode.end_tokens = int(at_end)
+    else:
+        episode.end_tokens = answer.end_tokens
     result = await episode.env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
     episode.reward += result.reward
     episode.metrics.update(result.metrics)
@@ -150,14 +162,14 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, para
 
 def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Trajectory:
     tokens = episode.tokens
-    ended = episode.stop_reason is StopReason.STOP and tokens and tokens[-1] == tokenizer.eos_token_id
+    shown = tokens[: len(tokens) - episode.end_tokens] if episode.mask[-1:] == [1] else tokens
     return Trajectory(
         prompt=episode.group.task.prompt_text,
         prompt_tokens=episode.prompt,
-        # Only the end token is hidden: any other special token inside the answer stays visible to verifiers.
-        response=tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False),
+        # Only what ended the answer is hidden: a special token inside it stays visible to verifiers.
+        response=tokenizer.decode(shown, skip_special_tokens=False),
         response_tokens=tokens,
-        logprobs=episode.logprobs,
+        logprobs=[] if episode.unscored else episode.logprobs,
         action_mask=episode.mask,
         reward=episode.reward,
         metadata=dict(episode.metrics),
@@ -166,6 +178,7 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
         task=episode.group.task,
         stop_reason=episode.stop_reason,
         temperature=params.temperature,
+        policy_fingerprint="+".join(episode.fingerprints),
     )
 
 

@@ -55,6 +55,9 @@ class Score:
                 f"Score: outcome {self.outcome.value!r} with value {self.value}; a value is None exactly when the "
                 "outcome is 'error' or 'invalid'"
             )
+        # Plain floats: what a verifier computed with numpy must still be JSON.
+        object.__setattr__(self, "value", None if self.value is None else float(self.value))
+        object.__setattr__(self, "parts", {name: float(part) for name, part in self.parts.items()})
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"Score: value {self.value} is not finite; return an 'error' outcome instead")
 

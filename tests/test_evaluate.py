@@ -12,10 +12,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rlvr.clients.mock import MockSamplingClient, TablePolicy
-from rlvr.envs import PromptEnv
+from rlvr.envs import PromptEnv, resolve_environment
 from rlvr.protocols import SamplingParams
 from rlvr.reward import resolve_reward
-from rlvr.training.evaluate import Evaluation, TaskResult, average, compare, evaluate, paired_p_value, pass_at_k, share
+from rlvr.training.errors import TrainingStopped
+from rlvr.training.evaluate import (
+    Evaluation,
+    EvaluationOptions,
+    TaskResult,
+    average,
+    compare,
+    evaluate,
+    heldout_split,
+    paired_p_value,
+    pass_at_k,
+    share,
+)
 from rlvr.types import Task
 
 
@@ -113,7 +125,7 @@ def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
     def run() -> Evaluation:
         return evaluate(
             Letters(), Letters().heldout(None), MockSamplingClient(policy), resolve_reward("exact_match"),
-            SamplingParams(max_tokens=1), samples=3, k=2, seed=5,
+            SamplingParams(max_tokens=1), samples=3, k=2, seed=5, error_budget=0.05,
         )  # fmt: skip
 
     result = run()
@@ -123,3 +135,47 @@ def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
     assert result == run() == Evaluation.from_json(result.to_json())
     assert compare(result, result)["p_value"] == 1.0
     assert math.isfinite(result.metrics()["mean_reward"].low)
+
+
+def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> None:
+    """Errors on half the answers, all of them the wrong ones, would leave 100 %: past the budget the evaluation stops."""
+
+    def breaks_on_b(prompt: str, response: str, meta: object = None) -> float:
+        if response != "a":
+            raise RuntimeError("cannot parse")
+        return 1.0
+
+    with pytest.raises(TrainingStopped, match="cannot parse"):
+        evaluate(
+            Letters(), Letters().heldout(None), MockSamplingClient(TablePolicy(["say", "a", "b"])),
+            resolve_reward(breaks_on_b), SamplingParams(max_tokens=1), samples=20, k=1, seed=5, error_budget=0.05,
+        )  # fmt: skip
+
+
+def test_looks_use_tasks_that_are_never_reported() -> None:
+    """What a run may stop by is disjoint from what it reports, and both parts are the same every time."""
+    source = resolve_environment("rpn_arithmetic")
+    options = EvaluationOptions(tasks=300, quick_tasks=100)
+    reported, looked = heldout_split(source, options, looks=True)
+    assert (len(reported), len(looked)) == (300, 100)
+    assert not {t.id for t in reported} & {t.id for t in looked}
+    assert heldout_split(source, options, looks=True) == (reported, looked)
+    assert len(heldout_split(source, options, looks=False)[1]) == 0
+    few, some = heldout_split(Letters(), EvaluationOptions(tasks=5, quick_tasks=5), looks=True)
+    assert len(few) + len(some) == 2 and few
+
+
+def test_only_tasks_that_both_sides_judged_are_compared() -> None:
+    before = Evaluation([TaskResult("easy", "", 4, 4, 1.0), TaskResult("hard", "", 0, 4, 0.0)], k=4)
+    after = Evaluation([TaskResult("easy", "", 4, 4, 1.0)], k=4, unjudged=4)
+    summary = compare(before, after)
+    assert summary["baseline"]["pass@1"]["value"] == summary["final"]["pass@1"]["value"] == 1.0
+    assert summary["tasks"] == 1 and summary["unjudged"] == 4
+
+
+def test_equal_changes_tie_whatever_their_rounding() -> None:
+    """0.3 - 0.2 and 0.1 - 0.0 differ in the last bit; their ranks may not."""
+    passed = [(0, 1), (1, 2), (2, 3), (3, 4), (5, 6), (6, 7), (7, 8), (4, 3), (8, 7)]
+    before, after = (evaluation([pair[i] for pair in passed], judged=10) for i in (0, 1))
+    exact = stats.wilcoxon([b - a for a, b in passed], zero_method="pratt", method="approx").pvalue
+    assert paired_p_value(before, after) == pytest.approx(exact)

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
+from rlvr.clients.local import LocalSamplingClient
 from rlvr.clients.mock import MockSamplingClient, ScriptedSamplingClient, TablePolicy, WordTokenizer
 from rlvr.envs import PromptEnv
-from rlvr.protocols import Datum, ModelInput, SamplingParams, StepResult
+from rlvr.protocols import (
+    Datum,
+    LazyFuture,
+    ModelInput,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    StepResult,
+)
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
 from rlvr.types import Outcome, StopReason, Task
@@ -117,3 +126,31 @@ def test_the_training_projection_shifts_everything_alike() -> None:
     assert d.loss_fn_inputs["target_tokens"].tolist() == [A, 0, FEEDBACK, B, 0]
     assert d.loss_fn_inputs["advantages"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
     assert d.loss_fn_inputs["logprobs"].tolist() == pytest.approx([-0.1, -0.2, 0.0, -0.3, -0.4])
+
+
+def test_every_end_token_of_the_model_is_hidden_and_no_other(fresh) -> None:
+    """A model may have several end tokens (`generation_config`): whichever ended the answer is not part of its text."""
+    engine = fresh("qwen3")
+    tokenizer = engine.model.tokenizer
+    other_end = tokenizer.encode("7", add_special_tokens=False)[0]
+    engine.model.module.generation_config.eos_token_id = [tokenizer.eos_token_id, other_end]
+    sampler = LocalSamplingClient(engine, engine.create_policy("p").snapshot())
+    task = Task("t", "1 + 2 =")
+    group = Group("g", task, [PromptEnv(task, tokenizer) for _ in range(64)])
+    trajectories = rollout([group], sampler, SamplingParams(max_tokens=12), seed=3)
+    by_other = [t for t in trajectories if t.stop_reason is StopReason.STOP and t.response_tokens[-1] == other_end]
+    assert by_other and all("7" not in t.response.split() for t in by_other)
+
+
+def test_answers_without_logprobs_are_judged_and_refuse_to_train() -> None:
+    class Silent(ScriptedSamplingClient):
+        def sample(self, *args: Any) -> Any:
+            response = super().sample(*args).result()
+            silent = [SampledSequence(s.stop_reason, s.tokens) for s in response.sequences]
+            return LazyFuture.done(SampleResponse(silent, fingerprint="text only"))
+
+    sampler = Silent(WORDS, lambda i: [A, 0])
+    [t] = rollout([group_of(1)], sampler, SamplingParams(max_tokens=8), seed=1)
+    assert t.response == "a" and t.logprobs == []
+    with pytest.raises(ValueError, match="no sampling log-probs"):
+        t.require_trainable()

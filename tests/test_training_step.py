@@ -74,7 +74,7 @@ def test_the_policy_learns_to_say_what_is_rewarded() -> None:
         for step in range(40):
             metrics = t.update(step, t.collect(step))
         assert first < 0.6 and metrics["reward"] > 0.9, (name, first, metrics["reward"])
-        assert metrics["sampling/sampling_logp_difference/max"] < 1e-9
+        assert metrics.get("sampling/sampling_logp_difference/max", 0.0) < 1e-9
 
 
 def test_a_constant_batch_makes_no_step() -> None:
@@ -85,6 +85,8 @@ def test_a_constant_batch_makes_no_step() -> None:
     before = policy.logits.copy()
     metrics = t.update(0, t.collect(0))
     assert metrics["updates"] == 0 and metrics["frac_reward_zero_std"] == 1.0
+    unmeasured = {"sampling/sampling_logp_difference/mean", "grad_norm", "loss", "optim/approx_kl"}
+    assert not unmeasured & set(metrics), "a number nobody measured must not look like a good one"
     assert (policy.logits == before).all()
 
 
@@ -113,7 +115,9 @@ def test_target_kl_ends_the_step_before_the_next_forward_backward() -> None:
     far = {"optimizer": Schedule(learning_rate=5.0), "ppo_epochs": 8}
     unlimited, limited = trainer(**far), trainer(**far, target_kl=0.05)
     assert unlimited.update(0, unlimited.collect(0))["updates"] == 8
-    assert limited.update(0, limited.collect(0))["updates"] == 2  # the second forward pass is what shows the change
+    assert limited.update(0, limited.collect(0))["updates"] == 1
+    two = trainer(optimizer=Schedule(learning_rate=5.0), ppo_epochs=2, target_kl=0.05)
+    assert two.update(0, two.collect(0))["updates"] == 1, "the limit must hold with two updates a step, too"
 
 
 def test_a_failing_verifier_stops_the_run_with_its_tracebacks_past_the_budget() -> None:
@@ -145,6 +149,43 @@ def test_within_the_budget_errors_are_counted_and_left_out_of_every_mean() -> No
     assert metrics["verifier/error_rate"] == pytest.approx(1 / 24)
     assert metrics["reward"] == 1.0 and metrics["env/all/correct"] == 1.0
     assert metrics["frac_reward_zero_std"] == 1.0, "an error must not look like a mixed group"
+
+
+class Stale(MockTrainingClient):
+    """A client whose sampler answers with other weights than it says."""
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> Any:
+        sampler = super().save_weights_and_get_sampling_client(name)
+        stated = sampler.fingerprint
+        calls: list[int] = []
+
+        class Swapped:
+            fingerprint = stated
+
+            def sample(self, *args: Any) -> Any:
+                calls.append(1)
+                sampler.fingerprint = "other weights" if len(calls) == 2 else stated
+                return sampler.sample(*args)
+
+            def get_tokenizer(self) -> Any:
+                return sampler.get_tokenizer()
+
+        return Swapped()
+
+
+def test_one_answer_by_other_weights_stops_the_run() -> None:
+    """The second of six groups was sampled elsewhere: its fingerprint gives it away."""
+    with pytest.raises(TrainingStopped, match="other weights"):
+        trainer(Stale(TablePolicy(["say", "a", "b"]))).collect(0)
+
+
+def test_a_truncated_rollout_is_masked_whole_when_asked() -> None:
+    """With `mask_truncated` an answer that ran out of tokens is in no gradient and no denominator."""
+    t = trainer(mask_truncated=True)
+    collected = t.collect(0)
+    cut = [x for x in collected.batch if x.truncated]
+    metrics = t.update(0, collected)
+    assert cut and metrics["tokens_trained"] <= len(collected.batch) - len(cut)
 
 
 class Drifting(MockTrainingClient):
@@ -190,6 +231,9 @@ def test_the_trainer_scores_at_the_sampling_temperature() -> None:
     ("change", "message"),
     [
         ({"group_size": 1}, "group_size >= 2"),
+        ({"target_kl": -1.0, "ppo_epochs": 4}, "expected 0"),
+        ({"algorithm": "importance_sampling", "ppo_epochs": 4}, "does not clip"),
+        ({"algorithm": "reinforce", "refill": 3}, "has no effect"),
         ({"temperature": 0.0}, "nothing is learned"),
         ({"target_kl": 0.1}, "no effect"),
         ({"gap_warn": 0.5}, "0 < warn <= stop"),

@@ -50,6 +50,13 @@ class Algorithm:
                 )
             if not 0 <= value <= most:
                 raise ValueError(f"algorithm.{bound}={value}: expected 0 to {most} (0.2 means the ratio 0.8 or 1.2)")
+        if self.loss in CLIPPED and None in (self.clip_low, self.clip_high):
+            raise ValueError(f"algorithm.loss={self.loss} clips: give algorithm.clip_low and algorithm.clip_high")
+        if self.drop_equal_groups and not self.uses_groups:
+            raise ValueError(
+                f"algorithm.drop_equal_groups=true with the batch baseline {self.advantage!r} would drop groups that "
+                "teach; set it to false"
+            )
 
     @property
     def uses_groups(self) -> bool:
@@ -80,23 +87,19 @@ class Algorithm:
     def weigh(self, selected: Sequence[Trajectory], max_tokens: int) -> list[tuple[Trajectory, float]]:
         """The trajectories of one optimizer step that have a gradient, each with its reduction weight.
 
-        A trajectory without advantage has no gradient under a policy-gradient loss: it is left out to save the work,
-        and its tokens stay in the denominators.
+        A trajectory without advantage has no gradient under any of `LOSSES`: it is left out to save the work, and its
+        tokens stay in the denominators.
         """
         if not selected:
             return []
         weights = REDUCTIONS[self.reduction](selected, max_tokens)
-        skip_zero = self.loss in ZERO_ADVANTAGE_IS_ZERO_GRADIENT
-        return [
-            (t, w)
-            for t, w in zip(selected, weights, strict=True)
-            if t.num_action_tokens and (t.advantage != 0.0 or not skip_zero)
-        ]
+        return [(t, w) for t, w in zip(selected, weights, strict=True) if t.num_action_tokens and t.advantage != 0.0]
 
 
-LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")  # the engine's, of which this floor knows the names
-CLIPPED = frozenset({"ppo", "cispo", "gspo"})
-ZERO_ADVANTAGE_IS_ZERO_GRADIENT = frozenset({"importance_sampling", "ppo", "cispo", "gspo"})
+# The engine's losses that a row may name: those whose reduction weight folds into the advantage alone. (In dro the
+# weight belongs to beta too, and gspo needs a mask per sequence.)
+LOSSES = ("importance_sampling", "ppo", "cispo")
+CLIPPED = frozenset({"ppo", "cispo"})
 
 ALGORITHMS: dict[str, Algorithm] = {
     row.name: row

@@ -136,9 +136,10 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     try:
         with without_progress_bar():
-            module: Any = AutoModelForCausalLM.from_pretrained(
+            module: Any = AutoModelForCausalLM.from_pretrained(  # safetensors only: a pickle can run code
                 str(Path(name).expanduser()) if Path(name).expanduser().exists() else name,
                 dtype=pick_dtype(dtype, where),
+                use_safetensors=True,
             )
         module = module.to(where)
     except (OSError, ValueError, KeyError) as error:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvr.draws import GOLDEN, MIX1, MIX2
+from rlvr.protocols import NonFiniteError
 
 # Inverse CDF needs one draw a row, Gumbel-max one for each token. Above this many tokens rounding in the running sum
 # flips more choices than Gumbel-max does.
@@ -83,6 +84,8 @@ def sample(
     greedy_R = temperature_R == 0
     scale = torch.where(greedy_R, torch.ones_like(temperature_R), temperature_R)
     logprobs_RV = (logits_RV.float() / scale[:, None]).log_softmax(-1)
+    if not bool(torch.isfinite(logprobs_RV.amax(-1)).all()):
+        raise NonFiniteError("a logit of the policy", [])
     source = logprobs_RV if filters is None else filtered(logprobs_RV, *filters)
     tokens_R = pick(source, keys_R, positions_R)
     if bool(greedy_R.any()):

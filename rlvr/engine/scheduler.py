@@ -103,15 +103,14 @@ class Scheduler:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             request = row.request
-            if token in request.stop_tokens or (
-                request.stop_strings and ends_with_stop(tokenizer, row.tokens, request.stop_strings)
-            ):
+            end_tokens = int(token in request.stop_tokens)
+            if end_tokens or (request.stop_strings and ends_with_stop(tokenizer, row.tokens, request.stop_strings)):
                 reason = StopReason.STOP
             elif len(row.tokens) >= request.budget:
                 reason = StopReason.LENGTH
             else:
                 continue
-            request.finished[row.index] = SampledSequence(reason, row.tokens, row.logprobs)
+            request.finished[row.index] = SampledSequence(reason, row.tokens, row.logprobs, end_tokens)
             ended.append(i)
         return ended
 

@@ -9,8 +9,8 @@ A metric row is a flat dictionary; the view shows those of the names it knows an
 numbers mean is in docs/metrics.md. Exercised by `python -m pytest tests/test_tracking.py`.
 """
 
-from rlvr.tracking.console import Console, readable
+from rlvr.tracking.console import Console, readable, readable_lines
 from rlvr.tracking.log import MetricsLog
 from rlvr.tracking.report import final_table, plot_curve
 
-__all__ = ["Console", "MetricsLog", "final_table", "plot_curve", "readable"]
+__all__ = ["Console", "MetricsLog", "final_table", "plot_curve", "readable", "readable_lines"]

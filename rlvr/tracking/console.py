@@ -22,12 +22,17 @@ from rich.text import Text
 from rlvr.tracking.report import duration, final_table
 
 
-def readable(text: str, limit: int = 240) -> str:
+def readable(text: str, limit: int | None = 240) -> str:
     """Text from anywhere, safe to show: on one line, controls and direction marks escaped, the middle cut out."""
-    if len(text) > limit:
+    if limit is not None and len(text) > limit:
         text = f"{text[: limit * 2 // 3]} ... {text[-(limit // 3) :]}"
     hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c for c in text)
+
+
+def readable_lines(text: str) -> str:
+    """A message that may quote text from anywhere: at full length and with its line breaks, else as `readable`."""
+    return "\n".join(readable(line, None) for line in text.split("\n"))
 
 
 def _percent(value: float) -> str:
@@ -153,7 +158,7 @@ class Console:
         return (self.clock() - self._began) / steps * (self._total - self._done) if steps > 0 else None
 
     def _print(self, text: str, style: str = "") -> None:
-        self.rich.print(Text(self._safe(text), style=style), soft_wrap=True)
+        self.rich.print(Text(self._safe(readable_lines(text)), style=style), soft_wrap=True)
 
     def _safe(self, text: str) -> str:
         """Text that the stream's encoding can hold."""

@@ -24,11 +24,13 @@ def final_table(summary: Mapping[str, Any]) -> str:
     """Baseline against trained: each metric with its 95 % interval, the difference, and the paired test.
 
     `summary` holds `baseline` and `final` (`{"pass@1": {"value", "low", "high"}, ..., "mean_reward": ...}`), `p_value`,
-    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `tasks`, `samples`, `seconds`.
+    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `tasks`, `samples`, `seconds`,
+    `mode` (what trained: rlvr or sft) and `unjudged` (answers that no number counts).
     Rates are percentages and their differences percentage points; rewards stay decimals.
     """
     rule, thin = "=" * sum(_WIDTHS), "-" * sum(_WIDTHS)
-    lines = [rule, "FINAL RESULTS", rule, _row("Metric", "Baseline", "RLVR", "Improvement"), thin]
+    trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
+    lines = [rule, "FINAL RESULTS", rule, _row("Metric", "Baseline", trained, "Improvement"), thin]
     baseline, final = summary["baseline"], summary["final"]
     for name in (n for n in baseline if n in final):
         lines.append(
@@ -44,7 +46,10 @@ def final_table(summary: Mapping[str, Any]) -> str:
         basis.append(f"{summary['tasks']:,} held-out tasks{samples}")
     if "seconds" in summary:
         basis.append(duration(summary["seconds"]))
-    return "\n".join([*lines, thin, ", ".join(basis), rule])
+    lines += [thin, ", ".join(basis)]
+    if summary.get("unjudged", 0) > 0:
+        lines.append(f"{summary['unjudged']:,} answers of both evaluations could not be judged and are left out")
+    return "\n".join([*lines, rule])
 
 
 def _compared(label: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:

@@ -15,6 +15,7 @@ from rlvr import draws
 from rlvr.protocols import SamplingClient, SamplingParams, TaskSource
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
+from rlvr.training.errors import check_error_budget
 from rlvr.types import Outcome, Score, Task, group_by, mean, std
 
 Z95 = 1.959963984540054
@@ -105,12 +106,16 @@ def evaluate(
     samples: int,
     k: int,
     seed: int,
+    error_budget: float,
     chunk: int = 512,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Answer every task `samples` times and judge the answers. Draws depend on (seed, task id, sample) alone."""
+    """Answer every task `samples` times and judge the answers. Draws depend on (seed, task id, sample) alone.
+
+    TrainingStopped if more than a share `error_budget` of the answers gets no verdict.
+    """
     results: list[TaskResult] = []
-    unjudged = truncated = tokens = 0
+    truncated = tokens = 0
     failures: list[Score] = []
     tokenizer = sampler.get_tokenizer()
     for start in range(0, len(tasks), chunk):
@@ -123,7 +128,6 @@ def evaluate(
         for group in group_by(answers, lambda t: t.group_id).values():
             known = [t for t in group if t.reward is not None]
             failures += [t.scores[reward.name] for t in group if t.reward is None]
-            unjudged += len(group) - len(known)
             truncated += sum(t.truncated for t in group)
             if known:
                 passed = sum(t.scores[reward.name].outcome is Outcome.PASSED for t in known)
@@ -133,18 +137,25 @@ def evaluate(
                 results.append(TaskResult(task.id, task.level, passed, len(known), earned))
         tokens += sum(t.num_action_tokens for t in trajectories)
         progress(min(start + chunk, len(tasks)))
-    if not results:
-        raise ValueError(
-            f"evaluation: the reward {reward.name!r} gave no verdict on any of {len(tasks)} tasks. First failures:\n"
-            + told_failures(failures)
-        )
-    return Evaluation(results, k, unjudged, truncated, tokens)
+    check_error_budget("evaluation", reward.name, failures, samples * len(tasks), error_budget)
+    return Evaluation(results, k, len(failures), truncated, tokens)
 
 
-def told_failures(failures: Sequence[Score]) -> str:
-    """The first three different failures of a verifier, with their tracebacks."""
-    told = dict.fromkeys(f"[{s.outcome.value}: {s.reason}] {s.detail}".strip() for s in failures)
-    return "\n".join(list(told)[:3])
+def heldout_split(source: TaskSource, options: EvaluationOptions, *, looks: bool) -> tuple[list[Task], list[Task]]:
+    """Held-out tasks in two disjoint parts: those that are reported, and those that quick looks may decide by.
+
+    A run that stops when a look is good enough would flatter itself if the look's tasks were reported too. The parts
+    depend on the environment and the sizes alone. Where fewer tasks are held out than asked for, looks get a quarter.
+    """
+    quick = options.quick_tasks if looks else 0
+    pool = source.heldout(options.tasks + quick)
+    if not pool:
+        raise ValueError("this environment holds out no tasks, so nothing could be evaluated; let it hold some out")
+    if len(pool) < options.tasks + quick:
+        quick = min(quick, len(pool) // 4)
+    order = draws.permutation(len(pool), draws.key("looks"))
+    chosen = set(order[:quick])
+    return [t for i, t in enumerate(pool) if i not in chosen], [pool[i] for i in order[:quick]]
 
 
 def evaluation_params(params: SamplingParams, options: EvaluationOptions) -> SamplingParams:
@@ -191,7 +202,8 @@ def paired_p_value(before: Evaluation, after: Evaluation) -> float:
     from scipy.stats import wilcoxon
 
     rate = {r.id: r.passed / r.judged for r in before.results}
-    changes = [r.passed / r.judged - rate[r.id] for r in after.results if r.id in rate]
+    # Rounded so that equal changes tie: the ranks must not depend on the last bit.
+    changes = [round(r.passed / r.judged - rate[r.id], 12) for r in after.results if r.id in rate]
     if not any(changes):
         return 1.0
     result: Any = wilcoxon(changes, zero_method="pratt", method="approx")
@@ -199,7 +211,12 @@ def paired_p_value(before: Evaluation, after: Evaluation) -> float:
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """The part of `summary.json` that says what training did: both evaluations, each level, and the p-value."""
+    """The part of `summary.json` that says what training did: both evaluations, each level, and the p-value.
+
+    Tasks that only one side could judge are left out of both.
+    """
+    common = {r.id for r in before.results} & {r.id for r in after.results}
+    before, after = (replace(e, results=[r for r in e.results if r.id in common]) for e in (before, after))
 
     def told(evaluation: Evaluation, level: str | None = None) -> dict[str, Any]:
         return {name: asdict(value) for name, value in evaluation.metrics(level).items()}

@@ -5,21 +5,28 @@ its line is there and its files have their checksums; whatever was done after th
 from the start of that step, with the same draws, so the outcome is the same bits. Metric rows beyond it are dropped.
 
     runs/<name>/resolved.yaml  metrics.jsonl  journal.jsonl  checkpoints/  rollouts/  evaluations/  curve.png
-    runs/<name>/summary.json   (last: a run with a summary is finished)
+    runs/<name>/environment.json  (salted hashes of the values that came from `${oc.env:...}`)
+    runs/<name>/summary.json      (last: a run with a summary is finished)
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlvr.files import checked_name, remove_leftovers, verified, write_atomic
+
+# What may lie in a run folder before its `resolved.yaml` does: an attempt that was killed while it made the folder.
+_BEGUN = re.compile(r"\.lock|environment\.json|\.(environment\.json|resolved\.yaml)\.[0-9a-f]+\.tmp")
 
 
 class RunLocked(ValueError):
@@ -53,34 +60,18 @@ class Journal:
         self.folder = folder
         for part in ("checkpoints", "rollouts", "evaluations"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        self._lock = open(folder / ".lock", "w")  # noqa: SIM115 (held until close)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise RunLocked(
-                f"run folder {folder} is in use by another process; wait for it, or choose another run.name"
-            ) from error
+        self._lock = locked(folder)
         for place in (folder, *(folder / p for p in ("checkpoints", "rollouts", "evaluations"))):
             remove_leftovers(place)
-        self.events = self._read()
-        self._file = open(folder / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-
-    def _read(self) -> list[dict[str, Any]]:
-        """All whole events; a line torn by a crash is cut off so that the next one starts clean."""
-        path = self.folder / "journal.jsonl"
-        events: list[dict[str, Any]] = []
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        for line in lines:
-            try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("torn")
-                events.append(json.loads(line))
-            except ValueError:
-                break
-        if len(events) < len(lines):
-            write_atomic(path, b"".join(lines[: len(events)]))
-        return events
+        try:
+            self.events, whole = _events(folder)
+        except ValueError:
+            self._lock.close()
+            raise
+        path = folder / "journal.jsonl"
+        if path.exists() and path.stat().st_size > whole:  # cut a torn line off so that the next one starts clean
+            write_atomic(path, path.read_bytes()[:whole])
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, event: str, **details: Any) -> None:
         line = {"event": event, **details}
@@ -89,34 +80,42 @@ class Journal:
         os.fsync(self._file.fileno())
         self.events.append(line)
 
+    def attempt(self, circumstances: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+        """Note what this attempt computes with; say so where a resumed run started with something else."""
+        first = next((e for e in self.events if e["event"] == "run"), {})
+        before = {key: first[key] for key, value in circumstances.items() if key in first and first[key] != value}
+        if before and _standing(self.events):
+            told = ", ".join(f"{key} {was} (now {circumstances[key]})" for key, was in before.items())
+            warn(f"this run began with {told}: it has the same bits as an undisturbed one only with the same of each")
+        self.write("run", **circumstances)
+
     def checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Make a saved checkpoint count, then delete older ones beyond the last `keep`."""
+        """Make a saved checkpoint count, then delete discarded ones and older ones beyond the last `keep`."""
         at = checkpoint.position
+        self.resolve(checkpoint.path)
         self.write("checkpoint", phase=at.phase, step=at.step, path=checkpoint.path, state=checkpoint.state)
-        paths = list(dict.fromkeys(e["path"] for e in reversed(self.events) if e["event"] == "checkpoint"))
-        for path in paths[keep:]:
+        kept = {event["path"] for event in _standing(self.events)[:keep]}
+        for path in {e["path"] for e in self.events if e["event"] in ("checkpoint", "discarded")} - kept:
             shutil.rmtree(self.resolve(path), ignore_errors=True)
 
     def resolve(self, path: str) -> Path:
         """Checkpoint paths are stored relative to the run folder, so that a run can be moved."""
+        if problem := _outside(self.folder, path):
+            raise ValueError(problem)
         return self.folder / path
 
     def last_good(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint whose files are whole; says so when it has to go back past a damaged one."""
-        seen: set[str] = set()
-        damaged = ""
-        for event in reversed(self.events):
-            if event["event"] != "checkpoint" or event["path"] in seen:
-                continue
-            seen.add(event["path"])
+        """The newest checkpoint whose files are whole. One that is not is named and discarded: it counts no more."""
+        damaged = False
+        for number, event in enumerate(_standing(self.events)):
             folder = self.resolve(event["path"])
-            if not folder.exists() and damaged == "" and len(seen) > 1:
-                continue  # an older one that was deleted on purpose
-            if wrong := verified(folder):
+            wrong = verified(folder)
+            if not wrong:
+                return Checkpoint(Position(event["phase"], event["step"]), event["path"], event["state"])
+            if number == 0 or folder.exists():  # an older one that is not there was deleted on purpose
                 warn(f"checkpoint {event['path']} is damaged ({wrong}); falling back to the one before")
-                damaged = wrong
-                continue
-            return Checkpoint(Position(event["phase"], event["step"]), event["path"], event["state"])
+                self.write("discarded", path=event["path"], why=wrong)
+                damaged = True
         if damaged:
             warn("no undamaged checkpoint is left: starting this run from its beginning")
         return None
@@ -132,24 +131,122 @@ class Journal:
         self.close()
 
 
+def locked(folder: Path) -> IO[str]:
+    """The hold on a run folder, until the file is closed; RunLocked where another process has it."""
+    lock = open(folder / ".lock", "w")  # noqa: SIM115 (the caller closes it)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RunLocked(
+            f"run folder {folder} is in use by another process; wait for it, or choose another run.name"
+        ) from error
+    return lock
+
+
+def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """All whole events, and how many bytes they take. Only the last line may be torn; any other is an error."""
+    path = folder / "journal.jsonl"
+    lines = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+        whole = len(lines)
+    else:
+        whole = len(lines) - 1  # what follows the last newline was never finished
+    events: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:whole], 1):
+        where = f"{path}, line {number}"
+        try:
+            event = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # after a power cut the last line may hold zeros although its newline is there
+                break
+            raise ValueError(
+                f"{where}: not JSON: {line[:60]!r}. Something else than a crash damaged this file; restore the line, or "
+                "delete it to go on from what the others say"
+            ) from None
+        if not isinstance(event, dict) or "event" not in event:
+            raise ValueError(f"{where}: not an event: {line[:60]!r}; delete the line")
+        if event["event"] in ("checkpoint", "discarded") and (problem := _outside(folder, event.get("path"))):
+            raise ValueError(f"{where}: {problem}; delete the line")
+        events.append(event)
+    return events, sum(len(line) + 1 for line in lines[: len(events)])
+
+
+def _outside(folder: Path, path: Any) -> str:
+    """'' if a journalled path is a place inside the run's `checkpoints`, else what is wrong with it."""
+    home = (folder / "checkpoints").resolve()
+    if isinstance(path, str) and home in (folder / path).resolve().parents:
+        return ""
+    return f"checkpoint path {path!r} does not lie inside {folder / 'checkpoints'}"
+
+
+def _standing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The checkpoints that count, newest first: the last of each path, unless it was discarded since."""
+    last: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] in ("checkpoint", "discarded"):
+            last.pop(event["path"], None)
+            last[event["path"]] = event
+    return [event for event in reversed(last.values()) if event["event"] == "checkpoint"]
+
+
 def stored_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint of a run that may be at work right now: read only, no lock."""
-    path = folder / "journal.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in reversed(lines):
-        if '"checkpoint"' in line and line.endswith("}"):
-            place = folder / json.loads(line)["path"]
-            if not verified(place):
-                return place
-    return None
+    events, _ = _events(folder)
+    return next((place for e in _standing(events) if not verified(place := folder / e["path"])), None)
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a run folder to `<name>.old-N`: starting anew never deletes anything."""
-    number = 1
-    while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    return folder.rename(target)
+    """Rename a run folder that no process works in to `<name>.old-N`: starting anew never deletes anything."""
+    with locked(folder):
+        number = 1
+        while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
+            number += 1
+        return folder.rename(target)
+
+
+def holds_no_run(folder: Path) -> bool:
+    """Whether `folder` holds something else than a run, a run that was only begun, or nothing."""
+    if not folder.exists() or (folder / "resolved.yaml").exists():
+        return False
+    return any(not _BEGUN.fullmatch(entry.name) for entry in folder.iterdir())
+
+
+def from_environment(values: Any, raw: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in a config that was not written as it is: `${oc.env:...}` had a part in it."""
+    if isinstance(values, Mapping) and isinstance(raw, Mapping):
+        for name, value in values.items():
+            yield from from_environment(value, raw.get(name), f"{key}.{name}" if key else str(name))
+    elif isinstance(values, list) and isinstance(raw, list):
+        for number, pair in enumerate(zip(values, raw, strict=True)):
+            yield from from_environment(*pair, f"{key}[{number}]")
+    elif isinstance(raw, str) and raw != (values.replace("${", r"\${") if isinstance(values, str) else values):
+        yield key, values
+
+
+def keep_environment(folder: Path, values: Mapping[str, Any]) -> None:
+    """Store values that came from the environment, by dotted key, so that they can be compared and not read."""
+    salt = secrets.token_hex(16)
+    hashes = {key: _hashed(value, salt) for key, value in values.items()}
+    write_atomic(folder / "environment.json", json.dumps({"salt": salt, "hashes": hashes}, indent=2))
+
+
+def changed_environment(folder: Path, values: Mapping[str, Any]) -> list[str]:
+    """The keys whose values from the environment are not those that `keep_environment` stored."""
+    path = folder / "environment.json"
+    if not path.exists():
+        return []
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        salt, hashes = stored["salt"], dict(stored["hashes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not what was written there ({error}); delete it to go on unchecked") from None
+    return [key for key, value in values.items() if key in hashes and hashes[key] != _hashed(value, salt)]
+
+
+def _hashed(value: Any, salt: str) -> str:
+    return hashlib.pbkdf2_hmac("sha256", repr(value).encode(), salt.encode(), 100_000).hex()
 
 
 def run_folder(root: str, name: str) -> Path:

@@ -22,14 +22,20 @@ from rlvr.protocols import NonFiniteError, SamplingParams, TaskSource, TrainingC
 from rlvr.reward import Reward
 from rlvr.tracking import Console, MetricsLog, plot_curve
 from rlvr.training.curriculum import Curriculum
-from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate, evaluation_params
+from rlvr.training.errors import TrainingStopped
+from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate, evaluation_params, heldout_split
 from rlvr.training.journal import Checkpoint, Journal, Position
 from rlvr.training.sft import SftOptions, sft_step
-from rlvr.training.step import Collected, Trainer, TrainingOptions, TrainingStopped
+from rlvr.training.step import Collected, Trainer, TrainingOptions
 from rlvr.types import Task, Trajectory
 
 # Reinforcement learning is measured from where the warm-up left the policy; supervised learning from its start.
 PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
+
+CURE = (
+    "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand, and "
+    "a lower learning rate or tighter clipping, under another run.name, is the usual cure"
+)
 
 
 class Interrupted(Exception):
@@ -83,7 +89,8 @@ class Loop:
         self.job, self.journal, self.console = job, journal, console
         self.log = MetricsLog(job.folder / "metrics.jsonl")
         self.sft_curriculum = Curriculum(job.source, job.sft.curriculum, draws.key("sft", job.seed))
-        self.heldout = job.source.heldout(job.evaluation.tasks)
+        looks = bool(job.sft.until or job.evaluation.every)
+        self.heldout, self.validation = heldout_split(job.source, job.evaluation, looks=looks)
         self.phases = PHASES[job.training.mode]
         self.started = time.perf_counter()
         self.seconds_before = 0.0
@@ -96,6 +103,8 @@ class Loop:
             for number, phase in enumerate(self.phases):
                 if number < position.phase:
                     continue
+                if self.stop_asked:
+                    raise Interrupted
                 first = position.step if number == position.phase else 0
                 match phase:
                     case "sft":
@@ -167,22 +176,25 @@ class Loop:
 
     def _sft_step(self, step: int) -> dict[str, float]:
         job = self.job
-        metrics = sft_step(job.client, job.source, self.sft_curriculum, job.sft, step, job.seed)
+        try:
+            metrics = sft_step(job.client, job.source, self.sft_curriculum, job.sft, step, job.seed)
+        except NonFiniteError as error:
+            raise TrainingStopped(f"warm-up step {step}: {error}. {CURE} (sft.optimizer)") from error
         if job.sft.until and (step + 1) % job.sft.check_every == 0:
             metrics |= self._quick_look()
         return metrics
 
     def _rl_step(self, step: int) -> dict[str, float]:
-        job, collected = self.job, self.job.trainer.collect(step)
-        began = time.perf_counter()
+        job, collected = self.job, None
         try:
+            collected = job.trainer.collect(step)
+            began = time.perf_counter()
             metrics = job.trainer.update(step, collected)
         except NonFiniteError as error:
             kept = job.folder / f"failed-batch-{step:06d}.jsonl"
-            write_atomic(kept, "".join(_row(t) for t in collected.batch))
+            write_atomic(kept, "".join(_row(t) for t in collected.batch) if collected else "")
             raise TrainingStopped(
-                f"step {step}: {error}. The weights are those before that update, the last checkpoint stands, and the "
-                f"batch is in {kept}. A lower learning rate or tighter clipping (training.optimizer) is the usual cure"
+                f"step {step}: {error}. The batch is in {kept}. {CURE} (training.optimizer)"
             ) from error
         metrics["time/sampling"], metrics["time/scoring"] = collected.seconds_sampling, collected.seconds_scoring
         metrics["time/update"] = time.perf_counter() - began
@@ -193,11 +205,9 @@ class Loop:
         return metrics
 
     def _quick_look(self) -> dict[str, float]:
-        """Pass rate and reward on a small part of the held-out tasks: a random one, the same every time."""
-        asked = self.job.evaluation
-        order = draws.permutation(len(self.heldout), draws.key("quick look", self.job.seed))
-        part = [self.heldout[i] for i in order[: asked.quick_tasks]]
-        found = self._evaluated(part, asked.quick_samples).metrics()
+        """Pass rate and reward on held-out tasks that are never reported: a run may decide by them when to stop."""
+        samples = self.job.evaluation.quick_samples
+        found = self._evaluated(self.validation, samples, draws.key("look", self.job.seed)).metrics()
         return {
             "test/env/all/correct": found["pass@1"].value,
             "test/env/all/reward/total": found["mean_reward"].value,
@@ -217,14 +227,12 @@ class Loop:
         """The whole held-out set; the checkpoint after it says that its result is on disk."""
         name = self.phases[phase]
         self.console.phase(name, len(self.heldout), unit="tasks")
-        done = self._evaluated(self.heldout, self.job.evaluation.samples, lambda n: self.console.step({}, n))
+        done = self._evaluated(self.heldout, self.job.evaluation.samples, self.job.seed, self._progress)
         write_atomic(self._evaluation_file(name), json.dumps(done.to_json()))
         self._save(Position(phase + 1, 0))
-        if self.stop_asked and phase + 1 < len(self.phases):
-            raise Interrupted
 
     def _evaluated(
-        self, tasks: list[Task], samples: int, progress: Callable[[int], None] = lambda done: None
+        self, tasks: list[Task], samples: int, seed: int, progress: Callable[[int], None] = lambda done: None
     ) -> Evaluation:
         job, asked = self.job, self.job.evaluation
         return evaluate(
@@ -235,9 +243,16 @@ class Loop:
             evaluation_params(job.params, asked),
             samples=samples,
             k=min(asked.k or asked.samples, samples),
-            seed=job.seed,
+            seed=seed,
+            error_budget=job.training.error_budget,
             progress=progress,
         )
+
+    def _progress(self, done: int) -> None:
+        """Part of an evaluation is over. An interrupted one is done again from its start."""
+        self.console.step({}, done)
+        if self.stop_asked and done < len(self.heldout):
+            raise Interrupted
 
     def _finish(self) -> dict[str, Any]:
         before, after = (

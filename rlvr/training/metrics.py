@@ -18,32 +18,39 @@ from rlvr.protocols import ForwardBackwardOutput
 from rlvr.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
 
 
+def last_of_rollouts(batch: TrajectoryBatch) -> list[Trajectory]:
+    """One trajectory a rollout, the last: the one that was judged. A rewritten history makes several of one rollout."""
+    return list({t.rollout_id or f"#{i}": t for i, t in enumerate(batch)}.values())
+
+
 def passes_by_level(batch: TrajectoryBatch, reward: str) -> dict[str, list[bool]]:
     """Verdicts of the judged answers under the verifier `reward`, by the level of their task."""
-    judged = [t for t in batch if t.reward is not None and t.task is not None and t.task.level]
+    answers = last_of_rollouts(batch)
+    judged = [t for t in answers if t.reward is not None and t.task is not None and t.task.level]
     levels = group_by(judged, lambda t: t.task.level if t.task else "")
     return {level: [t.scores[reward].outcome is Outcome.PASSED for t in members] for level, members in levels.items()}
 
 
 def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
-    """What the step's answers were like, as judged by the verifier `reward`."""
+    """What the step's answers were like, as judged by the verifier `reward`. A rollout counts once."""
+    answers = TrajectoryBatch(last_of_rollouts(batch))
     groups = list(group_by(batch, lambda t: t.group_id).values())
-    verdicts = [t.scores[reward] for t in batch if reward in t.scores]
+    verdicts = [t.scores[reward] for t in answers if reward in t.scores]
     judged = [v for v in verdicts if v.value is not None]
     passed = [v.outcome is Outcome.PASSED for v in judged]
     known = [g for g in groups if any(t.reward is not None for t in g)]
     stats = {
-        "reward": batch.mean_reward,
-        "reward_std": batch.std_reward,
-        "reward/min": batch.min_reward,
-        "reward/max": batch.max_reward,
+        "reward": answers.mean_reward,
+        "reward_std": answers.std_reward,
+        "reward/min": answers.min_reward,
+        "reward/max": answers.max_reward,
         "frac_reward_zero_std": mean([float(not teaches(g)) for g in known]),
         "env/all/correct": mean([float(p) for p in passed]),
-        "env/all/reward/total": batch.mean_reward,
+        "env/all/reward/total": answers.mean_reward,
         "env/all/by_group/frac_mixed": mean([float(teaches(g)) for g in known]),
         "completions/mean_length": mean([t.num_action_tokens for t in batch]),
         "completions/max_length": float(max((t.num_action_tokens for t in batch), default=0)),
-        "completions/clipped_ratio": mean([float(t.truncated) for t in batch]),
+        "completions/clipped_ratio": mean([float(t.truncated) for t in answers]),
         "entropy": -mean([lp for t in batch for lp, m in zip(t.logprobs, t.action_mask, strict=True) if m]),
         "verifier/error_rate": mean([float(v.outcome is Outcome.ERROR) for v in verdicts]),
         "verifier/invalid_rate": mean([float(v.outcome is Outcome.INVALID) for v in verdicts]),
@@ -94,6 +101,8 @@ class UpdateSums:
             self.gap, self.gap_max = float(np.abs(delta).mean()), float(np.abs(delta).max())
 
     def metrics(self) -> dict[str, float]:
+        if not self.updates:
+            return {}  # nothing was measured: a zero would look like a perfect score
         tokens = max(self.tokens, 1)
         low, high = self.clipped["low"] / tokens, self.clipped["high"] / tokens
         return {

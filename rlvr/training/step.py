@@ -18,13 +18,9 @@ from rlvr.protocols import AdamParams, Datum, ForwardBackwardOutput, SamplingPar
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.curriculum import Curriculum
-from rlvr.training.evaluate import told_failures
-from rlvr.training.metrics import UpdateSums, answer_statistics, passes_by_level
+from rlvr.training.errors import TrainingStopped, check_error_budget
+from rlvr.training.metrics import UpdateSums, answer_statistics, last_of_rollouts, passes_by_level
 from rlvr.types import Trajectory, TrajectoryBatch, group_by
-
-
-class TrainingStopped(RuntimeError):
-    """The run was stopped because going on would give numbers that cannot be trusted. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +64,13 @@ class Schedule:
 class TrainingOptions:
     """Sizes and safety limits of RL training. `mode` is rlvr, or sft for supervised learning alone.
 
-    With `until` training ends as soon as a quick look at held-out tasks (`evaluation.every`) finds that pass rate, 0 for
-    all `steps`. A step samples `prompts_per_step` groups of `group_size` answers; groups with equal rewards may be replaced by up
-    to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs` times in
-    `num_minibatches` optimizer steps each; past `target_kl` (0: never) the rest of the step's updates is skipped.
-    `gap_warn` and `gap_stop` bound the mean absolute difference between the log-probs of sampler and trainer;
-    `error_budget` is the share of answers whose verifier may fail before the run stops.
+    With `until` training ends as soon as a quick look at held-out tasks (`evaluation.every`) finds that pass rate; 0
+    means all `steps`. A step samples `prompts_per_step` groups of `group_size` answers; groups with equal rewards may
+    be replaced by up to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs`
+    times in `num_minibatches` optimizer steps each; an update that would start further than `target_kl` (0: never)
+    from the sampler, and the rest of the step's, are skipped. `gap_warn` and `gap_stop` bound the mean absolute
+    difference between the log-probs of sampler and trainer; `error_budget` is the share of answers whose verifier may
+    fail before the run stops.
     """
 
     mode: str = "rlvr"
@@ -104,6 +101,8 @@ class TrainingOptions:
             raise ValueError(f"training: gap_warn={self.gap_warn}, gap_stop={self.gap_stop}; expected 0 < warn <= stop")
         if not 0 <= self.error_budget <= 1:
             raise ValueError(f"training.error_budget={self.error_budget}, expected a share from 0 to 1")
+        if self.target_kl < 0:
+            raise ValueError(f"training.target_kl={self.target_kl}, expected 0 (never) or a divergence above 0")
         if self.target_kl and self.ppo_epochs * self.num_minibatches == 1:
             raise ValueError(
                 "training.target_kl has no effect with one update a step; raise ppo_epochs or num_minibatches"
@@ -141,10 +140,22 @@ class Trainer:
         self.seed, self.warn = seed, warn
         self.max_tokens = params.max_tokens or 0
         self.updates_per_step = options.ppo_epochs * options.num_minibatches
+        if options.mode == "sft":
+            return
+        if algorithm.loss == "importance_sampling" and self.updates_per_step > 1:
+            raise ValueError(
+                f"algorithm.loss=importance_sampling does not clip, and {self.updates_per_step} updates a step make "
+                "the later ones stale; use a loss that clips (algorithm.name=ppo), or one minibatch and one epoch"
+            )
+        if options.refill and not (algorithm.uses_groups and algorithm.drop_equal_groups):
+            raise ValueError(
+                f"training.refill={options.refill} has no effect: it replaces groups that teach nothing, and "
+                f"{algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
+            )
         if algorithm.uses_groups and options.group_size == 1:
             raise ValueError(
                 f"training.group_size=1 teaches nothing under the group baseline {algorithm.advantage!r}: a group of "
-                "one always equals its own mean; use group_size >= 2, or algorithm.advantage=batch_mean"
+                "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
             )
         if params.temperature == 0:
             raise ValueError(
@@ -186,27 +197,20 @@ class Trainer:
                     chosen += group
                     teaching += mixed
             waves += 1
-        self._check_errors(step, everything)
         batch = TrajectoryBatch(everything)
+        answers = last_of_rollouts(batch)
+        failed = [t.scores[self.reward.name] for t in answers if t.reward is None and self.reward.name in t.scores]
+        check_error_budget(f"step {step}", self.reward.name, failed, len(answers), self.options.error_budget)
         self.curriculum.observe(passes_by_level(batch, self.reward.name))
         return Collected(batch, chosen, waves, sampling, scoring)
-
-    def _check_errors(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        failed = [t.scores[self.reward.name] for t in trajectories if self.reward.name in t.scores and t.reward is None]
-        if len(failed) <= self.options.error_budget * len(trajectories):
-            return
-        raise TrainingStopped(
-            f"step {step}: the reward {self.reward.name!r} gave no verdict on {len(failed)} of {len(trajectories)} "
-            f"answers, more than training.error_budget={self.options.error_budget:g} allows. First failures:\n"
-            + told_failures(failed)
-        )
 
     def update(self, step: int, collected: Collected) -> dict[str, float]:
         """All optimizer steps of one training step; metrics of the answers and of the update. No batch, no step."""
         selected = self.algorithm.select(collected.batch)
         if self.options.mask_truncated:
-            selected = [t for t in selected if not t.truncated]
-        metrics: dict[str, float] = {"learning_rate": 0.0, "grad_norm": 0.0, "updates": 0.0, "tokens_trained": 0.0}
+            cut = {t.rollout_id for t in collected.batch if t.truncated}
+            selected = [t for t in selected if t.rollout_id not in cut]
+        metrics: dict[str, float] = {"updates": 0.0, "tokens_trained": 0.0}
         sums = UpdateSums(self.algorithm)
         for epoch in range(self.options.ppo_epochs):
             order = draws.permutation(len(selected), draws.key("minibatches", self.seed, step, epoch))
@@ -216,8 +220,9 @@ class Trainer:
                 rows = self.algorithm.weigh(part, self.max_tokens)
                 if not rows:
                     continue
-                if self.options.target_kl and sums.last_kl > self.options.target_kl:
-                    break
+                if self.options.target_kl and metrics["updates"] and self._kl(rows) > self.options.target_kl:
+                    answers = answer_statistics(collected.all, self.reward.name)
+                    return {**answers, "rollout/waves": float(collected.waves), **metrics, **sums.metrics()}
                 output = self._forward_backward(rows)
                 on_policy = metrics["updates"] == 0
                 sums.add([t for t, _ in rows], output, on_policy)
@@ -233,12 +238,24 @@ class Trainer:
         answers = answer_statistics(collected.all, self.reward.name)
         return {**answers, "rollout/waves": float(collected.waves), **metrics, **sums.metrics()}
 
+    def _kl(self, rows: Sequence[tuple[Trajectory, float]]) -> float:
+        """How far the policy has moved from the sampler on these rows: mean of r - 1 - log r, by a forward pass."""
+        data = [Datum.from_trajectory(t) for t, _ in rows]
+        output = self.client.forward(data, self.algorithm.loss, self._loss_config()).result()
+        measured = UpdateSums(self.algorithm)
+        measured.add([t for t, _ in rows], output, on_policy=False)
+        return measured.last_kl
+
     def _forward_backward(self, rows: Sequence[tuple[Trajectory, float]]) -> ForwardBackwardOutput:
         data = [Datum.from_trajectory(t, weight) for t, weight in rows]
-        config = dict(self.algorithm.loss_config)
-        if getattr(self.client, "scores_at_temperature", False):
-            config["temperature"] = self.params.temperature
-        return self.client.forward_backward(data, self.algorithm.loss, config).result()
+        return self.client.forward_backward(data, self.algorithm.loss, self._loss_config()).result()
+
+    def _loss_config(self) -> dict[str, float]:
+        temperature = {"temperature": self.params.temperature}
+        return {
+            **self.algorithm.loss_config,
+            **(temperature if getattr(self.client, "scores_at_temperature", False) else {}),
+        }
 
     def _check_gap(self, step: int, sums: UpdateSums) -> None:
         gap = sums.gap
