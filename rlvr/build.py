@@ -343,7 +343,7 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
 def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[str, Any]:
     """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run.
 
-    `overrides` may change how they are evaluated (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Nothing is written.
+    `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Nothing is written.
     """
     for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
         if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
@@ -357,8 +357,9 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     stored = folder / "resolved.yaml"
     if not stored.exists():
         raise ValueError(f"{place} is neither a run folder nor a checkpoint inside one (no resolved.yaml)")
-    loaded = load(None, str(stored), overrides)
-    config = configured(loaded)
+    # Its seed made the base model of an adapter; another one is for the draws of this evaluation alone.
+    config = configured(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
+    seed = configured(load(None, str(stored), overrides)).seed
     if not inside:
         checkpoint = journal.stored_checkpoint(folder)
         if checkpoint is None:
@@ -380,7 +381,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
         evaluation_params(config.rollout, asked),
         samples=asked.samples,
         k=asked.k or asked.samples,
-        seed=config.seed,
+        seed=seed,
         error_budget=config.training.error_budget,
         progress=lambda done: console.step({}, done),
     )

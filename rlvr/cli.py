@@ -28,6 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# What typer raises for an unknown command or option; it exports no name for it.
+UsageError: type[Exception] = typer.BadParameter.mro()[1]
+
 ConfigName = Annotated[
     str | None, typer.Option("--config-name", help="A config by name: ./configs, then the packaged ones.")
 ]
@@ -133,8 +136,8 @@ def run(arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
-    except ValueError as mistake:
-        return _say(mistake, 2)
+    except (ValueError, UsageError) as mistake:
+        return _say(mistake, 2) if str(mistake) else 2  # without a word when all there is to say is the help
     except RuntimeError as stop:
         from rlvr.protocols import NonFiniteError
         from rlvr.training.step import TrainingStopped

@@ -245,6 +245,21 @@ def test_a_reward_that_breaks_stops_the_run_with_its_reason(tiny: Path, capfd: A
     assert code in (1, 2) and reason in said and said.startswith("rlvr: ")
 
 
+@pytest.mark.parametrize("phase", ["sft", "training"])
+def test_numbers_that_explode_stop_the_run_and_keep_what_was_good(tiny: Path, capfd: Any, phase: str) -> None:
+    """A rate of 1e30 gives nan in the next pass: exit code 1, one message, checkpoints kept, the batch on disk."""
+    words = ["sft.batch_size=32", "run.name=wild", f"{phase}.optimizer.learning_rate=1e30", f"{phase}.steps=4"]
+    if phase == "training":  # a policy that is sometimes right, so that there is a gradient to follow
+        words += ["sft.steps=60", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
+    assert run(command(*words)) == 1
+    said = capfd.readouterr().err
+    assert "not finite" in said and "learning rate" in said and "Traceback" not in said
+    folder = tiny / "runs" / "wild"
+    assert list((folder / "checkpoints").iterdir())
+    if phase == "training":
+        assert list(folder.glob("failed-batch-*.jsonl"))
+
+
 def test_config_prints_every_setting_and_the_plan(tiny: Path, capsys: Any) -> None:
     assert run(["config", "--config=tiny.yaml", "training.steps=7"]) == 0
     said = capsys.readouterr().out

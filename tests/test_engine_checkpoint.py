@@ -58,15 +58,13 @@ def test_a_reloaded_run_goes_on_to_the_same_bits(kind: str, lora: Any, dtype: An
     assert weights_only.policy.sha256() != unbroken.policy.sha256(), "the optimizer's state must matter here"
 
 
-def test_loading_drops_gradients_and_moves_the_fingerprint(client: Callable[..., Any]) -> None:
-    """What was accumulated on other weights is not stepped; weights that came back are told from those that stayed."""
+def test_loading_drops_gradients(client: Callable[..., Any]) -> None:
+    """What was accumulated on other weights is not stepped."""
     trainer = client("qwen3")
     path = trainer.save_state("a").result().path
-    before = trainer.policy.fingerprint
     trainer.forward_backward(data(), "ppo")
     trainer.load_state_with_optimizer(path).result()
     assert not gradients(trainer)
-    assert trainer.policy.fingerprint != before
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])

@@ -138,7 +138,7 @@ def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
 
 
 def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> None:
-    """Errors on half the answers, all of them the wrong ones, would leave 100 %: past the budget the evaluation stops."""
+    """Errors on all the wrong answers would leave 100 %: past the budget the evaluation stops."""
 
     def breaks_on_b(prompt: str, response: str, meta: object = None) -> float:
         if response != "a":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from rlvr.files import new_folder
-from rlvr.training.journal import Checkpoint, Journal, Position, RunLocked, set_aside
+from rlvr.training.journal import Checkpoint, Journal, Position, RunLocked, set_aside, stored_checkpoint
 
 
 def save(journal: Journal, step: int) -> Path:
@@ -92,3 +93,101 @@ def test_starting_anew_renames_and_deletes_nothing(tmp_path: Path) -> None:
         set_aside(run)
     kept = sorted((p.name, (p / "summary.json").read_text()) for p in tmp_path.iterdir())
     assert kept == [("run.old-1", "first"), ("run.old-2", "second")]
+
+
+def event_names(folder: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (folder / "journal.jsonl").read_text().splitlines()]
+
+
+def test_a_damaged_checkpoint_is_discarded_and_takes_no_place_among_those_kept(tmp_path: Path) -> None:
+    """20, 40 and a damaged 60: after falling back to 40, saving 45 keeps 40 and 45 and removes the damaged one."""
+    with Journal(tmp_path) as journal:
+        for step in (20, 40, 60):
+            path = save(journal, step)
+    (path / "weights.bin").write_bytes(b"damage")
+    said: list[str] = []
+    with Journal(tmp_path) as journal:
+        assert journal.last_good(said.append) == Checkpoint(Position(2, 40), "checkpoints/rl-000040", {"at": 40})
+        assert len(said) == 1 and event_names(tmp_path)[-1] == "discarded"
+    with Journal(tmp_path) as journal:
+        found = journal.last_good(pytest.fail)  # said once, not again
+        assert found is not None and found.position == Position(2, 40)
+        save(journal, 45)
+        assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["rl-000040", "rl-000045"]
+        save(journal, 60)
+        found = journal.last_good(pytest.fail)  # saved again, it counts again
+        assert found is not None and found.position == Position(2, 60)
+
+
+@pytest.mark.parametrize("path", ["../victim", "checkpoints/../../victim", "checkpoints", "", "/tmp", 7, None])
+@pytest.mark.parametrize("event", ["checkpoint", "discarded"])
+def test_a_journal_names_no_folder_outside_the_runs_checkpoints(tmp_path: Path, path: object, event: str) -> None:
+    """Such a line is named; nothing is loaded or deleted."""
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.mkdir()
+    with Journal(run) as journal:
+        save(journal, 10)
+    with open(run / "journal.jsonl", "a") as file:
+        file.write(json.dumps({"event": event, "phase": 2, "step": 11, "path": path, "state": {}}) + "\n")
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: checkpoint path .* does not lie inside"):
+        Journal(run)
+    with pytest.raises(ValueError, match="line 2"):
+        stored_checkpoint(run)
+    assert victim.exists()
+
+
+def test_only_a_journals_last_line_may_be_broken(tmp_path: Path) -> None:
+    """A line spoiled in the middle is named, and the checkpoints after it are not forgotten."""
+    with Journal(tmp_path) as journal:
+        for step in (10, 20, 30):
+            save(journal, step)
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    spoiled = b"\n".join([lines[0], lines[1][:30], *lines[2:]])
+    path.write_bytes(spoiled)
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: not JSON"):
+        Journal(tmp_path)
+    assert path.read_bytes() == spoiled
+    path.write_bytes(b"\n".join([lines[0], b"[]", *lines[2:]]))
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: not an event"):
+        Journal(tmp_path)
+
+
+@pytest.mark.parametrize("torn", [b'{"event": "checkpoint", "path": {}', b"\0" * 40, b"\0" * 40 + b"\n", b"\xff}"])
+def test_a_torn_line_hides_no_stored_checkpoint(tmp_path: Path, torn: bytes) -> None:
+    """Reading a run that may be at work sees what is whole, and leaves the file alone."""
+    with Journal(tmp_path) as journal:
+        place = save(journal, 10)
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(torn)
+    content = (tmp_path / "journal.jsonl").read_bytes()
+    assert stored_checkpoint(tmp_path) == place
+    assert (tmp_path / "journal.jsonl").read_bytes() == content
+    with Journal(tmp_path) as journal:
+        journal.write("finished")
+    assert event_names(tmp_path) == ["checkpoint", "finished"]
+
+
+def test_a_folder_in_use_is_not_set_aside(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with Journal(run), pytest.raises(RunLocked, match="in use by another process"):
+        set_aside(run)
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    set_aside(run)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.old-1"]
+
+
+def test_an_attempt_that_computes_with_something_else_says_so(tmp_path: Path) -> None:
+    """Compared with the first attempt that left a checkpoint to go on from."""
+    first = {"torch": "2.9", "threads": 1, "device": "cpu"}
+    with Journal(tmp_path) as journal:
+        journal.attempt(first, pytest.fail)
+    with Journal(tmp_path) as journal:
+        journal.attempt({**first, "threads": 4}, pytest.fail)  # nothing is saved yet: it all starts over
+        save(journal, 10)
+    said: list[str] = []
+    with Journal(tmp_path) as journal:
+        journal.attempt(first, said.append)
+    assert said == [
+        "this run began with threads 4 (now 1): it has the same bits as an undisturbed one only with the same of each"
+    ]

@@ -100,7 +100,7 @@ def test_killed_at_random_instants_ends_with_the_same_bits(tmp_path: Path, lora:
     _, undisturbed, rows = run_until_done(tmp_path / "calm", 0, 0, lora)
     kills, summary, killed_rows = run_until_done(tmp_path / "killed", seed, wanted, lora)
     print(f"killed {kills} times")
-    assert kills >= min(3, wanted), "the run ended before it was killed a few times: the test tested nothing"
+    assert kills >= wanted // 2, "the run ended before it was killed often enough: the test tested too little"
     assert summary["weights_sha256"] == undisturbed["weights_sha256"]
     assert summary == undisturbed
     assert killed_rows == rows

@@ -161,6 +161,20 @@ def test_sampled_text_brings_no_control_codes_and_no_markup(live: bool):
     assert live or ("\x1b" not in text and text.isprintable() is False and set(text) & {"\r", "\x08"} == set())
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_notes_and_warnings_are_shown_at_length_and_without_control_codes(live: bool):
+    """They may quote a model: a reward's `raise ValueError(response)`. Line breaks stay line breaks."""
+    out = Terminal() if live else io.StringIO()
+    with Console(out, live=live) as console:
+        console.note(f"first\nsecond {HOSTILE}")
+        console.warn(HOSTILE)
+        console.plan({"reward": HOSTILE})
+    text = out.getvalue()
+    for code in ("\x1b]0", "\x07", "\r", "\u202e", "\u2028", "\x9b"):
+        assert code not in text
+    assert "first\nsecond " in text and "A" * 5000 + "the end" in text and r"\x1b]0;owned\x07" in text
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=400))
 def test_readable_is_one_printable_line_of_bounded_length(text: str):
@@ -241,6 +255,13 @@ paired test: p = 0.0312, [95% interval], 1,024 held-out tasks x 8 samples, 4:43
 
 def test_the_final_table_shows_rates_as_percentages_and_rewards_as_decimals():
     assert final_table(SUMMARY) == TABLE
+
+
+def test_the_table_says_what_trained_and_how_many_answers_no_number_counts():
+    text = final_table(SUMMARY | {"mode": "sft", "unjudged": 1234})
+    assert "Baseline                SFT                     Improvement" in text and "RLVR" not in text
+    assert "\n1,234 answers of both evaluations could not be judged and are left out\n" in text
+    assert final_table(SUMMARY | {"mode": "rlvr", "unjudged": 0}) == TABLE
 
 
 def test_the_table_needs_only_the_two_estimates_and_the_test():

@@ -82,9 +82,11 @@ class Journal:
 
     def attempt(self, circumstances: Mapping[str, Any], warn: Callable[[str], None]) -> None:
         """Note what this attempt computes with; say so where a resumed run started with something else."""
-        first = next((e for e in self.events if e["event"] == "run"), {})
+        names = [event["event"] for event in self.events]
+        saved = names.index("checkpoint") if "checkpoint" in names else 0  # what came before left nothing to go on from
+        first = next((event for event in reversed(self.events[:saved]) if event["event"] == "run"), {})
         before = {key: first[key] for key, value in circumstances.items() if key in first and first[key] != value}
-        if before and _standing(self.events):
+        if before:
             told = ", ".join(f"{key} {was} (now {circumstances[key]})" for key, was in before.items())
             warn(f"this run began with {told}: it has the same bits as an undisturbed one only with the same of each")
         self.write("run", **circumstances)
@@ -162,8 +164,8 @@ def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
             if number == len(lines):  # after a power cut the last line may hold zeros although its newline is there
                 break
             raise ValueError(
-                f"{where}: not JSON: {line[:60]!r}. Something else than a crash damaged this file; restore the line, or "
-                "delete it to go on from what the others say"
+                f"{where}: not JSON: {line[:60]!r}. Something else than a crash damaged this file; restore the line, "
+                "or delete it to go on from what the others say"
             ) from None
         if not isinstance(event, dict) or "event" not in event:
             raise ValueError(f"{where}: not an event: {line[:60]!r}; delete the line")

@@ -33,8 +33,8 @@ from rlvr.types import Task, Trajectory
 PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
 
 CURE = (
-    "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand, and "
-    "a lower learning rate or tighter clipping, under another run.name, is the usual cure"
+    "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand, "
+    "and a lower learning rate or tighter clipping, under another run.name, is the usual cure"
 )
 
 
