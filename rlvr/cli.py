@@ -40,8 +40,8 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]"
 
 
 def _configured(name: str | None, file: str | None, path: str | None, overrides: list[str] | None):
-    from rlvr.build import configured, spelled
     from rlvr.config import load
+    from rlvr.config.schema import configured, spelled
 
     if name is None and file is None:
         raise ValueError("which config? give --config-name=NAME (arithmetic, say) or --config=FILE")
@@ -106,8 +106,9 @@ def show_config(
     config_path: ConfigPath = None,
 ) -> None:
     """Print what would run: every setting, and the plan that follows from them."""
-    from rlvr.build import build_source, plan, written
+    from rlvr.build import build_source, plan
     from rlvr.config import dump
+    from rlvr.config.schema import written
     from rlvr.tracking import Console
 
     loaded, settings = _configured(config_name, config, config_path, overrides)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.build import build_source, configured, cores, evaluate_saved, open_run, plan, written
+from rlvr.build import build_source, cores, evaluate_saved, open_run, plan
 from rlvr.cli import run
 from rlvr.config import Loaded, dump, load
+from rlvr.config.schema import configured, written
 from rlvr.tracking import Console
 from rlvr.training.journal import Journal, RunLocked
 

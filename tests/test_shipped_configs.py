@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import rlvr
-from rlvr.build import build_source, configured, plan
+from rlvr.build import build_source, plan
 from rlvr.config import load
+from rlvr.config.schema import configured
 
 CONFIGS = sorted(p.stem for p in (Path(rlvr.__file__).parent / "configs").glob("*.yaml"))
 
