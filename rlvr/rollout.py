@@ -127,7 +127,11 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
     # A call that starts at sample 0 numbers its completions itself; any other call is one completion.
     key = draws.key(seed, first.group.id, turn, first.index)
     stop = params.stop if params.stop is not None else first.stop
-    return sampler.sample(ModelInput.from_ints(first.observation), len(batch), replace(params, seed=key, stop=stop))
+    prompt = ModelInput.from_ints(first.observation)
+    try:
+        return sampler.sample(prompt, len(batch), replace(params, seed=key, stop=stop))
+    except ValueError as mistake:  # a prompt beyond the context, say: name the task it came from
+        raise ValueError(f"task {first.group.task.id!r}: {mistake}") from mistake
 
 
 async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:
