@@ -61,6 +61,9 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
     stored = folder / "resolved.yaml"
     if stored.exists() and not config.run.resume:
         journal.set_aside(folder)
+    elif stored.exists() and journal.nothing_done(folder):
+        with journal.locked(folder):  # a run that failed before its first step holds no name against its correction
+            stored.unlink()
     elif stored.exists() and (changed := changes(folder)):
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
@@ -103,7 +106,11 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
 
 
 def build_source(config: Config) -> TaskSource:
-    return resolve_environment(config.env.name, **config.env.kwargs)
+    """The environment; ValueError too where the config names a reward that does not exist."""
+    source = resolve_environment(config.env.name, **config.env.kwargs)
+    resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
+    config.algorithm.resolve()
+    return source
 
 
 def cores() -> int:
@@ -118,9 +125,10 @@ def build_engine(config: Config, source: TaskSource) -> Any:
 
         from rlvr.engine.engine import Engine
         from rlvr.engine.model import build_model, load_model
-        from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
+        from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer, quiet
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
+    quiet()  # its advice is for people who call it, not for people who call us
     torch.set_num_threads(config.engine.threads or cores())
     options = config.model
     where = {"device": options.device, "dtype": options.dtype}

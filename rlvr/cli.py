@@ -63,7 +63,6 @@ def train(
     from rlvr.training.loops import Interrupted, Loop
 
     loaded, settings = _configured(config_name, config, config_path, overrides)
-    settings.algorithm.resolve()
     source = build_source(settings)
     folder, finished = open_run(loaded, settings)
     with Console() as console:
@@ -112,9 +111,10 @@ def show_config(
     from rlvr.tracking import Console
 
     loaded, settings = _configured(config_name, config, config_path, overrides)
+    source = build_source(settings)
     typer.echo(dump(written(settings, loaded)))
     with Console() as console:
-        console.plan(plan(settings, build_source(settings)))
+        console.plan(plan(settings, source))
 
 
 @app.callback(invoke_without_command=True)

@@ -210,6 +210,13 @@ def test_a_run_folder_of_another_config_is_not_touched(tiny: Path, capsys: Any) 
     assert (tiny / "runs" / "tiny.old-1" / "summary.json").read_bytes() == before
 
 
+def test_a_first_try_that_failed_holds_no_name_against_its_correction(tiny: Path, capsys: Any) -> None:
+    """A mistake found after the folder was made (a model nobody can build) is mended under the same name."""
+    assert run(command("model.config.n_positions=7")) == 2  # not a field of this architecture
+    assert run(command()) == 0
+    assert run(["config", "--config=tiny.yaml", "reward.type=combinde"]) == 2, "config must refuse what train refuses"
+
+
 def test_a_model_folder_without_tokenizer_says_so(tiny: Path, capfd: Any) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -173,9 +173,16 @@ def test_only_tasks_that_both_sides_judged_are_compared() -> None:
     assert summary["tasks"] == 1 and summary["unjudged"] == 4
 
 
+@pytest.mark.parametrize(("moved", "exact"), [(1, 1.0), (2, 0.5), (3, 0.25), (6, 2 / 64)])
+def test_a_handful_of_changed_tasks_is_tested_exactly(moved: int, exact: float) -> None:
+    """n tasks that all improved alike have a two-sided p of 2 / 2^n; the normal approximation would say less."""
+    before, after = [1] * 20, [2] * moved + [1] * (20 - moved)
+    assert paired_p_value(evaluation(before), evaluation(after)) == pytest.approx(exact)
+
+
 def test_equal_changes_tie_whatever_their_rounding() -> None:
     """0.3 - 0.2 and 0.1 - 0.0 differ in the last bit; their ranks may not."""
-    passed = [(0, 1), (1, 2), (2, 3), (3, 4), (5, 6), (6, 7), (7, 8), (4, 3), (8, 7)]
+    passed = [(0, 1), (1, 2), (2, 3), (3, 4), (5, 6), (6, 7), (7, 8), (4, 3), (8, 7)] * 4
     before, after = (evaluation([pair[i] for pair in passed], judged=10) for i in (0, 1))
     exact = stats.wilcoxon([b - a for a, b in passed], zero_method="pratt", method="approx").pvalue
     assert paired_p_value(before, after) == pytest.approx(exact)

@@ -63,7 +63,7 @@ def test_a_value_from_the_environment_is_written_nowhere_not_in_lists_either(
     words = (
         "rollout.stop=['${oc.env:TOK}', plain]",
         "reward.type=composite",
-        "reward.kwargs.rewards=[{kwargs: {keys: [a, '${oc.env:TOK}']}}]",
+        "reward.kwargs.rewards=[{name: keyword_contains, weight: 1.0, kwargs: {keywords: [a, '${oc.env:TOK}']}}]",
     )
     folder, _ = opened(*words)
     for file in folder.iterdir():
@@ -83,6 +83,7 @@ def test_a_value_from_the_environment_that_changed_is_another_config(
     monkeypatch.setenv("LR", "1e-4")
     monkeypatch.setenv("STOP", "alpha")
     folder, _ = opened(*words)
+    (folder / "metrics.jsonl").write_text('{"phase": "sft", "step": 0}\n')  # something was done
     assert opened(*words) == (folder, False)
     monkeypatch.setenv("LR", "0.512")
     said = refused(*words)

@@ -39,6 +39,8 @@ def load_tokenizer(name: str) -> Any:
     """The tokenizer of a local folder or hub name; a folder without one is a ValueError that says what to do."""
     from transformers import AutoTokenizer
 
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise ValueError(f"cannot load a tokenizer from {name!r}: there is no such folder")
     if Path(name).is_dir() and not any(
         (Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     ):
@@ -50,6 +52,13 @@ def load_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot load a tokenizer from {name!r}: {first_line(error)}") from error
+
+
+def quiet() -> None:
+    """Keep `transformers` from printing advice and progress of its own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
 
 
 def first_line(error: BaseException) -> str:

@@ -199,6 +199,12 @@ def stored_checkpoint(folder: Path) -> Path | None:
     return next((place for e in _standing(events) if not verified(place := folder / e["path"])), None)
 
 
+def nothing_done(folder: Path) -> bool:
+    """Whether a run folder has neither a checkpoint nor a metric row yet."""
+    rows = folder / "metrics.jsonl"
+    return stored_checkpoint(folder) is None and not (rows.exists() and rows.stat().st_size)
+
+
 def set_aside(folder: Path) -> Path:
     """Rename a run folder that no process works in to `<name>.old-N`: starting anew never deletes anything."""
     with locked(folder):
