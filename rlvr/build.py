@@ -1,7 +1,8 @@
 """The only place where a config becomes objects: model, client, environment, reward, algorithm, run.
 
 `plan` says what a run would do without building it; `open_run` finds or makes the run's folder; `build` makes the
-job that `rlvr.training.loops` carries out. torch is imported inside, when a model is really needed.
+job that `rlvr.training.loops` carries out. torch is imported inside, when a model is really needed: `client=mock` runs
+without it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rlvr.clients.mock import MockTrainingClient
 from rlvr.config import Loaded, difference, dump, load, read
 from rlvr.config.schema import Config, configured, written
 from rlvr.envs import resolve_environment
 from rlvr.files import verified, write_atomic
 from rlvr.protocols import TaskSource
-from rlvr.reward import resolve_reward
+from rlvr.reward import Reward, resolve_reward
+from rlvr.toy import toy_policy
 from rlvr.tracking import Console
+from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import evaluate, evaluation_params, heldout_split
@@ -83,13 +89,12 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
     """The run in words and numbers, as printed before it starts."""
     t, e = config.training, config.evaluation
     algorithm = config.algorithm.resolve()
-    model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
     answers = t.prompts_per_step * t.group_size
     tokens, updates = t.steps * answers * (config.rollout.max_tokens or 0), t.ppo_epochs * t.num_minibatches
     until = f", or until {100 * t.until:g}% of held-out answers pass" if t.until and e.every else ""
     waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
     lines = {
-        "model": model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights"),
+        "model": _model(config, source),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
         "reward": config.reward.type or source.reward,
         "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations"
@@ -102,15 +107,45 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
             f"{t.steps * answers:,} answers, at most {tokens:,} tokens{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all",
         }
-    return lines | {"evaluation": f"{e.tasks} held-out tasks x {e.samples} answers, before and after"}
+    tasks, _ = heldout_split(source, e, looks=bool(config.sft.until or e.every))
+    return lines | {"evaluation": f"{len(tasks)} held-out tasks x {e.samples} answers, before and after"}
+
+
+def _model(config: Config, source: TaskSource) -> str:
+    if config.client == "mock":
+        return f"a table of token logits over {len(_vocabulary(config, source))} words, all weights (client=mock)"
+    model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
+    return model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights")
 
 
 def build_source(config: Config) -> TaskSource:
-    """The environment; ValueError too where the config names a reward that does not exist."""
+    """The environment; ValueError too where the config names a reward that does not exist, or the client cannot be."""
     source = resolve_environment(config.env.name, **config.env.kwargs)
+    if config.client == "mock":
+        _vocabulary(config, source)
     resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
+    build_watched(config)
     config.algorithm.resolve()
     return source
+
+
+def build_watched(config: Config) -> list[Reward]:
+    """The verifiers that only watch."""
+    names = config.reward.watch
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"reward.watch: {twice[0]!r} is named twice; leave one out")
+    return [resolve_reward(name) for name in names]
+
+
+def _vocabulary(config: Config, source: TaskSource) -> list[str]:
+    """The words that the toy policy can say."""
+    words = getattr(source, "vocabulary", None)
+    if not words:
+        raise ValueError(
+            f"client=mock: the environment {config.env.name!r} has no `vocabulary` to make a table of logits "
+            "over; use env.name=toy, give the environment a `vocabulary` (a list of words), or use client=local"
+        )
+    return list(words)
 
 
 def cores() -> int:
@@ -152,15 +187,31 @@ def build_engine(config: Config, source: TaskSource) -> Any:
     return Engine(model, config.engine)
 
 
-def build_client(config: Config, engine: Any, folder: Path) -> Any:
+def build_client(
+    config: Config, source: TaskSource, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
+) -> Any:
+    """The training client with its untrained policy; it saves in `folder`. `say` and `warn` hear about the model."""
+    if config.client == "mock":
+        policy = toy_policy(_vocabulary(config, source), config.seed, end=getattr(source, "end_word", "<end>"))
+        say(f"{len(policy.logits):,} trainable parameters, float64 in numpy")
+        return MockTrainingClient(policy, folder)
+    engine = build_engine(config, source)
     from rlvr.clients.local import LocalTrainingClient
 
     policy = engine.create_policy("policy", lora=config.model.lora, seed=config.seed)
+    for note in engine.model.notes:
+        warn(note)
+    say(
+        f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
+        f"{engine.model.device}".replace("torch.", "")
+    )
     return LocalTrainingClient(engine, policy, folder)
 
 
 def circumstances(client: Any) -> dict[str, str | int]:
     """What the bits of a run depend on beside its config."""
+    if isinstance(client, MockTrainingClient):
+        return {"numpy": np.__version__}
     import torch
 
     device = next(iter(client.policy.parameters.values())).device
@@ -173,17 +224,22 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
     source = build_source(config)
     reward = resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     algorithm = config.algorithm.resolve()
-    engine = build_engine(config, source)
-    client = build_client(config, engine, folder / "checkpoints")
-    for note in engine.model.notes:
-        warn(note)
-    policy = client.policy
-    say(
-        f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
-        f"{engine.model.device}".replace("torch.", "")
-    )
+    watched = build_watched(config)
+    trackers = Trackers(config.tracking, folder, folder.name, read(folder / "resolved.yaml"), warn)
+    client = build_client(config, source, folder / "checkpoints", say, warn)
     curriculum = Curriculum(source, config.curriculum, config.seed)
-    trainer = Trainer(client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, warn)
+    trainer = Trainer(
+        client,
+        source,
+        reward,
+        algorithm,
+        config.rollout,
+        config.training,
+        curriculum,
+        config.seed,
+        warn,
+        watched,
+    )
     return Job(
         client=client,
         source=source,
@@ -196,7 +252,8 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
         options=config.run,
         seed=config.seed,
         folder=folder,
-        weights_sha256=policy.sha256,
+        trackers=trackers,
+        weights_sha256=client.policy.sha256,
     )
 
 
@@ -228,21 +285,22 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     elif wrong := verified(place):
         raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
     source = build_source(config)
-    client = build_client(config, build_engine(config, source), folder / "checkpoints")
+    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None)
     client.load_state(str(place)).result()
-    asked = config.evaluation
+    asked, reward = config.evaluation, resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     tasks, _ = heldout_split(source, asked, looks=bool(config.sft.until or asked.every))
     console.phase("evaluation", len(tasks), unit="tasks")
     result = evaluate(
         source,
         tasks,
         client.create_sampling_client(),
-        resolve_reward(config.reward.type or source.reward, **config.reward.kwargs),
+        reward,
         evaluation_params(config.rollout, asked),
         samples=asked.samples,
         k=asked.k or asked.samples,
         seed=seed,
         error_budget=config.training.error_budget,
+        watched=build_watched(config),
         progress=lambda done: console.step({}, done),
     )
     told = {name: asdict(value) for name, value in result.metrics().items()}

@@ -1,8 +1,9 @@
-"""The command line: `rlvr train`, `evaluate`, `config`. Each command is a thin walk through `rlvr.build`.
+"""The command line: `rlvr train`, `evaluate`, `doctor`, `config`. Each command is a thin walk through `rlvr.build`.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr evaluate runs/arithmetic
+    rlvr doctor runs/arithmetic
     rlvr config --config-name=gsm8k model.name=./my-model
 
 A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130.
@@ -41,11 +42,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]"
 
 def _configured(name: str | None, file: str | None, path: str | None, overrides: list[str] | None):
     from rlvr.config import load
-    from rlvr.config.schema import configured, spelled
+    from rlvr.config.schema import configured
 
     if name is None and file is None:
         raise ValueError("which config? give --config-name=NAME (arithmetic, say) or --config=FILE")
-    loaded = load(name, file or path, spelled(overrides or []))
+    loaded = load(name, file or path, overrides or [])
     return loaded, configured(loaded, lambda text: _print(f"warning: {text}"))
 
 
@@ -90,11 +91,31 @@ def evaluate(
 ) -> None:
     """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals."""
     from rlvr.build import evaluate_saved
-    from rlvr.tracking import Console
+    from rlvr.tracking import Console, evaluation_table
 
     with Console(stream=sys.stderr) as console:
         result = evaluate_saved(run, overrides or [], console)
+        console.close()
+        console.note(evaluation_table(result))
     typer.echo(json.dumps(result, indent=2))
+
+
+@app.command()
+def doctor(
+    run: Annotated[Path | None, typer.Argument(help="A run folder. Without one the installation is checked.")] = None,
+) -> None:
+    """Say why a run learns nothing, or, without a run, what of this installation works."""
+    from rlvr.doctor import installation, report, written_checks
+    from rlvr.tracking import Console
+
+    with Console(live=False) as console:
+        if run is not None:
+            console.note(report(run))
+            return
+        checks = installation()
+        console.note(written_checks(checks))
+    if any(check.state == "fails" for check in checks):
+        raise typer.Exit(1)
 
 
 @app.command("config")
@@ -126,13 +147,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """The `rlvr` command."""
-    # Threads that spin while they wait make two torch pools on a busy machine ten times slower than one.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; its exit code. Mistakes and stops become messages here, and only here."""
+    # Threads that spin while they wait make two torch pools on a busy machine ten times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = app(arguments, standalone_mode=False)
     except typer.Exit as stop:

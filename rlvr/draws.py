@@ -2,8 +2,8 @@
 
 A stateful generator gives other numbers after a restart, with another worker count or another batch order. Here a
 draw is `uniform(key("rollout", seed, step, task, sample), position)`: nothing is stored, nothing is consumed, so a
-resumed run and an undisturbed one see the same numbers. The engine has the same function over tensors
-(`rlvr.engine.sampling.uniform`), and a test holds the two together.
+resumed run and an undisturbed one see the same numbers. `uniforms` is the same function over numpy arrays and
+`rlvr.engine.sampling.uniform` over tensors; tests hold the three together.
 
 Not for secrets: keys are hashes of public facts. `python -m pytest tests/test_draws.py` exercises it.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 _MASK = (1 << 64) - 1
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -35,6 +37,16 @@ def bits(key: int, position: int) -> int:
 def uniform(key: int, position: int = 0) -> float:
     """A float64 in (0, 1), both ends out so that logarithms are finite: 52 bits and a half (53 would round to 1)."""
     return ((bits(key, position) >> 12) + 0.5) * 2.0**-52
+
+
+def uniforms(keys: Sequence[int], count: int) -> np.ndarray:
+    """`uniform(key, position)` for every key and the positions 0 to count - 1: [len(keys), count], the same bits."""
+    positions = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)  # unsigned products wrap, as masks do
+    z = np.asarray(keys, dtype=np.uint64)[:, None] + positions
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
+    z = z ^ (z >> np.uint64(31))
+    return ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def integer(n: int, key: int, position: int = 0) -> int:

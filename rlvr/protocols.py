@@ -90,22 +90,33 @@ class Datum:
     loss_fn_inputs: dict[str, TensorData]
 
     @classmethod
-    def from_trajectory(cls, trajectory: Trajectory, weight: float = 1.0) -> Datum:
+    def from_trajectory(
+        cls, trajectory: Trajectory, weight: float = 1.0, *, advantages: Any = None, logprobs: Any = None, **inputs: Any
+    ) -> Datum:
         """The training projection: inputs all but last, targets all but first, the rest shifted alike.
 
         `advantages` hold `trajectory.advantage * weight` where the policy acted and 0 elsewhere; `weight` is the
-        reduction (1 / tokens in the batch, ...), which folds into the advantage because every loss is a sum.
+        reduction (1 / tokens in the batch, ...), which folds into the advantage because every loss is a sum. Given
+        `advantages` [R] (still to be weighted), `logprobs` [R] and further `inputs` [R] take the place of the
+        trajectory's own or stand beside them; they too are 0 where the policy did not act.
         """
         trajectory.require_trainable()
         tokens = trajectory.full_tokens
-        lead = [0.0] * (len(trajectory.prompt_tokens) - 1)
-        mask = np.asarray(lead + [float(m) for m in trajectory.action_mask])
+        lead = len(trajectory.prompt_tokens) - 1
+        mask = np.concatenate([np.zeros(lead), np.asarray(trajectory.action_mask, dtype=np.float64)])
+
+        def laid_out(values_R: Any) -> TensorData:
+            return TensorData.of(np.concatenate([np.zeros(lead), np.asarray(values_R, dtype=np.float64)]) * mask)
+
+        own = np.full(len(trajectory.response_tokens), trajectory.advantage)
+        chosen = own if advantages is None else np.asarray(advantages, dtype=np.float64)
         return cls(
             ModelInput(tokens[:-1]),
             {
                 "target_tokens": TensorData.of(tokens[1:]),
-                "logprobs": TensorData.of(np.asarray(lead + trajectory.logprobs) * mask),
-                "advantages": TensorData.of(mask * trajectory.advantage * weight),
+                "logprobs": laid_out(trajectory.logprobs if logprobs is None else logprobs),
+                "advantages": laid_out(chosen * weight),
+                **{name: laid_out(values) for name, values in inputs.items()},
             },
         )
 
@@ -329,6 +340,8 @@ class TrainingClient(Protocol):
     def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]: ...
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> SamplingClient: ...
+
+    def create_sampling_client(self, model_path: str) -> SamplingClient: ...
 
     def get_tokenizer(self) -> Tokenizer: ...
 

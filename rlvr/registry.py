@@ -62,6 +62,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def load_path(kind: str, path: str) -> Callable[..., Any]:
     """The function at `package.module:function`; every way this can fail is a ValueError that says what to do."""
+    found = load_object(kind, path)
+    if not callable(found):
+        raise ValueError(f"{kind} {path!r}: it is a {type(found).__name__}, expected a function")
+    return found
+
+
+def load_object(kind: str, path: str) -> Any:
+    """What is at `package.module:name`; every way this can fail is a ValueError that says what to do."""
     module_name, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
         raise ValueError(f"{kind} {path!r} is not of the form 'package.module:function'")
@@ -77,11 +85,9 @@ def load_path(kind: str, path: str) -> Callable[..., Any]:
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
+            names = [n for n in vars(found) if not n.startswith("_")]
             raise ValueError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{nearest(part, names)}")
         found = getattr(found, part)
-    if not callable(found):
-        raise ValueError(f"{kind} {path!r}: {attribute!r} is a {type(found).__name__}, expected a function")
     return found
 
 

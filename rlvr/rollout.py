@@ -10,9 +10,10 @@ Also hands on `Trajectory` and `TrajectoryBatch`, which users import from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rlvr import draws
 from rlvr.protocols import Env, ModelInput, SampledSequence, SamplingClient, SamplingParams, TaskSource
@@ -20,6 +21,8 @@ from rlvr.reward import Reward
 from rlvr.types import StopReason, Task, Trajectory, TrajectoryBatch
 
 __all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "rollout", "score"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -66,24 +69,51 @@ def open_groups(source: TaskSource, tasks: Sequence[Task], group_size: int, toke
 
 
 def rollout(
-    groups: Sequence[Group], sampler: SamplingClient, params: SamplingParams, *, seed: int, version: int = 0
+    groups: Sequence[Group],
+    sampler: SamplingClient,
+    params: SamplingParams,
+    *,
+    seed: int,
+    version: int = 0,
+    max_prompt_tokens: int | None = None,
 ) -> list[Trajectory]:
     """Play every episode to its end; trajectories in the order of groups and samples.
 
     `seed` names the purpose (run, phase, step): the draws of a completion depend on it, the group's id, the sample's
-    index and the turn, on nothing else. `version` is recorded as `policy_version`.
+    index and the turn, on nothing else. `version` is recorded as `policy_version`. A first observation of more than
+    `max_prompt_tokens` is a ValueError that names the task.
     """
-    return asyncio.run(_rollout(groups, sampler, params, seed, version))
+    return _finished(_rollout(groups, sampler, params, seed, version, max_prompt_tokens))
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; where a loop is running on this thread already (a notebook's), on a thread beside."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(asyncio.run, work).result()
 
 
 async def _rollout(
-    groups: Sequence[Group], sampler: SamplingClient, params: SamplingParams, seed: int, version: int
+    groups: Sequence[Group],
+    sampler: SamplingClient,
+    params: SamplingParams,
+    seed: int,
+    version: int,
+    max_prompt_tokens: int | None,
 ) -> list[Trajectory]:
     tokenizer = sampler.get_tokenizer()
     episodes: list[_Episode] = []
     for group in groups:
         for i, env in enumerate(group.envs):
             observation, stop = await env.initial_observation()
+            if max_prompt_tokens is not None and observation.length > max_prompt_tokens:
+                raise ValueError(
+                    f"task {group.task.id!r}: its prompt has {observation.length} tokens, more than "
+                    f"training.max_prompt_tokens={max_prompt_tokens}; raise the limit or leave the task out"
+                )
             episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
     turn = 0
     while running := [e for e in episodes if not e.done]:
@@ -186,11 +216,11 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
     )
 
 
-def score(trajectories: Sequence[Trajectory], reward: Reward) -> None:
+def score(trajectories: Sequence[Trajectory], reward: Reward, watched: Sequence[Reward] = ()) -> None:
     """Let a verifier judge the last trajectory of every rollout and share its reward with the earlier ones.
 
     The verifier's value adds to what the environment gave. After an `error` or `invalid` outcome the reward of the
-    whole rollout is None.
+    whole rollout is None. The verifiers in `watched` judge too, and change no reward.
     """
     last = {t.rollout_id: t for t in trajectories}
     judged = list(last.values())
@@ -198,6 +228,11 @@ def score(trajectories: Sequence[Trajectory], reward: Reward) -> None:
         trajectory.scores[reward.name] = verdict
         earned = trajectory.reward or 0.0
         trajectory.reward = None if verdict.value is None else earned + verdict.value
+    for other in watched:
+        if other.name == reward.name:
+            continue
+        for trajectory, verdict in zip(judged, other.score(judged), strict=True):
+            trajectory.scores[other.name] = verdict
     for trajectory in trajectories:
         if trajectory is not last[trajectory.rollout_id]:
             trajectory.reward = last[trajectory.rollout_id].reward

@@ -92,6 +92,8 @@ class Trajectory:
     Shapes: `prompt_tokens` [P], `response_tokens`, `logprobs` and `action_mask` [R], `attention_mask` [P + R].
     `action_mask` is 1 where the policy sampled the token and 0 where the environment wrote it (an empty mask given to
     the constructor means all ones); `logprobs` are nats at the sampling temperature, 0 where the mask is 0.
+    `penalty` is what an algorithm takes off the reward before the advantage (a KL penalty, an overlong one): the reward
+    itself stays what the verifiers said. `reference_logprobs` [R] are those under a reference policy, where asked for.
     `reward` is 0.0 until scored and None after a verifier error or an invalid task: then the trajectory enters no
     statistic and no gradient. A text-only endpoint leaves the token fields empty; such a trajectory cannot train.
     """
@@ -114,6 +116,8 @@ class Trajectory:
     temperature: float = 1.0
     policy_version: int = 0
     policy_fingerprint: str = ""
+    penalty: float = 0.0
+    reference_logprobs: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

@@ -4,63 +4,134 @@ An estimator sets `advantage` on every trajectory whose reward is known. A basel
 where a rewritten history made several trajectories of one rollout, the rollout counts once. A reward of None enters
 no baseline and gets advantage 0.
 
-Legend: r_i reward of rollout i, G its group, N rollouts in the batch, std is the population's.
+Legend: r_i what rollout i earned (its reward less the penalties of `rlvr.algorithms.shaping`), G its group, N rollouts
+in the batch, std is the population's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rlvr.types import Trajectory, group_by, mean, std
 
-Estimator = Callable[[Sequence[Trajectory]], None]
-EPSILON = 1e-6  # TRL's and verl's addend to a standard deviation
+EPSILON = 1e-6  # verl's addend to a standard deviation
 
 
-def rollout_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The known reward of each rollout. A trajectory without `rollout_id` is a rollout of its own."""
-    rewards: dict[str, float] = {}
-    for i, trajectory in enumerate(trajectories):
-        if trajectory.reward is not None:
-            rewards[trajectory.rollout_id or f"#{i}"] = trajectory.reward
-    return rewards
+@dataclass
+class Memory:
+    """What is known of earlier batches: a moving average of the mean reward, None before the first one."""
+
+    decay: float = 0.99
+    baseline: float | None = None
+
+    def observe(self, trajectories: Sequence[Trajectory]) -> None:
+        """baseline <- decay x baseline + (1 - decay) x mean of the batch; the first batch's mean starts it."""
+        earned = list(rollout_values(trajectories).values())
+        if not earned:
+            return
+        now = mean(earned)
+        self.baseline = now if self.baseline is None else self.decay * self.baseline + (1 - self.decay) * now
+
+
+Estimator = Callable[[Sequence[Trajectory], Memory], None]
+
+
+def rollout_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What each rollout earned, reward less penalty. A trajectory without `rollout_id` is a rollout of its own."""
+    return {_rollout(i, t): t.reward - t.penalty for i, t in enumerate(trajectories) if t.reward is not None}
+
+
+def _rollout(index: int, trajectory: Trajectory) -> str:
+    return trajectory.rollout_id or f"#{index}"
 
 
 def _assign(trajectories: Sequence[Trajectory], baseline: float, scale: float = 1.0) -> None:
-    for trajectory in trajectories:
-        trajectory.advantage = 0.0 if trajectory.reward is None else (trajectory.reward - baseline) / scale
+    for t in trajectories:
+        t.advantage = 0.0 if t.reward is None else (t.reward - t.penalty - baseline) / scale
 
 
-def group_mean(trajectories: Sequence[Trajectory]) -> None:
+def _groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    return list(group_by(trajectories, lambda t: t.group_id).values())
+
+
+def group_mean(trajectories: Sequence[Trajectory], memory: Memory) -> None:
     """A_i = r_i - mean_G(r). Dr. GRPO, arXiv:2503.20783: no division by the group's std, which favours the extremes."""
-    for group in group_by(trajectories, lambda t: t.group_id).values():
-        _assign(group, mean(list(rollout_rewards(group).values())))
+    for group in _groups(trajectories):
+        _assign(group, mean(list(rollout_values(group).values())))
 
 
-def group_normalized(trajectories: Sequence[Trajectory]) -> None:
+def group_normalized(trajectories: Sequence[Trajectory], memory: Memory) -> None:
     """A_i = (r_i - mean_G(r)) / (std_G(r) + 1e-6). GRPO, arXiv:2402.03300, section 4.1.2."""
-    for group in group_by(trajectories, lambda t: t.group_id).values():
-        rewards = list(rollout_rewards(group).values())
-        _assign(group, mean(rewards), std(rewards) + EPSILON)
+    for group in _groups(trajectories):
+        earned = list(rollout_values(group).values())
+        _assign(group, mean(earned), std(earned) + EPSILON)
 
 
-def batch_mean(trajectories: Sequence[Trajectory]) -> None:
+def group_mean_batch_std(trajectories: Sequence[Trajectory], memory: Memory) -> None:
+    """A_i = (r_i - mean_G(r)) / (std of these differences over the batch + 1e-6).
+
+    The variant of REINFORCE++ with a baseline, arXiv:2501.03262. (Lite PPO, arXiv:2508.08221, divides by the std of the
+    rewards themselves.)
+    """
+    group_mean(trajectories, memory)
+    centred = {_rollout(i, t): t.advantage for i, t in enumerate(trajectories) if t.reward is not None}
+    scale = std(list(centred.values())) + EPSILON
+    for t in trajectories:
+        t.advantage /= scale
+
+
+def leave_one_out(trajectories: Sequence[Trajectory], memory: Memory) -> None:
+    """A_i = r_i - mean of the group's other rewards = n / (n - 1) (r_i - mean_G(r)). RLOO, arXiv:2402.14740, eq. 8.
+
+    A group with one known reward has no others: its advantage is 0.
+    """
+    for group in _groups(trajectories):
+        earned = list(rollout_values(group).values())
+        n = len(earned)
+        _assign(group, mean(earned))
+        for t in group:
+            t.advantage *= n / (n - 1) if n > 1 else 0.0
+
+
+def batch_mean(trajectories: Sequence[Trajectory], memory: Memory) -> None:
     """A_i = r_i - mean over the batch. REINFORCE with a constant baseline, Williams 1992."""
-    _assign(trajectories, mean(list(rollout_rewards(trajectories).values())))
+    _assign(trajectories, mean(list(rollout_values(trajectories).values())))
 
 
-def batch_normalized(trajectories: Sequence[Trajectory]) -> None:
+def batch_normalized(trajectories: Sequence[Trajectory], memory: Memory) -> None:
     """A_i = (r_i - mean) / (std + 1e-6) over the batch: advantage normalisation as commonly done in PPO."""
-    rewards = list(rollout_rewards(trajectories).values())
-    _assign(trajectories, mean(rewards), std(rewards) + EPSILON)
+    earned = list(rollout_values(trajectories).values())
+    _assign(trajectories, mean(earned), std(earned) + EPSILON)
+
+
+def ema(trajectories: Sequence[Trajectory], memory: Memory) -> None:
+    """A_i = r_i - b with b the moving average of earlier batches' means; the first batch is its own baseline.
+
+    b <- decay b + (1 - decay) mean after each batch. This batch is not in it, so the baseline is independent of the
+    actions it judges. Williams 1992, section 7.
+    """
+    own = mean(list(rollout_values(trajectories).values()))
+    _assign(trajectories, own if memory.baseline is None else memory.baseline)
+
+
+def raw(trajectories: Sequence[Trajectory], memory: Memory) -> None:
+    """A_i = r_i: no baseline."""
+    _assign(trajectories, 0.0)
 
 
 ESTIMATORS: dict[str, Estimator] = {
     "group_mean": group_mean,
     "group_normalized": group_normalized,
+    "group_mean_batch_std": group_mean_batch_std,
+    "leave_one_out": leave_one_out,
     "batch_mean": batch_mean,
     "batch_normalized": batch_normalized,
+    "ema": ema,
+    "raw": raw,
 }
+# Those whose baseline is not a group's own: a group of one teaches, and equal rewards within a group do too.
+BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw"}
 
 
 def token_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
@@ -95,6 +166,8 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def teaches(group: Sequence[Trajectory]) -> bool:
-    """Whether a group's known rewards differ: with a group baseline, equal rewards give no gradient."""
-    rewards = set(rollout_rewards(group).values())
-    return len(rewards) > 1
+    """Whether a group's known rewards differ: with a group baseline, equal rewards give no gradient.
+
+    The rewards as verifiers gave them: a penalty makes no group worth keeping.
+    """
+    return len({t.reward for t in group if t.reward is not None}) > 1

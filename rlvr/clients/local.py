@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlvr.engine.checkpoint import load_policy, save_policy
+from rlvr.clients.custom import two_passes
+from rlvr.engine.checkpoint import load_policy, save_policy, saved_snapshot
 from rlvr.engine.engine import Engine
+from rlvr.engine.losses import LOSSES
 from rlvr.engine.policy import Policy, Snapshot
 from rlvr.files import checked_name, new_folder
 from rlvr.protocols import (
@@ -21,12 +23,10 @@ from rlvr.protocols import (
     Future,
     LazyFuture,
     ModelInput,
-    NonFiniteError,
     OptimStepResponse,
     SampleResponse,
     SamplingParams,
     SaveWeightsResponse,
-    TensorData,
 )
 
 
@@ -54,13 +54,14 @@ class LocalSamplingClient:
 
         def with_prompt() -> SampleResponse:
             response = future.result()
-            logprobs = self._engine.prompt_logprobs(self._snapshot, prompt)
+            logprobs = self.compute_logprobs(prompt).result()
             return SampleResponse(response.sequences, logprobs, response.fingerprint)
 
         return LazyFuture(with_prompt)
 
-    def compute_logprobs(self, prompt: ModelInput) -> Future[list[float | None]]:
-        return LazyFuture(lambda: self._engine.prompt_logprobs(self._snapshot, prompt))
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        """Log-prob of every token given those before it, None for the first; what is asked at once runs together."""
+        return self._engine.logprobs(self._snapshot, prompt, temperature)
 
     def get_tokenizer(self) -> Any:
         return self._engine.model.tokenizer
@@ -70,6 +71,8 @@ class LocalTrainingClient:
     """Trains one policy of an engine. Calls run when they are made: the futures are already done."""
 
     scores_at_temperature = True  # `loss_fn_config={"temperature": T}` is honoured
+    losses = frozenset(LOSSES)
+    roads = frozenset({"advantage", "inputs", "custom", "logits", "reference"})
 
     def __init__(self, engine: Engine, policy: Policy, folder: Path) -> None:
         self._engine = engine
@@ -92,28 +95,11 @@ class LocalTrainingClient:
             self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config, backward=False)
         )
 
-    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
-        """The gradient of any function of per-token log-probs: `loss_fn(data, [logprobs, ...]) -> (loss, metrics)`.
-
-        Two passes: log-probs first, then the chain rule through a cross-entropy with weights -dL/dlogprob.
-        """
-        import torch
-
-        zero = [_weighted(d, [0.0] * d.model_input.length) for d in data]
-        first = self.forward(zero).result()
-        leaves = [out["logprobs"].to_torch().requires_grad_(True) for out in first.loss_fn_outputs]
-        loss, metrics = loss_fn(data, leaves)
-        grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-        bad = [i for i, g in enumerate(grads) if g is not None and not bool(torch.isfinite(g).all())]
-        if bad or not bool(torch.isfinite(loss)):
-            raise NonFiniteError("the custom loss or its gradient", bad)
-        second = [
-            _weighted(d, torch.zeros_like(leaf) if g is None else -g)
-            for d, leaf, g in zip(data, leaves, grads, strict=True)
-        ]
-        surrogate = self.forward_backward(second, "cross_entropy").result()
-        values = {"loss:sum": float(loss.detach()), "surrogate_loss:sum": surrogate.metrics["loss:sum"]}
-        return LazyFuture.done(ForwardBackwardOutput(first.loss_fn_outputs, {**metrics, **values}))
+    def forward_backward_custom(
+        self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom`)."""
+        return LazyFuture.done(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
         return LazyFuture.done(self._engine.optim_step(self._policy, adam_params))
@@ -141,8 +127,12 @@ class LocalTrainingClient:
             load_policy(Path(path), self._policy, self._engine.model, optimizer=optimizer)
         return LazyFuture.done(None)
 
-    def create_sampling_client(self) -> LocalSamplingClient:
-        return LocalSamplingClient(self._engine, self._engine.snapshot(self._policy))
+    def create_sampling_client(self, model_path: str | None = None) -> LocalSamplingClient:
+        """A sampler for the weights as they are now, or for those saved at `model_path`."""
+        if model_path is None:
+            return LocalSamplingClient(self._engine, self._engine.snapshot(self._policy))
+        with self._engine.lock:
+            return LocalSamplingClient(self._engine, saved_snapshot(Path(model_path), self._policy, self._engine.model))
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
         """A sampler for the weights as they are now; with a name they are saved too."""
@@ -152,10 +142,3 @@ class LocalTrainingClient:
 
     def get_tokenizer(self) -> Any:
         return self._engine.model.tokenizer
-
-
-def _weighted(datum: Datum, weights: Any) -> Datum:
-    return Datum(
-        datum.model_input,
-        {"target_tokens": datum.loss_fn_inputs["target_tokens"], "weights": TensorData.of(weights)},
-    )

@@ -1,15 +1,17 @@
 """A real policy without a neural network: a table of token logits, in numpy, behind the same method names.
 
 The policy says each token with probability softmax(logits)[token], whatever came before: small enough to check by
-hand, and it truly learns (gradients, AdamW and all). `TablePolicy` holds the weights; `MockSamplingClient` and
-`MockTrainingClient` share one. `ScriptedSamplingClient` says what a test tells it to. Used by the toy task and by
-tests of everything above the clients, which then need no torch.
+hand, and it truly learns (every named loss, exact gradients, AdamW). `TablePolicy` holds the weights;
+`MockSamplingClient` and `MockTrainingClient` share one. `ScriptedSamplingClient` says what a test tells it to. Used by
+the toy task (`rlvr.toy`), by `client=mock` and by tests of everything above the clients, which then need no torch.
+
+Left out on purpose: exact entropy, whose road the engine alone has. `tests/test_clients_mock.py` exercises it.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,9 @@ from typing import Any
 import numpy as np
 
 from rlvr import draws
+from rlvr.clients.custom import two_passes
+from rlvr.clients.slopes import SLOPES, divergence
+from rlvr.clients.table import TablePolicy, WordTokenizer
 from rlvr.files import checked_name, new_folder
 from rlvr.protocols import (
     AdamParams,
@@ -37,73 +42,19 @@ from rlvr.protocols import (
 )
 from rlvr.types import StopReason
 
+__all__ = ["MockSamplingClient", "MockTrainingClient", "ScriptedSamplingClient", "TablePolicy", "WordTokenizer"]
 
-class WordTokenizer:
-    """Words split at blanks; id 0 is the end token, id 1 stands for every word outside the vocabulary."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(dict.fromkeys(["<end>", "<unk>", *words]))
-        self.ids = {word: i for i, word in enumerate(self.words)}
-        self.eos_token_id: int | None = 0
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        return [self.ids.get(word, 1) for word in text.split()]
-
-    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> dict[str, list[list[int]]]:
-        return {"input_ids": [self.encode(text) for text in texts]}
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
-        hidden = {0, 1} if skip_special_tokens else set[int]()
-        return " ".join(self.words[int(i)] for i in token_ids if int(i) not in hidden)
-
-
-class TablePolicy:
-    """`logits` [V] are the weights; `gradient` accumulates until a step; AdamW's moments beside them."""
-
-    def __init__(self, words: Sequence[str], seed: int = 0, spread: float = 0.1) -> None:
-        self.tokenizer = WordTokenizer(words)
-        size = len(self.tokenizer.words)
-        self.logits = np.array([spread * (draws.uniform(draws.key("table", seed), i) - 0.5) for i in range(size)])
-        self.logits[1] = -30.0  # the unknown word is for prompts: the policy never says it
-        self.gradient: np.ndarray | None = None
-        self.moments = np.zeros((2, size))
-        self.version = 0
-
-    def logprobs(self, temperature: float = 1.0) -> np.ndarray:
-        scaled = self.logits / temperature
-        return scaled - scaled.max() - math.log(np.exp(scaled - scaled.max()).sum())
-
-
-# d(loss term)/d(log-prob) of each named loss: what the engine's losses give by automatic differentiation.
-def _cross_entropy(p: np.ndarray, x: dict[str, np.ndarray], c: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
-    return -x["weights"] * p, -x["weights"]
-
-
-def _importance_sampling(p: np.ndarray, x: dict[str, np.ndarray], c: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
-    term = -np.exp(p - x["logprobs"]) * x["advantages"]
-    return term, term
-
-
-def _ppo(p: np.ndarray, x: dict[str, np.ndarray], c: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
-    ratio, advantage = np.exp(p - x["logprobs"]), x["advantages"]
-    clipped = np.clip(ratio, c.get("clip_low_threshold", 0.8), c.get("clip_high_threshold", 1.2)) * advantage
-    free = ratio * advantage <= clipped
-    return -np.minimum(ratio * advantage, clipped), np.where(free, -ratio * advantage, 0.0)
-
-
-LOSSES: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "cross_entropy": _cross_entropy,
-    "importance_sampling": _importance_sampling,
-    "ppo": _ppo,
-}
+ROOM = 64  # tokens of an answer without max_tokens: a table has no context that could run out
 
 
 class MockSamplingClient:
     """Samples from a copy of the table, so later training does not change it."""
 
     def __init__(self, policy: TablePolicy) -> None:
-        self._table = {1.0: policy.logprobs()}
-        self._logits, self._tokenizer = policy.logits.copy(), policy.tokenizer
+        self._policy = copy.copy(policy)
+        self._policy.logits = policy.logits.copy()
+        self._tokenizer = policy.tokenizer
+        self._tables: dict[tuple[float, int, float, float], tuple[np.ndarray, np.ndarray]] = {}
         self._calls = itertools.count()
         self.fingerprint = f"table@{policy.version}"
 
@@ -116,39 +67,77 @@ class MockSamplingClient:
     ) -> Future[SampleResponse]:
         if not prompt.tokens:
             raise ValueError("sample: the prompt is empty; give at least one token")
+        if num_samples < 1:
+            raise ValueError(f"sample: num_samples={num_samples}, expected at least 1")
         asked = sampling_params
         seed = asked.seed if asked.seed is not None else draws.key("unseeded", self.fingerprint, next(self._calls))
-        temperature = asked.temperature or 1.0
-        scaled = self._logits / temperature
-        logprobs = scaled - scaled.max() - math.log(np.exp(scaled - scaled.max()).sum())
-        cumulative = np.cumsum(np.exp(logprobs))
-        stops = {self._tokenizer.eos_token_id} if asked.stop is None else set(np.atleast_1d(np.asarray(asked.stop)))
-        sequences: list[SampledSequence] = []
-        for index in range(num_samples):
-            tokens: list[int] = []
-            key, reason = draws.key("sample", seed, index), StopReason.LENGTH
-            for position in range(asked.max_tokens or 64):
-                target = draws.uniform(key, position) * cumulative[-1]
-                drawn = int(np.searchsorted(cumulative, target, side="right"))
-                tokens.append(drawn if asked.temperature else int(logprobs.argmax()))
-                if tokens[-1] in stops:
-                    reason = StopReason.STOP
-                    break
-            sequences.append(SampledSequence(reason, tokens, [float(logprobs[t]) for t in tokens]))
-        known = [None, *(float(logprobs[t]) for t in prompt.tokens[1:])] if include_prompt_logprobs else None
+        logprobs, cumulative = self._table(asked)
+        length = asked.max_tokens or ROOM
+        if asked.temperature == 0:
+            tokens_NL = np.full((num_samples, length), logprobs.argmax())
+        else:
+            keys = [draws.key("sample", seed, index) for index in range(num_samples)]
+            drawn_NL = np.searchsorted(cumulative, draws.uniforms(keys, length) * cumulative[-1], side="right")
+            # Rounding can put a target at the very end: then it is the last token that adds something.
+            tokens_NL = np.minimum(drawn_NL, np.searchsorted(cumulative, cumulative[-1]))
+        sequences = [self._ended(row_L, logprobs, asked.stop) for row_L in tokens_NL]
+        known = self._prompt_logprobs(prompt, asked.temperature or 1.0) if include_prompt_logprobs else None
         return LazyFuture.done(SampleResponse(sequences, known, self.fingerprint))
 
-    def compute_logprobs(self, prompt: ModelInput) -> Future[list[float | None]]:
-        return LazyFuture.done([None, *(float(self._table[1.0][t]) for t in prompt.tokens[1:])])
+    def _table(self, asked: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probs [V] at the temperature, and the running sum [V] of what may be drawn; both as the engine has it."""
+        chosen = (asked.temperature or 1.0, asked.top_k, asked.top_p, asked.min_p)
+        if chosen not in self._tables:
+            logprobs = self._policy.logprobs(chosen[0])
+            order = np.argsort(-logprobs, kind="stable")
+            probs = np.exp(logprobs[order])
+            keep = np.arange(len(probs)) < (len(probs) if asked.top_k < 0 else asked.top_k)
+            keep &= (np.cumsum(probs) - probs < asked.top_p) | (asked.top_p >= 1)
+            keep &= probs >= asked.min_p * probs[0]
+            keep[0] = True
+            allowed = np.zeros(len(probs), dtype=bool)
+            allowed[order] = keep
+            self._tables[chosen] = logprobs, np.cumsum(np.where(allowed, np.exp(logprobs), 0.0))
+        return self._tables[chosen]
+
+    def _ended(self, row_L: np.ndarray, logprobs: np.ndarray, stop: Any) -> SampledSequence:
+        """The drawn tokens up to the first stop token or stop string."""
+        stops: list[Any] = (
+            [self._tokenizer.eos_token_id] if stop is None else [stop] if isinstance(stop, str) else [*stop]
+        )
+        strings = [s for s in stops if isinstance(s, str)]
+        if "" in strings:
+            raise ValueError("sample: an empty stop string would end every answer at once")
+        hits = np.isin(row_L, [s for s in stops if not isinstance(s, str)])
+        length, reason, end_tokens = len(row_L), StopReason.LENGTH, 0
+        if hits.any():
+            length, reason, end_tokens = int(hits.argmax()) + 1, StopReason.STOP, 1
+        for n in range(1, length + 1) if strings else ():
+            text = self._tokenizer.decode(row_L[:n])
+            if any(s in text for s in strings):
+                if n < length or not end_tokens:
+                    length, reason, end_tokens = n, StopReason.STOP, 0
+                break
+        tokens = row_L[:length]
+        return SampledSequence(reason, tokens.tolist(), logprobs[tokens].tolist(), end_tokens)
+
+    def _prompt_logprobs(self, prompt: ModelInput, temperature: float) -> list[float | None]:
+        self._policy.check_tokens(np.asarray(prompt.tokens), "the prompt")
+        return [None, *self._policy.logprobs(temperature)[prompt.tokens[1:]].tolist()]
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        return LazyFuture.done(self._prompt_logprobs(prompt, temperature))
 
     def get_tokenizer(self) -> WordTokenizer:
         return self._tokenizer
 
 
 class MockTrainingClient:
-    """Trains a `TablePolicy` by exact gradients."""
+    """Trains a `TablePolicy` by exact gradients. `folder` is where saved states go."""
 
-    scores_at_temperature = True
+    scores_at_temperature = True  # `loss_fn_config={"temperature": T}` is honoured
+    losses = frozenset(SLOPES)
+    roads = frozenset({"advantage", "inputs", "custom", "reference"})
 
     def __init__(self, policy: TablePolicy, folder: Path | None = None) -> None:
         self.policy, self._folder = policy, folder
@@ -156,88 +145,135 @@ class MockTrainingClient:
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        return LazyFuture.done(self._run(data, loss_fn, loss_fn_config or {}, backward=True))
+        return LazyFuture.done(self._run(data, loss_fn, loss_fn_config, backward=True))
 
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        return LazyFuture.done(self._run(data, loss_fn, loss_fn_config or {}, backward=False))
+        return LazyFuture.done(self._run(data, loss_fn, loss_fn_config, backward=False))
 
     def _run(
-        self, data: list[Datum], loss_fn: str, config: dict[str, float], *, backward: bool
+        self, data: list[Datum], loss_fn: str, config: dict[str, float] | None, *, backward: bool
     ) -> ForwardBackwardOutput:
-        if loss_fn not in LOSSES:
-            raise ValueError(f"loss_fn {loss_fn!r} is not one the mock client has; known: {', '.join(LOSSES)}")
-        if not data:
-            raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
-        temperature = config.get("temperature", 1.0)
+        settings, targets_N, inputs = self._laid_out(data, loss_fn, config)
+        lengths = [datum.model_input.length for datum in data]
+        row_N = np.repeat(np.arange(len(data)), lengths)
+        temperature = settings["temperature"]
         table = self.policy.logprobs(temperature)
-        probabilities = np.exp(table)
-        outputs: list[dict[str, TensorData]] = []
-        gradient, total = np.zeros_like(table), 0.0
-        for datum in data:
-            inputs = {name: t.data.astype(np.float64) for name, t in datum.loss_fn_inputs.items()}
-            targets = datum.loss_fn_inputs["target_tokens"].data
-            terms, slopes = LOSSES[loss_fn](table[targets], inputs, config)
-            total += float(terms.sum())
-            # d log softmax(logits / T)[t] / d logits = (onehot(t) - softmax) / T
-            np.add.at(gradient, targets, slopes / temperature)
-            gradient -= probabilities * slopes.sum() / temperature
-            outputs.append({"logprobs": TensorData.of(table[targets])})
-        if not (math.isfinite(total) and np.isfinite(gradient).all()):
-            raise NonFiniteError("a loss", [])
+        p_N = table[targets_N]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is an error below
+            terms_N, slopes_N = SLOPES[loss_fn].terms(p_N, inputs, settings, row_N)
+            if "kl_weights" in inputs:
+                kl_N, rise_N = divergence(p_N, inputs["reference_logprobs"], int(settings["kl_estimator"]))
+                terms_N, slopes_N = terms_N + inputs["kl_weights"] * kl_N, slopes_N + inputs["kl_weights"] * rise_N
+        if (bad_N := ~(np.isfinite(terms_N) & np.isfinite(slopes_N))).any():
+            raise NonFiniteError("a loss", sorted(set(row_N[bad_N].tolist())))
+        # d log softmax(logits / T)[t] / d logits = (onehot(t) - softmax) / T
+        gradient = np.bincount(targets_N, slopes_N, len(table)) - np.exp(table) * slopes_N.sum()
         if backward:
             before = self.policy.gradient
-            self.policy.gradient = gradient if before is None else before + gradient
-        return ForwardBackwardOutput(outputs, {"loss:sum": total})
+            self.policy.gradient = gradient / temperature + (0.0 if before is None else before)
+        outputs = [{"logprobs": TensorData.of(part)} for part in np.split(p_N, np.cumsum(lengths)[:-1])]
+        return ForwardBackwardOutput(outputs, {"loss:sum": math.fsum(terms_N)})
 
-    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
-        raise ValueError("the mock client has no custom losses (they are torch functions); use the local client")
+    def _laid_out(
+        self, data: list[Datum], loss_fn: str, config: dict[str, float] | None
+    ) -> tuple[dict[str, float], np.ndarray, dict[str, np.ndarray]]:
+        """Settings with defaults, targets [N] and inputs [N] end to end; ValueError for what the engine refuses too."""
+        if loss_fn not in SLOPES:
+            raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(SLOPES)}, or forward_backward_custom")
+        if not data:
+            raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
+        loss, given = SLOPES[loss_fn], set[str]().union(*(datum.loss_fn_inputs for datum in data))
+        if "entropy_weights" in given:
+            raise ValueError(
+                "entropy_weights: the mock client has no exact entropy; use the sampled one "
+                "(algorithm.entropy=sampled) or the local client"
+            )
+        kl = ("kl_weights", "reference_logprobs") if given & {"kl_weights", "reference_logprobs"} else ()
+        beta = ("beta_weights",) if loss_fn == "dro" and "beta_weights" in given else ()
+        known = {"temperature": 1.0, **loss.config, **({"kl_estimator": 1.0} if kl else {})}
+        settings = {**known, **(config or {})}
+        if unknown := settings.keys() - known.keys():
+            names = ", ".join(sorted(unknown))
+            raise ValueError(f"loss_fn_config: {names} has no effect on {loss_fn}; known: {', '.join(known)}")
+        if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
+            raise ValueError(
+                f"loss_fn_config: temperature {settings['temperature']} must be finite and above 0 to train"
+            )
+        if kl and settings["kl_estimator"] not in (1, 2, 3):
+            raise ValueError(
+                f"loss_fn_config: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)"
+            )
+        wanted = ("target_tokens", *loss.needs, *kl, *beta)
+        for i, datum in enumerate(data):
+            for name in wanted:
+                if name not in datum.loss_fn_inputs:
+                    raise ValueError(f"datum {i} lacks {name!r}, which {loss_fn} needs")
+                array, length = datum.loss_fn_inputs[name].data, datum.model_input.length
+                if array.shape != (length,):
+                    raise ValueError(f"datum {i}: {name} has shape {list(array.shape)}, expected [{length}]")
+                if not np.isfinite(array).all():
+                    raise ValueError(f"datum {i}: {name} holds nan or infinity")
+        laid = {n: np.concatenate([datum.loss_fn_inputs[n].data for datum in data]) for n in wanted}
+        targets_N = laid.pop("target_tokens")
+        self.policy.check_tokens(targets_N, "target_tokens")
+        return settings, targets_N, {name: values.astype(np.float64) for name, values in laid.items()}
+
+    def forward_backward_custom(
+        self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """The gradient of any function of per-token log-probs (`rlvr.clients.custom`); needs torch."""
+        return LazyFuture.done(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
-        """One AdamW step, as `torch.optim.AdamW` does it."""
+        """One AdamW step, as `torch.optim.AdamW` does it, at `policy.rate` times the rate."""
         policy, a = self.policy, adam_params
         if policy.gradient is None:
             raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
         norm = float(np.linalg.norm(policy.gradient))
         scale = min(1.0, a.grad_clip_norm / (norm + 1e-6)) if a.grad_clip_norm > 0 else 1.0
         g, policy.gradient = policy.gradient * scale, None
-        policy.version += 1
-        policy.moments[0] = a.beta1 * policy.moments[0] + (1 - a.beta1) * g
-        policy.moments[1] = a.beta2 * policy.moments[1] + (1 - a.beta2) * g * g
-        mean = policy.moments[0] / (1 - a.beta1**policy.version)
-        root = np.sqrt(policy.moments[1] / (1 - a.beta2**policy.version)) + a.eps
-        policy.logits = policy.logits * (1 - a.learning_rate * a.weight_decay) - a.learning_rate * mean / root
+        policy.version, policy.adam_steps = policy.version + 1, policy.adam_steps + 1
+        first, second = policy.moments
+        policy.moments = np.stack([a.beta1 * first + (1 - a.beta1) * g, a.beta2 * second + (1 - a.beta2) * g * g])
+        mean = policy.moments[0] / (1 - a.beta1**policy.adam_steps)
+        root = np.sqrt(policy.moments[1] / (1 - a.beta2**policy.adam_steps)) + a.eps
+        rate = a.learning_rate * policy.rate
+        policy.logits = policy.logits * (1 - rate * a.weight_decay) - rate * mean / root
         return LazyFuture.done(OptimStepResponse({"grad_norm": norm}))
 
     def save_state(self, name: str) -> Future[SaveWeightsResponse]:
+        return self._save(name, optimizer=True)
+
+    def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]:
+        return self._save(name, optimizer=False)
+
+    def _save(self, name: str, *, optimizer: bool) -> Future[SaveWeightsResponse]:
         if self._folder is None:
-            raise ValueError("this mock client was made without a folder to save in")
-        path = self._folder / checked_name(name, "checkpoint name")
-        policy = self.policy
-        state = {"logits": policy.logits.tolist(), "moments": policy.moments.tolist(), "version": policy.version}
+            raise ValueError("this mock client was made without a folder to save in; give it one (folder=Path(...))")
+        path = Path(self._folder) / checked_name(name, "checkpoint name")
         with new_folder(path) as folder:
-            (folder / "table.json").write_text(json.dumps(state))
+            self.policy.save(folder, optimizer=optimizer)
         return LazyFuture.done(SaveWeightsResponse(str(path)))
 
-    save_weights_for_sampler = save_state
-
     def load_state(self, path: str) -> Future[None]:
-        state = json.loads((Path(path) / "table.json").read_text())
-        self.policy.logits = np.asarray(state["logits"])
-        self.policy.gradient = None
-        return LazyFuture.done(None)
+        return LazyFuture.done(self.policy.load(Path(path), optimizer=False))
 
     def load_state_with_optimizer(self, path: str) -> Future[None]:
-        self.load_state(path)
-        state = json.loads((Path(path) / "table.json").read_text())
-        self.policy.moments, self.policy.version = np.asarray(state["moments"]), int(state["version"])
-        return LazyFuture.done(None)
+        return LazyFuture.done(self.policy.load(Path(path), optimizer=True))
+
+    def create_sampling_client(self, model_path: str | None = None) -> MockSamplingClient:
+        """A sampler for the weights as they are now, or for those saved at `model_path`."""
+        policy = copy.copy(self.policy)
+        if model_path is not None:
+            policy.load(Path(model_path), optimizer=False)
+        return MockSamplingClient(policy)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> MockSamplingClient:
         if name is not None:
-            self.save_state(name)
-        return MockSamplingClient(self.policy)
+            self.save_weights_for_sampler(name)
+        return self.create_sampling_client()
 
     def get_tokenizer(self) -> WordTokenizer:
         return self.policy.tokenizer

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class Loaded:
 
     `values` is fully resolved; `raw` keeps what depends on the environment as `${...}` and may be written to disk.
     `origin` says of each dotted key which file set it, or "cli". `timed` are the keys that depend on `${now:...}`.
+    `typed` holds for a key that was given by another spelling what was typed, `idle` what was typed and did nothing,
+    with where that came from and why (both by `rlvr.config.translate`).
     """
 
     values: dict[str, Any]
@@ -52,6 +54,8 @@ class Loaded:
     origin: dict[str, str]
     name: str
     timed: tuple[str, ...] = ()
+    typed: dict[str, str] = field(default_factory=dict[str, str])
+    idle: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
 
 def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> Loaded:

@@ -1,28 +1,28 @@
 """What can be configured: the sections of a run's config, checked as dataclasses of the parts they configure.
 
 Defaults stand with the parts (the dataclasses of lower floors); this file restates none. `configured` turns composed
-values into a `Config`, `without_effect` says which keys cannot change it, `written` what `resolved.yaml` holds.
+values into a `Config`, `written` says what `resolved.yaml` holds. Which keys cannot change a run is in
+`rlvr.config.idle`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
-from rlvr.config.compose import CLI, Loaded
+from rlvr.config.compose import Loaded
+from rlvr.config.idle import report, settle, without_divergence_limit, without_effect
 from rlvr.config.validate import validate
 from rlvr.engine.options import EngineLimits, LoraConfig
 from rlvr.protocols import SamplingParams
+from rlvr.tracking import TrackingOptions
 from rlvr.training.curriculum import CurriculumOptions
 from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.loops import RunOptions
 from rlvr.training.sft import SftOptions
 from rlvr.training.step import TrainingOptions
-
-# Words of the command line that stand for a key of the schema.
-SPELLINGS = {"mode": "training.mode"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class ModelOptions:
     lora: LoraConfig | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.name) == bool(self.config):
-            given = "both" if self.name else "neither"
+        if self.name and self.config:
             raise ValueError(
-                f"model: {given} of name and config given; name a folder or hub model, or describe one to build"
+                "model: both of name and config given; name a folder or hub model, or describe one to build"
             )
 
 
@@ -58,10 +57,15 @@ class EnvOptions:
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """A registered reward or `package.module:function`, and its arguments; None takes the environment's own."""
+    """A registered reward or `package.module:function`, and its arguments; None takes the environment's own.
+
+    `watch` names verifiers that judge every answer too and reward none: their means show whether a reward that rises is
+    being earned or hacked.
+    """
 
     type: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    watch: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,17 @@ class AlgorithmOptions:
     clip_low: float | None = None
     clip_high: float | None = None
     drop_equal_groups: bool | None = None
+    mask_truncated: bool | None = None
+    beta: float | None = None
+    baseline_decay: float | None = None
+    kl_coef: float | None = None
+    kl_estimator: str | None = None
+    kl_in: str | None = None
+    entropy_coef: float | None = None
+    entropy: str | None = None
+    importance_cap: float | None = None
+    overlong_buffer: int | None = None
+    overlong_penalty: float | None = None
 
     def resolve(self) -> Algorithm:
         cells = {key: value for key, value in asdict(self).items() if key != "name" and value is not None}
@@ -83,10 +98,15 @@ class AlgorithmOptions:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that can be set. Defaults are those of the parts themselves."""
+    """Everything that can be set. Defaults are those of the parts themselves.
+
+    `client` is who samples and learns: `local`, the engine in this process, or `mock`, a table of logits that needs no
+    model.
+    """
 
     env: EnvOptions
-    model: ModelOptions
+    model: ModelOptions = field(default_factory=ModelOptions)
+    client: str = "local"
     seed: int = 42
     reward: RewardOptions = field(default_factory=RewardOptions)
     algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
@@ -96,7 +116,16 @@ class Config:
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     engine: EngineLimits = field(default_factory=EngineLimits)
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
     run: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        if self.client not in ("local", "mock"):
+            raise ValueError(f"client={self.client!r}; expected local or mock")
+        if self.client == "local" and not (self.model.name or self.model.config):
+            raise ValueError(
+                "model: neither of name and config given; name a folder or hub model, or describe one to build"
+            )
 
 
 def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) -> Config:
@@ -105,52 +134,13 @@ def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) 
     A key that was set and has no effect in this run is an error where it was typed and a warning where it came from a
     file, which other runs may share.
     """
-    config = validate(loaded.values, Config, loaded.origin)
+    values, unlooked = without_divergence_limit(loaded.values)
+    config = validate(values, Config, loaded.origin, loaded.typed)
     if config.training.mode == "sft" and config.sft.steps == 0:
         raise ValueError("training.mode=sft with sft.steps=0: nothing to train; give sft.steps=1000, say")
-    idle = [(key, why) for key, why in without_effect(config) for given in loaded.origin if _covers(key, given)]
-    typed = [
-        f"{key} ({why})" for key, why in idle if any(o == CLI for k, o in loaded.origin.items() if _covers(key, k))
-    ]
-    if typed:
-        raise ValueError(f"no effect in this run: {'; '.join(dict.fromkeys(typed))}. Leave it out")
-    for text in dict.fromkeys(f"{key} has no effect in this run: {why}" for key, why in idle):
-        warn(text)
+    config, unused = settle(config)
+    report([*without_effect(config), *unused, *unlooked], loaded, warn)
     return config
-
-
-def _covers(key: str, given: str) -> bool:
-    return given == key or given.startswith(f"{key}.")
-
-
-def without_effect(config: Config) -> list[tuple[str, str]]:
-    """Keys that cannot change what this config does, with the reason."""
-    idle = [("rollout.seed", "every draw of a run follows from seed")]
-    if config.sft.steps == 0:
-        idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "until", "optimizer", "curriculum")]
-    if config.curriculum.by != "pass_rate":
-        idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
-    if config.evaluation.every == 0:
-        idle.append(("training.until", "evaluation.every is 0: nothing looks at held-out tasks"))
-    if config.sft.until == 0:
-        idle.append(("sft.check_every", "sft.until is 0"))
-        if config.evaluation.every == 0:
-            idle += [
-                (f"evaluation.{key}", "neither evaluation.every nor sft.until asks for quick looks")
-                for key in ("quick_tasks", "quick_samples")
-            ]
-    if config.training.mode == "sft":
-        learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name != "mode"]
-        idle += [(key, "training.mode is sft") for key in (*learned, "algorithm", "evaluation.every")]
-    return idle
-
-
-def spelled(overrides: list[str]) -> list[str]:
-    """Command-line words with their short spellings replaced by the schema's keys."""
-    return [
-        f"{SPELLINGS[key]}={rest}" if eq and (key := word) in SPELLINGS else f"{word}{eq}{rest}"
-        for word, eq, rest in (text.partition("=") for text in overrides)
-    ]
 
 
 def written(config: Config, loaded: Loaded) -> dict[str, Any]:

@@ -27,16 +27,22 @@ T = TypeVar("T")
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
 
 
-def validate(values: Mapping[str, Any], schema: type[T], origin: Mapping[str, str] | None = None) -> T:
+def validate(
+    values: Mapping[str, Any],
+    schema: type[T],
+    origin: Mapping[str, str] | None = None,
+    typed: Mapping[str, str] | None = None,
+) -> T:
     """Build `schema` (a dataclass of dataclasses) from nested values, or raise a ValueError that lists every mistake.
 
     An unknown key is named in full, with where it came from and the nearest known key; a value of the wrong type with
-    what was given and what was expected. Fields typed `dict[str, Any]` take any keys.
+    what was given and what was expected. Fields typed `dict[str, Any]` take any keys. `typed` says of a key by which
+    other spelling the user gave it.
     """
-    came = _Origins(origin or {})
+    came = Origins(origin or {}, typed or {})
     unknown = list(_unknown(values, schema, ""))
     if unknown:
-        known = list(_keys(schema, ""))
+        known = list(keys(schema))
         raise ValueError("\n".join(_about_unknown(key, siblings, known, came) for key, siblings in unknown))
     prepared = _floats(values, schema)
     try:
@@ -49,20 +55,29 @@ def validate(values: Mapping[str, Any], schema: type[T], origin: Mapping[str, st
         raise ValueError("\n".join(_about_errors(error, prepared, schema, came))) from None
 
 
-class _Origins:
-    """Where a key came from: its own entry, else that of what it holds or is held by."""
+class Origins:
+    """Where a key came from: its own entry, else that of what it holds or is held by; and as what it was typed."""
 
-    def __init__(self, origin: Mapping[str, str]) -> None:
-        self.origin = origin
+    def __init__(self, origin: Mapping[str, str], typed: Mapping[str, str]) -> None:
+        self.origin, self.typed = origin, typed
 
     def __call__(self, key: str) -> str:
+        spelled = f", as {self.typed[key]}" if key in self.typed else ""
         found = self.origin.get(key)
         if found is None:
             found = next((v for k, v in self.origin.items() if k.startswith((f"{key}.", f"{key}["))), None)
         while found is None and key:
             key = re.sub(r"(^|\.)[^.\[]*$|\[\d+\]$", "", key)
             found = self.origin.get(key)
-        return "" if found is None else " (from the command line)" if found == CLI else f" (from {found})"
+        return "" if found is None else f" (from {'the command line' if found == CLI else found}{spelled})"
+
+    def told(self, section: str, message: str) -> str:
+        """Of the key of a section that a message is about (it says `key=value`), else of the section."""
+        prefix = f"{section}." if section else ""
+        for key in (*self.typed, *self.origin):
+            if key.startswith(prefix) and re.search(rf"\b{re.escape(key.rpartition('.')[2])}=", message):
+                return self(key)
+        return self(section)
 
 
 @cache
@@ -113,16 +128,16 @@ def _unknown(value: Any, hint: Any, prefix: str) -> Iterator[tuple[str, list[str
         yield from _unknown(child, inner, dotted)
 
 
-def _keys(hint: Any, prefix: str) -> Iterator[str]:
+def keys(hint: Any, prefix: str = "") -> Iterator[str]:
     """Every dotted key that the schema knows."""
     for section in _sections(hint):
         for name, inner in _fields(section).items():
             dotted = f"{prefix}.{name}" if prefix else name
             yield dotted
-            yield from _keys(inner, dotted)
+            yield from keys(inner, dotted)
 
 
-def _about_unknown(key: str, siblings: list[str], known: list[str], came: _Origins) -> str:
+def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origins) -> str:
     parent, _, leaf = key.rpartition(".")
     near = difflib.get_close_matches(leaf, siblings, n=1)
     if near:
@@ -149,7 +164,7 @@ def _floats(value: Any, hint: Any) -> Any:
     return list(children.values()) if isinstance(value, (list, tuple)) else value
 
 
-def _about_errors(error: ValidationError, values: Any, schema: Any, came: _Origins) -> Iterator[str]:
+def _about_errors(error: ValidationError, values: Any, schema: Any, came: Origins) -> Iterator[str]:
     told: set[str] = set()
     for item in error.errors():
         path, value, hint = "", values, schema
@@ -162,7 +177,8 @@ def _about_errors(error: ValidationError, values: Any, schema: Any, came: _Origi
             path, hint = _missing(path, str(item["loc"][-1]), hint)
             message = f"{path}: has to be given, expected {_name(hint)}"
         elif item["type"] in ("value_error", "assertion_error"):
-            message = f"{path or 'config'}{came(path)}: {item['msg'].removeprefix('Value error, ')}"
+            reason = item["msg"].removeprefix("Value error, ")
+            message = f"{path}{came.told(path, reason)}: {reason}" if path else reason
         elif re.search(r"_(type|parsing|from_float)$|^(literal_error|enum|none_required)$", item["type"]):
             message = f"{path}: {_given(value)} given{came(path)}, expected {_name(hint)}"
         else:

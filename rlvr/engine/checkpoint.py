@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 from rlvr.engine.model import LanguageModel, without_progress_bar
-from rlvr.engine.policy import Policy, tensors_sha256
+from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
 from rlvr.files import verified
 
 PEFT_PREFIX = "base_model.model."
@@ -64,6 +64,36 @@ def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool
 
 def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
     """Replace the weights (and optimizer state) of `policy`; ValueError naming the file if they do not fit."""
+    weights, counters = _read(folder, policy, model)
+    try:
+        state = load_file(folder / "optimizer.safetensors") if optimizer else {}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
+    policy.about_to_change()
+    with torch.no_grad():
+        for key, p in policy.parameters.items():
+            p.copy_(weights[key])
+            if policy.masters[key] is not p:
+                policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
+    policy.clear_gradients()
+    policy.version = int(counters["version"])
+    policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
+    if optimizer and counters.get("optimizer_steps"):
+        _load_optimizer(policy, state, counters["optimizer_steps"])
+
+
+def saved_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
+    """The saved weights as a view beside the live ones: to sample from them, or to be the reference of a KL."""
+    weights, counters = _read(folder, policy, model)
+    snapshot = Snapshot(policy)
+    snapshot.copy = {key: value.to(policy.parameters[key].device) for key, value in weights.items()}
+    snapshot.version = int(counters["version"])
+    snapshot.fingerprint = f"{policy.name}@{snapshot.version}"
+    return snapshot
+
+
+def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(weights by name in the policy's dtypes, counters) of a checkpoint that fits; ValueError naming what does not."""
     if wrong := verified(folder):
         raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
     try:
@@ -73,7 +103,6 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
         if not files:
             raise FileNotFoundError(f"{folder / name} is missing")
         stored = {k.removeprefix(PEFT_PREFIX): v for file in files for k, v in load_file(file).items()}
-        state = load_file(folder / "optimizer.safetensors") if optimizer else {}
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
@@ -89,17 +118,7 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
     weights = {key: stored[key].detach().to(p.dtype) for key, p in policy.parameters.items()}
     if tensors_sha256(weights) != counters["weights_sha256"]:
         raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
-    policy.about_to_change()
-    with torch.no_grad():
-        for key, p in policy.parameters.items():
-            p.copy_(weights[key])
-            if policy.masters[key] is not p:
-                policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
-    policy.clear_gradients()
-    policy.version = int(counters["version"])
-    policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
-    if optimizer and counters.get("optimizer_steps"):
-        _load_optimizer(policy, state, counters["optimizer_steps"])
+    return weights, counters
 
 
 def _lora(policy: Policy) -> dict[str, Any] | None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +25,7 @@ from rlvr.engine.policy import Policy, Snapshot, weights_of
 from rlvr.engine.runner import RowCache, prefill, recompute
 from rlvr.engine.sampling import sample
 from rlvr.engine.scheduler import Request, Row, Scheduler
-from rlvr.engine.step import Learner, routed, supervised_view
+from rlvr.engine.step import Learner, checked, routed, supervised_view
 from rlvr.protocols import (
     AdamParams,
     Datum,
@@ -49,6 +50,7 @@ class Engine:
         self._cache = RowCache()
         self._learner = Learner(model, None, limits.micro_tokens, limits.logit_elements)
         self._unseeded = itertools.count()
+        self._questions: list[weakref.ref[Question]] = []  # weak: an answer nobody waits for holds no weights
 
     def create_policy(self, name: str, *, lora: LoraConfig | None = None, seed: int = 0) -> Policy:
         """A trainable set of weights: an adapter with `lora`, else the model itself (then the only policy)."""
@@ -227,14 +229,63 @@ class Engine:
         with self.lock:
             return policy.snapshot()
 
-    def prompt_logprobs(self, snapshot: Snapshot, prompt: ModelInput) -> list[float | None]:
-        """Log-prob of every prompt token given those before it, at temperature 1; None for the first."""
+    def logprobs(
+        self, snapshot: Snapshot, prompt: ModelInput, temperature: float = 1.0
+    ) -> LazyFuture[list[float | None]]:
+        """Queue the log-probs of every token given those before it; None for the first. Checked as a row of training.
+
+        As with `sample`, everything queued when a result is first asked for is computed together.
+        """
         tokens = prompt.to_ints()
-        if len(tokens) < 2:
-            return [None] * len(tokens)
-        row = Datum(ModelInput(tokens[:-1]), {"target_tokens": TensorData.of(tokens[1:])})
+        asked = Question(snapshot, temperature, None, [None for _ in tokens])
+        if len(tokens) > 1:
+            row = Datum(ModelInput(tokens[:-1]), {"target_tokens": TensorData.of(tokens[1:])})
+            [row] = supervised_view([row])
+            checked([row], "cross_entropy", {"temperature": temperature}, self.model)
+            asked = Question(snapshot, temperature, row)
         with self.lock:
+            self._questions.append(weakref.ref(asked))
+        return LazyFuture(lambda: self._answer(asked))
+
+    def _answer(self, asked: Question) -> list[float | None]:
+        with self.lock:
+            if not asked.done:
+                waiting = [q for ref in self._questions if (q := ref()) is not None and not q.done]
+                self._compute(
+                    [q for q in waiting if (q.snapshot, q.temperature) == (asked.snapshot, asked.temperature)]
+                )
+                self._questions = [weakref.ref(q) for q in waiting if not q.done]
+        if asked.error is not None:
+            raise asked.error
+        assert asked.answer is not None
+        return asked.answer
+
+    def _compute(self, questions: list[Question]) -> None:
+        """Answers are set when all are there: who is interrupted asks again."""
+        first, rows = questions[0], [q.row for q in questions if q.row is not None]
+        settings = {"temperature": first.temperature}
+        try:
             output = self._learner.forward_backward(
-                snapshot.policy, supervised_view([row]), "cross_entropy", backward=False, snapshot=snapshot
+                first.snapshot.policy, rows, "cross_entropy", settings, backward=False, snapshot=first.snapshot
             )
-        return [None, *output.loss_fn_outputs[0]["logprobs"].tolist()]
+        except Exception as error:
+            for q in questions:
+                q.error = error
+            return
+        for q, out in zip(questions, output.loss_fn_outputs, strict=True):
+            q.answer = [None, *out["logprobs"].tolist()]
+
+
+@dataclass(eq=False)
+class Question:
+    """Log-probs that somebody waits for; `row` is None where no token has one before it, and the answer is known."""
+
+    snapshot: Snapshot
+    temperature: float
+    row: Datum | None
+    answer: list[float | None] | None = None
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self.error is not None

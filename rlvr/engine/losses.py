@@ -21,14 +21,20 @@ from torch.utils.checkpoint import checkpoint
 
 LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
 
+# Inputs that any loss may be given beside its own: a KL to a reference, an exact entropy bonus, dro's own weights.
+KL_INPUTS = ("kl_weights", "reference_logprobs")
+ENTROPY_INPUT = "entropy_weights"
+
 
 @dataclass(frozen=True)
 class Loss:
-    """A named loss: its function, the inputs it needs besides `target_tokens`, and its settings with defaults."""
+    """A named loss: its function, the inputs it needs besides `target_tokens`, its settings with defaults, and the
+    inputs it may also be given (in every datum of a call, or in none)."""
 
     terms: LossFn
     needs: tuple[str, ...]
     config: dict[str, float] = field(default_factory=dict[str, float])
+    takes: tuple[str, ...] = (*KL_INPUTS, ENTROPY_INPUT)
 
 
 def _ratio(p: Tensor, q: Tensor) -> Tensor:
@@ -59,8 +65,12 @@ def cispo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N:
 
 
 def dro(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-(p A - beta (p - q)^2 / 2). Direct reward optimisation, arXiv:2405.19107, with A as the centred reward."""
-    return -(p * inputs["advantages"] - 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2)
+    """-(p A - b beta (p - q)^2 / 2). Direct reward optimisation, arXiv:2405.19107, with A as the centred reward.
+
+    `beta_weights`, b, is 1 where it is not given: a reduction that differs from row to row belongs to both terms.
+    """
+    pull = 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2
+    return -(p * inputs["advantages"] - (pull * inputs["beta_weights"] if "beta_weights" in inputs else pull))
 
 
 def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
@@ -77,6 +87,17 @@ def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: 
     return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"])
 
 
+def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor:
+    """w k with d = log reference - p: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d. http://joschu.net/blog/kl-approx.html
+
+    Added to any loss whose data have `reference_logprobs` and `kl_weights`, w (coefficient x reduction).
+    """
+    weights = inputs["kl_weights"]
+    d = torch.where(weights != 0, inputs["reference_logprobs"] - p, 0.0)  # 0 x exp(95) would be nan
+    k = -d if estimator == 1 else 0.5 * d**2 if estimator == 2 else torch.exp(d) - 1 - d
+    return weights * k
+
+
 _POLICY = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: dict[str, Loss] = {
@@ -84,28 +105,39 @@ LOSSES: dict[str, Loss] = {
     "importance_sampling": Loss(importance_sampling, _POLICY),
     "ppo": Loss(ppo, _POLICY, _CLIP),
     "cispo": Loss(cispo, _POLICY, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "dro": Loss(dro, _POLICY, {"beta": 0.05}),
+    "dro": Loss(dro, _POLICY, {"beta": 0.05}, (*KL_INPUTS, ENTROPY_INPUT, "beta_weights")),
     "gspo": Loss(gspo, (*_POLICY, "sequence_ratio_mask"), _CLIP),
 }
 
 
 def token_logprobs(
-    head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature: float, chunk: int
-) -> Tensor:
+    head: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    temperature: float,
+    chunk: int,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / T) at the targets, [N] in fp32, without ever holding the [N, vocabulary] matrix.
 
-    Tokens are taken `chunk` at a time. With more than one chunk the backward pass computes each chunk's logits again
-    instead of keeping them: a third more work in the head for O(chunk * vocabulary) memory.
+    With `entropy` also the entropy of each distribution, [N]. Tokens are taken `chunk` at a time. With more than one
+    chunk the backward pass computes each chunk's logits again instead of keeping them: a third more work in the head
+    for O(chunk * vocabulary) memory.
     """
 
-    def chunk_logprobs(hidden: Tensor, targets: Tensor) -> Tensor:
+    def chunk_logprobs(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden).float() / temperature
-        return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        norm = logits.logsumexp(-1)
+        chosen = logits.gather(-1, targets[:, None])[:, 0] - norm
+        spread = norm - (logits.softmax(-1) * logits).sum(-1) if entropy else norm.detach()
+        return chosen, spread
 
     if hidden_ND.shape[0] <= chunk:
-        return chunk_logprobs(hidden_ND, targets_N)
-    pieces: list[Tensor] = [
+        logprobs, spread = chunk_logprobs(hidden_ND, targets_N)
+        return logprobs, spread if entropy else None
+    pieces: list[tuple[Tensor, Tensor]] = [
         checkpoint(chunk_logprobs, h, t, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
         for h, t in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True)
     ]
-    return torch.cat(pieces)
+    logprobs = torch.cat([piece[0] for piece in pieces])
+    return logprobs, torch.cat([piece[1] for piece in pieces]) if entropy else None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlvr.engine.lora import LoraBank
-from rlvr.engine.losses import LOSSES, token_logprobs
+from rlvr.engine.losses import ENTROPY_INPUT, KL_INPUTS, LOSSES, Loss, kl_penalty, token_logprobs
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Policy, Snapshot, weights_of
 from rlvr.engine.runner import padded
@@ -46,15 +46,20 @@ def checked(
     if loss_fn not in LOSSES:
         raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(LOSSES)}, or forward_backward_custom")
     loss = LOSSES[loss_fn]
-    settings = {"temperature": 1.0, **loss.config, **(config or {})}
-    if unknown := set(settings) - {"temperature"} - set(loss.config):
-        known = ", ".join(["temperature", *loss.config])
+    kl = {"kl_estimator": 1.0} if data and KL_INPUTS[0] in needed(data, loss) else {}
+    known_settings = {"temperature": 1.0, **loss.config, **kl}
+    settings = {**known_settings, **(config or {})}
+    if unknown := set(settings) - set(known_settings):
+        known = ", ".join(known_settings)
         raise ValueError(f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on {loss_fn}; known: {known}")
     if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
         raise ValueError(f"loss_fn_config: temperature {settings['temperature']} must be finite and above 0 to train")
     if not data:
         raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
-    wanted = ("target_tokens", *loss.needs)
+    if kl and settings["kl_estimator"] not in (1, 2, 3):
+        raise ValueError(f"loss_fn_config: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)")
+    needs = needed(data, loss)
+    wanted = ("target_tokens", *needs)
     for i, datum in enumerate(data):
         length = datum.model_input.length
         if not 1 <= length <= model.context:
@@ -73,7 +78,7 @@ def checked(
     def first(wrong_N: np.ndarray) -> int:
         return int(np.searchsorted(ends, wrong_N.argmax(), side="right"))
 
-    for name in loss.needs:
+    for name in needs:
         bad_N = ~np.isfinite(np.concatenate([datum.loss_fn_inputs[name].data for datum in data]))
         if bad_N.any():
             raise ValueError(f"datum {first(bad_N)}: {name} holds nan or infinity")
@@ -84,6 +89,15 @@ def checked(
             token = ids_N[bad_N.argmax()]
             raise ValueError(f"datum {first(bad_N)} holds token {token}, outside the vocabulary of {model.vocabulary}")
     return settings
+
+
+def needed(data: Sequence[Datum], loss: Loss) -> tuple[str, ...]:
+    """The inputs that a call reads: those the loss needs, and those of the ones it takes that any datum has."""
+    given = {name for datum in data for name in datum.loss_fn_inputs}
+    extra = [name for name in loss.takes if name in given]
+    if "kl_weights" in extra or "reference_logprobs" in extra:
+        extra = list(dict.fromkeys([*extra, *KL_INPUTS]))
+    return (*loss.needs, *extra)
 
 
 def micro_batches(data: Sequence[Datum], micro_tokens: int, device: torch.device) -> list[MicroBatch]:
@@ -125,12 +139,13 @@ class Learner:
         kept = {name: master.grad for name, master in policy.masters.items()}
         policy.clear_gradients()
         outputs: list[dict[str, TensorData]] = [{} for _ in data]
-        total = 0.0
+        total = bonus = 0.0
         try:
             for batch in micro_batches(data, self.micro_tokens, self.model.device):
                 with torch.set_grad_enabled(backward):
-                    logprobs_N, terms_N = self._run(policy, snapshot, batch, data, loss_fn, settings)
+                    logprobs_N, terms_N, bonus_N = self._run(policy, snapshot, batch, data, loss_fn, settings)
                 total += self._value(batch, logprobs_N, terms_N)
+                bonus += float(bonus_N.detach().double().sum())
                 if backward:
                     terms_N.sum().backward()
                     policy.widen_gradients()
@@ -147,7 +162,10 @@ class Learner:
         for name, master in policy.masters.items():
             if (before := kept[name]) is not None:
                 master.grad = before if master.grad is None else before.add_(master.grad)
-        return ForwardBackwardOutput(outputs, {"loss:sum": total})
+        metrics = {"loss:sum": total}
+        if ENTROPY_INPUT in needed(data, LOSSES[loss_fn]):
+            metrics["entropy_loss:sum"] = -bonus
+        return ForwardBackwardOutput(outputs, metrics)
 
     def _run(
         self,
@@ -157,9 +175,10 @@ class Learner:
         data: Sequence[Datum],
         loss_fn: str,
         settings: dict[str, float],
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs [N] and loss terms [N] of one micro-batch."""
-        device = self.model.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs [N], loss terms [N] and the entropy bonus in them [N] (or one zero) of one micro-batch."""
+        device, loss = self.model.device, LOSSES[loss_fn]
+        names = needed(data, loss)
 
         def laid_out(name: str) -> Tensor:
             flat = np.concatenate([data[i].loss_fn_inputs[name].data for i in batch.indices])
@@ -171,10 +190,19 @@ class Learner:
             hidden_BTD = self.model.hidden(batch.tokens_BT)
             hidden_ND = hidden_BTD[batch.real_BT]
             targets_N = laid_out("target_tokens")
-            logprobs_N = token_logprobs(self.model.head, hidden_ND, targets_N, settings["temperature"], self.chunk)
-        inputs = {name: laid_out(name) for name in LOSSES[loss_fn].needs}
+            entropy = ENTROPY_INPUT in names
+            logprobs_N, entropy_N = token_logprobs(
+                self.model.head, hidden_ND, targets_N, settings["temperature"], self.chunk, entropy
+            )
+        inputs = {name: laid_out(name) for name in names}
         row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(device)
-        return logprobs_N, LOSSES[loss_fn].terms(logprobs_N, inputs, settings, row_N)
+        terms_N = loss.terms(logprobs_N, inputs, settings, row_N)
+        if KL_INPUTS[0] in names:
+            terms_N = terms_N + kl_penalty(logprobs_N, inputs, settings["kl_estimator"])
+        if entropy_N is None:
+            return logprobs_N, terms_N, terms_N.new_zeros(1)
+        bonus_N = inputs[ENTROPY_INPUT] * entropy_N
+        return logprobs_N, terms_N - bonus_N, bonus_N
 
     def _value(self, batch: MicroBatch, logprobs_N: Tensor, terms_N: Tensor) -> float:
         finite_N = torch.isfinite(logprobs_N.detach()) & torch.isfinite(terms_N.detach())

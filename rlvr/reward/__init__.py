@@ -2,6 +2,6 @@
 
 from rlvr.reward import math as math
 from rlvr.reward import text as text
-from rlvr.reward.registry import Reward, known_rewards, register_reward, resolve_reward
+from rlvr.reward.registry import Reward, known_rewards, options_of, register_reward, resolve_reward
 
-__all__ = ["Reward", "known_rewards", "register_reward", "resolve_reward"]
+__all__ = ["Reward", "known_rewards", "options_of", "register_reward", "resolve_reward"]

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rlvr.registry import Registry, check_kwargs, load_path
-from rlvr.reward.signatures import BadReturn, Case, Signature, Style, lift
+from rlvr.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
+from rlvr.reward.signatures import ACCEPTED, BadReturn, Case, Signature, Style, lift
 from rlvr.types import Outcome, Score, Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,7 +70,12 @@ def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
         return Reward(name.name, name.entry, {**name.kwargs, **kwargs})
     if isinstance(name, str) and ":" not in name:
         return Reward(name, _rewards.get(name), kwargs)
-    function = load_path("reward", name) if isinstance(name, str) else name
+    function: Any = load_path("reward", name) if isinstance(name, str) else name
+    if not callable(function):
+        raise ValueError(
+            f"reward {function!r} is of type {type(function).__name__}; expected a function, a path "
+            f"'package.module:function' or a name: {', '.join(_rewards.known())}"
+        )
     label = name if isinstance(name, str) else getattr(function, "__name__", type(function).__name__)
     return Reward(label, _rewards.entry_of(function) or Entry(function), kwargs)
 
@@ -78,6 +83,12 @@ def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
 def known_rewards() -> dict[str, str]:
     """Every registered name with its description."""
     return {name: _rewards.get(name).description for name in _rewards.known()}
+
+
+def options_of(name: str) -> set[str] | None:
+    """The names of a reward's parameters, those that are filled for it among them; None where it takes any."""
+    function = load_path("reward", name) if ":" in name else _rewards.get(name).function
+    return None if takes_any(function) else set(named_parameters(function))
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,12 @@ class Reward:
         what = f"reward {self.name!r}"
         signature = Signature.of(what, self.entry.function, self.entry.batched)
         complete = signature.style is not Style.TRL  # there a column of the data may fill a parameter
+        # Who wrote the function is told what it may take; who uses one of ours, which options it has.
+        if complete and not self.entry.prepare and (missing := signature.needs - set(self.kwargs)):
+            raise ValueError(
+                f"{what} needs {', '.join(map(repr, sorted(missing)))}: give it among the reward's options (kwargs), "
+                f"or read what belongs to the task from meta. Accepted signatures: {ACCEPTED}"
+            )
         check_kwargs(what, self.entry.function, self.kwargs, signature.supplied, complete)
         options = self.entry.prepare(**self.kwargs) if self.entry.prepare else self.kwargs
         object.__setattr__(self, "_signature", signature)

@@ -6,11 +6,13 @@
     verl     f(data_source, solution_str, ground_truth, extra_info=None) -> value     told by the name `solution_str`
 
 The keys of a task's meta are TRL's columns. A value is a number, a bool, None (not applicable), a dictionary with
-"score" or a `Score`. Async functions are refused. `python -m pytest tests/test_reward_registry.py` exercises it.
+"score" or a `Score`. Batched and TRL functions may be async: they can await all their answers at once, where one after
+the other would wait for each. `python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +22,13 @@ from numbers import Real
 from typing import Any
 
 from rlvr.registry import named_parameters, parameters, takes_any
+from rlvr.reward.coroutines import run_to_end
 from rlvr.types import Outcome, Score, Trajectory
 
 ACCEPTED = (
-    "(prompt, response, meta=None, **kw), TRL's (prompts, completions, **columns) "
-    "or verl's (data_source, solution_str, ground_truth, extra_info)"
+    "(prompt, response, meta=None, **kw), the same on lists (prompts, responses, metas=None, **kw) if registered with "
+    "batched=True, TRL's (prompts, completions, **columns) or verl's (data_source, solution_str, ground_truth, "
+    "extra_info=None)"
 )
 
 
@@ -69,8 +73,6 @@ class Signature:
 
     @classmethod
     def of(cls, what: str, function: Callable[..., Any], batched: bool) -> Signature:
-        if inspect.iscoroutinefunction(function):
-            raise ValueError(f"{what} is async; expected a plain function {ACCEPTED}")
         names = frozenset(named_parameters(function))
         if "completions" in names:
             style, supplied = Style.TRL, {"prompts", "completions", "completion_ids", *_TRL_EXTRAS}
@@ -78,12 +80,25 @@ class Signature:
             style, supplied = Style.VERL, {"data_source", "solution_str", "ground_truth", "extra_info"}
         else:
             style = Style.BATCHED if batched else Style.PLAIN
-            supplied = {*_leading(what, function), "meta", "metas", "trajectory", "trajectories"}
-        return cls(function, style, names, frozenset(supplied), takes_any(function))
+            supplied = {*_leading(what, function, batched), "meta", "metas", "trajectory", "trajectories"}
+        signature = cls(function, style, names, frozenset(supplied), takes_any(function))
+        if _is_async(function) and not signature.batched:
+            raise ValueError(
+                f"{what} is async and judges one answer at a time, so each would wait for the one before; make it a "
+                "plain function, or judge a list: TRL's (prompts, completions, **columns), or (prompts, responses, "
+                "metas=None) registered with batched=True"
+            )
+        return signature
 
     @property
     def batched(self) -> bool:
         return self.style in (Style.BATCHED, Style.TRL)
+
+    @property
+    def needs(self) -> set[str]:
+        """What must be given as an option: parameters without a default that we do not fill."""
+        named = named_parameters(self.function)
+        return {n for n, p in named.items() if p.default is p.empty and n not in self.supplied}
 
     def takes(self, name: str) -> bool:
         return self.takes_any or name in self.names
@@ -107,6 +122,8 @@ class Signature:
     def many(self, cases: Sequence[Case], kwargs: Mapping[str, Any]) -> list[Any]:
         """Judge all answers with a function that takes many; as many values as cases, or BadReturn."""
         values = self._trl(cases, kwargs) if self.style is Style.TRL else self._batch(cases, kwargs)
+        if inspect.iscoroutine(values):
+            values = run_to_end(values)
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
             raise BadReturn("wrong_length", f"returned a {type(values).__name__}, expected {len(cases)} values")
         if len(values) != len(cases):
@@ -169,7 +186,14 @@ def _number(value: Any) -> float | None:
         return math.inf
 
 
-def _leading(what: str, function: Callable[..., Any]) -> list[str]:
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call gives a coroutine: of a function, a bound method, a partial, or an object with an async call."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _leading(what: str, function: Callable[..., Any], batched: bool) -> list[str]:
     """The names of the two positional parameters that take the prompt and the response."""
     found = parameters(function).values()
     first = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
@@ -177,6 +201,11 @@ def _leading(what: str, function: Callable[..., Any]) -> list[str]:
     misplaced = [n for n in ("prompt", "response") if n in parameters(function) and n not in first]
     if (len(first) < 2 and not starred) or misplaced or "meta" in first or first[:1] == ["response"]:
         raise ValueError(f"{what} has the signature {inspect.signature(function)}; accepted: {ACCEPTED}")
+    if not batched and first == ["prompts", "responses"]:
+        raise ValueError(
+            f"{what} has the signature {inspect.signature(function)}, which is that of lists; register it with "
+            "@register_reward(name, batched=True), or take (prompt, response, meta=None)"
+        )
     return first
 
 

@@ -1,8 +1,8 @@
 """Rewards on the form of a text: keywords, length, format, and their weighted mean. Each docstring is the formula.
 
-Linear-time checks only; expressions that a user supplies do not run here. Keywords, lengths and formats are easy to
-satisfy without being right: they shape, they do not verify.
-`python -m pytest tests/test_reward_text.py` exercises it.
+Checks in this process take linear time; a user's regular expression runs in a guarded worker (`rlvr.sandbox`).
+Keywords, lengths and formats are easy to satisfy without being right: they shape, they do not verify.
+`python -m pytest tests/test_reward_text.py tests/test_sandbox_regex.py` exercises it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from rlvr.registry import nearest
 from rlvr.reward.registry import Reward, register_reward, resolve_reward
 from rlvr.reward.signatures import Case
 from rlvr.types import Outcome, Score, Trajectory
 
+if TYPE_CHECKING:
+    from rlvr.sandbox import Worker
+
 MAX_CHARS = 100_000  # a longer text complies with no format
+MAX_PATTERN = 10_000  # characters of a regular expression
+MAX_SECONDS = 60.0  # that one answer may be asked to take
 Meta = dict[str, Any] | None
 
 
@@ -29,8 +35,10 @@ def _one_of(what: str, given: Any, known: Sequence[str]) -> None:
 
 def _keywords(keywords: Sequence[str], mode: str = "any") -> dict[str, Any]:
     _one_of("reward 'keyword_contains': mode", mode, ("any", "all"))
-    if isinstance(keywords, str) or not keywords or not all(isinstance(k, str) and k for k in keywords):
-        raise ValueError(f"reward 'keyword_contains': keywords={keywords!r}, expected a non-empty list of words")
+    if not _is_list(keywords) or not all(isinstance(k, str) and k for k in keywords):
+        raise ValueError(
+            f"reward 'keyword_contains': keywords={keywords!r}, expected a non-empty list of words (a number in quotes)"
+        )
     return {"keywords": [k.lower() for k in keywords], "mode": mode}
 
 
@@ -40,17 +48,29 @@ def keyword_contains(
 ) -> float:
     """1.0 if the response contains any (`mode="any"`) or all (`mode="all"`) of the keywords, else -0.5.
 
-    A keyword is found anywhere in the text, inside longer words too; upper and lower case are the same.
+    A keyword is found anywhere in the response, inside longer words too ("key" in "monkey"), and may hold spaces; upper
+    and lower case are the same (both are compared in lower case). The prompt does not count. Passed at 1.0.
     """
     text = response.lower()
     return 1.0 if (any if mode == "any" else all)(k in text for k in keywords) else -0.5
 
 
+def _is_list(given: Any) -> bool:
+    """Whether it is a list with something in it; a lone word is not."""
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and len(given) > 0
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
+
+
 def _length(target_length: int = 50, penalty_per_token: float = 0.01) -> dict[str, Any]:
     if isinstance(target_length, bool) or not isinstance(target_length, int) or target_length < 0:
         raise ValueError(f"reward 'length_penalty': target_length={target_length!r}, expected an integer, at least 0")
-    if not isinstance(penalty_per_token, (int, float)) or not 0 <= penalty_per_token < math.inf:
-        raise ValueError(f"reward 'length_penalty': penalty_per_token={penalty_per_token!r}, expected at least 0")
+    if not _is_number(penalty_per_token) or not 0 <= penalty_per_token < math.inf:
+        raise ValueError(
+            f"reward 'length_penalty': penalty_per_token={penalty_per_token!r}, expected a finite number, at least 0"
+        )
     return {"target_length": target_length, "penalty_per_token": penalty_per_token}
 
 
@@ -60,25 +80,105 @@ def length_penalty(
 ) -> float:
     """max(-1, 1 - penalty_per_token * |n - target_length|) with n the response's words, split at white space.
 
-    1.0 at the target, 0.01 less per token on either side, never below -1.0. Passed where it is not negative.
+    A token is such a word here, whatever the model's tokenizer makes of it; the prompt does not count. 1.0 at the
+    target, `penalty_per_token` less for each word more or fewer, never below -1.0. Passed where it is not negative.
     """
     return max(-1.0, 1.0 - penalty_per_token * abs(len(response.split()) - target_length))
 
 
-def _format(required_format: str) -> dict[str, Any]:
-    _one_of("reward 'format_compliance': required_format", required_format, sorted(_FORMATS))
-    return {"required_format": required_format}
+def _format(
+    required_format: str, pattern: str | None = None, match: str | None = None, seconds: float | None = None
+) -> dict[str, Any]:
+    """The options that were given, checked; for `regex` the pattern is compiled once, in the worker."""
+    _one_of("reward 'format_compliance': required_format", required_format, [*sorted(_FORMATS), "regex"])
+    options = {"pattern": pattern, "match": match, "seconds": seconds}
+    given = {name: value for name, value in options.items() if value is not None}
+    if required_format != "regex":
+        for name in given:
+            raise ValueError(
+                f"reward 'format_compliance': {name} has no effect with required_format={required_format!r}; leave it "
+                "out, or set required_format to 'regex'"
+            )
+        return {"required_format": required_format}
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
+        raise ValueError(
+            f"reward 'format_compliance': pattern={str(pattern)[:80]!r}, expected a regular expression of 1 to "
+            f"{MAX_PATTERN:,} characters in quotes, as required_format='regex' needs one"
+        )
+    if match is not None:
+        _one_of("reward 'format_compliance': match", match, ("full", "search"))
+    if seconds is not None and not (_is_number(seconds) and 0 < seconds <= MAX_SECONDS):
+        raise ValueError(
+            f"reward 'format_compliance': seconds={seconds!r}, expected a number above 0, at most {MAX_SECONDS:g}"
+        )
+    (reply,) = _matcher().map({"pattern": pattern, "match": "full"}, [None], MAX_SECONDS)
+    what = f"reward 'format_compliance': pattern={pattern[:200]!r}"
+    if reply.failure:
+        raise ValueError(f"{what} could not be compiled: {reply.detail}; give a simpler one")
+    if reply.value:
+        place = "" if reply.value["position"] is None else f" at position {reply.value['position']}"
+        raise ValueError(
+            f"{what} is no regular expression: {reply.value['error']}{place}; mend it there (a character that is meant "
+            "literally, such as ( [ { * + ? . \\ takes a backslash before it)"
+        )
+    return {"required_format": required_format, **given}
 
 
-@register_reward("format_compliance", prepare=_format)
-def format_compliance(prompt: str, response: str, meta: Meta = None, *, required_format: str) -> Score:
+@register_reward("format_compliance", batched=True, prepare=_format)
+def format_compliance(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    metas: Sequence[Meta] | None = None,
+    *,
+    required_format: str,
+    pattern: str | None = None,
+    match: str = "full",
+    seconds: float = 1.0,
+) -> list[Score]:
     """1.0 if the whole response has the format, else 0.0; over 100,000 characters nothing has.
 
     `json`: one JSON object or array and nothing else but white space (no code fence, no NaN).
     `numbered_list`: at least half of the lines that are not blank are items `1. text` or `1) text`, and the items are
     numbered 1, 2, 3, ... in order.
+    `regex`: Python's `re` matches `pattern` to the whole response, nothing stripped (`match="full"`), or to some part
+    of it (`match="search"`). `.` matches no end of line unless the pattern begins with `(?s)`; `(?i)` ignores case.
+
+    Patterns run in a guarded process. An answer on which one needs more than `seconds` or too much memory is judged
+    neither way: it is an error (`regex_timeout`, `regex_failed`), for the pattern is the verifier's, not the answer's.
     """
-    fits = len(response) <= MAX_CHARS and _FORMATS[required_format](response)
+    if required_format != "regex":
+        return [_verdict(len(r) <= MAX_CHARS and _FORMATS[required_format](r)) for r in responses]
+    fitting = [r for r in responses if len(r) <= MAX_CHARS]
+    replies = iter(_matcher().map({"pattern": pattern, "match": match}, fitting, seconds))
+    scores: list[Score] = []
+    for response in responses:
+        if len(response) > MAX_CHARS:
+            scores.append(_verdict(False))
+        elif not (reply := next(replies)).failure:
+            scores.append(_verdict(reply.value["fits"]))
+        else:
+            what = f"pattern {str(pattern)[:200]!r} on an answer of {len(response):,} characters: {reply.detail}"
+            late = reply.failure == "timeout"
+            scores.append(
+                Score(None, Outcome.ERROR, "regex_timeout" if late else "regex_failed", detail=what + _REMEDY)
+            )
+    return scores
+
+
+_REMEDY = (
+    "; where one repeat stands in another, as in (a+)+, every way to split a text is tried: write a+ or a possessive "
+    "(a++)+ instead, or raise `seconds`"
+)
+
+
+@cache
+def _matcher() -> Worker:
+    from rlvr.sandbox import Worker  # only where a pattern is used
+
+    return Worker("rlvr.sandbox.regex")
+
+
+def _verdict(fits: bool) -> Score:
     return Score(1.0, Outcome.PASSED) if fits else Score(0.0, Outcome.FAILED, "wrong_format")
 
 
@@ -108,18 +208,22 @@ _FORMATS = {"json": _is_json, "numbered_list": _is_numbered_list}
 
 def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Resolve the parts of a composite: [(label, weight, reward)]."""
-    if isinstance(rewards, (str, Mapping)) or not rewards:
+    if not _is_list(rewards):
         raise ValueError(f"reward 'composite': rewards={rewards!r}, expected a list of {{name, weight, kwargs}}")
     resolved: list[tuple[str, float, Reward]] = []
     for i, part in enumerate(rewards, 1):
         where = f"reward 'composite', part {i}"
         if not isinstance(part, Mapping) or "name" not in part:
-            raise ValueError(f"{where}: {part!r}, expected a dictionary {{name, weight, kwargs}}")
+            raise ValueError(
+                f"{where}: {part!r}, expected a dictionary {{name, weight, kwargs}}, at least {{'name': 'boxed'}}"
+            )
         for key in part:
             _one_of(f"{where}: key", key, ("name", "weight", "kwargs"))
         weight = part.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
-            raise ValueError(f"{where} ({part['name']}): weight={weight!r}, expected a finite number, at least 0")
+        if not _is_number(weight) or not 0 <= weight < math.inf:
+            raise ValueError(
+                f"{where} ({part['name']}): weight={weight!r}, expected a finite number, at least 0, without quotes"
+            )
         kwargs = part.get("kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise ValueError(f"{where} ({part['name']}): kwargs={kwargs!r}, expected a dictionary")
@@ -139,6 +243,9 @@ def composite(
     prompt: str, response: str, meta: Meta = None, trajectory: Trajectory | None = None, *, rewards: Sequence[Any]
 ) -> Score:
     """sum(weight_i * value_i) / sum(weight_i) over `rewards`, a list of {name, weight = 1, kwargs = {}}.
+
+    A name is a registered one, a path `package.module:function` or a function; weights are numbers from 0 and need not
+    sum to 1. A part that judges lists is given one answer at a time.
 
     Passed where every part of a weight above 0 passed; else the outcome and reason are those of the first that did
     not. A part that is an error or invalid makes the whole so, whatever its weight: none is left out of the mean.

@@ -1,4 +1,4 @@
-"""What a run says of itself: `metrics.jsonl`, the live view in the terminal, the final table and the reward curve.
+"""What a run says of itself: `metrics.jsonl`, the live view, the final table, the reward curve, and trackers.
 
     with Console() as console, MetricsLog(folder / "metrics.jsonl") as log:
         console.phase("rl", total=200)
@@ -11,6 +11,17 @@ numbers mean is in docs/metrics.md. Exercised by `python -m pytest tests/test_tr
 
 from rlvr.tracking.console import Console, readable, readable_lines
 from rlvr.tracking.log import MetricsLog
-from rlvr.tracking.report import final_table, plot_curve
+from rlvr.tracking.report import evaluation_table, final_table, plot_curve
+from rlvr.tracking.trackers import Trackers, TrackingOptions
 
-__all__ = ["Console", "MetricsLog", "final_table", "plot_curve", "readable", "readable_lines"]
+__all__ = [
+    "Console",
+    "MetricsLog",
+    "Trackers",
+    "TrackingOptions",
+    "evaluation_table",
+    "final_table",
+    "plot_curve",
+    "readable",
+    "readable_lines",
+]

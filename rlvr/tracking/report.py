@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,25 @@ def final_table(summary: Mapping[str, Any]) -> str:
     lines += [thin, ", ".join(basis)]
     if summary.get("unjudged", 0) > 0:
         lines.append(f"{summary['unjudged']:,} answers of both evaluations could not be judged and are left out")
+    if summary.get("control", "none") != "none":
+        lines.append(f"CONTROL RUN ({summary['control']}): the training saw coin flips, not the verifier's verdicts")
+    return "\n".join([*lines, rule])
+
+
+def evaluation_table(result: Mapping[str, Any]) -> str:
+    """One evaluation by itself, as `rlvr evaluate` returns it: each metric with its 95 % interval, then by level."""
+    rule = "=" * sum(_WIDTHS[:2])
+    lines = [rule, f"{'Metric':<{_WIDTHS[0]}}Value [95% interval]", "-" * len(rule)]
+    levels: Mapping[str, Any] = result.get("by_level") or {}
+    for level, measured in [("", result), *levels.items()]:
+        for name, estimate in measured.items():
+            if isinstance(estimate, Mapping) and "value" in estimate:
+                label = name.replace("_", " ").title() if "reward" in name else name
+                text = _decimal(estimate) if "reward" in name else _rate(estimate)
+                lines.append(f"{f'{label}, level {level}' if level else label:<{_WIDTHS[0]}}{text}")
+    lines += ["-" * len(rule), f"{result['tasks']:,} held-out tasks, weights {result['checkpoint']}"]
+    if result.get("unjudged", 0) > 0:
+        lines.append(f"{result['unjudged']:,} answers could not be judged and are left out")
     return "\n".join([*lines, rule])
 
 
@@ -71,8 +91,12 @@ def _row(*cells: str) -> str:
     return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
 
 
+_WATCHED = re.compile(r"rewards/([^/]+)/mean")
+_WATCHED_COLOURS = ("#aa3377", "#777777", "#66ccee")
+
+
 def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: str) -> None:
-    """The reward curve as PNG: reward and pass rate of training, held-out pass rate, over the steps.
+    """The reward curve as PNG: reward and pass rate of training, what other verifiers watch, held-out pass rate.
 
     Rows of another phase than the last (the supervised warm-up) are drawn before step 0, on a ground of their own and
     drawn together to a seventh of the width, however many they are.
@@ -87,11 +111,12 @@ def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for key, label, colour, marker in (
-        ("reward", "reward", "#c98a1b", ""),
-        ("env/all/correct", "pass rate, training", "#4477aa", ""),
-        ("test/env/all/correct", "pass rate, held out", "#117733", "o"),
-    ):
+    names = sorted({match[1] for row in after for key in row if (match := _WATCHED.fullmatch(key))})
+    names = [n for n in names if any(row.get(f"rewards/{n}/mean") != row.get("reward") for row in after)]
+    lines = [("reward", "reward", "#c98a1b", ""), ("env/all/correct", "pass rate, training", "#4477aa", "")]
+    lines += [(f"rewards/{n}/mean", f"{n} (watched)", c, "") for n, c in zip(names, _WATCHED_COLOURS, strict=False)]
+    lines += [("test/env/all/correct", "pass rate, held out", "#117733", "o")]
+    for key, label, colour, marker in lines:
         points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if row.get(key) is not None]
         points += [(row["step"], row[key]) for row in after if row.get(key) is not None]
         if points:

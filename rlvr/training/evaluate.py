@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from rlvr import draws
 from rlvr.protocols import SamplingClient, SamplingParams, TaskSource
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.errors import check_error_budget
-from rlvr.types import Outcome, Score, Task, group_by, mean, std
+from rlvr.types import Outcome, Score, Task, Trajectory, group_by, mean, std
 
 Z95 = 1.959963984540054
 
@@ -46,13 +48,17 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task: how many of its answers passed, of how many judged, and the mean of their rewards."""
+    """One task: how many of its answers passed, of how many judged, and the mean of their rewards.
+
+    `watched` holds the share of them that passed each verifier that only watches.
+    """
 
     id: str
     level: str
     passed: int
     judged: int
     reward: float
+    watched: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,15 @@ class Evaluation:
     tokens: int = 0
 
     def metrics(self, level: str | None = None) -> dict[str, Interval]:
-        """`pass@1`, `pass@k` and `mean_reward`, over all tasks or those of one level."""
+        """`pass@1`, `pass@k`, `mean_reward` and `watched/NAME`, over all tasks or those of one level."""
         chosen = [r for r in self.results if level is None or r.level == level]
         named = {
             "pass@1": share([r.passed / r.judged for r in chosen]),
             f"pass@{self.k}": share([pass_at_k(r.judged, r.passed, self.k) for r in chosen if r.judged >= self.k]),
             "mean_reward": average([r.reward for r in chosen]),
         }
-        return named
+        names = sorted({name for r in chosen for name in r.watched})
+        return named | {f"watched/{n}": share([r.watched[n] for r in chosen if n in r.watched]) for n in names}
 
     @property
     def levels(self) -> list[str]:
@@ -107,6 +114,7 @@ def evaluate(
     k: int,
     seed: int,
     error_budget: float,
+    watched: Sequence[Reward] = (),
     chunk: int = 512,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
@@ -123,7 +131,7 @@ def evaluate(
         for group in groups:
             group.id = f"evaluation/{group.task.id}"
         trajectories = rollout(groups, sampler, params, seed=draws.key("evaluation", seed))
-        score(trajectories, reward)
+        score(trajectories, reward, watched)
         answers = list({t.rollout_id: t for t in trajectories}.values())
         for group in group_by(answers, lambda t: t.group_id).values():
             known = [t for t in group if t.reward is not None]
@@ -134,11 +142,22 @@ def evaluate(
                 earned = mean([t.reward for t in known if t.reward is not None])
                 task = group[0].task
                 assert task is not None
-                results.append(TaskResult(task.id, task.level, passed, len(known), earned))
+                results.append(TaskResult(task.id, task.level, passed, len(known), earned, _shares(known, watched)))
         tokens += sum(t.num_action_tokens for t in trajectories)
         progress(min(start + chunk, len(tasks)))
     check_error_budget("evaluation", reward.name, failures, samples * len(tasks), error_budget)
     return Evaluation(results, k, len(failures), truncated, tokens)
+
+
+def _shares(answers: Sequence[Trajectory], watched: Sequence[Reward]) -> dict[str, float]:
+    """The share of answers that passed each watching verifier, of those it could judge."""
+    shares: dict[str, float] = {}
+    for reward in watched:
+        verdicts = [t.scores[reward.name] for t in answers]
+        known = [float(v.outcome is Outcome.PASSED) for v in verdicts if v.value is not None]
+        if known:
+            shares[reward.name] = mean(known)
+    return shares
 
 
 def heldout_split(source: TaskSource, options: EvaluationOptions, *, looks: bool) -> tuple[list[Task], list[Task]]:
@@ -204,18 +223,25 @@ def paired_p_value(before: Evaluation, after: Evaluation) -> float:
     With up to 25 changed tasks the distribution comes from flipping signs (all flips up to 13 tasks, else 9,999 of
     them), beyond that from the normal approximation, which is too sure of itself for a handful.
     """
-    from scipy.stats import PermutationMethod, wilcoxon
+    from scipy.stats import permutation_test, rankdata, wilcoxon
 
     rate = {r.id: r.passed / r.judged for r in before.results}
     # Rounded so that equal changes tie: the ranks must not depend on the last bit.
     changes = [round(r.passed / r.judged - rate[r.id], 12) for r in after.results if r.id in rate]
     if sum(change != 0 for change in changes) < 2:
         return 1.0
-    few = sum(change != 0 for change in changes) <= 25
-    flips: Any = PermutationMethod(n_resamples=9999, rng=0) if few else "approx"
-    moved = [c for c in changes if c] if few else changes  # a zero has no sign to flip
-    result: Any = wilcoxon(moved, zero_method="pratt", method=flips)
-    return float(result.pvalue)
+    moved = np.array([c for c in changes if c])  # a zero has no sign to flip
+    if len(moved) > 25:
+        normal: Any = wilcoxon(changes, zero_method="pratt", method="approx")
+        return float(normal.pvalue)
+
+    def signed_ranks(sample: np.ndarray, axis: int) -> np.ndarray:
+        return (np.sign(sample) * rankdata(np.abs(sample), axis=axis)).sum(axis=axis)
+
+    flipped: Any = permutation_test(
+        (moved,), signed_ranks, permutation_type="samples", vectorized=True, n_resamples=9999, rng=0
+    )
+    return float(flipped.pvalue)
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:

@@ -21,16 +21,21 @@ from rlvr.files import write_atomic
 from rlvr.protocols import NonFiniteError, SamplingParams, TaskSource, TrainingClient
 from rlvr.reward import Reward
 from rlvr.tracking import Console, MetricsLog, plot_curve
+from rlvr.tracking.trackers import Trackers
+from rlvr.training import samples
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStopped
 from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate, evaluation_params, heldout_split
 from rlvr.training.journal import Checkpoint, Journal, Position
 from rlvr.training.sft import SftOptions, sft_step
+from rlvr.training.signal import StallWatch, told
 from rlvr.training.step import Collected, Trainer, TrainingOptions
-from rlvr.types import Task, Trajectory
+from rlvr.types import Task
 
 # Reinforcement learning is measured from where the warm-up left the policy; supervised learning from its start.
 PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
+
+REFERENCE = "reference"  # the checkpoint that a KL compares with
 
 CURE = (
     "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand, "
@@ -79,6 +84,7 @@ class Job:
     options: RunOptions
     seed: int
     folder: Path
+    trackers: Trackers
     weights_sha256: Callable[[], str]
 
 
@@ -92,6 +98,7 @@ class Loop:
         looks = bool(job.sft.until or job.evaluation.every)
         self.heldout, self.validation = heldout_split(job.source, job.evaluation, looks=looks)
         self.phases = PHASES[job.training.mode]
+        self.watch = StallWatch()
         self.started = time.perf_counter()
         self.seconds_before = 0.0
         self.stop_asked = False
@@ -99,7 +106,9 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Do what is left of the job; its summary. Raises Interrupted or TrainingStopped."""
         position = self._restore()
-        with self.log, self._listening():
+        rows = self.log.rows()
+        self.watch = StallWatch(rows)
+        with self.log, self._listening(), self.job.trackers.running(rows, (Interrupted, KeyboardInterrupt)):
             for number, phase in enumerate(self.phases):
                 if number < position.phase:
                     continue
@@ -110,10 +119,11 @@ class Loop:
                     case "sft":
                         self._steps(number, first, self.job.sft.steps, self._sft_step)
                     case "rl":
+                        self._compare_from_here()
                         self._steps(number, first, self.job.training.steps, self._rl_step)
                     case _:
                         self._evaluate(number)
-        return self._finish()
+            return self._finish()
 
     @property
     def seconds(self) -> float:
@@ -126,7 +136,7 @@ class Loop:
         if checkpoint:
             self.job.client.load_state_with_optimizer(str(self.journal.resolve(checkpoint.path))).result()
             self.sft_curriculum.restore(checkpoint.state["sft"])
-            self.job.trainer.curriculum.restore(checkpoint.state["rl"])
+            self.job.trainer.restore(checkpoint.state["rl"])
             self.seconds_before = checkpoint.state["seconds"]
             self.console.note(f"resuming: {(*self.phases, 'done')[position.phase]}, {position.step} steps done")
         self.log.keep(lambda row: Position(self.phases.index(row["phase"]), int(row["step"])) < position)
@@ -152,7 +162,10 @@ class Loop:
             if "rollout/tokens" in metrics:
                 metrics["tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
             self.log.append({"phase": name, "step": step, **metrics})
+            self.job.trackers.log(name, step, metrics)
             self.console.step(metrics, step + 1)
+            if findings := self.watch.add({"phase": name, **metrics}):
+                self.console.warn(f"step {step}: learning stalls. What the last steps say:\n{told(findings)}")
             last = step + 1 == steps or (goal > 0 and metrics.get("test/env/all/correct", 0.0) >= goal)
             if last or self.stop_asked or (step + 1) % self.job.options.checkpoint_every == 0:
                 self._save(Position(phase + 1, 0) if last else Position(phase, step + 1))
@@ -160,6 +173,16 @@ class Loop:
                 return
             if self.stop_asked:
                 raise Interrupted
+
+    def _compare_from_here(self) -> None:
+        """Keep the policy as RL finds it, where a KL compares with it; a resumed run reads it back."""
+        job = self.job
+        if not job.trainer.algorithm.kl_coef:
+            return
+        kept = job.folder / "checkpoints" / REFERENCE
+        if not kept.exists():
+            job.client.save_weights_for_sampler(REFERENCE).result()
+        job.trainer.reference = job.client.create_sampling_client(str(kept))
 
     def _save(self, position: Position) -> None:
         name = f"{(*self.phases, 'done')[position.phase]}-{position.step:06d}"
@@ -169,7 +192,7 @@ class Loop:
         relative = str(path.relative_to(self.job.folder)) if path.is_relative_to(self.job.folder) else saved.path
         state = {
             "sft": self.sft_curriculum.state(),
-            "rl": self.job.trainer.curriculum.state(),
+            "rl": self.job.trainer.state(),
             "seconds": self.seconds,
         }
         self.journal.checkpoint(Checkpoint(position, relative, state), self.job.options.keep_checkpoints)
@@ -192,7 +215,7 @@ class Loop:
             metrics = job.trainer.update(step, collected)
         except NonFiniteError as error:
             kept = job.folder / f"failed-batch-{step:06d}.jsonl"
-            write_atomic(kept, "".join(_row(t) for t in collected.batch) if collected else "")
+            write_atomic(kept, "".join(samples.row(t) for t in collected.batch) if collected else "")
             raise TrainingStopped(
                 f"step {step}: {error}. The batch is in {kept}. {CURE} (training.optimizer)"
             ) from error
@@ -211,14 +234,15 @@ class Loop:
         return {
             "test/env/all/correct": found["pass@1"].value,
             "test/env/all/reward/total": found["mean_reward"].value,
+            **{f"test/{name}": rate.value for name, rate in found.items() if name.startswith("watched/")},
         }
 
     def _keep_rollouts(self, step: int, collected: Collected) -> None:
         shown = collected.all[step % len(collected.all)]
-        self.console.sample(shown.prompt, shown.response, _told(shown))
+        self.console.sample(shown.prompt, shown.response, samples.told(shown))
         if self.job.options.rollouts_per_step:
             kept = collected.all.trajectories[: self.job.options.rollouts_per_step]
-            write_atomic(self.job.folder / "rollouts" / f"rl-{step:06d}.jsonl", "".join(_row(t) for t in kept))
+            write_atomic(self.job.folder / "rollouts" / f"rl-{step:06d}.jsonl", "".join(samples.row(t) for t in kept))
 
     def _evaluation_file(self, phase: str) -> Path:
         return self.job.folder / "evaluations" / f"{phase}.json"
@@ -245,6 +269,7 @@ class Loop:
             k=min(asked.k or asked.samples, samples),
             seed=seed,
             error_budget=job.training.error_budget,
+            watched=job.trainer.watched,
             progress=progress,
         )
 
@@ -263,10 +288,12 @@ class Loop:
             "seconds": self.seconds,
             "weights_sha256": self.job.weights_sha256(),
             "mode": self.job.training.mode,
+            "control": self.job.training.control,
             "seed": self.job.seed,
         }
         plot_curve(self.log.rows(), self.job.folder / "curve.png", self.job.folder.name)
         write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
+        self.job.trackers.finish(summary)
         self.journal.write("finished")
         return summary
 
@@ -289,38 +316,3 @@ class Loop:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _told(trajectory: Trajectory) -> str:
-    verdicts = [f"{s.outcome.value}{f' ({s.reason})' if s.reason else ''}" for s in trajectory.scores.values()]
-    reward = "no reward" if trajectory.reward is None else f"reward {trajectory.reward:.3g}"
-    return f"{reward}, {', '.join(verdicts)}"
-
-
-def _row(trajectory: Trajectory) -> str:
-    """A trajectory as one JSON line, to look at: everything but the tokens' masks."""
-    t = trajectory
-    return (
-        json.dumps(
-            {
-                "rollout_id": t.rollout_id,
-                "group_id": t.group_id,
-                "task_id": t.task.id if t.task else "",
-                "level": t.task.level if t.task else "",
-                "prompt": t.prompt,
-                "response": t.response,
-                "reward": t.reward,
-                "advantage": t.advantage,
-                "scores": {
-                    name: {"value": s.value, "outcome": s.outcome.value, "reason": s.reason, "parts": s.parts}
-                    for name, s in t.scores.items()
-                },
-                "stop_reason": t.stop_reason.value if t.stop_reason else None,
-                "policy_version": t.policy_version,
-                "policy_fingerprint": t.policy_fingerprint,
-                "response_tokens": t.response_tokens,
-                "logprobs": [round(x, 6) for x in t.logprobs],
-            }
-        )
-        + "\n"
-    )

@@ -1,20 +1,11 @@
-"""What a step says about itself: statistics of the answers, and of the update.
+"""What a step says about its answers. (What it says about the update: `rlvr.algorithms.measure`.)
 
-Each name has its formula in docs/metrics.md.
-
-Names are TRL's where it has one, the Tinker cookbook's beside them.
+Each name has its formula in docs/metrics.md. Names are TRL's where it has one, the Tinker cookbook's beside them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-import numpy as np
-
-from rlvr.algorithms import Algorithm
 from rlvr.algorithms.advantages import teaches
-from rlvr.protocols import ForwardBackwardOutput
 from rlvr.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
 
 
@@ -62,58 +53,7 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         stats[f"rewards/{reward}/{part}/mean"] = mean([v.parts[part] for v in judged if part in v.parts])
     for level, passes in passes_by_level(batch, reward).items():
         stats[f"env/level_{level}/correct"] = mean([float(p) for p in passes])
+    for name in sorted({name for t in answers for name in t.scores}):
+        given = [t.scores[name].value for t in answers if name in t.scores]
+        stats[f"rewards/{name}/mean"] = mean([value for value in given if value is not None])
     return stats
-
-
-class UpdateSums:
-    """Running sums over the updates of one step, from which its metrics are made."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.loss = 0.0
-        self.low, self.high = 0.0, math.inf
-        bounds = algorithm.loss_config
-        self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
-        self.updates = 0
-        self.clipped = {"low": 0, "high": 0}
-        self.tokens = 0
-        self.last_kl = 0.0
-        self.gap = self.gap_max = self.kl_v1 = self.kl_v2 = 0.0
-        self.ratio_max = 1.0
-
-    def add(self, rows: Sequence[Trajectory], output: ForwardBackwardOutput, on_policy: bool) -> None:
-        masks = [np.asarray(t.action_mask, dtype=bool) for t in rows]
-        p = np.concatenate(
-            [o["logprobs"].data[-len(m) :][m] for o, m in zip(output.loss_fn_outputs, masks, strict=True)]
-        ).astype(np.float64)
-        q = np.concatenate([np.asarray(t.logprobs)[m] for t, m in zip(rows, masks, strict=True)])
-        advantage = np.concatenate([np.full(m.sum(), t.advantage) for t, m in zip(rows, masks, strict=True)])
-        delta = p - q
-        ratio = np.exp(delta)
-        self.loss += output.metrics["loss:sum"]
-        self.updates += 1
-        self.tokens += len(p)
-        self.clipped["low"] += int(((ratio < self.low) & (advantage < 0)).sum())
-        self.clipped["high"] += int(((ratio > self.high) & (advantage > 0)).sum())
-        self.last_kl = float(np.mean(ratio - 1 - delta))
-        self.ratio_max = max(self.ratio_max, float(ratio.max()))
-        if on_policy:
-            self.kl_v1, self.kl_v2 = float(-delta.mean()), float(0.5 * (delta**2).mean())
-            self.gap, self.gap_max = float(np.abs(delta).mean()), float(np.abs(delta).max())
-
-    def metrics(self) -> dict[str, float]:
-        if not self.updates:
-            return {}  # nothing was measured: a zero would look like a perfect score
-        tokens = max(self.tokens, 1)
-        low, high = self.clipped["low"] / tokens, self.clipped["high"] / tokens
-        return {
-            "loss": self.loss / max(self.updates, 1),
-            "clip_ratio/low_mean": low,
-            "clip_ratio/high_mean": high,
-            "clip_ratio/region_mean": low + high,
-            "optim/kl_sample_train_v1": self.kl_v1,
-            "optim/kl_sample_train_v2": self.kl_v2,
-            "sampling/sampling_logp_difference/mean": self.gap,
-            "sampling/sampling_logp_difference/max": self.gap_max,
-            "sampling/importance_sampling_ratio/max": self.ratio_max,
-            "optim/approx_kl": self.last_kl,
-        }

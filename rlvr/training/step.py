@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlvr import draws
 from rlvr.algorithms import Algorithm
-from rlvr.algorithms.advantages import teaches
-from rlvr.protocols import AdamParams, Datum, ForwardBackwardOutput, SamplingParams, TaskSource, TrainingClient
+from rlvr.algorithms.advantages import Memory, teaches
+from rlvr.algorithms.roads import check_roads
+from rlvr.algorithms.update import Passes, divergence, loss_config, update
+from rlvr.protocols import AdamParams, SamplingClient, SamplingParams, TaskSource, TrainingClient
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStopped, check_error_budget
-from rlvr.training.metrics import UpdateSums, answer_statistics, last_of_rollouts, passes_by_level
-from rlvr.types import Trajectory, TrajectoryBatch, group_by
+from rlvr.training.metrics import answer_statistics, last_of_rollouts, passes_by_level
+from rlvr.types import Trajectory, TrajectoryBatch, group_by, mean
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,16 @@ class TrainingOptions:
     means all `steps`. A step samples `prompts_per_step` groups of `group_size` answers; groups with equal rewards may
     be replaced by up to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs`
     times in `num_minibatches` optimizer steps each; an update that would start further than `target_kl` (0: never)
-    from the sampler, and the rest of the step's, are skipped. `gap_warn` and `gap_stop` bound the mean absolute
-    difference between the log-probs of sampler and trainer; `error_budget` is the share of answers whose verifier may
-    fail before the run stops.
+    from the sampler, and the rest of the step's, are skipped. A divergence above `kl_warn` is said: as the last update
+    of the step began, or with `kl_after` as it ended, which takes one more forward pass (and is the only way to see it
+    with one update a step).
+    `gap_warn` and `gap_stop` bound the mean absolute difference between the log-probs of sampler and trainer;
+    `error_budget` is the share of answers whose verifier may fail before the run stops. A task whose prompt has more
+    than `max_prompt_tokens` (None: whatever fits the model) stops it too.
+
+    `control=random_reward` trains on coin flips instead of the verifier's verdicts: what a gain without any signal
+    looks like, arXiv:2506.10947. Rewards in the metrics of training are then the coins; pass rates and evaluations stay
+    true.
     """
 
     mode: str = "rlvr"
@@ -82,7 +92,10 @@ class TrainingOptions:
     num_minibatches: int = 1
     ppo_epochs: int = 1
     target_kl: float = 0.0
-    mask_truncated: bool = False
+    max_prompt_tokens: int | None = None
+    control: str = "none"
+    kl_warn: float = 0.1
+    kl_after: bool = False
     gap_warn: float = 0.01
     gap_stop: float = 0.1
     error_budget: float = 0.05
@@ -91,6 +104,12 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         if self.mode not in ("rlvr", "sft"):
             raise ValueError(f"training.mode={self.mode!r}; expected rlvr or sft")
+        if self.control not in ("none", "random_reward"):
+            raise ValueError(f"training.control={self.control!r}; expected none or random_reward")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"training.max_prompt_tokens={self.max_prompt_tokens}, expected at least 1, or null")
+        if not self.kl_warn > 0:
+            raise ValueError(f"training.kl_warn={self.kl_warn}, expected a divergence above 0")
         least = {"steps": 0, "prompts_per_step": 1, "group_size": 1, "refill": 0, "num_minibatches": 1, "ppo_epochs": 1}
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -101,7 +120,7 @@ class TrainingOptions:
             raise ValueError(f"training: gap_warn={self.gap_warn}, gap_stop={self.gap_stop}; expected 0 < warn <= stop")
         if not 0 <= self.error_budget <= 1:
             raise ValueError(f"training.error_budget={self.error_budget}, expected a share from 0 to 1")
-        if self.target_kl < 0:
+        if not self.target_kl >= 0:
             raise ValueError(f"training.target_kl={self.target_kl}, expected 0 (never) or a divergence above 0")
         if self.target_kl and self.ppo_epochs * self.num_minibatches == 1:
             raise ValueError(
@@ -121,7 +140,7 @@ class Collected:
 
 
 class Trainer:
-    """Holds what a step needs; the only state between steps is the client's weights and the curriculum."""
+    """Holds what a step needs. What outlives a step is the client's weights, the curriculum and `memory`."""
 
     def __init__(
         self,
@@ -134,36 +153,20 @@ class Trainer:
         curriculum: Curriculum,
         seed: int,
         warn: Callable[[str], None],
+        watched: Sequence[Reward] = (),
     ) -> None:
         self.client, self.source, self.reward, self.algorithm = client, source, reward, algorithm
         self.params, self.options, self.curriculum = params, options, curriculum
-        self.seed, self.warn = seed, warn
+        self.seed, self.warn, self.watched = seed, warn, watched
         self.max_tokens = params.max_tokens or 0
-        self.updates_per_step = options.ppo_epochs * options.num_minibatches
-        if options.mode == "sft":
-            return
-        if algorithm.loss == "importance_sampling" and self.updates_per_step > 1:
-            raise ValueError(
-                f"algorithm.loss=importance_sampling does not clip, and {self.updates_per_step} updates a step make "
-                "the later ones stale; use a loss that clips (algorithm.name=ppo), or one minibatch and one epoch"
-            )
-        if options.refill and not (algorithm.uses_groups and algorithm.drop_equal_groups):
-            raise ValueError(
-                f"training.refill={options.refill} has no effect: it replaces groups that teach nothing, and "
-                f"{algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
-            )
-        if algorithm.uses_groups and options.group_size == 1:
-            raise ValueError(
-                f"training.group_size=1 teaches nothing under the group baseline {algorithm.advantage!r}: a group of "
-                "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
-            )
-        if params.temperature == 0:
-            raise ValueError(
-                "rollout.temperature=0 samples the same answer every time: all rewards of a group are equal and "
-                "nothing is learned; use a temperature above 0 (1.0 is the default)"
-            )
-        if not self.max_tokens:
-            raise ValueError("rollout.max_tokens is missing: training needs a budget of tokens per answer")
+        self.passes = Passes(options.ppo_epochs, options.num_minibatches, options.target_kl)
+        self.memory = Memory(algorithm.baseline_decay)
+        self.reference: SamplingClient | None = None  # the loop sets it, where `algorithm.kl_coef` asks for one
+        if options.mode == "rlvr":
+            check_recipe(algorithm, params, options)
+            check_roads(algorithm, client)
+            for text in advice(algorithm, params):
+                warn(text)
 
     def collect(self, step: int) -> Collected:
         """Sample and score wave after wave of prompts until enough groups teach, or `refill` is used up."""
@@ -180,9 +183,18 @@ class Trainer:
             groups = open_groups(
                 self.source, tasks, self.options.group_size, self.client.get_tokenizer(), f"{step}/{waves}"
             )
-            fresh = rollout(groups, sampler, self.params, seed=draws.key("rollout", self.seed), version=step)
+            fresh = rollout(
+                groups,
+                sampler,
+                self.params,
+                seed=draws.key("rollout", self.seed),
+                version=step,
+                max_prompt_tokens=self.options.max_prompt_tokens,
+            )
             sampled = time.perf_counter()
-            score(fresh, self.reward)
+            score(fresh, self.reward, self.watched)
+            if self.options.control == "random_reward":
+                flip_coins(fresh, self.seed)
             sampling, scoring = sampling + sampled - started, scoring + time.perf_counter() - sampled
             for trajectory in fresh:
                 if expected is not None and trajectory.policy_fingerprint != expected:
@@ -206,59 +218,37 @@ class Trainer:
 
     def update(self, step: int, collected: Collected) -> dict[str, float]:
         """All optimizer steps of one training step; metrics of the answers and of the update. No batch, no step."""
-        selected = self.algorithm.select(collected.batch)
-        if self.options.mask_truncated:
-            cut = {t.rollout_id for t in collected.batch if t.truncated}
-            selected = [t for t in selected if t.rollout_id not in cut]
-        metrics: dict[str, float] = {"updates": 0.0, "tokens_trained": 0.0}
-        sums = UpdateSums(self.algorithm)
-        for epoch in range(self.options.ppo_epochs):
-            order = draws.permutation(len(selected), draws.key("minibatches", self.seed, step, epoch))
-            count = min(self.options.num_minibatches, len(selected))
-            for index in range(count):
-                part = [selected[i] for i in sorted(order[index::count])]
-                rows = self.algorithm.weigh(part, self.max_tokens)
-                if not rows:
-                    continue
-                if self.options.target_kl and metrics["updates"] and self._kl(rows) > self.options.target_kl:
-                    answers = answer_statistics(collected.all, self.reward.name)
-                    return {**answers, "rollout/waves": float(collected.waves), **metrics, **sums.metrics()}
-                output = self._forward_backward(rows)
-                on_policy = metrics["updates"] == 0
-                sums.add([t for t, _ in rows], output, on_policy)
-                if on_policy:
-                    self._check_gap(step, sums)
-                number = step * self.updates_per_step + int(metrics["updates"])
-                adam = self.options.optimizer.at(number, self.options.steps * self.updates_per_step)
-                stepped = self.client.optim_step(adam).result()
-                metrics["updates"] += 1
-                metrics["learning_rate"] = adam.learning_rate
-                metrics["grad_norm"] = stepped.metrics.get("grad_norm", math.nan)
-                metrics["tokens_trained"] += sum(t.num_action_tokens for t, _ in rows)
+        per_step = self.options.ppo_epochs * self.options.num_minibatches
+        schedule, steps = self.options.optimizer, self.options.steps * per_step
+        measured = update(
+            self.client,
+            self.algorithm,
+            collected.batch,
+            lambda number: schedule.at(step * per_step + number, steps),
+            self.passes,
+            memory=self.memory,
+            max_tokens=self.max_tokens,
+            temperature=self.params.temperature,
+            key=draws.key(self.seed, step),
+            reference=self.reference,
+            check=lambda first: self._check_gap(step, first.gap),
+        )
+        if measured.updates and self.options.kl_after:
+            known = [t for t in collected.batch if t.reward is not None]
+            config = loss_config(self.algorithm, self.client, self.params.temperature)
+            measured.approx_kl = divergence(self.client, known, config)
+        if measured.approx_kl > self.options.kl_warn:
+            self.warn(
+                f"step {step}: large policy change: the divergence from the policy that sampled reached "
+                f"{measured.approx_kl:.3g} nats a token, more than training.kl_warn={self.options.kl_warn:g}. A lower "
+                "rate, fewer ppo_epochs or a target_kl hold it down"
+            )
         answers = answer_statistics(collected.all, self.reward.name)
-        return {**answers, "rollout/waves": float(collected.waves), **metrics, **sums.metrics()}
+        if self.algorithm.penalizes:
+            answers["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
+        return {**answers, "rollout/waves": float(collected.waves), **measured.metrics()}
 
-    def _kl(self, rows: Sequence[tuple[Trajectory, float]]) -> float:
-        """How far the policy has moved from the sampler on these rows: mean of r - 1 - log r, by a forward pass."""
-        data = [Datum.from_trajectory(t) for t, _ in rows]
-        output = self.client.forward(data, self.algorithm.loss, self._loss_config()).result()
-        measured = UpdateSums(self.algorithm)
-        measured.add([t for t, _ in rows], output, on_policy=False)
-        return measured.last_kl
-
-    def _forward_backward(self, rows: Sequence[tuple[Trajectory, float]]) -> ForwardBackwardOutput:
-        data = [Datum.from_trajectory(t, weight) for t, weight in rows]
-        return self.client.forward_backward(data, self.algorithm.loss, self._loss_config()).result()
-
-    def _loss_config(self) -> dict[str, float]:
-        temperature = {"temperature": self.params.temperature}
-        return {
-            **self.algorithm.loss_config,
-            **(temperature if getattr(self.client, "scores_at_temperature", False) else {}),
-        }
-
-    def _check_gap(self, step: int, sums: UpdateSums) -> None:
-        gap = sums.gap
+    def _check_gap(self, step: int, gap: float) -> None:
         trusted = self.params.temperature == 1 or getattr(self.client, "scores_at_temperature", False)
         if gap > self.options.gap_stop and trusted:
             raise TrainingStopped(
@@ -268,3 +258,71 @@ class Trainer:
             )
         if gap > self.options.gap_warn:
             self.warn(f"step {step}: sampler and trainer differ by {gap:.3g} nats a token on average")
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the weights."""
+        return {"curriculum": self.curriculum.state(), "baseline": self.memory.baseline}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.curriculum.restore(state["curriculum"])
+        self.memory.baseline = state["baseline"]
+
+
+def flip_coins(trajectories: Sequence[Trajectory], seed: int) -> None:
+    """The control: 0 or 1 with equal chance in place of every known reward, the same for all parts of a rollout."""
+    for t in trajectories:
+        if t.reward is not None:
+            t.reward = float(draws.uniform(draws.key("coin", seed, t.rollout_id), 0) < 0.5)
+
+
+def check_recipe(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:
+    """ValueError where algorithm, sampling and sizes contradict each other or could teach nothing."""
+    updates = options.ppo_epochs * options.num_minibatches
+    if algorithm.loss == "importance_sampling" and updates > 1:
+        raise ValueError(
+            f"algorithm.loss=importance_sampling does not clip, and {updates} updates a step make "
+            "the later ones stale; use a loss that clips (algorithm.name=ppo), or one minibatch and one epoch"
+        )
+    if options.refill and not (algorithm.uses_groups and algorithm.drop_equal_groups):
+        raise ValueError(
+            f"training.refill={options.refill} has no effect: it replaces groups that teach nothing, and "
+            f"{algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
+        )
+    if algorithm.uses_groups and options.group_size == 1:
+        raise ValueError(
+            f"training.group_size=1 teaches nothing under the group baseline {algorithm.advantage!r}: a group of "
+            "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
+        )
+    if params.temperature == 0:
+        raise ValueError(
+            "rollout.temperature=0 samples the same answer every time: all rewards of a group are equal and "
+            "nothing is learned; use a temperature above 0 (1.0 is the default)"
+        )
+    if not params.max_tokens:
+        raise ValueError("rollout.max_tokens is missing: training needs a budget of tokens per answer")
+    if algorithm.overlong_buffer is not None and algorithm.overlong_buffer > params.max_tokens:
+        raise ValueError(
+            f"algorithm.overlong_buffer={algorithm.overlong_buffer} is longer than the budget rollout.max_tokens="
+            f"{params.max_tokens}: every answer would be penalised; use a fifth of the budget, say"
+        )
+
+
+def advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:
+    """Recipes that run and are known to disappoint."""
+    told: list[str] = []
+    if algorithm.kl_coef and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+        told.append(
+            "algorithm.kl_in=loss with kl_estimator=k1: its gradient is 0 on average, so nothing holds the policy near "
+            "the reference; use k2 in the loss, or k1 in the reward"
+        )
+    if algorithm.penalizes and algorithm.advantage == "group_normalized" and not algorithm.drop_equal_groups:
+        told.append(
+            "algorithm.advantage=group_normalized divides by the deviation of reward less penalty: in a group of equal "
+            "rewards the penalty alone is blown up to size 1; use group_mean, or drop_equal_groups=true"
+        )
+    if params.top_p < 1 or params.top_k != -1 or params.min_p > 0:
+        told.append(
+            "rollout: top_p, top_k or min_p cut the distribution that answers are drawn from, while the gradient is "
+            "that of the whole one: tokens outside are never tried, and the estimate is biased"
+        )
+    return told

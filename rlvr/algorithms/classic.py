@@ -1,0 +1,278 @@
+"""`REINFORCE` and `PPO` for hand-written loops: thin classes over rows of the algorithm table.
+
+    algo = REINFORCE(REINFORCEConfig(learning_rate=5e-5))
+    batch = sampler.generate_trajectories(prompts)      # then set every trajectory's reward
+    result = algo.update(batch, client)                 # any TrainingClient
+    save_checkpoint(algo.get_state(), "checkpoint.json")
+
+The state is what the algorithm remembers (its step, the moving baseline, where AdamW's schedule stands); weights and
+moments are the client's and are saved by `client.save_state`. An algorithm and a client that are both loaded go on as
+if nothing had happened. Exercised by `python -m pytest tests/test_classic.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rlvr import draws
+from rlvr.algorithms.advantages import Memory
+from rlvr.algorithms.rows import Algorithm, resolve_algorithm
+from rlvr.algorithms.update import Passes, divergence, loss_config, update
+from rlvr.files import write_atomic
+from rlvr.protocols import AdamParams, TrainingClient
+from rlvr.types import Trajectory, TrajectoryBatch, mean
+
+
+@dataclass(frozen=True)
+class REINFORCEConfig:
+    """`use_baseline` subtracts a moving average of the mean reward, kept with `baseline_decay`.
+
+    `normalize_advantages` centres the batch and divides by its population deviation plus 1e-6 (a constant batch gets
+    zeros); the baseline then has no influence, since centring takes it out again. `entropy_coef` weighs the entropy
+    bonus, by its sampled estimate.
+    """
+
+    learning_rate: float = 1e-5
+    use_baseline: bool = True
+    baseline_decay: float = 0.99
+    normalize_advantages: bool = True
+    entropy_coef: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def row(self) -> Algorithm:
+        """The row of the algorithm table that this config means."""
+        if self.normalize_advantages:
+            return resolve_algorithm("reinforce_ema", advantage="batch_normalized", entropy_coef=self.entropy_coef)
+        if not self.use_baseline:
+            return resolve_algorithm("reinforce_ema", advantage="raw", entropy_coef=self.entropy_coef)
+        decay = self.baseline_decay
+        return resolve_algorithm("reinforce_ema", baseline_decay=decay, entropy_coef=self.entropy_coef)
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """`clip_range` is epsilon: ratios are clipped to 1 - epsilon ... 1 + epsilon. The batch is used `ppo_epochs` times.
+
+    An epoch that would begin further than `target_kl` (0: never) from the policy that sampled is not begun. Advantages
+    are normalised over the batch.
+    """
+
+    learning_rate: float = 1e-5
+    clip_range: float = 0.2
+    ppo_epochs: int = 4
+    entropy_coef: float = 0.01
+    target_kl: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def row(self) -> Algorithm:
+        """The row of the algorithm table that this config means."""
+        return resolve_algorithm(
+            "ppo",
+            advantage="batch_normalized",
+            drop_equal_groups=False,
+            clip_low=self.clip_range,
+            clip_high=self.clip_range,
+            entropy_coef=self.entropy_coef,
+        )
+
+
+def _check(config: REINFORCEConfig | PPOConfig) -> None:
+    what = type(config).__name__
+    for name, value in asdict(config).items():
+        if name in ("use_baseline", "normalize_advantages"):
+            fits, expected = isinstance(value, bool), "true or false"
+        elif name == "ppo_epochs":
+            fits, expected = type(value) is int and value >= 1, "an integer of at least 1"
+        elif name in ("baseline_decay", "clip_range"):
+            fits, expected = _is_number(value) and 0 <= value < 1, "from 0 to below 1"
+        else:
+            fits, expected = _is_number(value) and value >= 0, "a finite number, at least 0"
+        if not fits:
+            raise ValueError(f"{what}: {name}={value!r}, expected {expected}")
+    if config.learning_rate == 0:
+        raise ValueError(f"{what}: learning_rate=0 changes nothing; give a rate above 0")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did. Losses are those that were minimised, averaged over the update's optimizer steps.
+
+    total_loss = policy_loss + entropy_loss + kl_loss, with entropy_loss = -entropy_coef x entropy in the weights of the
+    reduction. `entropy` is -mean log-prob of the sampled tokens, `kl_div` the mean of r - 1 - log r after the update (r
+    the ratio of the policy now to the one that sampled; one more forward pass), `clipped` the share of tokens whose
+    gradient the clip removed, `grad_norm` that of the last step before clipping. Everything is 0 where nothing could be
+    learned.
+    """
+
+    policy_loss: float = 0.0
+    entropy_loss: float = 0.0
+    kl_loss: float = 0.0
+    total_loss: float = 0.0
+    grad_norm: float = 0.0
+    clipped: float = 0.0
+    mean_advantage: float = 0.0
+    mean_logprob: float = 0.0
+    entropy: float = 0.0
+    kl_div: float = 0.0
+    step: int = 0
+    trajectories_used: int = 0
+
+    def to_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+class _Classic:
+    """The part that both classes share; not for use by itself."""
+
+    name = ""
+
+    def __init__(self, config: REINFORCEConfig | PPOConfig, epochs: int, target_kl: float) -> None:
+        self.config = config
+        self.algorithm = config.row()
+        self.step = self.updates = 0
+        self._memory = Memory(self.algorithm.baseline_decay)
+        self._passes = Passes(epochs=epochs, target_kl=target_kl)
+        self._adam = AdamParams(config.learning_rate, eps=1e-8, grad_clip_norm=1.0)
+
+    @property
+    def baseline(self) -> float:
+        """The moving average of the mean reward; 0.0 before the first update."""
+        return self._memory.baseline or 0.0
+
+    def update(self, batch: TrajectoryBatch | Sequence[Trajectory], client: TrainingClient) -> UpdateResult:
+        """Set the batch's advantages and step the client's weights. Rewards of None are left out.
+
+        ValueError for an empty batch and for trajectories without token ids or log-probs. A batch that teaches nothing
+        (all rewards equal, no entropy bonus) makes no optimizer step.
+        """
+        trajectories = list(batch)
+        if not trajectories:
+            raise ValueError(f"{self.name}.update: the batch is empty; generate some trajectories first")
+        temperatures = {t.temperature for t in trajectories}
+        if len(temperatures) > 1 or min(temperatures) <= 0:
+            raise ValueError(
+                f"{self.name}.update: the batch was sampled at temperatures {sorted(temperatures)}; expected "
+                "one, above 0: the policy that is trained is softmax(logits / temperature)"
+            )
+        temperature = temperatures.pop()
+        longest = max(t.num_action_tokens for t in trajectories)
+        done = update(
+            client, self.algorithm, trajectories, lambda number: self._adam, self._passes,
+            memory=self._memory, max_tokens=max(1, longest), temperature=temperature,
+            key=draws.key("update", self.step),
+        )  # fmt: skip
+        self.step += 1
+        self.updates += done.updates
+        known = [t for t in trajectories if t.reward is not None]
+        moved = divergence(client, known, loss_config(self.algorithm, client, temperature)) if done.updates else 0.0
+        acted = [lp for t in trajectories for lp, m in zip(t.logprobs, t.action_mask, strict=True) if m]
+        return UpdateResult(
+            policy_loss=done.loss - done.entropy_loss - done.kl_loss,
+            entropy_loss=done.entropy_loss,
+            kl_loss=done.kl_loss,
+            total_loss=done.loss,
+            grad_norm=done.grad_norm,
+            clipped=done.clipped_share,
+            mean_advantage=mean([t.advantage for t in known]),
+            mean_logprob=mean(acted),
+            entropy=-mean(acted) if acted else 0.0,
+            kl_div=moved,
+            step=self.step,
+            trajectories_used=done.trajectories,
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Step, baseline and optimizer settings, as JSON holds them. The weights are the client's to save."""
+        return {
+            "algorithm": self.name,
+            "config": asdict(self.config),
+            "step": self.step,
+            "baseline": self._memory.baseline,
+            "optimizer": {"name": "AdamW", "updates": self.updates, **asdict(self._adam)},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state of `get_state`. ValueError if it is another algorithm's, or no state at all."""
+        if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{self.name}.load_state: a {type(state).__name__}; give what get_state() returned")
+        missing = [key for key in ("algorithm", "step", "baseline", "optimizer") if key not in state]
+        if missing:
+            raise ValueError(f"{self.name}.load_state: no {', '.join(missing)} in it; give what get_state() returned")
+        if state["algorithm"] != self.name:
+            raise ValueError(
+                f"{self.name}.load_state: this is a state of {state['algorithm']!r}; load it into that algorithm, or "
+                f"start {self.name} anew"
+            )
+        step, baseline, optimizer = state["step"], state["baseline"], state["optimizer"]
+        updates: Any = cast(dict[str, Any], optimizer).get("updates") if isinstance(optimizer, dict) else None
+        for key, value in (("step", step), ("optimizer.updates", updates)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{self.name}.load_state: {key}={value!r}, expected an integer of at least 0")
+        if baseline is not None and not _is_number(baseline):
+            raise ValueError(f"{self.name}.load_state: baseline={baseline!r}, expected a finite number or null")
+        self.step, self.updates, self._memory.baseline = step, updates, baseline
+
+
+class REINFORCE(_Classic):
+    """Policy gradient with a moving baseline, Williams 1992. Every trajectory counts: no filter of equal rewards."""
+
+    name = "REINFORCE"
+
+    def __init__(self, config: REINFORCEConfig | None = None) -> None:
+        config = config or REINFORCEConfig()
+        super().__init__(config, epochs=1, target_kl=0.0)
+        self._memory.decay = config.baseline_decay
+
+
+class PPO(_Classic):
+    """The clipped objective over several epochs, arXiv:1707.06347, with advantages normalised over the batch."""
+
+    name = "PPO"
+
+    def __init__(self, config: PPOConfig | None = None) -> None:
+        config = config or PPOConfig()
+        super().__init__(config, epochs=config.ppo_epochs, target_kl=config.target_kl)
+
+
+def save_checkpoint(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a state as JSON, whole or not at all."""
+    try:
+        text = json.dumps(state, indent=2, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"save_checkpoint: the state is not JSON ({error}); give what get_state() returned") from None
+    write_atomic(Path(path), text)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a state back. ValueError if the file is missing or is not one."""
+    try:
+        state = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise ValueError(f"checkpoint {os.fspath(path)} does not exist") from None
+    except IsADirectoryError:
+        raise ValueError(f"checkpoint {os.fspath(path)} is a folder, expected the file of save_checkpoint") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"checkpoint {os.fspath(path)} is not JSON ({error}); it is damaged, or no checkpoint"
+        ) from None
+    if not isinstance(state, dict):
+        raise ValueError(f"checkpoint {os.fspath(path)} holds a {type(state).__name__}, expected a state (an object)")
+    return cast(dict[str, Any], state)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")

@@ -1,0 +1,152 @@
+"""What an update measures as it goes: losses, clipping, divergences. Formulas are in docs/metrics.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvr.algorithms.rows import Algorithm
+from rlvr.algorithms.shaping import KL_TERMS
+from rlvr.protocols import Datum, ForwardBackwardOutput
+from rlvr.types import Trajectory
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The sampled tokens of some rows end to end: log-probs now and when sampled, advantages as they
+    were sent (weighted, options included), log-probs under the reference."""
+
+    now: Array
+    sampled: Array
+    advantage: Array
+    reference: Array | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Trajectory], data: Sequence[Datum], output: ForwardBackwardOutput) -> Tokens:
+        masks = [np.asarray(t.action_mask, dtype=bool) for t in rows]
+        outputs = output.loss_fn_outputs
+        now = [np.asarray(o["logprobs"].data)[-len(m) :][m] for o, m in zip(outputs, masks, strict=True)]
+        pairs = list(zip(rows, masks, strict=True))
+        compared = bool(rows) and all(t.reference_logprobs for t in rows)
+        return cls(
+            np.concatenate(now).astype(np.float64),
+            np.concatenate([np.asarray(t.logprobs)[m] for t, m in pairs]),
+            np.concatenate(
+                [d.loss_fn_inputs["advantages"].data[-len(m) :][m] for d, m in zip(data, masks, strict=True)]
+            ),
+            np.concatenate([np.asarray(t.reference_logprobs)[m] for t, m in pairs]) if compared else None,
+        )
+
+    @property
+    def approx_kl(self) -> float:
+        """Mean of r - 1 - log r, r the ratio of the policy now to the one that sampled."""
+        delta = self.now - self.sampled
+        return float(np.mean(np.exp(delta) - 1 - delta))
+
+
+def _sent(rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], name: str) -> Array:
+    """An input of the loss at the sampled tokens, end to end."""
+    masks = [np.asarray(t.action_mask, dtype=bool) for t, _ in rows]
+    parts = [d.loss_fn_inputs[name].data[-len(m) :][m] for d, m in zip(data, masks, strict=True)]
+    return np.concatenate(parts).astype(np.float64)
+
+
+class Measured:
+    """Running sums over the optimizer steps of one update."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        bounds = algorithm.thresholds
+        self.algorithm = algorithm
+        self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
+        self.updates = self.trajectories = self.tokens = 0
+        self.loss = self.entropy_loss = self.kl_loss = 0.0  # means over the optimizer steps
+        self.clipped = {"low": 0, "high": 0}
+        self.approx_kl = self.kl = 0.0
+        self.gap = self.gap_max = self.kl_v1 = self.kl_v2 = 0.0
+        self.ratio_max = 1.0
+        self.grad_norm = self.learning_rate = 0.0
+
+    @property
+    def clipped_share(self) -> float:
+        return (self.clipped["low"] + self.clipped["high"]) / max(1, self.tokens)
+
+    def add(
+        self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
+    ) -> None:
+        """Take in a forward-backward pass, made before its optimizer step."""
+        first = self.updates == 0
+        tokens = Tokens.of([t for t, _ in rows], data, output)
+        delta = tokens.now - tokens.sampled
+        old, advantage = _sent(rows, data, "logprobs"), tokens.advantage
+        ratio = self._ratio(rows, data, output) if self.algorithm.loss == "gspo" else np.exp(tokens.now - old)
+        self.updates += 1
+        self.tokens += len(delta)
+        if first:
+            self.trajectories = len(rows)
+            self.kl_v1, self.kl_v2 = float(-delta.mean()), float(0.5 * (delta**2).mean())
+            self.gap, self.gap_max = float(np.abs(delta).mean()), float(np.abs(delta).max())
+        self.clipped["low"] += int(((ratio < self.low) & (advantage < 0)).sum())
+        self.clipped["high"] += int(((ratio > self.high) & (advantage > 0)).sum())
+        self.approx_kl = tokens.approx_kl
+        self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
+        self._losses(rows, tokens, output)
+
+    def _ratio(
+        self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
+    ) -> Array:
+        """gspo clips the ratio of the whole answer: exp of the mean difference over its sampled tokens."""
+        ratios: list[Array] = []
+        for (trajectory, _), datum, out in zip(rows, data, output.loss_fn_outputs, strict=True):
+            mask = datum.loss_fn_inputs["sequence_ratio_mask"].data != 0
+            mean = (np.asarray(out["logprobs"].data) - datum.loss_fn_inputs["logprobs"].data)[mask].mean()
+            ratios.append(np.full(trajectory.num_action_tokens, math.exp(mean)))
+        return np.concatenate(ratios)
+
+    def _losses(self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput) -> None:
+        weight = np.concatenate([np.full(t.num_action_tokens, w) for t, w in rows])
+        kl = entropy = 0.0
+        if tokens.reference is not None:
+            d = tokens.reference - tokens.now
+            k = KL_TERMS[self.algorithm.kl_estimator](d)
+            self.kl = float(k.mean())
+            if self.algorithm.kl_in == "loss":
+                kl = self.algorithm.kl_coef * float((weight * k).sum())
+        if self.algorithm.entropy_coef:
+            told = output.metrics.get("entropy_loss:sum")
+            sampled = self.algorithm.entropy_coef * float(
+                (weight * tokens.sampled * np.exp(tokens.now - tokens.sampled)).sum()
+            )
+            entropy = sampled if told is None else told
+        n = self.updates
+        for name, value in (("loss", output.metrics["loss:sum"]), ("entropy_loss", entropy), ("kl_loss", kl)):
+            before = getattr(self, name)
+            setattr(self, name, before + (value - before) / n)
+
+    def metrics(self) -> dict[str, float]:
+        """The update's metrics; nothing but zeros of work done where there was no update."""
+        done = {"updates": float(self.updates), "tokens_trained": float(self.tokens)}
+        if not self.updates:
+            return done  # nothing was measured: a zero would look like a perfect score
+        low, high = self.clipped["low"] / max(1, self.tokens), self.clipped["high"] / max(1, self.tokens)
+        kl = {"kl": self.kl} if self.algorithm.kl_coef else {}
+        return {
+            **done,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "loss": self.loss,
+            **kl,
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+            "optim/kl_sample_train_v1": self.kl_v1,
+            "optim/kl_sample_train_v2": self.kl_v2,
+            "sampling/sampling_logp_difference/mean": self.gap,
+            "sampling/sampling_logp_difference/max": self.gap_max,
+            "sampling/importance_sampling_ratio/max": self.ratio_max,
+            "optim/approx_kl": self.approx_kl,
+        }

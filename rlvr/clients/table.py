@@ -1,0 +1,101 @@
+"""The weights behind the mock client: a table of token logits, its words, and its place on disk.
+
+`rlvr.clients.mock` samples from it and trains it. A saved table is one JSON file in a folder with checksums; floats in
+JSON keep every bit. `tests/test_clients_mock.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvr import draws
+from rlvr.files import verified
+
+
+class WordTokenizer:
+    """Words split at blanks; id 0 is the end token, id 1 stands for every word outside the vocabulary."""
+
+    def __init__(self, words: Sequence[str], end: str = "<end>") -> None:
+        self.words = list(dict.fromkeys([end, "<unk>", *words]))
+        self.ids = {word: i for i, word in enumerate(self.words)}
+        self.eos_token_id: int | None = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [self.ids.get(word, 1) for word in text.split()]
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.encode(text) for text in texts]}
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        hidden = {0, 1} if skip_special_tokens else set[int]()
+        return " ".join(self.words[int(i)] for i in token_ids if int(i) not in hidden)
+
+
+class TablePolicy:
+    """`logits` [V] are the weights; `gradient` accumulates until a step; AdamW's moments and steps beside them.
+
+    Logits begin uniform in a band of width `spread`. `rate` multiplies every learning rate: rates meant for networks,
+    where a small change of many weights moves a logit far, would hardly move a table.
+    """
+
+    def __init__(
+        self, words: Sequence[str], seed: int = 0, spread: float = 0.1, *, end: str = "<end>", rate: float = 1.0
+    ) -> None:
+        self.tokenizer = WordTokenizer(words, end)
+        size = len(self.tokenizer.words)
+        self.logits = np.array([spread * (draws.uniform(draws.key("table", seed), i) - 0.5) for i in range(size)])
+        self.logits[1] = -30.0  # the unknown word is for prompts: the policy never says it
+        self.rate = rate
+        self.gradient: np.ndarray | None = None
+        self.moments, self.adam_steps = np.zeros((2, size)), 0
+        self.version = 0
+
+    def logprobs(self, temperature: float = 1.0) -> np.ndarray:
+        scaled = self.logits / temperature
+        shifted = scaled - scaled.max()
+        return shifted - math.log(np.exp(shifted).sum())
+
+    def sha256(self) -> str:
+        """A hash of the weights."""
+        return hashlib.sha256(self.logits.astype("<f8").tobytes()).hexdigest()
+
+    def check_tokens(self, tokens: np.ndarray, where: str) -> None:
+        bad = (tokens < 0) | (tokens >= len(self.logits))
+        if bad.any():
+            raise ValueError(f"{where} holds token {tokens[bad.argmax()]}, outside 0..{len(self.logits) - 1}")
+
+    def save(self, folder: Path, *, optimizer: bool) -> None:
+        state: dict[str, Any] = {
+            "words": self.tokenizer.words,
+            "logits": self.logits.tolist(),
+            "version": self.version,
+            "adam": {"moments": self.moments.tolist(), "steps": self.adam_steps} if optimizer else None,
+        }
+        (folder / "table.json").write_text(json.dumps(state))
+
+    def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Take the weights (and optimizer state) saved there; ValueError if they are damaged or do not fit."""
+        if wrong := verified(folder):
+            raise ValueError(f"checkpoint {folder} is damaged or missing: {wrong}")
+        try:
+            state = json.loads((folder / "table.json").read_text())
+            words, logits, version, adam = state["words"], np.asarray(state["logits"]), state["version"], state["adam"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"checkpoint {folder} holds no table of the mock client ({error!r})") from error
+        if words != self.tokenizer.words:
+            raise ValueError(
+                f"checkpoint {folder} is of another vocabulary ({len(words)} words, this policy has "
+                f"{len(self.tokenizer.words)}); make the policy with the words it was trained with"
+            )
+        if optimizer and adam is None:
+            raise ValueError(f"checkpoint {folder} has no optimizer state: it was saved for sampling; use load_state")
+        self.logits, self.version, self.gradient = logits, version, None
+        self.moments = np.asarray(adam["moments"]) if optimizer else np.zeros_like(self.moments)
+        self.adam_steps = adam["steps"] if optimizer else 0

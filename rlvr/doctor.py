@@ -1,0 +1,298 @@
+"""`rlvr doctor`: what of the installation works, and `rlvr doctor RUN`: what a run's own files say about its learning.
+
+Both read only; nothing is downloaded, and what is missing or broken is a line of the report. torch is imported for the
+check of the installation alone. Exercised by `python -m pytest tests/test_doctor.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import rlvr
+from rlvr.build import cores
+from rlvr.tracking import readable
+from rlvr.tracking.console import shown
+from rlvr.training.loops import RunOptions
+from rlvr.training.signal import WINDOW, findings, rl_rows, stalled, told
+
+NEEDED, ROOM = 0.1, 2.0  # GB free: less than the first stops a run at its first checkpoint, less than the second soon
+
+# Creates the namespaces that keep an answer's code from files, network and other processes, in a process of its own.
+_UNSHARE = (
+    "import ctypes, os, sys\n"
+    "libc = ctypes.CDLL(None, use_errno=True)\n"
+    "flags = 0x10000000 | 0x20000 | 0x40000000 | 0x20000000 | 0x8000000 | 0x4000000\n"  # user mount net pid ipc uts
+    "sys.exit(0 if libc.unshare(flags) == 0 else ctypes.get_errno())\n"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line about the installation. `state` is ok, note (something to know) or fails (training cannot run)."""
+
+    state: str
+    name: str
+    said: str
+
+
+# --- the installation --------------------------------------------------------------------------------------------
+
+
+def installation(root: Path | None = None) -> list[Check]:
+    """What this machine and this Python offer. `root` is where runs go (by default that of a config that says none)."""
+    return [
+        Check("ok", "rlvr", f"{rlvr.__version__} in {Path(rlvr.__file__).parent}"),
+        Check("ok", "python", f"{platform.python_version()} ({sys.executable})"),
+        Check("ok", "cores", f"{cores()} for this process, {platform.machine()}, {platform.system()}"),
+        *_extras(),
+        *_torch(),
+        _sandbox(),
+        _disk(Path(RunOptions().root) if root is None else root),
+    ]
+
+
+def verdict(checks: list[Check]) -> str:
+    """One sentence, for the end of the report."""
+    broken = [check.name for check in checks if check.state == "fails"]
+    if broken:
+        return f"No model can be trained here: see {', '.join(dict.fromkeys(broken))} above."
+    device = next((check.said for check in checks if check.name == "device"), "cpu")
+    return f"Training can run here, on {device}."
+
+
+def written_checks(checks: list[Check]) -> str:
+    width = max(len(check.name) for check in checks)
+    marks = {"ok": "ok   ", "note": "note ", "fails": "FAILS"}
+    lines = [f"{marks[check.state]}  {check.name:<{width}}  {check.said}" for check in checks]
+    return "\n".join([*lines, "", verdict(checks)])
+
+
+def extras() -> dict[str, list[str]]:
+    """The libraries of each extra, as the installed package or the pyproject.toml of a clone says; {} where neither."""
+    try:
+        needs = metadata.requires("rlvr") or []
+    except metadata.PackageNotFoundError:
+        return _cloned_extras()
+    found: dict[str, list[str]] = {}
+    for need in needs:
+        if extra := re.search(r"extra\s*==\s*['\"]([^'\"]+)", need):
+            found.setdefault(extra[1], []).append(_library(need))
+    return _of_others(found)
+
+
+def _cloned_extras() -> dict[str, list[str]]:
+    try:
+        project = tomllib.loads((Path(rlvr.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+        listed: dict[str, list[str]] = project["project"]["optional-dependencies"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return _of_others({name: [_library(need) for need in needs] for name, needs in listed.items()})
+
+
+def _library(need: str) -> str:
+    """`transformers` of `transformers>=5; extra == "train"`."""
+    return re.split(r"[^A-Za-z0-9._-]", need.strip(), maxsplit=1)[0]
+
+
+def _of_others(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Without the extras that only gather ours (`all`)."""
+    return {name: libraries for name, libraries in found.items() if set(libraries) != {"rlvr"}}
+
+
+def _extras() -> Iterator[Check]:
+    known = extras()
+    if not known:
+        yield Check("note", "extras", "not known: this rlvr was not installed (pip install -e . in the clone)")
+    for name, libraries in known.items():
+        versions = {library: _version(library) for library in libraries if library != "rlvr"}
+        missing = [library for library, version in versions.items() if version is None]
+        if missing:
+            # Without torch nothing trains; what else is missing is said by what needs it.
+            state = "fails" if name == "train" else "note"
+            yield Check(state, f"[{name}]", f"{', '.join(missing)} not installed; pip install 'rlvr[{name}]'")
+        else:
+            yield Check("ok", f"[{name}]", ", ".join(f"{library} {version}" for library, version in versions.items()))
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> Iterator[Check]:
+    try:
+        import torch
+    except Exception as error:  # a broken install raises anything: ImportError, OSError for a library, RuntimeError
+        yield Check("fails", "torch", f"cannot be imported ({error}); pip install 'rlvr[train]'")
+        return
+    yield Check("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    try:
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    except Exception as error:  # a driver that does not fit
+        yield Check("note", "device", f"cpu (the GPU cannot be used: {error})")
+        return
+    if gpus:
+        yield Check("ok", "device", ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus))
+    elif shutil.which("nvidia-smi"):
+        yield Check("note", "device", "cpu (there is an NVIDIA driver, but this build of torch sees no GPU)")
+    else:
+        yield Check("ok", "device", "cpu")
+
+
+def _sandbox() -> Check:
+    """Which walls this system would allow around code that a model wrote."""
+    if sys.platform != "linux":
+        return Check("note", "isolation", f"none known on {platform.system()}: code of a model must not be run here")
+    namespaces, landlock, seccomp = _namespaces(), _landlock_abi(), _seccomp()
+    parts = [
+        "namespaces" if namespaces else "no namespaces for this user",
+        f"landlock ABI {landlock}" if landlock else "no landlock",
+        "seccomp" if seccomp else "no seccomp",
+    ]
+    if namespaces and seccomp:
+        return Check("ok", "isolation", f"namespaces ({', '.join(parts)})")
+    if landlock and seccomp:
+        return Check("ok", "isolation", f"landlock ({', '.join(parts)})")
+    return Check("note", "isolation", f"none ({', '.join(parts)}): code of a model must not be run here")
+
+
+def _namespaces() -> bool:
+    try:
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", _UNSHARE], capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def _landlock_abi() -> int:
+    """The version of Landlock that the kernel speaks, 0 for none. The call's number is the same on every architecture
+    (https://docs.kernel.org/userspace-api/landlock.html)."""
+    try:
+        return max(0, ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
+    except (OSError, AttributeError):
+        return 0
+
+
+def _seccomp() -> bool:
+    try:
+        return ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) >= 0  # PR_GET_SECCOMP
+    except (OSError, AttributeError):
+        return False
+
+
+def _disk(root: Path) -> Check:
+    """Room and permission where runs go; the folder itself may not be there yet."""
+    place = root.expanduser().absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free / 1e9
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return Check("fails", "runs", f"cannot write to {place}: {error.strerror}; change into another folder")
+    said = f"{free:.1f} GB free in {place}"
+    if free < NEEDED:
+        return Check("fails", "runs", f"{said}: make room")
+    return Check("note" if free < ROOM else "ok", "runs", said + (": that is soon full" if free < ROOM else ""))
+
+
+# --- a run -------------------------------------------------------------------------------------------------------
+
+
+def report(folder: Path) -> str:
+    """What the files of a run say: how far it is, what stands in its way, why answers failed. ValueError for no run."""
+    folder = folder.expanduser()
+    if not (folder / "resolved.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
+        raise ValueError(f"{folder} is no run folder (no resolved.yaml, no metrics.jsonl){_meant(folder)}")
+    rows, broken = _json_lines(folder / "metrics.jsonl")
+    lines = [f"run {folder}: {_progress(folder, rows)}"]
+    if broken:
+        lines.append(f"  {broken} lines of metrics.jsonl cannot be read and are left out")
+    for left in sorted(folder.glob("failed-batch-*.jsonl")):
+        lines.append(f"  numbers were not finite at step {left.stem.removeprefix('failed-batch-')}: {left.name} has it")
+    recent = rl_rows(rows)
+    if recent:
+        now = "  ".join(f"{label} {text}" for label, text in shown(_latest(recent)).items())
+        lines += ["", "now" + (", and learning stalls" if stalled(recent) else ""), f"  {now}"]
+    lines += ["", f"findings (from the last {WINDOW} steps of reinforcement learning)", told(findings(rows))]
+    return "\n".join([*lines, *_reasons(folder)])
+
+
+def _meant(folder: Path) -> str:
+    other = Path(RunOptions().root) / folder
+    return f"; did you mean {other}?" if (other / "resolved.yaml").is_file() else ""
+
+
+def _progress(folder: Path, rows: list[dict[str, Any]]) -> str:
+    steps = Counter(str(row.get("phase")) for row in rows)
+    done = ", ".join(f"{phase} {count} steps" for phase, count in steps.items()) or "no step yet"
+    return f"{'finished' if (folder / 'summary.json').exists() else 'not finished'}, {done}"
+
+
+def _latest(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last value of every metric."""
+    return {name: value for row in rows for name, value in row.items()}
+
+
+def _reasons(folder: Path) -> Iterator[str]:
+    """Verdicts of the kept answers by frequency, and the newest answer for each reason of failure."""
+    files = sorted((folder / "rollouts").glob("rl-*.jsonl"))[-WINDOW:]
+    counts: Counter[tuple[str, str, str]] = Counter()
+    newest: dict[tuple[str, str, str], str] = {}
+    answers = 0
+    for row in (row for file in files for row in _json_lines(file)[0]):
+        scores = row.get("scores")
+        answers += 1
+        for reward, score in scores.items() if isinstance(scores, dict) else ():
+            score = score if isinstance(score, dict) else {}
+            key = (str(reward), str(score.get("outcome")), str(score.get("reason") or ""))
+            counts[key] += 1
+            newest[key] = f"{readable(str(row.get('prompt')), 100)}  ->  {readable(str(row.get('response')), 160)}"
+    if not counts:
+        yield from ("", "no answers were kept (run.rollouts_per_step)")
+        return
+    yield from ("", f"verdicts of the {answers} answers kept (steps: {len(files)})")
+    for (reward, outcome, reason), count in counts.most_common(12):
+        why = f" ({readable(reason, 60)})" if reason else ""
+        yield f"  {100 * count / answers:5.1f}%  {readable(reward, 40)}: {readable(outcome, 20)}{why}"
+    failed = [key for key, _ in counts.most_common() if key[1] != "passed"][:3]
+    if failed:
+        yield from ("", "the newest answer of each kind")
+    for key in failed:
+        yield f"  {readable(key[2] or key[1], 60)}: {newest[key]}"
+
+
+def _json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a file that may be torn or damaged, and how many whole lines hold none."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return [], 0
+    found, broken = [], 0
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            found.append(row)
+        elif number < len(lines):  # what follows the last newline is being written right now
+            broken += 1
+    return found, broken

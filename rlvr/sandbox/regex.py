@@ -1,0 +1,26 @@
+"""A job of the guarded worker: does a text match a regular expression? Runs in the child; standard library only.
+
+`python -m pytest tests/test_sandbox_regex.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def run(setup: dict[str, str], item: str | None) -> dict[str, Any]:
+    """`{"fits": bool}` for a text, `{}` for None (the pattern compiles), or what is wrong with the pattern and where.
+
+    `setup` is `{"pattern": ..., "match": "full" or "search"}`.
+    """
+    try:
+        pattern = re.compile(setup["pattern"])  # the module keeps what it compiled
+    except re.error as error:
+        return {"error": error.msg, "position": error.pos}
+    except (OverflowError, RecursionError) as error:
+        return {"error": str(error), "position": None}
+    if item is None:
+        return {}
+    found = pattern.fullmatch(item) if setup["match"] == "full" else pattern.search(item)
+    return {"fits": found is not None}
