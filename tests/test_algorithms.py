@@ -1,4 +1,4 @@
-"""Algorithms as rows: advantages and weights by hand, identities, and one golden file a row.
+"""Algorithms as rows: what each sends by hand, the cells that are refused, and one golden file a row.
 
 After a deliberate change: `RLVR_GOLDEN=write python -m pytest tests/test_algorithms.py`, then read the difference.
 """
@@ -6,6 +6,7 @@ After a deliberate change: `RLVR_GOLDEN=write python -m pytest tests/test_algori
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from pathlib import Path
@@ -14,71 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_advantages import MAX_TOKENS, REWARDS, batch, groups_of, trajectory
 
-from rlvr.algorithms import ALGORITHMS, CLIPPED, Algorithm, resolve_algorithm
-from rlvr.algorithms import LOSSES as NAMES
-from rlvr.algorithms.advantages import ESTIMATORS, REDUCTIONS, teaches
-from rlvr.types import Trajectory
+from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm
+from rlvr.algorithms.advantages import REDUCTIONS
+from rlvr.algorithms.rows import CLIPPED
+from rlvr.algorithms.rows import LOSSES as NAMES
+from rlvr.types import StopReason, Trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
-MAX_TOKENS = 10
-
-
-def trajectory(group: str, rollout: str, reward: float | None, length: int, written: int = 0) -> Trajectory:
-    """`length` sampled tokens, and `written` by the environment behind them."""
-    return Trajectory(
-        "p", [1], "r", [2] * (length + written), [-0.5] * (length + written), reward=reward, group_id=group,
-        rollout_id=rollout, action_mask=[1] * length + [0] * written,
-    )  # fmt: skip
-
-
-def batch() -> list[Trajectory]:
-    """Two groups: rewards 1 and 0 and an unknown one; and twice 0.25. Rollout a1 made two trajectories."""
-    return [
-        trajectory("a", "a0", 1.0, 2),
-        trajectory("b", "b0", 0.25, 5),
-        trajectory("a", "a1", 0.0, 1),
-        trajectory("a", "a1", 0.0, 3, written=1),
-        trajectory("a", "a2", None, 4),
-        trajectory("b", "b1", 0.25, 4),
-    ]
-
-
-def advantages(name: str, trajectories: list[Trajectory]) -> list[float]:
-    ESTIMATORS[name](trajectories)
-    return [t.advantage for t in trajectories]
-
-
-# Rollout a1 counts once: the rewards of group a are 1 and 0 (mean 1/2, std 1/2), not 1, 0, 0. Those of the batch are
-# 1, 0, 1/4, 1/4: mean 3/8, squared deviations 25/64 + 9/64 + 1/64 + 1/64 = 36/64, over 4 is 9/64, std 3/8.
-BY_HAND = {
-    "group_mean": [0.5, 0.0, -0.5, -0.5, 0.0, 0.0],
-    "group_normalized": [0.5 / 0.500001, 0.0, -0.5 / 0.500001, -0.5 / 0.500001, 0.0, 0.0],
-    "batch_mean": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],
-    "batch_normalized": [x / 0.375001 for x in (0.625, -0.125, -0.375, -0.375, 0.0, -0.125)],
-}
-
-
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
-def test_advantages_by_hand(name: str) -> None:
-    """Each estimator on the batch above; the unknown reward gets 0 and moves no baseline."""
-    assert advantages(name, batch()) == pytest.approx(BY_HAND[name], abs=1e-15)
-
-
-# The five trajectories with a reward have 2, 5, 1, 3, 4 sampled tokens, 15 in all; the written token counts nowhere.
-WEIGHTS_BY_HAND = {
-    "token_mean": [1 / 15] * 5,
-    "sequence_mean": [1 / 10, 1 / 25, 1 / 5, 1 / 15, 1 / 20],
-    "constant": [1 / 50] * 5,  # N = 5, M = 10
-    "sequence_sum": [1 / 5] * 5,
-}
-
-
-@pytest.mark.parametrize("name", sorted(REDUCTIONS))
-def test_reduction_weights_by_hand(name: str) -> None:
-    """Each reduction on the five trajectories with a reward."""
-    known = [t for t in batch() if t.reward is not None]
-    assert REDUCTIONS[name](known, MAX_TOKENS) == pytest.approx(WEIGHTS_BY_HAND[name], abs=1e-15)
 
 
 GROUP_A = 0.5 / 0.500001
@@ -99,6 +44,29 @@ ROWS_BY_HAND = {
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
     ),
     "importance_sampling": ([(0, 0.5, 1 / 6), (2, -0.5, 1 / 6), (3, -0.5, 1 / 6)], {}),
+    "reinforce_ema": (
+        [(0, 0.625, 1 / 15), (1, -0.125, 1 / 15), (2, -0.375, 1 / 15), (3, -0.375, 1 / 15), (5, -0.125, 1 / 15)],
+        {},
+    ),
+    "reinforce_pp": (
+        [(i, a / 0.375001, 1 / 15) for i, a in ((0, 0.625), (1, -0.125), (2, -0.375), (3, -0.375), (5, -0.125))],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    ),
+    "rloo": ([(0, 1.0, 0.2), (2, -1.0, 0.2), (3, -1.0, 0.2)], {}),
+    "dapo": (
+        [(0, GROUP_A, 1 / 6), (2, -GROUP_A, 1 / 6), (3, -GROUP_A, 1 / 6)],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+    ),
+    "gspo": (
+        [(0, GROUP_A, 1 / 10), (2, -GROUP_A, 1 / 5), (3, -GROUP_A, 1 / 15)],
+        {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004},
+    ),
+    "cispo": (
+        [(0, GROUP_A, 1 / 15), (2, -GROUP_A, 1 / 15), (3, -GROUP_A, 1 / 15)],
+        {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    ),
+    # dro's pull towards the sampler is a gradient without any advantage: group b is sent too.
+    "dro": ([(0, 0.5, 1 / 15), (1, 0.0, 1 / 15), (2, -0.5, 1 / 15), (3, -0.5, 1 / 15), (5, 0.0, 1 / 15)], {}),
 }
 
 
@@ -112,7 +80,7 @@ def test_rows_by_hand(name: str) -> None:
     expected, thresholds = ROWS_BY_HAND[name]
     assert [f[0] for f in found] == [e[0] for e in expected]
     assert [x for f in found for x in f[1:]] == pytest.approx([x for e in expected for x in e[1:]], abs=1e-15)
-    assert row.loss_config == pytest.approx(thresholds)
+    assert row.thresholds == pytest.approx(thresholds)
 
 
 def described(row: Algorithm) -> dict[str, Any]:
@@ -124,7 +92,8 @@ def described(row: Algorithm) -> dict[str, Any]:
         "advantage": row.advantage,
         "reduction": row.reduction,
         "loss": row.loss,
-        "loss_config": row.loss_config,
+        "thresholds": row.thresholds,
+        "beta": row.beta,
         "uses_groups": row.uses_groups,
         "selected": [place[id(t)] for t in selected],
         "advantages": [t.advantage for t in trajectories],
@@ -145,29 +114,8 @@ def test_every_row_equals_its_golden_file_to_the_bit(name: str) -> None:
 
 
 def test_no_golden_file_is_left_over() -> None:
-    """One file a row, no more; and the hand-computed rows above are all of them or a part."""
-    assert {p.stem for p in GOLDEN.glob("*.json")} == set(ALGORITHMS)
-    assert set(ROWS_BY_HAND) <= set(ALGORITHMS)
-
-
-REWARDS = st.lists(st.one_of(st.none(), st.integers(-8, 8).map(lambda n: n / 8)), min_size=1, max_size=8)
-
-
-def groups_of(rewards: list[list[float | None]]) -> list[Trajectory]:
-    return [trajectory(f"g{g}", f"g{g}/{i}", r, 1 + i) for g, rs in enumerate(rewards) for i, r in enumerate(rs)]
-
-
-@given(
-    st.lists(REWARDS, min_size=1, max_size=3), st.integers(-5, 5), st.sampled_from(["group_mean", "group_normalized"])
-)
-def test_shifting_a_groups_rewards_changes_no_advantage(
-    rewards: list[list[float | None]], shift: int, name: str
-) -> None:
-    """A group baseline takes any constant out, of that group and of no other."""
-    before = advantages(name, groups_of(rewards))
-    moved = [[None if r is None else r + shift for r in rewards[0]], *rewards[1:]]
-    # Rounding of a mean (1e-15) is divided by as little as the 1e-6 of a group without spread.
-    assert advantages(name, groups_of(moved)) == pytest.approx(before, abs=1e-8)
+    """One file a row, no more; and the hand-computed rows above are all of them."""
+    assert {p.stem for p in GOLDEN.glob("*.json")} == set(ALGORITHMS) == set(ROWS_BY_HAND)
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from(sorted(ALGORITHMS)))
@@ -184,39 +132,6 @@ def test_the_order_of_trajectories_changes_nothing(rewards: list[list[float | No
     assert by_rollout(shuffled) == by_rollout(groups_of(rewards))
 
 
-@given(st.lists(REWARDS, min_size=1, max_size=4))
-def test_group_means_of_advantages_are_zero(rewards: list[list[float | None]]) -> None:
-    """Within a group, and over the batch for a batch baseline, the known advantages sum to nothing."""
-    trajectories = groups_of(rewards)
-    advantages("group_mean", trajectories)
-    for g in range(len(rewards)):
-        assert sum(t.advantage for t in trajectories if t.group_id == f"g{g}") == pytest.approx(0.0, abs=1e-12)
-    assert sum(advantages("batch_mean", trajectories)) == pytest.approx(0.0, abs=1e-12)
-
-
-@given(
-    st.floats(-1e6, 1e6, allow_subnormal=False), st.integers(1, 9), st.sampled_from(["group_mean", "group_normalized"])
-)
-def test_equal_rewards_give_exactly_no_advantage(reward: float, count: int, name: str) -> None:
-    """Not even a rounding error: such a group must be skipped, not amplified by 1 / 1e-6."""
-    assert advantages(name, groups_of([[reward] * count])) == [0.0] * count
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 50))
-def test_reduction_identities(lengths: list[int], most: int) -> None:
-    """token_mean: weights x tokens sum to 1; sequence_mean: too, 1/N a sequence; constant: 1/M; sequence_sum: 1."""
-    items = [trajectory("g", str(i), 1.0, n) for i, n in enumerate(lengths)]
-
-    def weights(name: str) -> list[float]:
-        return REDUCTIONS[name](items, most)
-
-    assert sum(w * n for w, n in zip(weights("token_mean"), lengths, strict=True)) == pytest.approx(1.0)
-    shares = [w * n for w, n in zip(weights("sequence_mean"), lengths, strict=True)]
-    assert shares == pytest.approx([1 / len(lengths)] * len(lengths))
-    assert sum(weights("constant")) * most == pytest.approx(1.0)
-    assert sum(weights("sequence_sum")) == pytest.approx(1.0)
-
-
 def test_an_empty_response_breaks_no_reduction() -> None:
     """No sampled token: weight 0 per sequence, nothing sent, no division by zero."""
     empty = [trajectory("g", "0", 1.0, 0), trajectory("g", "1", 0.0, 2)]
@@ -227,18 +142,42 @@ def test_an_empty_response_breaks_no_reduction() -> None:
     assert row.weigh([], 5) == []
 
 
-def test_a_group_teaches_when_known_rewards_differ() -> None:
-    """Equal rewards, one rollout (even of two trajectories), or only unknown others: nothing to learn."""
-    assert teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)])
-    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 1.0, 1)])
-    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", None, 1)])
-    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1)])
+def test_equal_rewards_with_unequal_penalties_teach_unless_filtered() -> None:
+    """Two right answers, one overlong: the shorter is better, for a row that keeps such groups."""
+    items = groups_of([[1.0, 1.0]])
+    items[1].penalty = 0.5
+    row = resolve_algorithm("grpo", advantage="group_mean")
+    assert [(t.rollout_id, t.advantage) for t, _ in row.weigh(row.select(items), 5)] == [
+        ("g0/0", 0.25),
+        ("g0/1", -0.25),
+    ]
+    assert resolve_algorithm("ppo").select(items) == [], "a penalty alone makes no group worth keeping"
 
 
-def test_trajectories_without_rollout_id_are_rollouts_of_their_own() -> None:
-    """Seed 000's trajectories carry no ids: each counts."""
-    items = [trajectory("", "", r, 1) for r in (1.0, 0.0, 0.0, 0.0)]
-    assert advantages("group_mean", items) == [0.75, -0.25, -0.25, -0.25]
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("dro", {}), ("grpo", {"kl_coef": 0.1, "kl_in": "loss"}), ("grpo", {"entropy_coef": 0.1}),
+        ("grpo", {"entropy_coef": 0.1, "entropy": "exact"}),
+    ],
+)  # fmt: skip
+def test_rows_without_advantage_are_sent_where_they_have_a_gradient(name: str, cells: dict[str, Any]) -> None:
+    """dro's pull, a KL in the loss, an entropy bonus: all three answers go, not only the two that were told apart."""
+    items = groups_of([[1.0, 0.0, 0.5]])
+    row = resolve_algorithm(name, **cells)
+    assert len(row.weigh(row.select(items), 5)) == 3
+    plain = resolve_algorithm("grpo", kl_coef=0.1)  # in the reward: no gradient without advantage
+    assert len(plain.weigh(plain.select(items), 5)) == 2
+
+
+def test_truncated_rollouts_are_masked_whole_and_stay_in_the_baseline() -> None:
+    """Rollout 1 was cut in its second part: both parts go; the mean is still over all three rollouts."""
+    items = [trajectory("g", r, reward, 1) for r, reward in (("0", 1.0), ("1", 0.0), ("1", 0.0), ("2", 0.0))]
+    items[2].stop_reason = StopReason.LENGTH
+    selected = resolve_algorithm("ppo", mask_truncated=True).select(items)
+    assert [t.rollout_id for t in selected] == ["0", "2"]
+    assert [t.advantage for t in selected] == pytest.approx([2 / 3, -1 / 3])
+    assert len(resolve_algorithm("ppo").select(items)) == 4
 
 
 def test_zero_advantage_is_skipped_and_still_counted() -> None:
@@ -252,10 +191,25 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
 @pytest.mark.parametrize(
     ("name", "cells", "message"),
     [
-        ("ppo", {"loss": "dro"}, "'dro' is unknown"),  # its weight does not fold into the advantage alone
-        ("ppo", {"loss": "gspo"}, "'gspo' is unknown"),
         ("importance_sampling", {"loss": "ppo"}, "give algorithm.clip_low and algorithm.clip_high"),
         ("reinforce", {"drop_equal_groups": True}, "set it to false"),
+        ("reinforce_ema", {"drop_equal_groups": True}, "set it to false"),
+        ("ppo", {"beta": 0.1}, "no other loss has one"),
+        ("dro", {"beta": None}, "dro needs a beta above 0"),
+        ("dro", {"beta": 0.0}, "dro needs a beta above 0"),
+        ("dro", {"beta": math.inf}, "dro needs a beta above 0"),
+        ("ppo", {"kl_estimator": "k4"}, "known: k1, k2, k3"),
+        ("ppo", {"kl_in": "rewards"}, r"did you mean 'reward'\?.*known: reward, loss"),
+        ("ppo", {"entropy": "full"}, "known: sampled, exact"),
+        ("ppo", {"kl_coeff": 0.1}, r"no cell 'kl_coeff' \(did you mean 'kl_coef'\?\); cells: advantage, loss"),
+        ("ppo", {"kl_coef": -0.1}, "algorithm.kl_coef=-0.1, expected at least 0"),
+        ("ppo", {"kl_coef": math.nan}, "algorithm.kl_coef=nan"),
+        ("ppo", {"kl_coef": math.inf}, "algorithm.kl_coef=inf"),
+        ("ppo", {"entropy_coef": math.inf}, "algorithm.entropy_coef=inf"),
+        ("ppo", {"importance_cap": 0.5}, r"algorithm.importance_cap=0.5, expected at least 1 \(2 is usual\), or null"),
+        ("ppo", {"overlong_buffer": 0}, "algorithm.overlong_buffer=0, expected at least 1 token, or null"),
+        ("ppo", {"overlong_penalty": -1.0}, "algorithm.overlong_penalty=-1.0"),
+        ("reinforce_ema", {"baseline_decay": 1.5}, "algorithm.baseline_decay=1.5"),
     ],
 )
 def test_cells_that_would_compute_something_else_are_refused(name: str, cells: dict[str, Any], message: str) -> None:
@@ -265,7 +219,7 @@ def test_cells_that_would_compute_something_else_are_refused(name: str, cells: d
 
 def test_an_unknown_algorithm_names_the_nearest() -> None:
     """A misspelling is answered with the likely word and all known ones."""
-    with pytest.raises(ValueError, match=r"'grp0' is unknown \(did you mean 'grpo'\?\); known: dr_grpo, grpo"):
+    with pytest.raises(ValueError, match=r"'grp0' is unknown \(did you mean 'grpo'\?\); known: cispo, dapo, dr_grpo"):
         resolve_algorithm("grp0")
     with pytest.raises(ValueError, match=r"algorithm.advantage='group_men' is unknown \(did you mean 'group_mean'\?\)"):
         resolve_algorithm("ppo", advantage="group_men")
@@ -278,7 +232,7 @@ def test_an_unknown_algorithm_names_the_nearest() -> None:
 @pytest.mark.parametrize("bound", ["clip_low", "clip_high"])
 def test_a_clip_without_effect_is_an_error(bound: str) -> None:
     """importance_sampling does not clip: saying nothing would leave the user believing it does."""
-    with pytest.raises(ValueError, match=f"algorithm.{bound}=0.2 has no effect.*cispo, ppo"):
+    with pytest.raises(ValueError, match=f"algorithm.{bound}=0.2 has no effect.*cispo, gspo, ppo"):
         resolve_algorithm("importance_sampling", **{bound: 0.2})
 
 
@@ -293,16 +247,37 @@ def test_cells_can_be_replaced_one_by_one() -> None:
     """A row is the sum of its cells: thresholds are absolute ratios, and the table itself stays."""
     row = resolve_algorithm("ppo", reduction="sequence_mean", clip_low=0.1, clip_high=0.5)
     assert (row.reduction, row.advantage) == ("sequence_mean", "group_mean")
-    assert row.loss_config == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.5})
+    assert row.thresholds == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.5})
     assert ALGORITHMS["ppo"].reduction == "token_mean"
 
 
 def test_another_loss_leaves_the_rows_own_clip_behind() -> None:
     """ppo's row with importance_sampling has no thresholds; with cispo it keeps them; asking for both is an error."""
-    assert resolve_algorithm("ppo", loss="importance_sampling").loss_config == {}
-    assert resolve_algorithm("ppo", loss="cispo").loss_config == pytest.approx(resolve_algorithm("ppo").loss_config)
+    assert resolve_algorithm("ppo", loss="importance_sampling").thresholds == {}
+    assert resolve_algorithm("ppo", loss="cispo").thresholds == pytest.approx(resolve_algorithm("ppo").thresholds)
     with pytest.raises(ValueError, match="has no effect"):
         resolve_algorithm("ppo", loss="importance_sampling", clip_low=0.1)
+    assert (
+        resolve_algorithm("ppo", loss="dro").beta == 0.05
+        and resolve_algorithm("dro", loss="cispo", **CLIP).beta is None
+    )
+    assert resolve_algorithm("ppo", loss="dro", beta=0.2).beta == 0.2
+
+
+CLIP = {"clip_low": 1.0, "clip_high": 3.0}
+
+
+def test_a_batch_baseline_takes_the_filter_of_equal_groups_out() -> None:
+    """ppo's row with a batch baseline keeps every group without being told."""
+    assert not resolve_algorithm("ppo", advantage="batch_mean").drop_equal_groups
+    assert resolve_algorithm("ppo", advantage="leave_one_out").drop_equal_groups
+
+
+def test_a_name_is_registered_once() -> None:
+    """The same row again is nothing new; another one under its name is an error."""
+    register_algorithm(ALGORITHMS["ppo"])
+    with pytest.raises(ValueError, match="'ppo' is registered already; choose another name"):
+        register_algorithm(Algorithm("ppo", "raw", "importance_sampling", "token_mean", drop_equal_groups=False))
 
 
 def test_every_row_names_a_loss_of_the_engine() -> None:

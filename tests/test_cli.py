@@ -13,24 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_run import TINY
 
 from rlvr.cli import run
-
-TINY = """
-seed: 3
-env: {name: rpn_arithmetic, kwargs: {complexity: [1, 1], flaw: 0.0}}
-model:
-  tokenizer: words
-  device: cpu
-  config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
-           num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 24}
-rollout: {max_tokens: 6}
-sft: {steps: 2, batch_size: 8}
-training: {steps: 3, prompts_per_step: 2, group_size: 4}
-evaluation: {tasks: 8, samples: 2}
-run: {checkpoint_every: 1}
-engine: {threads: 1}
-"""
 
 
 @pytest.fixture
@@ -77,8 +62,23 @@ def test_a_run_leaves_its_folder_and_is_told_finished_the_second_time(tiny: Path
     assert (folder / "metrics.jsonl").read_bytes() == written
     # The saved policy can be evaluated by itself, with the same result as at the end of the run.
     assert run(["evaluate", str(folder)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    told = json.loads(said.out)
     assert told["pass@1"] == summary["final"]["pass@1"]
+    rate = told["pass@1"]
+    shown = f"{100 * rate['value']:.1f}% [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
+    assert f"pass@1                {shown}\n" in said.err and "8 held-out tasks" in said.err
+
+
+def test_doctor_tells_a_real_run_from_its_folder(tiny: Path, capsys: Any) -> None:
+    """Phases done, the numbers of the last step, verdicts by frequency; also while the run is not finished."""
+    assert run(command("sft.steps=1")) == 0
+    (tiny / "runs" / "tiny" / "summary.json").unlink()
+    capsys.readouterr()
+    assert run(["doctor", "runs/tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "not finished, sft 1 steps, rl 3 steps" in said and "pass rate" in said
+    assert "verdicts of the 24 answers kept (steps: 3)" in said and "combined: failed" in said
 
 
 def test_sft_alone_is_a_mode(tiny: Path) -> None:

@@ -177,3 +177,59 @@ def test_training_and_sampling_threads_do_not_mix_weights(client: Callable[..., 
         thread.join(60)
     assert not wrong
     assert trainer.policy.version == 15
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_sampler_of_saved_weights_is_what_was_saved_while_the_live_ones_move_on(
+    lora: Any, client: Callable[..., Any]
+) -> None:
+    """Log-probs, answers, fingerprint and every tensor are those of the moment of saving; live training goes on."""
+    trainer, twin = client("qwen3", lora=lora, name="a"), client("qwen3", lora=lora, name="b")
+    for one in (trainer, twin):
+        step(one)
+    then = trainer.create_sampling_client()
+    expected = logprobs(then), texts(then.sample(PROMPT, 2, params()).result()), then.fingerprint
+    weights = {name: p.detach().clone() for name, p in trainer.policy.parameters.items()}
+    path = trainer.save_weights_for_sampler("kept").result().path
+    for one in (trainer, twin):
+        step(one, 1)
+    saved = trainer.create_sampling_client(path)
+    assert (logprobs(saved), texts(saved.sample(PROMPT, 2, params()).result()), saved.fingerprint) == expected
+    assert all(torch.equal(saved._snapshot.tensors[name], p) for name, p in weights.items())
+    for one in (trainer, twin):
+        step(one, 2)
+    assert logprobs(saved) == expected[0]
+    assert trainer.policy.sha256() == twin.policy.sha256(), "reading saved weights must not touch the live ones"
+    assert max(abs(a - b) for a, b in zip(logprobs(trainer.create_sampling_client()), expected[0], strict=True)) > 0.01
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_live_and_saved_weights_answer_side_by_side(lora: Any, client: Callable[..., Any]) -> None:
+    """Requests to both, queued before one is read: each has its own weights' answers."""
+    trainer = client("qwen3", lora=lora)
+    path = trainer.save_weights_for_sampler("kept").result().path
+    step(trainer)
+    saved, live = trainer.create_sampling_client(path), trainer.create_sampling_client()
+    expected = [logprobs(saved), logprobs(live), texts(saved.sample(PROMPT, 2, params()).result())]
+    expected.append(texts(live.sample(PROMPT, 2, params()).result()))
+    asked = [s.compute_logprobs(PROMPT) for s in (saved, live)]
+    sampled = [s.sample(PROMPT, 2, params()) for s in (saved, live)]
+    assert [f.result()[1:] for f in asked] + [texts(f.result()) for f in sampled] == expected
+    assert expected[0] != expected[1]
+
+
+def test_saved_weights_that_are_missing_damaged_or_anothers_are_refused(client: Callable[..., Any]) -> None:
+    """Naming the folder; the policy stays as it is."""
+    full, adapter = client("qwen3", name="full"), client("qwen3", name="adapter", lora=LORA)
+    before = full.policy.sha256()
+    with pytest.raises(ValueError, match="checkpoint nowhere is damaged"):
+        full.create_sampling_client("nowhere")
+    other = adapter.save_weights_for_sampler("a").result().path
+    with pytest.raises(ValueError, match="checkpoint"):
+        full.create_sampling_client(other)
+    path = full.save_weights_for_sampler("a").result().path
+    with open(f"{path}/policy.json", "a") as file:
+        file.write(" ")
+    with pytest.raises(ValueError, match="damaged"):
+        full.create_sampling_client(path)
+    assert full.policy.sha256() == before

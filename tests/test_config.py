@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.config import difference, dump, load, read, validate
+from rlvr.config import difference, dump, read, validate
+from rlvr.config.compose import load
 
 
 @pytest.fixture

@@ -136,3 +136,11 @@ def test_permutations_are_uniform() -> None:
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     assert stats.chisquare(list(counts.values())).pvalue > SMALL
+
+
+def test_uniforms_are_the_scalar_draws() -> None:
+    """The same bits for any keys, the largest included, at every position."""
+    keys = [0, 1, PINNED_KEY, 2**63 - 1, 2**64 - 1]
+    table = draws.uniforms(keys, 70)
+    assert table.shape == (5, 70)
+    assert table.tolist() == [[draws.uniform(key, position) for position in range(70)] for key in keys]

@@ -19,13 +19,25 @@ FLOORS = {
     **dict.fromkeys(("engine", "reward"), 2),
     "clients": 3,
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
-    "training": 5,
+    **dict.fromkeys(("toy", "training"), 5),
     **dict.fromkeys(("build", "config"), 6),
-    "service": 7,
-    **dict.fromkeys(("cli", "run_rlvr"), 8),
+    **dict.fromkeys(("doctor", "service"), 7),
+    "cli": 8,
+    "run_rlvr": 9,
 }
 BESIDE = {("build", "config")}  # on one floor only these may meet: build turns config into objects
-HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "matplotlib", "scipy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "peft",
+    "datasets",
+    "matplotlib",
+    "scipy",
+    "mlflow",
+    "tensorboard",
+)
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

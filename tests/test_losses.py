@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.engine.losses import LOSSES, token_logprobs
+from rlvr.engine.losses import LOSSES, kl_penalty, token_logprobs
 
 NAMES = sorted(LOSSES)
 LN2 = math.log(2.0)
@@ -212,16 +212,78 @@ def test_zero_advantage_or_weight_means_zero_gradient(name: str) -> None:
     assert [abs(x) for x in terms + grad] == [0.0] * 2 * n
 
 
-def test_dro_keeps_a_gradient_at_zero_advantage() -> None:
-    """Its quadratic term pulls p to q: skipping such rows would be wrong, so no row of the table may name it yet."""
-    from rlvr.algorithms import LOSSES as NAMED_BY_ROWS
+def test_dro_alone_keeps_a_gradient_at_zero_advantage() -> None:
+    """Its quadratic term pulls p to q: rows without advantage are sent with it, and may be skipped with the others."""
+    from rlvr.algorithms import Algorithm
+    from rlvr.algorithms.rows import LOSSES as NAMED_BY_ROWS
 
     _, grad = run("dro", [-1.0], logprobs=[-3.0], advantages=[0.0])
     assert grad == pytest.approx([0.05 * 2.0])
-    assert "dro" not in NAMED_BY_ROWS
     for name in NAMED_BY_ROWS:
-        _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0])
-        assert grad == [0.0]
+        clip = (0.2, 0.2) if "clip_low_threshold" in LOSSES[name].config else (None, None)
+        row = Algorithm("x", "group_mean", name, "token_mean", *clip, beta=0.05 if name == "dro" else None)
+        assert row.teaches_at_zero == (name == "dro")
+        _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0], sequence_ratio_mask=[1.0])
+        assert (grad == [0.0]) == (name != "dro")
+
+
+def test_dros_own_weights_scale_its_pull_alone() -> None:
+    """p -1, q -3, A 2, beta 1/2: the pull is 1; with weights 1, 1/4 and 0 the terms are 3, 2.25 and 2."""
+    terms, grad = run(
+        "dro",
+        [-1.0] * 3,
+        config={"beta": 0.5},
+        logprobs=[-3.0] * 3,
+        advantages=[2.0] * 3,
+        beta_weights=[1.0, 0.25, 0.0],
+    )
+    assert terms == pytest.approx([3.0, 2.25, 2.0])
+    assert grad == pytest.approx([-1.0, -1.75, -2.0])
+
+
+def test_a_weight_folds_into_dros_advantage_and_weights() -> None:
+    """weight x loss(A, b) = loss(weight x A, weight x b), and with one weight for all also of beta."""
+    p, q, a, w = [-1.0, -0.4], [-1.3, -0.3], [1.0, -2.0], [0.25, 0.5]
+    plain, _ = run("dro", p, logprobs=q, advantages=a)
+    scaled = [x * y for x, y in zip(a, w, strict=True)]
+    folded, _ = run("dro", p, logprobs=q, advantages=scaled, beta_weights=w)
+    assert folded == pytest.approx([x * y for x, y in zip(plain, w, strict=True)])
+    constant, _ = run("dro", p, config={"beta": 0.05 * 0.25}, logprobs=q, advantages=[0.25 * x for x in a])
+    assert constant == pytest.approx([0.25 * x for x in plain])
+
+
+def divergence(estimator: int, p: list[float], reference: list[float], weights: list[float], dtype=torch.float64):
+    """Terms and slopes of the KL penalty."""
+    p_N = torch.tensor(p, dtype=dtype, requires_grad=True)
+    given = {
+        "reference_logprobs": torch.tensor(reference, dtype=dtype),
+        "kl_weights": torch.tensor(weights, dtype=dtype),
+    }
+    terms = kl_penalty(p_N, given, float(estimator))
+    (grad,) = torch.autograd.grad(terms.sum(), p_N)
+    return terms.tolist(), grad.tolist()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "term", "slope"),
+    [
+        # reference = p + ln 2, so d = ln 2: k1 = -ln 2; k2 = ln(2)^2 / 2, slope -d; k3 = 2 - 1 - ln 2, slope 1 - 2
+        (1, -LN2, 1.0), (2, LN2**2 / 2, -LN2), (3, 1 - LN2, -1.0),
+    ],
+)  # fmt: skip
+def test_kl_penalties_by_hand(estimator: int, term: float, slope: float) -> None:
+    terms, grad = divergence(estimator, [-3.0, -3.0, -3.0], [-3.0 + LN2] * 2 + [-3.0], [1.0, 0.5, 1.0])
+    at_zero = 1.0 if estimator == 1 else 0.0
+    assert terms == pytest.approx([term, 0.5 * term, 0.0])
+    assert grad == pytest.approx([slope, 0.5 * slope, at_zero])
+
+
+@pytest.mark.parametrize("estimator", [1, 2, 3])
+def test_a_token_that_does_not_count_has_no_penalty_however_unlikely_it_is(estimator: int) -> None:
+    """Weight 0 on a prompt's token of log-prob -95 (exp(95) is beyond fp32): exactly nothing, and no nan."""
+    terms, grad = divergence(estimator, [-95.0, -1.0], [0.0, -1.0], [0.0, 1.0], torch.float32)
+    assert [abs(x) for x in (terms[0], grad[0])] == [0.0, 0.0]
+    assert all(math.isfinite(x) for x in terms + grad)
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
@@ -258,11 +320,11 @@ def test_log_probs_in_chunks_equal_the_whole(chunk: int) -> None:
     weights = torch.randn(7)
     expected = (head(hidden) / 0.7).log_softmax(-1)[torch.arange(7), targets]
     wanted = torch.autograd.grad((expected * weights).sum(), (hidden, head.weight))
-    got = token_logprobs(head, hidden, targets, 0.7, chunk)
+    got, _ = token_logprobs(head, hidden, targets, 0.7, chunk)
     found = torch.autograd.grad((got * weights).sum(), (hidden, head.weight))
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(found, wanted)
-    narrow = token_logprobs(head.to(torch.bfloat16), hidden.detach().bfloat16(), targets, 1.0, chunk)
+    narrow, _ = token_logprobs(head.to(torch.bfloat16), hidden.detach().bfloat16(), targets, 1.0, chunk)
     assert narrow.dtype == torch.float32
 
 
@@ -272,5 +334,24 @@ def test_chunks_never_hold_the_whole_matrix() -> None:
     head = torch.nn.Linear(4, 50, bias=False)
     head.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[0]))
     hidden = torch.randn(10, 4, requires_grad=True)
-    token_logprobs(head, hidden, torch.arange(10), 1.0, 4).sum().backward()
+    token_logprobs(head, hidden, torch.arange(10), 1.0, 4)[0].sum().backward()
     assert sorted(seen) == [2, 2, 4, 4, 4, 4]  # three chunks, each forward and again in backward
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_entropies_come_with_the_log_probs(chunk: int) -> None:
+    """-sum p log p of each token's distribution at the temperature, with its gradient; uniform logits give ln V."""
+    torch.manual_seed(1)
+    head = torch.nn.Linear(8, 11, bias=False)
+    hidden, targets = torch.randn(7, 8, requires_grad=True), torch.tensor([0, 3, 10, 5, 5, 1, 9])
+    table = (head(hidden) / 0.7).log_softmax(-1)
+    expected = -(table.exp() * table).sum(-1)
+    weights = torch.randn(7)
+    wanted = torch.autograd.grad((expected * weights).sum(), (hidden, head.weight))
+    _, entropy = token_logprobs(head, hidden, targets, 0.7, chunk, entropy=True)
+    assert entropy is not None
+    found = torch.autograd.grad((entropy * weights).sum(), (hidden, head.weight))
+    torch.testing.assert_close(entropy, expected)
+    torch.testing.assert_close(found, wanted)
+    _, uniform = token_logprobs(head, torch.zeros(1, 8), targets[:1], 1.0, chunk, entropy=True)
+    assert uniform is not None and float(uniform.detach()) == pytest.approx(math.log(11))

@@ -22,12 +22,13 @@ def documented() -> set[str]:
 def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emitted(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """A run with warm-up, levels, reward parts and quick evaluations emits exactly the documented names."""
+    """A run with warm-up, levels, reward parts, penalties and quick looks emits exactly the documented names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
     looks = ["evaluation.every=1", "evaluation.quick_tasks=4"]
     taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
-    assert run(["train", "--config=tiny.yaml", *looks, *taught]) == 0
+    penalised = ["algorithm.kl_coef=0.01", "algorithm.overlong_buffer=2", "reward.watch=[boxed]"]
+    assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised]) == 0
     rows = [json.loads(line) for line in (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
     emitted = {name for row in rows for name in row} - {"phase", "step"}
     patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented()}

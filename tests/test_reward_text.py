@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlvr.config import load
+from rlvr.config.schema import configured
 from rlvr.reward import register_reward, resolve_reward
 from rlvr.types import Outcome, Score, Trajectory
 
@@ -24,13 +26,14 @@ NOT_JSON = ("", "3", '"a"', "{", "{'a': 1}", "[NaN]", "```json\n{}\n```", "[" * 
         ("all", "answer", -0.5),
         ("all", "a solution, an answer", 1.0),
         ("any", "", -0.5),
+        ("any", "answe r", -0.5),
     ],
 )
 def test_keyword_contains(mode, response, expected):
     assert resolve_reward("keyword_contains", keywords=["Solution", "answer"], mode=mode)("p", response) == expected
 
 
-@pytest.mark.parametrize("bad", [[], "answer", [""], [3]])
+@pytest.mark.parametrize("bad", [[], "answer", [""], [3], 5, None, {"answer": 1}])
 def test_keywords_must_be_a_list_of_words(bad):
     with pytest.raises(ValueError, match="expected a non-empty list of words"):
         resolve_reward("keyword_contains", keywords=bad)
@@ -45,8 +48,15 @@ def test_length_penalty(words, expected):
 
 def test_length_penalty_options():
     assert resolve_reward("length_penalty", target_length=2, penalty_per_token=0.25)("p", "a b c") == 0.75
-    with pytest.raises(ValueError, match="target_length=-1"):
-        resolve_reward("length_penalty", target_length=-1)
+    for option, bad in (
+        ("target_length", -1),
+        ("target_length", 1.5),
+        ("penalty_per_token", -0.1),
+        ("penalty_per_token", True),
+        ("penalty_per_token", float("nan")),
+    ):
+        with pytest.raises(ValueError, match=f"{option}={bad}, expected"):
+            resolve_reward("length_penalty", **{option: bad})
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), [("json", JSON, NOT_JSON), ("numbered_list", NUMBERED, NOT_NUMBERED)])
@@ -94,6 +104,40 @@ def test_composite_stays_within_its_parts(weights, response):
     assert min(got.parts.values()) - 1e-9 <= got.value <= max(got.parts.values()) + 1e-9
 
 
+def test_a_part_may_be_a_function_a_path_or_a_resolved_reward():
+    def shouts(prompt, response, meta=None, *, factor=1.0):
+        return factor * response.isupper()
+
+    resolved = resolve_reward("keyword_contains", keywords=["YES"])
+    rewards = [
+        {"name": shouts, "weight": 2, "kwargs": {"factor": 0.5}},
+        {"name": resolved},
+        {"name": "rlvr.reward.text:length_penalty", "kwargs": {"target_length": 1}},
+    ]
+    got = score(resolve_reward("composite", rewards=rewards), "YES")
+    assert got.parts == {"shouts": 0.5, "keyword_contains": 1.0, "rlvr.reward.text:length_penalty": 1.0}
+    assert got.value == pytest.approx((2 * 0.5 + 1 + 1) / 4)
+
+
+def test_a_composite_written_in_yaml_works(tmp_path):
+    (tmp_path / "own.yaml").write_text("""
+client: mock
+env: {name: toy}
+reward:
+  type: composite
+  kwargs:
+    rewards:
+      - {name: keyword_contains, weight: 0.5, kwargs: {keywords: [solution]}}
+      - {name: length_penalty, weight: 1e-1, kwargs: {target_length: 3}}
+      - {name: format_compliance, kwargs: {required_format: regex, pattern: '[a-z ]+', match: full}}
+""")
+    config = configured(load(None, str(tmp_path / "own.yaml"), []))
+    assert config.reward.type == "composite"
+    got = score(resolve_reward(config.reward.type, **config.reward.kwargs), "the solution here")
+    assert got.parts == {"keyword_contains": 1.0, "length_penalty": 1.0, "format_compliance": 1.0}
+    assert got.value == pytest.approx(1.0) and got.outcome is Outcome.PASSED
+
+
 def test_twins_in_a_composite_keep_their_own_parts():
     twins = [{"name": "keyword_contains", "kwargs": {"keywords": [k]}} for k in ("a", "b")]
     assert score(resolve_reward("composite", rewards=twins), "b").parts == {
@@ -138,6 +182,17 @@ def test_composites_nest_and_hand_the_task_down():
     ("rewards", "message"),
     [
         ([], "expected a list"),
+        (5, "expected a list"),
+        ({"name": "boxed"}, "expected a list"),
+        (["boxed"], r"part 1: 'boxed', expected a dictionary .* at least \{'name': 'boxed'\}"),
+        ([{"name": 3}], "part 1: reward 3 is of type int; expected a function"),
+        (
+            [{"name": "boxed", "weight": "0.5"}],
+            r"part 1 \(boxed\): weight='0.5', expected .* without quotes",
+        ),
+        ([{"name": "boxed", "weight": True}], "weight=True"),
+        ([{"name": "boxed", "weight": None}], "weight=None"),
+        ([{"name": lambda response, prompt: 1.0}], "part 1: .* has the signature .*; accepted: "),
         ("boxed", "expected a list"),
         ([{"weight": 1}], r"part 1: .* expected a dictionary"),
         (

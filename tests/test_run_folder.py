@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_run import TINY
 
 from rlvr.build import build_source, cores, evaluate_saved, open_run, plan
 from rlvr.cli import run
@@ -15,21 +16,6 @@ from rlvr.config import Loaded, dump, load
 from rlvr.config.schema import configured, written
 from rlvr.tracking import Console
 from rlvr.training.journal import Journal, RunLocked
-
-TINY = """
-seed: 3
-env: {name: rpn_arithmetic, kwargs: {complexity: [1, 1], flaw: 0.0}}
-model:
-  tokenizer: words
-  device: cpu
-  config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
-           num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 24}
-rollout: {max_tokens: 6}
-sft: {steps: 2, batch_size: 8}
-training: {steps: 2, prompts_per_step: 2, group_size: 4}
-evaluation: {tasks: 8, samples: 2}
-engine: {threads: 1}
-"""
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,34 @@ from rlvr.build import build_source, plan
 from rlvr.config import load
 from rlvr.config.schema import configured
 
-CONFIGS = sorted(p.stem for p in (Path(rlvr.__file__).parent / "configs").glob("*.yaml"))
+CONFIGS_FOLDER = Path(rlvr.__file__).parent / "configs"
+CONFIGS = sorted(p.stem for p in CONFIGS_FOLDER.glob("*.yaml"))
+TRAINING = sorted(p.stem for p in (CONFIGS_FOLDER / "training").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_packaged_config_validates_without_a_warning(name: str) -> None:
     """Unknown keys, wrong types and idle options would all show here."""
     config = configured(load(name), warn=pytest.fail)
-    assert config.algorithm.resolve().loss == "ppo"
+    assert config.algorithm.resolve().loss == ("importance_sampling" if name == "train_rlvr" else "ppo")
+
+
+@pytest.mark.parametrize("option", TRAINING)
+def test_a_training_group_fits_every_config_that_chooses_one(option: str) -> None:
+    """The large problems fit the one model there is, too."""
+    config = configured(load("train_rlvr_model", None, [f"training@rlvr_training={option}"]), warn=pytest.fail)
+    source = build_source(config)
+    assert source.longest <= config.model.config["n_positions"]  # type: ignore[attr-defined]
+    assert config.training.steps * config.training.prompts_per_step > 0 < config.sft.steps
+
+
+def test_every_shipped_file_goes_into_the_wheel() -> None:
+    """The build takes along what lies under rlvr/configs, groups included."""
+    project = tomllib.loads((CONFIGS_FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["hatch"]["build"]["targets"]["wheel"]["artifacts"]
+    files = {path for path in CONFIGS_FOLDER.rglob("*") if path.is_file()}
+    assert files == {path for pattern in patterns for path in CONFIGS_FOLDER.parents[1].glob(pattern)}
+    assert len(files) > len(CONFIGS)
 
 
 def test_the_main_job_holds_out_what_it_says() -> None:

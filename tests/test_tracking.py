@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rlvr.tracking import Console, MetricsLog, final_table, plot_curve, readable
+from rlvr.tracking import Console, MetricsLog, evaluation_table, final_table, plot_curve, readable
 from rlvr.tracking.report import duration
 
 
@@ -251,6 +251,27 @@ pass@1, level 1       10.0% [0.0, 20.0]       100.0% [95.0, 100.0]    +90.0pp
 ----------------------------------------------------------------------------------
 paired test: p = 0.0312, [95% interval], 1,024 held-out tasks x 8 samples, 4:43
 =================================================================================="""
+
+
+def test_an_evaluation_by_itself_shows_every_interval_and_level():
+    result: dict[str, Any] = {
+        "checkpoint": "runs/a/checkpoints/done-000000",
+        "pass@1": estimate(0.42, 0.4, 0.44),
+        "mean_reward": estimate(-0.15, -0.2, -0.1),
+        "by_level": {"2": {"pass@1": estimate(1, 0.95, 1)}},
+        "tasks": 1024,
+        "unjudged": 3,
+    }
+    assert evaluation_table(result).splitlines()[1:-1] == [
+        "Metric                Value [95% interval]",
+        "-" * 46,
+        "pass@1                42.0% [40.0, 44.0]",
+        "Mean Reward           -0.150 [-0.200, -0.100]",
+        "pass@1, level 2       100.0% [95.0, 100.0]",
+        "-" * 46,
+        "1,024 held-out tasks, weights runs/a/checkpoints/done-000000",
+        "3 answers could not be judged and are left out",
+    ]
 
 
 def test_the_final_table_shows_rates_as_percentages_and_rewards_as_decimals():

@@ -163,6 +163,26 @@ def test_the_training_projection_shifts_by_one_and_masks_what_others_wrote() -> 
     assert datum.loss_fn_inputs["advantages"].dtype == "float32"
 
 
+def test_the_training_projection_takes_per_token_values_and_further_inputs() -> None:
+    """Given advantages are weighted, log-probs replace the sampler's, further inputs stand beside; all masked alike."""
+    traj = Trajectory("p", [1, 2], "r", [3, 4, 5], [-0.5, -9.0, -0.25], action_mask=[1, 0, 1], advantage=7.0)
+    datum = Datum.from_trajectory(
+        traj, 0.5, advantages=np.array([1.0, 2.0, 4.0]), logprobs=[-1.0, -2.0, -4.0], kl_weights=[8.0, 8.0, 16.0]
+    )
+    assert {k: v.tolist() for k, v in datum.loss_fn_inputs.items()} == {
+        "target_tokens": [2, 3, 4, 5],
+        "logprobs": [0.0, -1.0, 0.0, -4.0],
+        "advantages": [0.0, 0.5, 0.0, 2.0],
+        "kl_weights": [0.0, 8.0, 0.0, 16.0],
+    }
+    assert datum.loss_fn_inputs["kl_weights"].dtype == "float32"
+    assert traj.logprobs == [-0.5, -9.0, -0.25], "the record keeps what the sampler said"
+
+
+def test_a_penalty_and_reference_log_probs_begin_empty() -> None:
+    assert (trajectory().penalty, trajectory().reference_logprobs) == (0.0, [])
+
+
 def test_a_supervised_row_weighs_the_completion_only() -> None:
     """Prompt 1 2, completion 3 4: the target 2 has weight 0."""
     datum = Datum.supervised([1, 2], [3, 4], 0.5)

@@ -1,0 +1,211 @@
+"""Runs the code blocks of a page of the documentation, for tests/test_docs.py.
+
+A page is run from top to bottom as a reader would type it, in a folder of its own that holds what pages name
+(`./my-model`, `gsm8k/`, `tasks.jsonl`, the clone's `examples` and `rlvr`):
+
+- python: executed, one namespace a page; a first line `# name.py` makes it a module of that name. A text block right
+  after it is its output, to the letter;
+- bash: every line is a command that is really run, made smaller by `SMALLER` and `sizes` below; `make` is looked up in
+  the Makefile and `pip install` in pyproject.toml, for they would install;
+- yaml: written where its first line `# name.yaml` says, then loaded and checked as a config (a file of a group by
+  itself says nothing); without a name it is a part of a config and is checked on top of `arithmetic`;
+- toml: parsed; text: what a program printed. Any other language fails the page;
+- indented by four: bash where every line starts with one of the commands, else text.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.cli import run
+from rlvr.config import load
+from rlvr.config.schema import configured
+
+ROOT = Path(__file__).parents[1]
+
+# What the commands of the pages are given on top, so that they take seconds: sizes, and files for what a hub has.
+LOOKS = ["evaluation.tasks=4", "evaluation.samples=2"]
+WARM_UP = ["sft.steps=2", "sft.batch_size=8"]
+STEPS = ["training.steps=2", "training.prompts_per_step=2", "training.group_size=4"]
+PARTS = ["training.steps=2", *LOOKS, "engine.threads=1"]  # sizes in the words of other systems stay as they are
+SMALLER = {
+    "arithmetic": [
+        *WARM_UP,
+        *STEPS,
+        *LOOKS,
+        "evaluation.every=0",
+        "evaluation.quick_tasks=4",
+        "run.checkpoint_every=1",
+    ],
+    "gsm8k": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"],
+    "train_rlvr": ["max_steps=2", *LOOKS],
+    "train_rlvr_model": [*WARM_UP, *PARTS],
+    "train_rlvr_large": [*WARM_UP, *PARTS],
+    "train_rlvr_test": [*WARM_UP, *PARTS],
+}
+OWN = [*STEPS, *LOOKS, "engine.threads=1"]  # a config that a page itself wrote
+SCRIPTS = {"examples/grpo_from_scratch.py": ["--steps", "2"]}
+CONFIGURED = ("examples/run_rlvr.py", "rlvr/run_rlvr.py")  # scripts that take a config's name, by default this one:
+DEFAULT = "train_rlvr_model"
+COMMANDS = ("rlvr", "python", "python3", "make", "pip")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    follows: bool  # nothing but blank lines since the block before
+
+    @property
+    def file(self) -> str:
+        """The file that the first line names, e.g. `# mine.yaml: what it is for`."""
+        found = re.match(r"# ([\w./-]+\.(?:yaml|py))\b", self.text)
+        return found[1] if found else ""
+
+
+def blocks(page: str) -> list[Block]:
+    """The code blocks of a page, fenced or indented."""
+    found: list[Block] = []
+    fenced: tuple[str, int] | None = None
+    inside: list[str] = []
+    follows, before = False, "\n"  # `before` is the last line of prose: a list's items may go on indented
+    for number, line in enumerate([*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""], 1):
+        fence = re.match(r"\s*(`{3,}|~{3,})(.*)", line)
+        if fenced is None and inside and not line.startswith("    ") and line.strip():
+            found.append(indented(inside, number))
+            inside, follows = [], False
+        if fence and fenced is None:
+            fenced, inside = (fence[2].strip().partition(" ")[0], number), []
+        elif fence and fenced is not None:
+            found.append(Block(fenced[0], textwrap.dedent("\n".join(inside)) + "\n", fenced[1], follows))
+            fenced, inside, follows = None, [], True
+        elif fenced is not None or (line.startswith("    ") and not re.match(r"\s*([-*]|\d+\.) ", before)):
+            inside.append(line)
+        elif line.strip():
+            follows, before = False, line
+    assert fenced is None, f"{page}: a block that is never closed"
+    return [*found, indented(inside, 0)] if inside else found
+
+
+def indented(lines: list[str], number: int) -> Block:
+    commands = all(line.split()[0] in COMMANDS for line in lines if line.strip())
+    return Block("bash" if commands else "text", textwrap.dedent("\n".join(lines)) + "\n", number, False)
+
+
+def sizes(words: list[str]) -> list[str]:
+    """What makes a training command small. Supervised learning has no RL sizes; what the page typed stays typed."""
+    named = next((w.partition("=")[2] for w in words if w.startswith("--config-name=")), "")
+    file = next((Path(w.partition("=")[2]).read_text() for w in words if w.startswith("--config=")), "")
+    extra = SMALLER.get(named, SMALLER[DEFAULT]) if named else [*(WARM_UP if "sft:" in file else []), *OWN]
+    if {"mode=sft", "training.mode=sft"} & set(words):
+        extra = [word for word in extra if not word.startswith(("training.", "evaluation.every"))]
+    if "client: mock" in file:
+        extra = [word for word in extra if not word.startswith("engine.")]
+    return extra
+
+
+def python(block: Block, page: str, namespace: dict[str, Any]) -> str:
+    """What it printed."""
+    if block.file:
+        code = f"from {block.file.removesuffix('.py')} import *"
+    else:
+        code = "\n" * block.line + block.text
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code, page, "exec"), namespace)
+    return printed.getvalue()
+
+
+def bash(block: Block) -> None:
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and "=" in words[0] and not words[0].startswith("-"):  # NAME=value before a command
+            name, _, value = words.pop(0).partition("=")
+            os.environ[name] = value
+        if words:
+            command(line, words)
+
+
+def command(line: str, words: list[str]) -> None:
+    if words[0] == "rlvr":
+        small = sizes(words) if words[1] in ("train", "config") else []
+        code = run([*words[1:], *small])
+        assert code == 0, f"{line}: exit code {code}"
+    elif words[0] in ("python", "python3"):
+        script = words[1]
+        assert (ROOT / script).is_file(), f"{line}: there is no {script}"
+        small = SCRIPTS.get(script, [])
+        if script in CONFIGURED:
+            small = sizes(words if any("--config-name" in w for w in words) else [*words, f"--config-name={DEFAULT}"])
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *words[1:], *small], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    elif words[0] == "make":
+        # Not even a dry run: make runs a line that calls $(MAKE) for real, and `make test` is what runs this.
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert set(words[1:]) <= set(targets), f"{line}: the Makefile has {', '.join(targets)}"
+    elif words[:2] == ["pip", "install"]:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        asked = {name for word in words for part in re.findall(r"\[(.+)\]", word) for name in part.split(",")}
+        assert asked and asked <= set(extras), f"{line}: the extras are {', '.join(extras)}"
+    else:
+        pytest.fail(f"{line}: not a command that this test knows how to run")
+
+
+def yaml(block: Block) -> None:
+    if block.file:
+        path = Path(block.file)
+        in_a_group = path.parent.name not in ("", "configs")
+    else:
+        path, in_a_group = Path("configs/part.yaml"), False
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"defaults: [arithmetic, _self_]\n{block.text}", encoding="utf-8")
+    if not in_a_group:
+        configured(load(None, str(path)))
+
+
+def run_page(page: str) -> None:
+    """Every block, from top to bottom, in the folder we are in."""
+    found = blocks(page)
+    for block in found:  # a page may run a file that it shows further down
+        if block.file:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.file).write_text(block.text, encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": "page"}
+    printed: str | None = None
+    for block in found:
+        try:
+            if block.language == "python":
+                printed = python(block, page, namespace)
+                continue
+            if block.language == "text":
+                if printed is not None and block.follows:
+                    assert block.text.strip() == printed.strip(), f"it prints\n{printed}"
+            elif block.language == "bash":
+                bash(block)
+            elif block.language == "yaml":
+                yaml(block)
+            elif block.language == "toml":
+                tomllib.loads(block.text)
+            else:
+                pytest.fail(f"language {block.language!r}: python, bash, yaml and toml are run, text is output")
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"in the block at {page}:{block.line}")
+            raise
+        printed = None

@@ -1,0 +1,205 @@
+"""Advantage estimators and reductions: literals by hand, identities, and what a penalty, a part or an unknown does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr.algorithms import resolve_algorithm
+from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS, REDUCTIONS, Memory, teaches
+from rlvr.types import Trajectory
+
+MAX_TOKENS = 10
+
+
+def trajectory(group: str, rollout: str, reward: float | None, length: int, written: int = 0) -> Trajectory:
+    """`length` sampled tokens, and `written` by the environment behind them."""
+    return Trajectory(
+        "p", [1], "r", [2] * (length + written), [-0.5] * (length + written), reward=reward, group_id=group,
+        rollout_id=rollout, action_mask=[1] * length + [0] * written,
+    )  # fmt: skip
+
+
+def batch() -> list[Trajectory]:
+    """Two groups: rewards 1 and 0 and an unknown one; and twice 0.25. Rollout a1 made two trajectories."""
+    return [
+        trajectory("a", "a0", 1.0, 2),
+        trajectory("b", "b0", 0.25, 5),
+        trajectory("a", "a1", 0.0, 1),
+        trajectory("a", "a1", 0.0, 3, written=1),
+        trajectory("a", "a2", None, 4),
+        trajectory("b", "b1", 0.25, 4),
+    ]
+
+
+def advantages(name: str, trajectories: list[Trajectory]) -> list[float]:
+    ESTIMATORS[name](trajectories, Memory())
+    return [t.advantage for t in trajectories]
+
+
+# Rollout a1 counts once: the rewards of group a are 1 and 0 (mean 1/2, std 1/2), not 1, 0, 0. Those of the batch are
+# 1, 0, 1/4, 1/4: mean 3/8, squared deviations 25/64 + 9/64 + 1/64 + 1/64 = 36/64, over 4 is 9/64, std 3/8.
+BY_HAND = {
+    "group_mean": [0.5, 0.0, -0.5, -0.5, 0.0, 0.0],
+    "group_normalized": [0.5 / 0.500001, 0.0, -0.5 / 0.500001, -0.5 / 0.500001, 0.0, 0.0],
+    "batch_mean": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],
+    "batch_normalized": [x / 0.375001 for x in (0.625, -0.125, -0.375, -0.375, 0.0, -0.125)],
+    # The differences from the groups' means are 1/2, -1/2, 0, 0: their std over four rollouts is sqrt(1/8).
+    "group_mean_batch_std": [x / (math.sqrt(1 / 8) + 1e-6) for x in (0.5, 0.0, -0.5, -0.5, 0.0, 0.0)],
+    "leave_one_out": [1.0, 0.0, -1.0, -1.0, 0.0, 0.0],  # 1 - 0 and 0 - 1; the unknown one is no other
+    "ema": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],  # the first batch is its own baseline
+    "raw": [1.0, 0.25, 0.0, 0.0, 0.0, 0.25],
+}
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_advantages_by_hand(name: str) -> None:
+    """Each estimator on the batch above; the unknown reward gets 0 and moves no baseline."""
+    assert advantages(name, batch()) == pytest.approx(BY_HAND[name], abs=1e-15)
+
+
+# The five trajectories with a reward have 2, 5, 1, 3, 4 sampled tokens, 15 in all; the written token counts nowhere.
+WEIGHTS_BY_HAND = {
+    "token_mean": [1 / 15] * 5,
+    "sequence_mean": [1 / 10, 1 / 25, 1 / 5, 1 / 15, 1 / 20],
+    "constant": [1 / 50] * 5,  # N = 5, M = 10
+    "sequence_sum": [1 / 5] * 5,
+}
+
+
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+def test_reduction_weights_by_hand(name: str) -> None:
+    """Each reduction on the five trajectories with a reward."""
+    known = [t for t in batch() if t.reward is not None]
+    assert REDUCTIONS[name](known, MAX_TOKENS) == pytest.approx(WEIGHTS_BY_HAND[name], abs=1e-15)
+
+
+REWARDS = st.lists(st.one_of(st.none(), st.integers(-8, 8).map(lambda n: n / 8)), min_size=1, max_size=8)
+
+
+def groups_of(rewards: list[list[float | None]]) -> list[Trajectory]:
+    return [trajectory(f"g{g}", f"g{g}/{i}", r, 1 + i) for g, rs in enumerate(rewards) for i, r in enumerate(rs)]
+
+
+GROUPED = sorted(set(ESTIMATORS) - BATCH_ESTIMATORS)
+
+
+@given(st.lists(REWARDS, min_size=1, max_size=3), st.integers(-5, 5), st.sampled_from(GROUPED))
+def test_shifting_a_groups_rewards_changes_no_advantage(
+    rewards: list[list[float | None]], shift: int, name: str
+) -> None:
+    """A group baseline takes any constant out, of that group and of no other."""
+    before = advantages(name, groups_of(rewards))
+    moved = [[None if r is None else r + shift for r in rewards[0]], *rewards[1:]]
+    # Rounding of a mean (1e-15) is divided by as little as the 1e-6 of a group, or a batch, without spread.
+    assert advantages(name, groups_of(moved)) == pytest.approx(before, abs=1e-8)
+
+
+@given(st.lists(REWARDS, min_size=1, max_size=4))
+def test_group_means_of_advantages_are_zero(rewards: list[list[float | None]]) -> None:
+    """Within a group, and over the batch for a batch baseline, the known advantages sum to nothing."""
+    trajectories = groups_of(rewards)
+    advantages("group_mean", trajectories)
+    for g in range(len(rewards)):
+        assert sum(t.advantage for t in trajectories if t.group_id == f"g{g}") == pytest.approx(0.0, abs=1e-12)
+    assert sum(advantages("batch_mean", trajectories)) == pytest.approx(0.0, abs=1e-12)
+
+
+@given(
+    st.floats(-1e6, 1e6, allow_subnormal=False),
+    st.integers(1, 9),
+    st.sampled_from([*GROUPED, "batch_mean", "batch_normalized"]),
+)
+def test_equal_rewards_give_exactly_no_advantage(reward: float, count: int, name: str) -> None:
+    """Not even a rounding error: such a group must be skipped, not amplified by 1 / 1e-6."""
+    assert advantages(name, groups_of([[reward] * count])) == [0.0] * count
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 50))
+def test_reduction_identities(lengths: list[int], most: int) -> None:
+    """token_mean: weights x tokens sum to 1; sequence_mean: too, 1/N a sequence; constant: 1/M; sequence_sum: 1."""
+    items = [trajectory("g", str(i), 1.0, n) for i, n in enumerate(lengths)]
+
+    def weights(name: str) -> list[float]:
+        return REDUCTIONS[name](items, most)
+
+    assert sum(w * n for w, n in zip(weights("token_mean"), lengths, strict=True)) == pytest.approx(1.0)
+    shares = [w * n for w, n in zip(weights("sequence_mean"), lengths, strict=True)]
+    assert shares == pytest.approx([1 / len(lengths)] * len(lengths))
+    assert sum(weights("constant")) * most == pytest.approx(1.0)
+    assert sum(weights("sequence_sum")) == pytest.approx(1.0)
+
+
+def test_the_moving_baseline_by_hand_over_four_batches() -> None:
+    """Decay 0.9, batch means 1/2, 1, none, 0: baselines 1/2 (its own), 1/2, 0.55 twice; after the last 0.495."""
+    row, memory = resolve_algorithm("reinforce_ema", baseline_decay=0.9), Memory(0.9)
+    batches: list[list[float | None]] = [[1.0, 0.0], [1.0, 1.0], [None, None], [0.0, 0.0]]
+    found: list[list[float]] = []
+    for rewards in batches:
+        trajectories = groups_of([rewards])
+        row.select(trajectories, memory)
+        found.append([t.advantage for t in trajectories])
+    expected = [[0.5, -0.5], [0.5, 0.5], [0.0, 0.0], [-0.55, -0.55]]
+    assert [a for f in found for a in f] == pytest.approx([a for e in expected for a in e], abs=1e-15)
+    assert memory.baseline == pytest.approx(0.9 * 0.55)
+
+
+def test_the_moving_baseline_counts_a_rollout_once_and_what_it_earned() -> None:
+    """Rollouts of 1 (in two parts, penalty 1/2) and 0: the mean is 1/4."""
+    items = [trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)]
+    items[0].penalty = items[1].penalty = 0.5
+    memory = Memory()
+    memory.observe(items)
+    assert memory.baseline == 0.25
+
+
+# Group a earned 1, 1/2; group b 1/4 - 1/4 = 0 and 1/4. Their means 3/4, 1/8; of all four 7/16.
+PENALTY = [0.0, 0.25, 0.5, 0.0]
+EARNED_BY_HAND = {
+    "group_mean": [1 / 4, -1 / 8, -1 / 4, 1 / 8],
+    "group_normalized": [0.25 / 0.250001, -0.125 / 0.125001, -0.25 / 0.250001, 0.125 / 0.125001],
+    "group_mean_batch_std": [x / (math.sqrt(5 / 128) + 1e-6) for x in (1 / 4, -1 / 8, -1 / 4, 1 / 8)],
+    "leave_one_out": [1 / 2, -1 / 4, -1 / 2, 1 / 4],
+    "batch_mean": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
+    # squares 81, 49, 1, 9 over 256 sum to 140/256; over four 35/256
+    "batch_normalized": [x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)],
+    "ema": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
+    "raw": [1.0, 0.0, 0.5, 0.25],
+}
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_every_estimator_judges_the_reward_less_its_penalty(name: str) -> None:
+    """Two groups whose rewards are equal and whose penalties are not."""
+    items = [trajectory(g, f"{g}{i}", r, 1) for i, (g, r) in enumerate((("a", 1.0), ("b", 0.25)) * 2)]
+    for item, penalty in zip(items, PENALTY, strict=True):
+        item.penalty = penalty
+    assert advantages(name, items) == pytest.approx(EARNED_BY_HAND[name], abs=1e-15)
+
+
+@given(st.lists(REWARDS, min_size=1, max_size=3))
+def test_leaving_one_out_is_the_mean_of_the_others(rewards: list[list[float | None]]) -> None:
+    """RLOO as the paper writes it, answer by answer; one known reward has no others and gets 0."""
+    items = groups_of(rewards)
+    found = advantages("leave_one_out", items)
+    for i, t in enumerate(items):
+        others = [o.reward for o in items if o.group_id == t.group_id and o is not t and o.reward is not None]
+        expected = t.reward - sum(others) / len(others) if t.reward is not None and others else 0.0
+        assert found[i] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_group_teaches_when_known_rewards_differ() -> None:
+    """Equal rewards, one rollout (even of two trajectories), or only unknown others: nothing to learn."""
+    assert teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)])
+    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 1.0, 1)])
+    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", None, 1)])
+    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1)])
+
+
+def test_trajectories_without_rollout_id_are_rollouts_of_their_own() -> None:
+    """Seed 000's trajectories carry no ids: each counts."""
+    items = [trajectory("", "", r, 1) for r in (1.0, 0.0, 0.0, 0.0)]
+    assert advantages("group_mean", items) == [0.75, -0.25, -0.25, -0.25]

@@ -1,0 +1,159 @@
+"""A configured run on the toy policy: end to end without torch, killed and resumed, evaluated, refused early."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.build import build, build_source, circumstances, open_run, plan
+from rlvr.cli import run
+from rlvr.config import load
+from rlvr.config.schema import configured
+from rlvr.tracking import Console
+from rlvr.training.journal import Journal
+from rlvr.training.loops import Loop
+
+TOY = """
+client: mock
+seed: 7
+env: {name: toy}
+reward: {kwargs: {keywords: [answer, solution]}}
+rollout: {max_tokens: 64, temperature: 0.7, top_p: 0.9}
+algorithm: {name: reinforce}
+training: {steps: 30, prompts_per_step: 8, group_size: 4, optimizer: {learning_rate: 3e-5}}
+evaluation: {samples: 8}
+run: {checkpoint_every: 4, rollouts_per_step: 2}
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with toy.yaml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(TOY)
+    return tmp_path
+
+
+class Killed(KeyboardInterrupt):
+    pass
+
+
+class KillingConsole(Console):
+    """Ends the attempt in the middle of the RL phase, after `step` steps of it: nothing is saved at that moment."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._last, self._name = step, ""
+
+    def phase(self, name: str, *arguments: Any, **named: Any) -> None:
+        self._name = name
+        super().phase(name, *arguments, **named)
+
+    def step(self, metrics: dict[str, float], done: int) -> None:
+        super().step(metrics, done)
+        if self._name == "rl" and done == self._last:
+            raise Killed
+
+
+def attempt(*words: str, killed_at: int = 0) -> dict[str, Any]:
+    """One attempt at the run, by the same steps as `rlvr train`."""
+    composed = load(None, "toy.yaml", words)
+    config = configured(composed)
+    folder, _ = open_run(composed, config)
+    with KillingConsole(killed_at) as console, Journal(folder) as journal:
+        job = build(config, folder, console.note, console.warn)
+        journal.attempt(circumstances(job.client), console.warn)
+        return Loop(job, journal, console).run()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    stored = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if not k.startswith("time/") and k != "tokens_per_second"} for r in stored]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("algorithm.name=reinforce_ema", "algorithm.entropy_coef=0.01"),
+        ("algorithm.name=gspo", "training.num_minibatches=2", "algorithm.kl_coef=0.01"),
+        ("algorithm.name=ppo", "algorithm.kl_coef=0.01", "algorithm.kl_in=loss", "algorithm.kl_estimator=k3"),
+    ],
+    ids=["reinforce", "moving baseline", "gspo, KL in the reward", "ppo, KL in the loss"],
+)
+def test_a_killed_run_ends_with_the_same_bits(toy: Path, words: tuple[str, ...]) -> None:
+    """Stopped between checkpoints, twice: same weights, same metric rows, same summary as undisturbed."""
+    words = (*words, "training.steps=20", "evaluation.tasks=6")
+    calm = attempt(*words, "run.name=calm")
+    for step in (6, 15):
+        with pytest.raises(Killed):
+            attempt(*words, "run.name=torn", killed_at=step)
+    torn = attempt(*words, "run.name=torn")
+    assert torn["weights_sha256"] == calm["weights_sha256"]
+    assert {**torn, "seconds": 0} == {**calm, "seconds": 0}
+    assert rows(toy / "runs" / "torn") == rows(toy / "runs" / "calm")
+
+
+def test_it_learns_and_the_saved_policy_evaluates_alike(toy: Path, capsys: Any) -> None:
+    """`rlvr train`, then `rlvr evaluate` of the run: the pass rate rises, and is the same number both times."""
+    assert run(["train", "--config=toy.yaml"]) == 0
+    summary = json.loads((toy / "runs" / "toy" / "summary.json").read_text())
+    assert summary["final"]["pass@1"]["value"] > summary["baseline"]["pass@1"]["value"] + 0.15
+    assert summary["p_value"] < 0.01
+    capsys.readouterr()
+    assert run(["evaluate", str(toy / "runs" / "toy")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["pass@1"], told["tasks"]) == (summary["final"]["pass@1"], 16)
+
+
+def test_training_the_toy_loads_no_torch(toy: Path) -> None:
+    code = "import sys; from rlvr.cli import run; c = run(sys.argv[1:]); print(c, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "--config=toy.yaml", "training.steps=2"],
+        cwd=toy, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["0 False"], done.stdout + done.stderr
+
+
+def test_any_environment_with_a_vocabulary_will_do(toy: Path) -> None:
+    """Arithmetic, warm-up included: its own end word ends an answer."""
+    (toy / "toy.yaml").write_text(TOY.replace("reward: {kwargs: {keywords: [answer, solution]}}\n", ""))
+    arithmetic = ("env.name=rpn_arithmetic", "env.kwargs={complexity: [1, 1], flaw: 0.0}", "rollout.max_tokens=6")
+    summary = attempt(*arithmetic, "sft.steps=5", "training.steps=2", "evaluation.tasks=20")
+    assert summary["tasks"] == 20
+    first = json.loads((toy / "runs" / "toy" / "rollouts" / "rl-000000.jsonl").read_text().splitlines()[0])
+    assert first["response"]
+
+
+def test_the_plan_says_what_it_is(toy: Path) -> None:
+    """The table's size, and the tasks that really are held out where fewer are than asked for."""
+    config = configured(load(None, "toy.yaml"))
+    told = plan(config, build_source(config))
+    assert told["model"] == "a table of token logits over 198 words, all weights (client=mock)"
+    assert told["evaluation"] == "16 held-out tasks x 8 answers, before and after"
+
+
+def test_what_cannot_be_is_refused_before_there_is_a_run_folder(toy: Path, capsys: Any) -> None:
+    (toy / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n{"prompt": "1 + 2", "answer": "3"}\n')
+    mistakes = {
+        ("client=moc",): "mock",
+        ("env.name=jsonl", "env.kwargs={path: rows.jsonl, heldout_fraction: 0.5}"): "has no `vocabulary`",
+        ("env.kwargs={words: [two words]}",): "'two words' is not one word",
+    }
+    for words, told in mistakes.items():
+        assert run(["train", "--config=toy.yaml", *words]) == 2
+        assert told in capsys.readouterr().err
+    assert not (toy / "runs").exists()
+
+
+def test_an_option_without_a_road_on_a_table_is_refused(toy: Path, capsys: Any) -> None:
+    words = ("algorithm.name=ppo", "algorithm.entropy_coef=0.1", "algorithm.entropy=exact")
+    assert run(["train", "--config=toy.yaml", *words]) == 2
+    assert "algorithm.entropy=exact: needs the road 'logits'" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""The documentation: the site builds without a warning and needs nothing from elsewhere, and every code block of its
+pages, of the README and of the examples does what it says (how: `doc_pages.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doc_pages import ROOT, blocks, run_page
+
+from rlvr.algorithms import ALGORITHMS
+from rlvr.envs import registry as environments
+from rlvr.reward import registry as rewards
+
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "examples").rglob("README.md")),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder as a hub model would look: byte-level BPE tokenizer with a chat template, 1-layer qwen3."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    core.train_from_iterator(["What is 2 + 2? Answer: 4"], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=512, eos_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder with what pages name; what a page registers or imports is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("examples", "rlvr"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    rows = [{"question": f"Ann has {n} pens and buys 3.", "answer": f"{n} + 3\n#### {n + 3}"} for n in range(2, 22)]
+    (tmp_path / "gsm8k").mkdir()
+    for split, part in (("train", rows[:14]), ("test", rows[14:])):
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    tasks = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(5)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    if any("model" in block.text for block in blocks(request.node.callspec.params["page"])):
+        folder = request.getfixturevalue("model")
+        for name in ("my-model", "Qwen/Qwen2.5-0.5B-Instruct"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).symlink_to(folder)
+    tables: list[dict[str, Any]] = [ALGORITHMS, rewards._rewards._entries, environments._environments._entries]
+    before, modules, environment = [dict(table) for table in tables], set(sys.modules), dict(os.environ)
+    yield tmp_path
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+    for name in set(sys.modules) - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_code_block_of_a_page_does_what_it_says(page: str, world: Path) -> None:
+    run_page(page)
+
+
+WRONG = {
+    "output that is not printed": "```python\nprint(1)\n```\n\n```text\n2\n```",
+    "python that fails": "```python\n1 / 0\n```",
+    "a command that fails": "```bash\nrlvr config --config-name=no_such_config\n```",
+    "an indented command that fails": "Text.\n\n    rlvr config --config-name=no_such_config\n",
+    "a command nobody knows": "```bash\ncurl https://example.org\n```",
+    "a make target that is not there": "```bash\nmake coffee\n```",
+    "an extra that is not there": "```bash\npip install 'rlvr[coffee]'\n```",
+    "a setting that is not there": "```yaml\ntraining: {stepps: 1}\n```",
+    "a language nobody runs": "```javascript\n1\n```",
+    "a block without a language": "```\n1\n```",
+    "a block that never ends": "```python\n1\n",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_page_that_is_wrong_fails(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is skipped in silence."""
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(WRONG[what])
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        run_page(str(page))
+
+
+# ---- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a warning is an error."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"WARNING|ERROR|Warning:", done.stdout + done.stderr), done.stderr
+    return folder
+
+
+class _Loads(HTMLParser):
+    """The addresses that a page fetches by itself, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        link = tag == "link" and given.get("rel") not in ("canonical", "next", "prev")
+        source = given.get("href") if link else given.get("src") if tag in ("script", "img", "iframe") else None
+        self.fetched += [source] if source else []
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def text(path: Path) -> str:
+    return "".join(_Loads(path.read_text(encoding="utf-8")).words)
+
+
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    """Every page is there, and can be read offline."""
+    for source in (ROOT / "docs").rglob("*.md"):
+        page = site / source.relative_to(ROOT / "docs").with_suffix(".html")
+        fetched = _Loads(page.read_text(encoding="utf-8")).fetched
+        assert fetched and not [address for address in fetched if re.match(r"(https?:)?//", address)]
+        assert "generated:" not in text(page)
+
+
+def test_reference_pages_show_what_the_code_has(site: Path) -> None:
+    """Every row, setting, spelling, reward and environment is on its page: nothing is added undocumented."""
+    shown = {
+        "algorithms.html": "from rlvr.algorithms import *; print(*ALGORITHMS, 'kl_coef', 'importance_cap')",
+        "configuration.html": (
+            "from rlvr.config.schema import Config; from rlvr.config.validate import keys\n"
+            "from rlvr.config.spellings import TABLE; print(*keys(Config), *(s.word for s in TABLE))"
+        ),
+        "writing-a-reward.html": "from rlvr.reward import *; print(*known_rewards())",
+        "your-own-environment.html": "from rlvr.envs import *; print(*known_environments())",
+    }
+    for page, code in shown.items():  # in a process of its own: tests register names too
+        told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        names, found = told.stdout.split(), text(site / page)
+        assert len(names) > 3 and [name for name in names if name not in found] == [], page

@@ -1,0 +1,117 @@
+"""What estimators estimate: expected gradients by enumerating every answer, against the exact gradient.
+
+The policy is a table of token logits, so an answer's probability is the product of its tokens'. Each possible answer is
+sent to the client with its probability as its weight: the gradient is then the expectation, without any sampling.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvr.algorithms import Algorithm, resolve_algorithm
+from rlvr.algorithms.advantages import Memory
+from rlvr.algorithms.shaping import compare_with_reference, penalize
+from rlvr.algorithms.update import loss_config, project
+from rlvr.clients.mock import MockTrainingClient, TablePolicy
+from rlvr.types import Trajectory
+
+WORDS = ["a", "b", "c", "d"]
+LENGTH = 2  # tokens of an answer: 36 answers over six words
+
+
+def policy(seed: int) -> TablePolicy:
+    made = TablePolicy(WORDS, seed, spread=4.0)
+    made.logits[1] = 0.5  # the word that is never said, too: every answer is possible
+    return made
+
+
+def expected(row: Algorithm, temperature: float = 1.0, reward: Any = lambda tokens: 0.0) -> np.ndarray:
+    """The gradient of the loss in the logits, over all answers, when the policy samples them itself."""
+    table, reference = policy(3), MockTrainingClient(policy(8)).create_sampling_client()
+    client = MockTrainingClient(table)
+    logprobs = table.logprobs(temperature)
+    batch = [
+        Trajectory("p", [0], "r", list(tokens), logprobs[list(tokens)].tolist(), reward=reward(tokens))
+        for tokens in itertools.product(range(len(logprobs)), repeat=LENGTH)
+    ]
+    if row.kl_coef:
+        compare_with_reference(batch, reference, temperature)
+    penalize(batch, row, LENGTH)
+    row.select(batch, Memory())
+    data = [project(row, t, float(np.exp(sum(t.logprobs)))) for t in batch]
+    client.forward_backward(data, row.loss, loss_config(row, client, temperature))
+    assert table.gradient is not None
+    return table.gradient
+
+
+def exact(of: Any, temperature: float = 1.0) -> np.ndarray:
+    """The gradient of `of(log p, log ref)` of one token's distribution, times the tokens of an answer."""
+    logits = torch.tensor(policy(3).logits, requires_grad=True)
+    reference = torch.tensor(policy(8).logprobs(temperature))
+    of((logits / temperature).log_softmax(-1), reference).backward()
+    assert logits.grad is not None
+    return LENGTH * logits.grad.numpy()
+
+
+def entropy(p: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    return -(p.exp() * p).sum()
+
+
+def reverse_kl(p: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    return (p.exp() * (p - ref)).sum()
+
+
+def forward_kl(p: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    return (ref.exp() * (ref - p)).sum()
+
+
+RAW = {"advantage": "raw"}  # every reward is 0 here: what is left is the option's own gradient
+TEMPERATURES = pytest.mark.parametrize("temperature", [1.0, 0.6])
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_pp", "cispo", "gspo"])
+def test_the_sampled_entropy_bonus_climbs_the_entropy(name: str, temperature: float) -> None:
+    """Its expected gradient is -coefficient x that of the exact entropy, whatever the loss it travels with."""
+    found = expected(resolve_algorithm(name, entropy_coef=0.3, **RAW), temperature)
+    assert found == pytest.approx(-0.3 * exact(entropy, temperature), abs=1e-6)
+    assert np.abs(found).max() > 0.01
+
+
+@TEMPERATURES
+def test_k1_in_the_reward_descends_the_reverse_kl(temperature: float) -> None:
+    found = expected(resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k1", **RAW), temperature)
+    assert found == pytest.approx(0.3 * exact(reverse_kl, temperature), abs=1e-6)
+    assert np.abs(found).max() > 0.01
+
+
+@TEMPERATURES
+def test_k2_in_the_loss_descends_the_reverse_kl(temperature: float) -> None:
+    row = resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k2", kl_in="loss", **RAW)
+    assert expected(row, temperature) == pytest.approx(0.3 * exact(reverse_kl, temperature), abs=1e-6)
+
+
+def test_k3_in_the_loss_descends_the_forward_kl() -> None:
+    """What GRPO's penalty pulls along on the policy's own samples: the gradient of KL(reference || policy)."""
+    row = resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k3", kl_in="loss", **RAW)
+    found = expected(row)
+    assert found == pytest.approx(0.3 * exact(forward_kl), abs=1e-6)
+    assert np.abs(found - 0.3 * exact(reverse_kl)).max() > 0.01
+
+
+def test_k1_in_the_loss_has_no_gradient_on_average() -> None:
+    row = resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k1", kl_in="loss", **RAW)
+    assert expected(row) == pytest.approx(np.zeros(6), abs=1e-6)
+
+
+@pytest.mark.parametrize("advantage", ["raw", "batch_mean"])
+def test_a_constant_baseline_changes_no_expected_gradient(advantage: str) -> None:
+    """The policy gradient of the expected number of a's, with and without the baseline."""
+    row = resolve_algorithm("reinforce", advantage=advantage)
+    found = expected(row, reward=lambda tokens: float(tokens.count(2)))
+    assert found == pytest.approx(-exact(lambda p, ref: p.exp()[2]), abs=1e-6)

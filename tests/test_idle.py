@@ -1,0 +1,116 @@
+"""Keys that a config sets and that do nothing: an error where typed, one warning where from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlvr.config import Loaded, load
+from rlvr.config.schema import Config, configured
+
+BASE = """
+env: {name: rpn_arithmetic}
+model: {tokenizer: words, config: {model_type: gpt2}}
+rollout: {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with base.yaml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE)
+    return tmp_path
+
+
+def composed(text: str = "", *words: str) -> Loaded:
+    """The base config with `text` added to its file and `words` typed."""
+    Path("mine.yaml").write_text(BASE + text)
+    return load(None, "mine.yaml", words)
+
+
+def config(text: str = "", *words: str) -> Config:
+    return configured(composed(text, *words), warn=pytest.fail)
+
+
+def refused(text: str = "", *words: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        configured(composed(text, *words))
+    return str(caught.value)
+
+
+def warned(text: str = "", *words: str) -> list[str]:
+    told: list[str] = []
+    configured(composed(text, *words), told.append)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "why"),
+    [
+        ("", "ppo_clip_low=0.8 algorithm.name=importance_sampling", "does not clip"),
+        ("", "target_kl=0.1", "one update a step"),
+        ("", "algorithm.kl_in=loss", "kl_coef is 0"),
+        ("", "algorithm.kl_estimator=k2", "kl_coef is 0"),
+        ("", "algorithm.entropy=exact", "entropy_coef is 0"),
+        ("", "algorithm.overlong_penalty=0.5", "overlong_buffer is not given"),
+        ("", "baseline_decay=0.9", "keeps no moving average"),
+        ("", "experiment_name=x", "tracking.mlflow is false"),
+        ("", "tracking.mlflow_uri=x", "tracking.mlflow is false"),
+        ("", "algorithm.beta=0.1", "has no beta"),
+        ("", "training.refill=1 algorithm.name=reinforce", "keeps every group"),
+        ("", "boxed_weight=0.5 reward_type=boxed", "boxed has no such option"),
+        ("", "use_baseline=false normalize_advantages=true", "centres the batch"),
+        ("sft: {steps: 3}\n", "learning_rate=0.1 mode=sft", "training.mode is sft"),
+    ],
+)  # fmt: skip
+def test_a_typed_key_without_effect_is_an_error_that_says_why(text: str, word: str, why: str) -> None:
+    typed, *rest = word.split()
+    said = refused(text, typed, *rest)
+    assert said.startswith("no effect in this run: ") and typed.partition("=")[0] in said and why in said, said
+    assert said.count(why) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        ("cliprange: 0.2\nalgorithm: {name: reinforce}\n", "cliprange", "does not clip"),
+        ("target_kl: 0.1\n", "target_kl", "one update a step"),
+        ("reward_type: boxed\nboxed_weight: 0.3\n", "boxed_weight", "boxed has no such option"),
+        ("training: {refill: 2}\nalgorithm: {name: reinforce}\n", "training.refill", "keeps every group"),
+        ("tracking: {mlflow_uri: x}\n", "tracking.mlflow_uri", "tracking.mlflow is false"),
+    ],
+)
+def test_one_from_a_file_is_one_warning_and_is_left_out(text: str, key: str, why: str) -> None:
+    (line,) = warned(text)
+    assert line.startswith(f"{key} (from mine.yaml) has no effect in this run: ") and why in line
+
+
+def test_what_has_no_effect_is_out_of_the_run() -> None:
+    got = configured(composed("reward_type: boxed\nboxed_weight: 0.3\ntarget_kl: 0.1\n", "algorithm.name=reinforce"))
+    assert got.reward.kwargs == {} and got.training.target_kl == 0
+    assert got.algorithm.resolve().clip_low is None
+
+
+def test_keys_of_a_shipped_file_are_summed_up_in_one_line() -> None:
+    told: list[str] = []
+    configured(load("arithmetic", None, ["mode=sft"]), told.append)
+    (line,) = told
+    assert line.startswith("of rlvr/configs/arithmetic.yaml, no effect in this run: ") and "training.steps" in line
+    assert line.count("training.mode is sft") == 1
+
+
+def test_an_option_that_no_reward_takes_is_left_for_the_reward_to_refuse() -> None:
+    assert config("reward: {type: keyword_contains, kwargs: {keyword: [a]}}\n").reward.kwargs == {"keyword": ["a"]}
+
+
+def test_a_table_of_logits_needs_no_model_and_says_so_of_one() -> None:
+    Path("toy.yaml").write_text("client: mock\nenv: {name: toy}\n")
+    assert configured(load(None, "toy.yaml"), pytest.fail).client == "mock"
+    with pytest.raises(ValueError, match=r"model\.device \(client=mock"):
+        configured(load(None, "toy.yaml", ["model.device=cpu"]))
+    with pytest.raises(ValueError, match="neither of name and config"):
+        configured(load(None, "toy.yaml", ["client=local"]))
+    with pytest.raises(ValueError, match="expected local or mock"):
+        configured(load(None, "toy.yaml", ["client=remote"]))

@@ -1,0 +1,126 @@
+"""Async rewards: run to their end from anywhere, all answers of a batch at once, on one loop that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import os
+import time
+from typing import Any
+
+import pytest
+
+from rlvr.reward import register_reward, resolve_reward
+from rlvr.types import Outcome, Trajectory
+
+WAIT = 0.2
+
+
+def answers(*responses: str, answer: str = "4") -> list[Trajectory]:
+    return [Trajectory("2+2?", [1], response, [2], metadata={"answer": answer}) for response in responses]
+
+
+class Judge:
+    """TRL's signature, as an object. It keeps a connection of sorts, which works only on the loop that opened it."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, prompts: list[str], completions: list[str], answer: list[str], **kwargs: Any):
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop() and self.loop.is_running()
+        await asyncio.gather(*(asyncio.sleep(WAIT) for _ in completions))
+        return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def test_an_async_trl_function_is_judged_inside_an_event_loop_and_outside():
+    """The answers of a batch wait together, and the function finds its loop again at every call, from any thread."""
+    reward = resolve_reward(Judge())
+
+    def judged() -> list[float | None]:
+        return [score.value for score in reward.score(answers(*"4544444444"))]
+
+    async def inside():
+        return judged(), *await asyncio.gather(asyncio.to_thread(judged), asyncio.to_thread(judged))
+
+    start = time.monotonic()
+    assert [judged(), judged(), *asyncio.run(inside())] == [[1.0, 0.0] + [1.0] * 8] * 5
+    assert time.monotonic() - start < 5 * 10 * WAIT / 2, "ten answers were judged one after the other"
+    assert reward("p", "4", {"answer": "4"}) == 1.0
+
+
+def test_an_async_batched_function_works_by_name_and_in_a_composite():
+    @register_reward("async_lengths", batched=True)
+    async def async_lengths(prompts, responses, metas=None, *, drop=0):
+        await asyncio.sleep(0)
+        return [len(r) for r in responses][drop:]
+
+    assert [s.value for s in resolve_reward("async_lengths").score(answers("12", ""))] == [2.0, 0.0]
+    assert resolve_reward("async_lengths", drop=1).score(answers("1"))[0].reason == "wrong_length"
+    parts = [{"name": "async_lengths"}, {"name": async_lengths}]
+    assert resolve_reward("composite", rewards=parts)("p", "123") == 3.0
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (KeyError("boom"), KeyError),
+        (SystemExit("boom"), SystemExit),
+        (asyncio.CancelledError("boom"), concurrent.futures.CancelledError),
+    ],
+)
+def test_what_an_async_function_raises_is_an_error_and_the_next_call_works(error, seen):
+    async def fragile(prompts, completions, **kwargs):
+        await asyncio.sleep(0)
+        if completions == ["bad"]:
+            raise error
+        return [1.0]
+
+    reward = resolve_reward(fragile)
+    assert [(s.outcome, s.reason) for s in reward.score(answers("bad"))] == [(Outcome.ERROR, "exception")]
+    with pytest.raises(seen):
+        reward("p", "bad")
+    assert reward("p", "good") == 1.0
+
+
+def test_an_async_reward_that_calls_another_is_told_to_await_it():
+    """It would wait for the loop that it occupies, for ever."""
+
+    async def inner(prompts, completions, **kwargs):
+        return [1.0 for _ in completions]
+
+    async def outer(prompts, completions, **kwargs):
+        return [resolve_reward(inner)(p, c) for p, c in zip(prompts, completions, strict=True)]
+
+    (score,) = resolve_reward(outer).score(answers("4"))
+    assert score.outcome is Outcome.ERROR and "await that function itself" in score.detail
+
+
+def test_a_forked_copy_judges_on_a_loop_of_its_own():
+    async def judge(prompts, completions, **kwargs):
+        await asyncio.sleep(0)
+        return [1.0 for _ in completions]
+
+    reward = resolve_reward(judge)
+    assert reward("p", "r") == 1.0
+    copy = os.fork()
+    if copy == 0:
+        os._exit(0 if reward("p", "r") == 1.0 else 1)
+    for _ in range(500):
+        done, status = os.waitpid(copy, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.02)
+    else:
+        os.kill(copy, 9)
+        pytest.fail("the forked copy waits for a loop that it does not have")
+    assert status == 0
+
+
+def test_an_async_function_that_would_wait_for_each_answer_in_turn_is_refused():
+    async def later(prompt, response):
+        return 1.0
+
+    for function in (later, functools.partial(later)):
+        with pytest.raises(ValueError, match=r"is async and judges one answer at a time, .*completions"):
+            resolve_reward(function)
