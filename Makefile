@@ -1,6 +1,7 @@
 # make setup   an environment in .venv with everything pinned in constraints.txt
 # make train   the main job: rlvr train --config-name=arithmetic
 # make test    ruff, pyright and every test
+# make docs    the documentation, built into site/ (make docs-serve shows it while it is written)
 # Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
 
 SHELL := /bin/sh
@@ -8,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.rlvr-setup
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: setup train test lint format clean
+.PHONY: setup train test lint format docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -30,7 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "setup: creating $(VENV) with $$("$$found" --version)"; "$$found" -m venv --clear $(VENV) || exit 3; \
 	fi
 	@echo "setup: installing what constraints.txt pins (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,train]"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e ".[dev,train,docs,mlflow,tensorboard]"
 	@touch $@
 
 train: setup
@@ -51,5 +53,11 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,245 @@
+"""Writes what the code knows best into the pages while the site is built: tables of settings, words, rows, formulas.
+
+A line `<!-- generated: settings -->` in a page is replaced by what the function of that name in `PARTS` returns; no
+generated text is ever in a tracked file. Used by mkdocs as a hook (`mkdocs.yml`); `tests/test_docs.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs calls this for every page. A name that is not in `PARTS` is a KeyError, which fails the build."""
+    return _MARK.sub(lambda mark: PARTS[mark[1]](), markdown)
+
+
+def results() -> str:
+    """The table of the main job, as the README shows it."""
+    blocks = re.findall(r"^```text\n.*?^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    return next(block for block in blocks if "FINAL RESULTS" in block)
+
+
+def seeds() -> str:
+    """The README's table of three seeds."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| seed |"))
+    end = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
+    return "\n".join(lines[first:end])
+
+
+def algorithms() -> str:
+    """The rows of the algorithm table."""
+    from rlvr.algorithms import ALGORITHMS, Algorithm
+
+    named = ("name", "advantage", "loss", "reduction", "clip_low", "clip_high", "drop_equal_groups", "source")
+    defaults = {f.name: f.default for f in dataclasses.fields(Algorithm) if f.name not in named}
+    rows: list[list[str]] = []
+    for row in ALGORITHMS.values():
+        clip = "" if row.clip_low is None else f"{1 - row.clip_low:.6g} ... {1 + (row.clip_high or 0):.6g}"
+        more = [f"`{k}={_yaml(getattr(row, k))}`" for k, v in defaults.items() if getattr(row, k) != v]
+        filtered = "dropped" if row.drop_equal_groups else "kept"
+        cells = [f"`{row.name}`", f"`{row.advantage}`", f"`{row.loss}`", f"`{row.reduction}`", clip, filtered]
+        rows.append([*cells, _text(", ".join([*more, row.source]))])
+    return _table(["row", "advantage", "loss", "reduction", "ratio clip", "equal groups", "source and more"], rows)
+
+
+def advantages() -> str:
+    from rlvr.algorithms.advantages import ESTIMATORS
+
+    return _formulas(ESTIMATORS)
+
+
+def reductions() -> str:
+    from rlvr.algorithms.advantages import REDUCTIONS
+
+    return _formulas(REDUCTIONS)
+
+
+def losses() -> str:
+    """The engine's named losses: formula, inputs, settings."""
+    from rlvr.engine.losses import LOSSES, kl_penalty
+
+    rows: list[list[str]] = []
+    for name, loss in LOSSES.items():
+        settings = ", ".join(f"`{key}={value:g}`" for key, value in loss.config.items())
+        rows.append([f"`{name}`", _cell(loss.terms), ", ".join(f"`{n}`" for n in loss.needs), settings])
+    table = _table(["loss", "term of a token", "inputs beside the targets", "settings"], rows)
+    return f"{table}\n\nBeside any of them, a KL penalty: {_cell(kl_penalty)}"
+
+
+def options() -> str:
+    """What can be set on any row, in the words of `Algorithm`."""
+    from rlvr.algorithms import Algorithm
+
+    return _paragraphs(Algorithm)
+
+
+def roads() -> str:
+    """Which option works on which client."""
+    from rlvr.algorithms import roads as module
+    from rlvr.clients.local import LocalTrainingClient
+    from rlvr.clients.mock import MockTrainingClient
+
+    head, *rows = module.table({"local": LocalTrainingClient, "mock": MockTrainingClient})
+    listed = _paragraphs(module).split("\n\n")
+    explained = next(part for part in listed if part.startswith("- "))
+    return f"{explained}\n\n{_table(head, [[f'`{key}`', *cells] for key, *cells in rows])}"
+
+
+def rewards() -> str:
+    """Every reward that comes with the package, with its exact formula."""
+    from rlvr.reward import known_rewards
+    from rlvr.reward.registry import Entry, _rewards  # the functions behind the names
+
+    parts: list[str] = []
+    for name in known_rewards():
+        entry: Entry = _rewards.get(name)
+        if not entry.function.__module__.startswith("rlvr."):
+            continue
+        parameters = inspect.signature(entry.function).parameters.values()
+        taken = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={_yaml(p.default)}" for p in taken)
+        parts.append(f"### `{name}`\n\n{_paragraphs(entry.function)}" + (f"\n\nOptions: `{shown}`." if shown else ""))
+    return "\n\n".join(parts)
+
+
+def environments() -> str:
+    """Every environment that comes with the package, with its options."""
+    from rlvr.envs.registry import _environments, known_environments
+
+    parts: list[str] = []
+    for name in known_environments():
+        factory = _environments.get(name)
+        if not factory.__module__.startswith("rlvr."):
+            continue
+        parameters = inspect.signature(factory).parameters.values()
+        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={_yaml(p.default)}" for p in parameters)
+        parts.append(f"### `{name}`\n\n{_paragraphs(factory)}\n\nOptions: `{shown}`.")
+    return "\n\n".join(parts)
+
+
+def settings() -> str:
+    """Every key of a config, with its default and what its dataclass says of it."""
+    from rlvr.config.schema import Config
+
+    return "\n\n".join(_section(Config, "", "The top of a config"))
+
+
+def spellings() -> str:
+    """The words of other systems."""
+    from rlvr.config.spellings import TABLE
+
+    return _table(["word", "our key", "meaning"], [[f"`{s.word}`", f"`{s.key}`", s.meaning] for s in TABLE])
+
+
+def sections() -> str:
+    """The sections of other systems."""
+    from rlvr.config.spellings import SECTIONS
+
+    rows = [[f"`{name}`", ", ".join(f"`{o}`" if o else "the top" for o in ours)] for name, ours in SECTIONS.items()]
+    return _table(["section", "its keys belong to"], rows)
+
+
+def configs() -> str:
+    """The configs that come with the package: those that are whole, then the options of every group."""
+    from rlvr.config.compose import PACKAGED
+
+    rows: list[list[str]] = []
+    for path in sorted(PACKAGED.rglob("*.yaml"), key=lambda p: (len(p.parts), p)):
+        about: list[str] = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            about.append(line.removeprefix("#").strip())
+        name = path.relative_to(PACKAGED).with_suffix("")
+        rows.append([f"`{name}`", _text(" ".join(about).replace("<", "&lt;"))])
+    return _table(["config or group/option", "what it is"], rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    part.__name__: part
+    for part in (
+        results, seeds, algorithms, advantages, reductions, losses, options, roads, rewards, environments, settings,
+        spellings, sections, configs,
+    )
+}  # fmt: skip
+
+
+def _section(schema: Any, prefix: str, title: str) -> Iterator[str]:
+    """A heading, the dataclass's own words, a table of its keys; then the dataclasses inside it."""
+    hints = typing.get_type_hints(schema)
+    inner: list[tuple[Any, str]] = []
+    rows: list[list[str]] = []
+    for field in dataclasses.fields(schema):
+        key = f"{prefix}{field.name}"
+        parts = [part for part in _alternatives(hints[field.name]) if dataclasses.is_dataclass(part)]
+        inner += [(part, key) for part in parts]
+        if not parts or _default(field) == "null":
+            shown = "a section, or null" if parts else _kind(hints[field.name])
+            rows.append([f"`{key}`", f"`{_default(field)}`" if _default(field) else "has to be given", shown])
+    yield f"{'#' * max(3, 2 + prefix.count('.'))} {title}\n\n{_paragraphs(schema)}"
+    if rows:
+        yield _table(["key", "default", "takes"], rows)
+    for part, key in inner:
+        yield from _section(part, f"{key}.", f"`{key}`")
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    return list(typing.get_args(hint)) if " | " in str(hint) else [hint]
+
+
+def _kind(hint: Any) -> str:
+    words = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "anything"}
+
+    def named(part: Any) -> str:
+        return words.get(part) or {dict: "mapping"}.get(typing.get_origin(part), "list")
+
+    return " or ".join(dict.fromkeys(named(part) for part in _alternatives(hint)))
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return _yaml(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return _yaml(field.default_factory())
+    return ""
+
+
+def _yaml(value: Any) -> str:
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=str)
+
+
+def _formulas(functions: dict[str, Callable[..., Any]]) -> str:
+    return _table(["name", "formula"], [[f"`{name}`", _cell(function)] for name, function in functions.items()])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _cell(thing: Any) -> str:
+    """A docstring on one line."""
+    return _text(" ".join((inspect.getdoc(thing) or "").split()))
+
+
+def _paragraphs(thing: Any) -> str:
+    return _text(inspect.getdoc(thing) or "")
+
+
+def _text(text: str) -> str:
+    """Papers and addresses become links."""
+    text = re.sub(r"(?<![\[(<])https?://[^\s)>,;]+", r"<\g<0>>", text)
+    text = re.sub(r"\((https?://[^\s)]+)\)", r"(<\1>)", text)
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
