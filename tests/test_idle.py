@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from composing import BASE, composed, config, refused, warned
 
-from rlvr.config import Loaded, load
-from rlvr.config.schema import Config, configured
-
-BASE = """
-env: {name: rpn_arithmetic}
-model: {tokenizer: words, config: {model_type: gpt2}}
-rollout: {}
-"""
+from rlvr.config import load
+from rlvr.config.schema import configured
 
 
 @pytest.fixture(autouse=True)
@@ -22,28 +17,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(BASE)
     return tmp_path
-
-
-def composed(text: str = "", *words: str) -> Loaded:
-    """The base config with `text` added to its file and `words` typed."""
-    Path("mine.yaml").write_text(BASE + text)
-    return load(None, "mine.yaml", words)
-
-
-def config(text: str = "", *words: str) -> Config:
-    return configured(composed(text, *words), warn=pytest.fail)
-
-
-def refused(text: str = "", *words: str) -> str:
-    with pytest.raises(ValueError) as caught:
-        configured(composed(text, *words))
-    return str(caught.value)
-
-
-def warned(text: str = "", *words: str) -> list[str]:
-    told: list[str] = []
-    configured(composed(text, *words), told.append)
-    return told
 
 
 @pytest.mark.parametrize(
@@ -97,7 +70,7 @@ def test_keys_of_a_shipped_file_are_summed_up_in_one_line() -> None:
     told: list[str] = []
     configured(load("arithmetic", None, ["mode=sft"]), told.append)
     (line,) = told
-    assert line.startswith("of rlvr/configs/arithmetic.yaml, no effect in this run: ") and "training.steps" in line
+    assert line.startswith("of rlvr/configs/arithmetic.yaml, no effect in this run: ") and "training.until" in line
     assert line.count("training.mode is sft") == 1
 
 
@@ -114,3 +87,10 @@ def test_a_table_of_logits_needs_no_model_and_says_so_of_one() -> None:
         configured(load(None, "toy.yaml", ["client=local"]))
     with pytest.raises(ValueError, match="expected local or mock"):
         configured(load(None, "toy.yaml", ["client=remote"]))
+
+
+def test_a_key_typed_at_its_default_turns_off_what_a_file_turned_on() -> None:
+    """`training.until=0` without quick looks says what is so anyway; another value would do nothing, and is refused."""
+    text = "evaluation: {every: 5}\ntraining: {until: 0.9}\n"
+    assert config(text, "training.until=0", "evaluation.every=0").training.until == 0
+    assert "training.until (evaluation.every is 0" in refused(text, "training.until=0.8", "evaluation.every=0")

@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import BASE, composed, config, refused
 
-from rlvr.config import Loaded, dump, load
-from rlvr.config.schema import Config, configured, written
+from rlvr.config import dump, load
+from rlvr.config.schema import configured, written
 from rlvr.config.spellings import PLACES, SECTIONS, TABLE, WORDS, is_ours
 
-BASE = """
-env: {name: rpn_arithmetic}
-model: {tokenizer: words, config: {model_type: gpt2}}
-rollout: {}
-"""
 # Word: what is typed, and what it makes of our keys. Those with None are worked out from several, and tested as such.
 MEANS: dict[str, tuple[str, dict[str, Any]] | None] = {
     **dict.fromkeys(("num_iterations", "max_steps"), ("7", {"training.steps": 7})),
@@ -64,22 +60,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(BASE)
     return tmp_path
-
-
-def composed(text: str = "", *words: str) -> Loaded:
-    """The base config with `text` added to its file and `words` typed."""
-    Path("mine.yaml").write_text(BASE + text)
-    return load(None, "mine.yaml", words)
-
-
-def config(text: str = "", *words: str) -> Config:
-    return configured(composed(text, *words), warn=pytest.fail)
-
-
-def refused(text: str = "", *words: str) -> str:
-    with pytest.raises(ValueError) as caught:
-        configured(composed(text, *words))
-    return str(caught.value)
 
 
 def at(values: Any, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""The record: seed 000's constructor, properties and statistics; what a None reward does; shapes; futures."""
+"""The record: its constructor, properties and statistics; what a None reward does; shapes; futures."""
 
 from __future__ import annotations
 

@@ -119,15 +119,19 @@ def _idle_cells(config: Config) -> Idle:
     return [(key, why) for key, why in idle if getattr(cells, key.partition(".")[2]) is not None]
 
 
-def report(idle: Idle, loaded: Loaded, warn: Callable[[str], None]) -> None:
-    """ValueError for what was typed and does nothing; a line for each key of a file, one in all for a shipped file."""
+def report(idle: Idle, loaded: Loaded, same: Callable[[str], bool], warn: Callable[[str], None]) -> None:
+    """ValueError for what was typed and does nothing; a line for each key of a file, one in all for a shipped file.
+
+    A key for which `same` holds, having the value it would have without being set, is left in peace: `until=0` turns
+    off what a file turned on.
+    """
     reasons: dict[str, str] = {}
     for key, why in idle:
         reasons.setdefault(key, why)
     found: dict[str, tuple[str, str]] = dict(loaded.idle)
     for key, why in reasons.items():
         for given, origin in loaded.origin.items():
-            if not (given == key or given.startswith((f"{key}.", f"{key}["))):
+            if not (given == key or given.startswith((f"{key}.", f"{key}["))) or same(given):
                 continue
             if key == "tracking.experiment" and loaded.typed.get(given) == "experiment_name" and origin != CLI:
                 continue  # a name that other values may be made of

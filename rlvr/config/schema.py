@@ -139,7 +139,21 @@ def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) 
     if config.training.mode == "sft" and config.sft.steps == 0:
         raise ValueError("training.mode=sft with sft.steps=0: nothing to train; give sft.steps=1000, say")
     config, unused = settle(config)
-    report([*without_effect(config), *unused, *unlooked], loaded, warn)
+    left_out, now = asdict(Config(config.env, client="mock")), asdict(config)
+    taken_out = {key for key, _ in (*unused, *unlooked)}
+
+    def same(key: str) -> bool:
+        """Whether a key has the value it would have if nobody had set it."""
+        value, default = now, left_out
+        if key in taken_out:
+            return False
+        for part in key.split("."):
+            if not (isinstance(value, dict) and isinstance(default, dict) and part in value and part in default):
+                return False
+            value, default = value[part], default[part]
+        return not isinstance(value, dict) and value == default
+
+    report([*without_effect(config), *unused, *unlooked], loaded, same, warn)
     return config
 
 
