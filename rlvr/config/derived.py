@@ -27,14 +27,14 @@ CLASSIC: dict[str, tuple[str, type]] = {
 _SIZES = {f.name: f.default for f in fields(TrainingOptions) if f.default is not MISSING}
 
 
-def derive(pool: Pool, ours: Ours, seed_section: bool) -> None:
+def derive(pool: Pool, ours: Ours, rlvr_section: bool) -> None:
     """Turn the pool's `~words` into values of our keys. `ours` gives what the config already says of a key of ours;
-    `seed_section` says whether it has a section `rlvr`, whose author names no model and no prompts.
+    `rlvr_section` says whether it has a section `rlvr`, whose author names no model and no prompts.
     """
     _algorithm(pool, ours)
     _estimator(pool)
     _sizes(pool, ours)
-    if seed_section:
+    if rlvr_section:
         has_model = any(target.startswith("model.") for target in pool.given) or ours("model") is not None
         if not has_model and ours("client") is None:
             pool.add("client", _default("mock"))

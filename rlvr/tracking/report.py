@@ -135,7 +135,7 @@ def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: 
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="lower right", fontsize=9)
+        axes.legend(frameon=False, loc="best", fontsize=9)
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     write_atomic(Path(path), buffer.getvalue())
