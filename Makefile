@@ -41,7 +41,7 @@ train: setup
 test: setup
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(VENV)/bin/python -m pytest --timeout=600 $(PYTEST_ARGS) || status=1; \
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --timeout=600 $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
 lint: setup

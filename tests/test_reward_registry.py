@@ -22,21 +22,17 @@ def verdict(function, **kwargs) -> Score:
     return resolve_reward(function, **kwargs).score([trajectory()])[0]
 
 
-def test_the_custom_reward_of_the_quickstart_resolves_by_name():
-    @register_reward("my_reward")
-    def my_custom_reward(prompt, response, meta=None, **kwargs):
-        """Custom reward based on response quality."""
-        score = 0.0
-        if "the answer is" in response.lower():
-            score += 0.5
-        if len(response) < 20:
-            score -= 0.3
-        return score
+def test_a_registered_reward_resolves_by_name_and_is_described_by_its_first_line():
+    @register_reward("registry_brevity")
+    def brevity(prompt, response, meta=None, **kwargs):
+        """Short is good.
 
-    reward = resolve_reward("my_reward")
-    assert reward.name == "my_reward"
-    assert reward("p", "The answer is 4") == pytest.approx(0.2)
-    assert known_rewards()["my_reward"] == "Custom reward based on response quality."
+        More is said here."""
+        return 1.0 / len(response)
+
+    reward = resolve_reward("registry_brevity")
+    assert reward.name == "registry_brevity" and reward("p", "four") == 0.25
+    assert known_rewards()["registry_brevity"] == "Short is good."
 
 
 def test_an_unknown_name_names_the_nearest_and_lists_all():
