@@ -1,7 +1,8 @@
 """Writes what the code knows best into the pages while the site is built: tables of settings, words, rows, formulas.
 
-A line `<!-- generated: settings -->` in a page is replaced by what the function of that name in `PARTS` returns; no
-generated text is ever in a tracked file. Used by mkdocs as a hook (`mkdocs.yml`); `tests/test_docs.py` exercises it.
+A line `<!-- generated: settings -->` in a page is replaced by what the function of that name in `PARTS` returns, and so
+is the line `NOTE` below it, for readers of the file itself; no generated text is ever in a tracked file. Used by mkdocs
+as a hook (`mkdocs.yml`); `tests/test_docs.py` exercises it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,48 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
+NOTE = "*(filled in by `make docs`, in `site/`)*"
+_MARK = re.compile(rf"^<!-- generated: (\S+) -->\n{re.escape(NOTE)}$", re.MULTILINE)
+
+REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a run refuses it
+
+# What else the keys of open lists take.
+_OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you registered"}
+
+# Keys that take one of a few words, where no table of the code lists them. A test tries every word.
+_RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "client": ("local", "mock"),
+    "training.mode": ("rlvr", "sft"),
+    "training.control": ("none", "random_reward"),
+    "training.optimizer.decay": _RATES,
+    "sft.optimizer.decay": _RATES,
+    "curriculum.by": _LEVELS,
+    "sft.curriculum.by": ("uniform", "schedule"),
+    "algorithm.kl_in": ("reward", "loss"),
+    "algorithm.entropy": ("sampled", "exact"),
+}
+
+
+def choices() -> dict[str, tuple[str, ...]]:
+    """The words that a key takes, for every key that takes only some."""
+    from rlvr.algorithms import ALGORITHMS
+    from rlvr.algorithms.advantages import ESTIMATORS, REDUCTIONS
+    from rlvr.algorithms.rows import KL_ESTIMATORS, LOSSES
+
+    tables = {
+        "name": ALGORITHMS,
+        "advantage": ESTIMATORS,
+        "loss": LOSSES,
+        "reduction": REDUCTIONS,
+        "kl_estimator": KL_ESTIMATORS,
+    }
+    return {**_CHOICES, **{f"algorithm.{cell}": tuple(table) for cell, table in tables.items()}}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -181,13 +218,16 @@ def _section(schema: Any, prefix: str, title: str) -> Iterator[str]:
     hints = typing.get_type_hints(schema)
     inner: list[tuple[Any, str]] = []
     rows: list[list[str]] = []
+    words = choices()
     for field in dataclasses.fields(schema):
         key = f"{prefix}{field.name}"
         parts = [part for part in _alternatives(hints[field.name]) if dataclasses.is_dataclass(part)]
         inner += [(part, key) for part in parts]
         if not parts or _default(field) == "null":
-            shown = "a section, or null" if parts else _kind(hints[field.name])
+            shown = "a section, or null" if parts else _kind(hints[field.name], words.get(key, ()), _OPEN.get(key))
             rows.append([f"`{key}`", f"`{_default(field)}`" if _default(field) else "has to be given", shown])
+            if key in REQUIRED:
+                rows[-1][1:] = ["has to be given", shown.removesuffix(" or null")]
     yield f"{'#' * max(3, 2 + prefix.count('.'))} {title}\n\n{_paragraphs(schema)}"
     if rows:
         yield _table(["key", "default", "takes"], rows)
@@ -199,8 +239,11 @@ def _alternatives(hint: Any) -> list[Any]:
     return list(typing.get_args(hint)) if " | " in str(hint) else [hint]
 
 
-def _kind(hint: Any) -> str:
+def _kind(hint: Any, chosen: Iterable[str] = (), more: str | None = None) -> str:
+    """What a value may be: a type, or one of the words `chosen`, or `more` than those."""
     words = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "anything"}
+    if chosen:
+        words[str] = ", ".join([*(f"`{word}`" for word in chosen), *([more] if more else [])])
 
     def named(part: Any) -> str:
         return words.get(part) or {dict: "mapping"}.get(typing.get_origin(part), "list")

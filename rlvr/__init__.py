@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         REINFORCEConfig,
         UpdateResult,
         load_checkpoint,
+        register_advantage,
         register_algorithm,
         resolve_algorithm,
         save_checkpoint,
@@ -35,7 +36,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "rlvr.algorithms": (
         "Algorithm", "PPO", "PPOConfig", "REINFORCE", "REINFORCEConfig", "UpdateResult", "load_checkpoint",
-        "register_algorithm", "resolve_algorithm", "save_checkpoint",
+        "register_advantage", "register_algorithm", "resolve_algorithm", "save_checkpoint",
     ),
     "rlvr.clients.mock": ("MockTrainingClient",),
     "rlvr.envs": ("register_environment", "resolve_environment"),
@@ -43,6 +44,7 @@ _HOMES = {
     "rlvr.toy": ("MockRolloutSampler",),
     "rlvr.types": ("Outcome", "Score", "StopReason", "Task", "Trajectory", "TrajectoryBatch"),
 }  # fmt: skip
+_MODULES = ("algorithms", "envs", "reward", "rollout")
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "TrajectoryBatch",
     "UpdateResult",
     "load_checkpoint",
+    "register_advantage",
     "register_algorithm",
     "register_environment",
     "register_reward",
@@ -72,6 +75,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"rlvr.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'rlvr' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

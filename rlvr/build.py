@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.algorithms.roads import check_roads
 from rlvr.clients.mock import MockTrainingClient
 from rlvr.config import Loaded, difference, dump, load, read
 from rlvr.config.schema import Config, configured, written
 from rlvr.envs import resolve_environment
+from rlvr.envs.prompt import encode_prompt
 from rlvr.files import verified, write_atomic
 from rlvr.protocols import TaskSource
 from rlvr.reward import Reward, resolve_reward
@@ -29,7 +31,7 @@ from rlvr.training import journal
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import evaluate, evaluation_params, heldout_split
 from rlvr.training.loops import Job
-from rlvr.training.step import Trainer
+from rlvr.training.step import Trainer, check_recipe
 
 EXTRA = "pip install 'rlvr[train]'"
 # What another evaluation of saved weights may ask for otherwise than their run did.
@@ -50,7 +52,8 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
     wanted = written(config, loaded)
     where = ("run.resume", "run.name", "run.root")
     environment = {key: value for key, value in journal.from_environment(loaded.values, loaded.raw) if key not in where}
-    ignore = ["run.resume", *(key for key in loaded.timed if key == "run.name")]
+    # Trackers change nothing that is computed: they may be turned on for the rest of a run.
+    ignore = ["run.resume", "tracking", *(key for key in loaded.timed if key == "run.name")]
 
     def changes(folder: Path) -> list[str]:
         hidden = journal.changed_environment(folder, environment)
@@ -78,7 +81,12 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
         )
     elif journal.holds_no_run(folder):
         raise ValueError(f"run folder {folder} exists and holds no run; choose another run.name")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"run.root={config.run.root}: {folder} cannot be made ({error.strerror}); give another run.root"
+        ) from error
     if not stored.exists():
         journal.keep_environment(folder, environment)
         write_atomic(stored, dump(wanted))
@@ -86,9 +94,13 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
 
 
 def plan(config: Config, source: TaskSource) -> dict[str, str]:
-    """The run in words and numbers, as printed before it starts."""
+    """The run in words and numbers, as printed before it starts; ValueError for one that could not train."""
     t, e = config.training, config.evaluation
     algorithm = config.algorithm.resolve()
+    if t.mode == "rlvr":
+        check_recipe(algorithm, config.rollout, t)
+        if config.client == "mock":  # the local client offers every road
+            check_roads(algorithm, MockTrainingClient)
     answers = t.prompts_per_step * t.group_size
     tokens, updates = t.steps * answers * (config.rollout.max_tokens or 0), t.ppo_epochs * t.num_minibatches
     until = f", or until {100 * t.until:g}% of held-out answers pass" if t.until and e.every else ""
@@ -127,6 +139,20 @@ def build_source(config: Config) -> TaskSource:
     build_watched(config)
     config.algorithm.resolve()
     return source
+
+
+def check_prompts(config: Config, source: TaskSource, tokenizer: Any) -> None:
+    """ValueError if a prompt of the first tasks is too long: better now than after a warm-up."""
+    most = config.training.max_prompt_tokens
+    if most is None or config.training.mode != "rlvr":
+        return
+    first = [source.train(config.seed, index, level) for level in source.levels for index in range(8)]
+    for task in [*source.heldout(8), *first]:
+        if (length := len(encode_prompt(task, tokenizer))) > most:
+            raise ValueError(
+                f"task {task.id!r}: its prompt has {length} tokens, more than training.max_prompt_tokens={most}; raise "
+                "the limit or leave such tasks out"
+            )
 
 
 def build_watched(config: Config) -> list[Reward]:
@@ -225,8 +251,11 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
     reward = resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     algorithm = config.algorithm.resolve()
     watched = build_watched(config)
+    if reward.entry.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
+        warn(f"the reward {reward.name!r} can be hacked: {reward.entry.caution}")
     trackers = Trackers(config.tracking, folder, folder.name, read(folder / "resolved.yaml"), warn)
     client = build_client(config, source, folder / "checkpoints", say, warn)
+    check_prompts(config, source, client.get_tokenizer())
     curriculum = Curriculum(source, config.curriculum, config.seed)
     trainer = Trainer(
         client,
@@ -289,6 +318,8 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     client.load_state(str(place)).result()
     asked, reward = config.evaluation, resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     tasks, _ = heldout_split(source, asked, looks=bool(config.sft.until or asked.every))
+    if len(tasks) < asked.tasks and any("evaluation.tasks=" in text for text in overrides):
+        console.warn(f"evaluation.tasks={asked.tasks}, but {config.env.name} holds out {len(tasks)} tasks to report on")
     console.phase("evaluation", len(tasks), unit="tasks")
     result = evaluate(
         source,

@@ -60,6 +60,7 @@ def train(
     """Train a model; the same command goes on where a stopped run was."""
     from rlvr.build import build, build_source, circumstances, open_run, plan
     from rlvr.tracking import Console
+    from rlvr.tracking.report import stored_summary
     from rlvr.training.journal import Journal
     from rlvr.training.loops import Interrupted, Loop
 
@@ -67,14 +68,18 @@ def train(
     source = build_source(settings)
     folder, finished = open_run(loaded, settings)
     with Console() as console:
+
+        def warn(text: str) -> None:
+            console.warn(_masked(text))
+
         if finished:
             console.note(f"this run is finished ({folder}); run.resume=false starts it anew")
-            console.table(json.loads((folder / "summary.json").read_text()))
+            console.table(stored_summary(folder))
             return
-        console.plan({"run": str(folder), **plan(settings, source)})
+        console.plan({"run": str(folder), **_shown(plan(settings, source))})
         with Journal(folder) as journal:
-            job = build(settings, folder, console.note, console.warn)
-            journal.attempt(circumstances(job.client), console.warn)
+            job = build(settings, folder, console.note, warn)
+            journal.attempt(circumstances(job.client), warn)
             try:
                 summary = Loop(job, journal, console).run()
             except (Interrupted, KeyboardInterrupt):
@@ -89,7 +94,11 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals."""
+    """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals.
+
+    What the run's resolved.yaml names is built for that, functions given as module:function included: evaluate a run
+    folder that somebody else made only if you would run their code.
+    """
     from rlvr.build import evaluate_saved
     from rlvr.tracking import Console, evaluation_table
 
@@ -135,7 +144,7 @@ def show_config(
     source = build_source(settings)
     typer.echo(dump(written(settings, loaded)))
     with Console() as console:
-        console.plan(plan(settings, source))
+        console.plan(_shown(plan(settings, source)))
 
 
 @app.callback(invoke_without_command=True)
@@ -171,6 +180,10 @@ def run(arguments: list[str]) -> int:
             raise
         return _say(stop, 1)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            name = os.fspath(error.filename or "a name")
+            shown = repr(f"{name[:60]}..." if len(name) > 60 else name)
+            return _say(f"{shown} ({len(name)} characters) is longer than names of files may be; give a shorter one", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
             raise
         where = f" ({error.filename})" if error.filename else ""
@@ -190,7 +203,18 @@ def _print(text: str) -> None:
     """A message to the user. It may quote what a model or a user's function wrote, so nothing in it acts."""
     from rlvr.tracking import readable_lines
 
-    print(f"rlvr: {readable_lines(text)}", file=sys.stderr)
+    print(f"rlvr: {readable_lines(_masked(text))}", file=sys.stderr)
+
+
+def _masked(text: str) -> str:
+    """The text without what the environment gave to the config: it may be a secret, and messages end up in logs."""
+    from rlvr.config.interpolate import masked
+
+    return masked(text)
+
+
+def _shown(plan: dict[str, str]) -> dict[str, str]:
+    return {name: _masked(text) for name, text in plan.items()}
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -68,15 +68,48 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def verified(folder: Path) -> str:
-    """'' if every file of a `new_folder` is there with its checksum, else what is wrong."""
+    """'' if every file of a `new_folder` is there with its checksum, else what is wrong.
+
+    Only ordinary files inside the folder are read, and every one must be listed (names that begin with a dot apart:
+    file managers leave such files).
+    """
     try:
-        sums: dict[str, Any] = json.loads((folder / "checksums.json").read_text())
+        sums = read_json(folder / "checksums.json", "the checksum of every file")
+        if not sums:
+            return f"{folder / 'checksums.json'} lists no file"
         for name, expected in sums.items():
+            place = PurePosixPath(name)
+            if place.is_absolute() or ".." in place.parts:
+                return f"checksums.json names {name[:80]!r}, which does not lie inside {folder}"
+            if not os.path.isfile(folder / name):  # a device or a pipe would be read for ever
+                return f"{name[:80]} is missing or no ordinary file"
             if sha256(folder / name) != expected:
                 return f"{name} does not have its recorded checksum"
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: JSON, but not an object
+        files = (file.relative_to(folder) for file in folder.rglob("*") if not file.is_dir())
+        found = {file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)}
+        if unlisted := sorted(found - sums.keys() - {"checksums.json"}):
+            return f"{unlisted[0][:80]} is not listed in checksums.json"
+    except (OSError, ValueError) as error:
         return str(error)
     return ""
+
+
+def read_json(path: Path, what: str, remedy: str = "") -> dict[str, Any]:
+    """The object in a JSON file. ValueError, with the `remedy` for a person, where the file does not hold `what`."""
+    cure = f"; {remedy}" if remedy else ""
+    try:
+        if not os.path.isfile(path):
+            raise ValueError(f"{path} is missing or no ordinary file, expected {what}{cure}")
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}), expected {what}{cure}") from error
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: not JSON ({error}), expected {what}{cure}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, expected an object: {what}{cure}")
+    return cast(dict[str, Any], found)
 
 
 def sha256(path: Path) -> str:

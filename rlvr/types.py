@@ -252,7 +252,11 @@ def mean(values: Sequence[float]) -> float:
     """Arithmetic mean by exact summation; 0.0 for no values. Exactly the value where all are equal."""
     if not values or all(v == values[0] for v in values):
         return values[0] if values else 0.0
-    return math.fsum(values) / len(values)
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum is beyond a float, and the mean is not
+        largest = max(map(abs, values))
+        return largest * (math.fsum(v / largest for v in values) / len(values))
 
 
 def std(values: Sequence[float]) -> float:
@@ -260,4 +264,8 @@ def std(values: Sequence[float]) -> float:
     if not values or all(v == values[0] for v in values):
         return 0.0
     centre = mean(values)
-    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / len(values))
+    try:
+        return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / len(values))
+    except OverflowError:  # a square is beyond a float, and the deviation is not
+        largest = max(map(abs, values))
+        return largest * std([v / largest for v in values])

@@ -6,7 +6,7 @@ A page is run from top to bottom as a reader would type it, in a folder of its o
 - python: executed, one namespace a page; a first line `# name.py` makes it a module of that name. A text block right
   after it is its output, to the letter;
 - bash: every line is a command that is really run, made smaller by `SMALLER` and `sizes` below; `make` is looked up in
-  the Makefile and `pip install` in pyproject.toml, for they would install;
+  the Makefile and `pip install` in pyproject.toml, for they would install (`make train` is the training it starts);
 - yaml: written where its first line `# name.yaml` says, then loaded and checked as a config (a file of a group by
   itself says nothing); without a name it is a part of a config and is checked on top of `arithmetic`;
 - toml: parsed; text: what a program printed. Any other language fails the page;
@@ -15,6 +15,7 @@ A page is run from top to bottom as a reader would type it, in a folder of its o
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import re
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,13 +133,49 @@ def python(block: Block, page: str, namespace: dict[str, Any]) -> str:
 
 
 def bash(block: Block) -> None:
+    for line, environment, words in typed(block):
+        os.environ.update(environment)
+        command(line, words)
+
+
+def typed(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
+    """Each command: its line, the NAME=value before it, its words."""
+    environment: dict[str, str] = {}
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        while words and "=" in words[0] and not words[0].startswith("-"):  # NAME=value before a command
+        while words and "=" in words[0] and not words[0].startswith("-"):
             name, _, value = words.pop(0).partition("=")
-            os.environ[name] = value
+            environment[name] = value
         if words:
-            command(line, words)
+            yield line, environment, words
+
+
+def trainings(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Every training that a block starts: what was typed, and the words after `rlvr train`."""
+    if block.language == "bash":
+        for line, _, words in typed(block):
+            if words[:2] == ["rlvr", "train"]:
+                yield line, words[2:]
+            elif words[:2] == ["make", "train"]:
+                yield line, made("train")[2:]
+            elif words[0].startswith("python") and words[1] in CONFIGURED:
+                yield (
+                    line,
+                    words[2:] if any("--config" in w for w in words) else [*words[2:], f"--config-name={DEFAULT}"],
+                )
+    elif block.language == "python":
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run":
+                words = ast.literal_eval(node.args[0])
+                if words[0] == "train":
+                    yield ast.unparse(node), words[1:]
+
+
+def made(target: str) -> list[str]:
+    """The command that the Makefile runs for a target."""
+    recipe = re.search(rf"^{target}:.*\n\t\$\(VENV\)/bin/(rlvr .*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe, f"make {target} runs no rlvr command"
+    return shlex.split(recipe[1])
 
 
 def command(line: str, words: list[str]) -> None:
@@ -160,6 +198,8 @@ def command(line: str, words: list[str]) -> None:
         # Not even a dry run: make runs a line that calls $(MAKE) for real, and `make test` is what runs this.
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert set(words[1:]) <= set(targets), f"{line}: the Makefile has {', '.join(targets)}"
+        if "train" in words:
+            command(line, made("train"))
     elif words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         asked = {name for word in words for part in re.findall(r"\[(.+)\]", word) for name in part.split(",")}

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS, REDUCTIONS, Memory, teaches
+from rlvr.algorithms.advantages import (
+    BATCH_ESTIMATORS,
+    ESTIMATORS,
+    REDUCTIONS,
+    Memory,
+    register_advantage,
+    teaches,
+)
 from rlvr.types import Trajectory
 
 MAX_TOKENS = 10
@@ -62,11 +69,12 @@ def test_advantages_by_hand(name: str) -> None:
 
 
 # The five trajectories with a reward have 2, 5, 1, 3, 4 sampled tokens, 15 in all; the written token counts nowhere.
+# They are four answers: the third and the fourth are one, of 4 tokens.
 WEIGHTS_BY_HAND = {
     "token_mean": [1 / 15] * 5,
-    "sequence_mean": [1 / 10, 1 / 25, 1 / 5, 1 / 15, 1 / 20],
-    "constant": [1 / 50] * 5,  # N = 5, M = 10
-    "sequence_sum": [1 / 5] * 5,
+    "sequence_mean": [1 / 8, 1 / 20, 1 / 16, 1 / 16, 1 / 16],
+    "constant": [1 / 40] * 5,  # N = 4, M = 10
+    "sequence_sum": [1 / 4] * 5,
 }
 
 
@@ -203,3 +211,34 @@ def test_trajectories_without_rollout_id_are_rollouts_of_their_own() -> None:
     """Seed 000's trajectories carry no ids: each counts."""
     items = [trajectory("", "", r, 1) for r in (1.0, 0.0, 0.0, 0.0)]
     assert advantages("group_mean", items) == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_an_advantage_of_ones_own_gets_what_answers_earned() -> None:
+    """Called a group at a time with reward less penalty, one value a rollout; unknown rewards get 0."""
+    seen: list[list[float]] = []
+
+    @register_advantage("test_best_of")
+    def best_of(earned: list[float]) -> list[float]:
+        seen.append(earned)
+        return [float(x == max(earned)) for x in earned]
+
+    items = batch()
+    items[0].penalty = 0.25
+    assert advantages("test_best_of", items) == [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert seen == [[0.75, 0.0], [0.25, 0.25]]
+    assert resolve_algorithm("ppo", advantage="test_best_of").uses_groups
+    with pytest.raises(ValueError, match="'test_best_of' is registered already"):
+        register_advantage("test_best_of")(best_of)
+    with pytest.raises(ValueError, match="'group_mean' is registered already"):
+        register_advantage("group_mean")(best_of)
+
+
+def test_an_advantage_over_the_batch_and_what_it_may_not_return() -> None:
+    register_advantage("test_ranks", baseline="batch")(lambda earned: [float(sorted(earned).index(x)) for x in earned])
+    assert advantages("test_ranks", batch()) == [3.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert not resolve_algorithm("ppo", advantage="test_ranks").uses_groups
+    register_advantage("test_short", baseline="batch")(lambda earned: earned[1:])
+    with pytest.raises(ValueError, match=r"'test_short': expected 4 finite numbers, got \[0.25, 0.0, 0.25\]"):
+        advantages("test_short", batch())
+    with pytest.raises(ValueError, match="expected group or batch"):
+        register_advantage("test_other", baseline="token")

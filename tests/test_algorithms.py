@@ -29,14 +29,14 @@ GOLDEN = Path(__file__).parent / "golden"
 GROUP_A = 0.5 / 0.500001
 ROWS_BY_HAND = {
     # (position in the batch, advantage, weight) of what is sent to the loss, and its thresholds
-    "reinforce": ([(0, 0.625, 0.2), (1, -0.125, 0.2), (2, -0.375, 0.2), (3, -0.375, 0.2), (5, -0.125, 0.2)], {}),
+    "reinforce": ([(0, 0.625, 0.25), (1, -0.125, 0.25), (2, -0.375, 0.25), (3, -0.375, 0.25), (5, -0.125, 0.25)], {}),
     # Group b has equal rewards: no gradient, so it is not sent; grpo and dr_grpo still count it, ppo's filter does not.
     "grpo": (
-        [(0, GROUP_A, 1 / 10), (2, -GROUP_A, 1 / 5), (3, -GROUP_A, 1 / 15)],
+        [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
     "dr_grpo": (
-        [(0, 0.5, 1 / 50), (2, -0.5, 1 / 50), (3, -0.5, 1 / 50)],
+        [(0, 0.5, 1 / 40), (2, -0.5, 1 / 40), (3, -0.5, 1 / 40)],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
     "ppo": (
@@ -52,13 +52,13 @@ ROWS_BY_HAND = {
         [(i, a / 0.375001, 1 / 15) for i, a in ((0, 0.625), (1, -0.125), (2, -0.375), (3, -0.375), (5, -0.125))],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
-    "rloo": ([(0, 1.0, 0.2), (2, -1.0, 0.2), (3, -1.0, 0.2)], {}),
+    "rloo": ([(0, 1.0, 0.25), (2, -1.0, 0.25), (3, -1.0, 0.25)], {}),
     "dapo": (
         [(0, GROUP_A, 1 / 6), (2, -GROUP_A, 1 / 6), (3, -GROUP_A, 1 / 6)],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
     ),
     "gspo": (
-        [(0, GROUP_A, 1 / 10), (2, -GROUP_A, 1 / 5), (3, -GROUP_A, 1 / 15)],
+        [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
         {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004},
     ),
     "cispo": (
@@ -288,3 +288,12 @@ def test_every_row_names_a_loss_of_the_engine() -> None:
     assert {row.loss for row in ALGORITHMS.values()} <= set(NAMES)
     assert {n for n in NAMES if "clip_low_threshold" in LOSSES[n].config} == CLIPPED
     assert all(row.source for row in ALGORITHMS.values())
+
+
+@pytest.mark.parametrize("option", [{"kl_coef": 0.1}, {"entropy_coef": 0.1}])
+def test_a_row_stops_filtering_where_equal_groups_have_a_gradient(option: dict[str, float]) -> None:
+    """A divergence and an entropy bonus teach in groups of equal rewards too; who asks for the filter keeps it."""
+    for name in ("ppo", "dapo"):
+        assert resolve_algorithm(name).drop_equal_groups
+        assert not resolve_algorithm(name, **option).drop_equal_groups
+        assert resolve_algorithm(name, **option, drop_equal_groups=True).drop_equal_groups

@@ -157,3 +157,50 @@ def test_an_option_without_a_road_on_a_table_is_refused(toy: Path, capsys: Any) 
     words = ("algorithm.name=ppo", "algorithm.entropy_coef=0.1", "algorithm.entropy=exact")
     assert run(["train", "--config=toy.yaml", *words]) == 2
     assert "algorithm.entropy=exact: needs the road 'logits'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training.group_size=1", "algorithm.name=grpo"], "group_size >= 2"),
+        (["rollout.temperature=0"], "use a temperature above 0"),
+        (["algorithm.entropy_coef=0.1", "algorithm.entropy=exact"], "no road to the gradient: algorithm.entropy=exact"),
+    ],
+)
+def test_the_plan_refuses_what_training_would(toy: Path, words: list[str], message: str) -> None:
+    """`rlvr config` says what would run: it must not promise a run that `rlvr train` refuses."""
+    config = configured(load(None, "toy.yaml", words))
+    with pytest.raises(ValueError, match=message):
+        plan(config, build_source(config))
+
+
+def test_a_prompt_that_is_too_long_is_said_before_anything_runs(toy: Path, capsys: Any) -> None:
+    assert run(["train", "--config=toy.yaml", "training.max_prompt_tokens=2"]) == 2
+    told = capsys.readouterr()
+    assert "tokens, more than training.max_prompt_tokens=2" in told.err and "baseline" not in told.out
+
+
+def test_trackers_may_be_turned_on_for_the_rest_of_a_run_and_nothing_else(toy: Path) -> None:
+    loaded = load(None, "toy.yaml", ["run.name=same"])
+    folder, _ = open_run(loaded, configured(loaded))
+    (folder / "journal.jsonl").write_text('{"event": "attempt"}\n')
+    more = load(None, "toy.yaml", ["run.name=same", "tracking.tensorboard=true"])
+    assert open_run(more, configured(more))[0] == folder
+
+
+def test_a_root_that_is_no_folder_is_said(toy: Path) -> None:
+    Path("afile").write_text("")
+    loaded = load(None, "toy.yaml", ["run.root=afile"])
+    with pytest.raises(ValueError, match=r"run.root=afile: .* cannot be made"):
+        open_run(loaded, configured(loaded))
+
+
+def test_a_reward_that_can_be_hacked_is_warned_of_unless_another_is_watched(toy: Path) -> None:
+    """`boxed` looks at the form alone."""
+    words = ["env.name=rpn_arithmetic", "reward.type=boxed", "evaluation.tasks=4"]
+    for more, warnings in ([], 1), (["reward.watch=[boxed]"], 1), (["reward.watch=[correct]"], 0):
+        loaded = load(None, "toy.yaml", [*words, *more, f"run.name=caution{len(more)}{warnings}"])
+        config, told = configured(loaded), list[str]()
+        folder, _ = open_run(loaded, config)
+        build(config, folder, lambda text: None, told.append)
+        assert len([text for text in told if "can be hacked" in text]) == warnings, told

@@ -237,6 +237,8 @@ GOOD = REINFORCE().get_state()
         ({**GOOD, "step": True}, "step=True"),
         ({**GOOD, "baseline": math.nan}, "baseline=nan, expected a finite number or null"),
         ({**GOOD, "baseline": "0.5"}, "baseline='0.5'"),
+        ({**GOOD, "baseline": 10**400}, "baseline=an integer beyond 64 bits, expected a finite number"),
+        ({**GOOD, "step": 10**5000}, "step=an integer beyond 64 bits, expected an integer of at least 0"),
         ({**GOOD, "optimizer": {}}, "optimizer.updates=None"),
         ({**GOOD, "optimizer": None}, "optimizer"),
         (None, "get_state"),
@@ -271,6 +273,8 @@ def test_a_checkpoint_is_json_and_comes_back_as_it_was(tmp_path: Path) -> None:
         (pickle.dumps(GOOD), "is not JSON"),
         (json.dumps({**GOOD, "baseline": math.nan}).encode(), "nan|NaN"),
         (json.dumps({**GOOD, "baseline": math.inf}).encode(), "inf|Infinity"),
+        (json.dumps({**GOOD, "baseline": 7}).replace(": 7", ": 1e999").encode(), "1e999 is beyond every finite number"),
+        (json.dumps({**GOOD, "baseline": 7}).replace(": 7", ": -1e999").encode(), "1e999"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(content: bytes, message: str, tmp_path: Path) -> None:
@@ -287,6 +291,33 @@ def test_a_missing_checkpoint_or_a_folder_is_said(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "none.json")
     with pytest.raises(ValueError, match="folder"):
         load_checkpoint(tmp_path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("n" * 5000, "no path that the system takes .5"),
+        ("n" * 250, "at most 241 bytes"),
+        ("d/" * 3000 + "c", "no path that the system takes"),
+        ("d" * 256 + "/c", "no path that the system takes"),
+        ("a\0b", "without zero bytes"),
+        ("none/c.json", "none"),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused_by_both(path: str, message: str, tmp_path: Path) -> None:
+    for act in (load_checkpoint, lambda place: save_checkpoint(GOOD, place)):
+        with pytest.raises(ValueError, match=message) as caught:
+            act(tmp_path / path)
+        assert len(str(caught.value)) < 500
+    with pytest.raises(ValueError, match=r"there is no folder .*none; make it first"):
+        save_checkpoint(GOOD, tmp_path / "none" / "c.json")
+    with pytest.raises(ValueError, match="is a folder; give the name of a file"):
+        save_checkpoint(GOOD, tmp_path)
+    with pytest.raises(ValueError, match="no ordinary file"):
+        load_checkpoint("/dev/zero")
+    save_checkpoint(GOOD, tmp_path / ("n" * 241))
+    assert load_checkpoint(tmp_path / ("n" * 241)) == GOOD
 
 
 @pytest.mark.parametrize("wrong", [{"x": math.nan}, {"x": math.inf}, {"x": object()}, {"x": np.float32(1)}])

@@ -188,7 +188,9 @@ def test_a_mistake_is_one_message_that_names_the_culprit(
     tiny: Path, capfd: Any, words: list[str], expected: list[str]
 ) -> None:
     """Exit code 2, no traceback, the wrong word and the remedy in the message, and no run folder touched twice."""
-    (tiny / "rows.yaml").write_text("env: {name: jsonl, kwargs: {path: rows.jsonl}}\nmodel: {name: ./model}\n")
+    (tiny / "rows.yaml").write_text(
+        "env: {name: jsonl, kwargs: {path: rows.jsonl}}\nmodel: {name: ./model}\nrollout: {max_tokens: 8}\n"
+    )
     (tiny / "rows.jsonl").write_text("".join(f'{{"prompt": "{i}+1", "answer": "{i + 1}"}}\n' for i in range(40)))
     (tiny / "bad.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "oops"\n')
     assert run(words) == 2

@@ -363,3 +363,15 @@ def test_a_script_is_followed() -> None:
     response = script.sample(ModelInput([2]), 3, SamplingParams(max_tokens=2)).result()
     assert [s.tokens for s in response.sequences] == [[2], [2, 2], [2, 2]]
     assert [s.stop_reason for s in response.sequences] == [StopReason.STOP, StopReason.STOP, StopReason.LENGTH]
+
+
+def test_a_token_that_does_not_count_has_no_divergence_however_unlikely_it_is() -> None:
+    """Weight 0 x exp(95) is 0, not nan."""
+    client = MockTrainingClient(TablePolicy(["a", "b"]))
+    inputs = {
+        "target_tokens": [1, 2], "logprobs": [0.0, -1.0], "advantages": [0.0, 1.0], "kl_weights": [0.0, 1.0],
+        "reference_logprobs": [900.0, -1.0],
+    }  # fmt: skip
+    datum = Datum(ModelInput([2, 2]), {name: TensorData.of(np.asarray(v)) for name, v in inputs.items()})
+    client.forward_backward([datum], "ppo", {"kl_estimator": 3.0})
+    assert client.policy.gradient is not None and np.isfinite(client.policy.gradient).all()

@@ -210,7 +210,7 @@ def test_defaults_that_go_in_a_circle_show_the_circle(configs: Path):
         ("defaults: tiny\n", "defaults has to be a list"),
         ("defaults: [[1]]\n", "is none of"),
         ("defaults: [{model: tiny, optimizer: adam}]\n", "is none of"),
-        ("defaults: [../main]\n", "unknown option"),
+        ("defaults: [../main]\n", "unknown group '..'"),
         ("defaults: [{model: '???'}]\n", "configs/broken.yaml: "),
         ("defaults: [{model: '${x}'}]\n", "configs/broken.yaml: "),
         ("a: ${b\n", "configs/broken.yaml"),

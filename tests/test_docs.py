@@ -3,20 +3,25 @@ pages, of the README and of the examples does what it says (how: `doc_pages.py`)
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import ROOT, blocks, run_page
+from doc_pages import ROOT, blocks, run_page, trainings
 
 from rlvr.algorithms import ALGORITHMS
+from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS
+from rlvr.config import load
+from rlvr.config.schema import configured
 from rlvr.envs import registry as environments
 from rlvr.reward import registry as rewards
 
@@ -57,29 +62,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder with what pages name; what a page registers or imports is gone after it."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to type in; what is registered or imported there is gone after it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("examples", "rlvr"):
         (tmp_path / name).symlink_to(ROOT / name)
-    rows = [{"question": f"Ann has {n} pens and buys 3.", "answer": f"{n} + 3\n#### {n + 3}"} for n in range(2, 22)]
-    (tmp_path / "gsm8k").mkdir()
-    for split, part in (("train", rows[:14]), ("test", rows[14:])):
-        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    tasks = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(5)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    if any("model" in block.text for block in blocks(request.node.callspec.params["page"])):
-        folder = request.getfixturevalue("model")
-        for name in ("my-model", "Qwen/Qwen2.5-0.5B-Instruct"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).symlink_to(folder)
-    tables: list[dict[str, Any]] = [ALGORITHMS, rewards._rewards._entries, environments._environments._entries]
+    tables: list[dict[str, Any]] = [
+        ALGORITHMS, ESTIMATORS, rewards._rewards._entries, environments._environments._entries
+    ]  # fmt: skip
     before, modules, environment = [dict(table) for table in tables], set(sys.modules), dict(os.environ)
+    batch = set(BATCH_ESTIMATORS)
     yield tmp_path
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)
+    BATCH_ESTIMATORS.intersection_update(batch)
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -87,9 +85,47 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     os.environ.update(environment)
 
 
+@pytest.fixture
+def world(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with what pages name."""
+    rows = [{"question": f"Ann has {n} pens and buys 3.", "answer": f"{n} + 3\n#### {n + 3}"} for n in range(2, 22)]
+    (folder / "gsm8k").mkdir()
+    for split, part in (("train", rows[:14]), ("test", rows[14:])):
+        (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    tasks = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(5)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    if any("model" in block.text for block in blocks(request.node.callspec.params["page"])):
+        hub = request.getfixturevalue("model")
+        for name in ("my-model", "Qwen/Qwen2.5-0.5B-Instruct"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).symlink_to(hub)
+    return folder
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_code_block_of_a_page_does_what_it_says(page: str, world: Path) -> None:
     run_page(page)
+
+
+def test_no_two_commands_of_the_pages_share_a_run_folder(folder: Path) -> None:
+    """Somebody who types all pages into one folder is never told that a run of that name is there already."""
+    files: dict[str, tuple[str, str]] = {}
+    begun: dict[str, tuple[str, dict[str, Any]]] = {}
+    for page in PAGES:
+        for file, text in ((block.file, block.text) for block in blocks(page) if block.file):
+            other, found = files.setdefault(file, (page, text))
+            assert found == text, f"{file} of {page} would write over that of {other}"
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_text(text, encoding="utf-8")
+        for line, words in [training for block in blocks(page) for training in trainings(block)]:
+            options = dict(word.lstrip("-").split("=", 1) for word in words if word.startswith("--"))
+            loaded = load(options.get("config-name"), options.get("config"), [w for w in words if w[0] != "-"])
+            config = configured(loaded)
+            settings = {**asdict(config), "run": {**asdict(config.run), "resume": True}}
+            where = f"{config.run.root}/{config.run.name or loaded.name}"
+            other, same = begun.setdefault(where, (f"{page}: {line}", settings))
+            assert settings == same, f"{page}: {line}\n{other}\nare different runs in {where}; give one a run.name"
+    assert len(begun) > 20 and "runs/arithmetic" in begun
 
 
 WRONG = {
@@ -118,6 +154,43 @@ def test_a_page_that_is_wrong_fails(what: str, tmp_path: Path, monkeypatch: pyte
 
 
 # ---- the site
+
+
+def gen() -> Any:
+    """The hook of the site, docs/gen.py."""
+    spec = importlib.util.spec_from_file_location("gen", ROOT / "docs" / "gen.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ALONE = ["env.name=toy", "client=mock", "rollout.max_tokens=8", "reward.type=length_penalty", "sft.steps=1"]
+NEEDED = {  # what a word needs beside it
+    "client=local": ["model.name=my-model"],
+    "algorithm.loss=gspo": ["algorithm.clip_low=0.1", "algorithm.clip_high=0.1"],
+    "curriculum.by=schedule": ['curriculum.schedule=[[0,{"":1}]]'],
+    "sft.curriculum.by=schedule": ['sft.curriculum.schedule=[[0,{"":1}]]'],
+    "algorithm.kl_": ["algorithm.kl_coef=0.1"],
+    "algorithm.entropy": ["algorithm.entropy_coef=0.1"],
+}
+
+
+@pytest.mark.parametrize("key", gen().choices())
+def test_each_listed_choice_of_a_key_is_accepted_and_another_word_is_not(key: str) -> None:
+    def compose(word: str) -> None:
+        said = f"{key}={word}"
+        more = [setting for start, settings in NEEDED.items() if said.startswith(start) for setting in settings]
+        base = [setting for setting in ALONE if not setting.startswith(f"{key}=")]
+        configured(load(None, None, [*base, said, *more]))
+
+    words = gen().choices()[key]
+    for word in words:
+        compose(word)
+    with pytest.raises(ValueError, match="no_such_word") as refused:
+        compose("no_such_word")
+    known = set(re.split(", | or ", re.split("expected |known: ", str(refused.value))[-1]))
+    assert known - ({"pass_rate"} if key == "sft.curriculum.by" else set()) == set(words), "none is left out"
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +236,9 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site: Path) -
         page = site / source.relative_to(ROOT / "docs").with_suffix(".html")
         fetched = _Loads(page.read_text(encoding="utf-8")).fetched
         assert fetched and not [address for address in fetched if re.match(r"(https?:)?//", address)]
-        assert "generated:" not in text(page)
+        assert "generated:" not in text(page) and "filled in by" not in text(page)
+        marked = re.findall(r"^<!-- generated: .*\n(.*)", source.read_text(encoding="utf-8"), re.M)
+        assert set(marked) <= {gen().NOTE}, f"{source}: below a mark stands, for readers of the file: {gen().NOTE}"
 
 
 def test_reference_pages_show_what_the_code_has(site: Path) -> None:

@@ -98,6 +98,15 @@ def test_a_damaged_folder_is_told_from_what_is_left(tmp_path: Path):
     assert "verdicts of the 41 answers" in said
 
 
+@pytest.mark.parametrize("value", ["1e308", "1" + "0" * 400, "1e999", "-1e308"])
+def test_numbers_that_no_float_can_sum_or_hold_are_told_or_left_out(tmp_path: Path, value: str):
+    folder = make_run(tmp_path / "mine", steps=70, reward=7.5)
+    text = (folder / "metrics.jsonl").read_text().replace('"reward": 7.5', f'"reward": {value}')
+    (folder / "metrics.jsonl").write_text(text + "[" * 20_000 + "\n")
+    said = report(folder)
+    assert "rl 70 steps" in said and "1 lines of metrics.jsonl cannot be read" in said
+
+
 def test_a_run_of_which_only_the_settings_are_there(tmp_path: Path):
     (tmp_path / "resolved.yaml").write_text("seed: 1\n")
     said = report(tmp_path)

@@ -14,6 +14,7 @@ from tiny import CONFIGS, data, gradients, plain_logprobs
 from rlvr.engine.model import build_model, load_model
 from rlvr.engine.options import LoraConfig
 from rlvr.engine.tokenizer import load_tokenizer
+from rlvr.files import new_folder
 from rlvr.protocols import AdamParams, ModelInput
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -131,6 +132,45 @@ def test_a_damaged_checkpoint_is_named_and_changes_nothing(lora: Any, damage: st
         trainer.load_state_with_optimizer(str(folder))
     assert (trainer.policy.sha256(), trainer.policy.fingerprint, trainer.policy.optimizer) == before
     step(trainer, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lora": ...}, "policy.json: no usable lora"),
+        ({"lora": 3}, "policy.json: no usable lora"),
+        ({"weights_sha256": ...}, "policy.json: no usable weights_sha256"),
+        ({"weights_sha256": None}, "policy.json: no usable weights_sha256"),
+        ({"version": ...}, "policy.json: no usable version"),
+        ({"version": "x"}, "policy.json: no usable version"),
+        ({"version": -1}, "policy.json: no usable version"),
+        ({"optimizer_steps": ...}, "policy.json holds no optimizer_steps"),
+        ({"optimizer_steps": {"nowhere": 1}}, "optimizer_steps of nowhere"),
+        ({"optimizer_steps": {"model.norm.weight": "x"}}, "optimizer_steps of model.norm.weight are 'x'"),
+        ([1], "policy.json holds a list"),
+        ("[" * 20_000, "policy.json is damaged: not JSON"),
+    ],
+)
+def test_counters_that_say_too_little_are_named_and_change_nothing(
+    change: Any, says: str, client: Callable[..., Any]
+) -> None:
+    """The checksums agree: the file was written so."""
+    trainer = client("qwen3")
+    step(trainer, 0)
+    folder = Path(trainer.save_state("a").result().path)
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "checksums.json"}
+    if isinstance(change, dict):
+        changed = {**json.loads(files["policy.json"]), **change}
+        change = {name: value for name, value in changed.items() if value is not ...}
+    files["policy.json"] = (change if isinstance(change, str) else json.dumps(change)).encode()
+    with new_folder(folder) as written:
+        for name, content in files.items():
+            (written / name).write_bytes(content)
+    step(trainer, 1)
+    before = trainer.policy.sha256(), trainer.policy.fingerprint, trainer.policy.optimizer
+    with pytest.raises(ValueError, match=says):
+        trainer.load_state_with_optimizer(str(folder))
+    assert (trainer.policy.sha256(), trainer.policy.fingerprint, trainer.policy.optimizer) == before
 
 
 def test_a_checkpoint_of_another_model_is_refused(client: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> None:

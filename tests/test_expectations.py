@@ -115,3 +115,16 @@ def test_a_constant_baseline_changes_no_expected_gradient(advantage: str) -> Non
     row = resolve_algorithm("reinforce", advantage=advantage)
     found = expected(row, reward=lambda tokens: float(tokens.count(2)))
     assert found == pytest.approx(-exact(lambda p, ref: p.exp()[2]), abs=1e-6)
+
+
+def test_under_an_importance_cap_the_entropy_bonus_is_that_of_the_policy_that_is_trained() -> None:
+    """Answers come from another sampler; weighed back, their expected gradient is the trained policy's."""
+    row = resolve_algorithm("reinforce", advantage="raw", entropy_coef=1.0, importance_cap=1e6)
+    table, sampler = policy(3), policy(8).logprobs()
+    client, trained = MockTrainingClient(table), table.logprobs()
+    data = []
+    for tokens in map(list, itertools.product(range(len(sampler)), repeat=LENGTH)):
+        answer = Trajectory("p", [0], "r", tokens, sampler[tokens].tolist())
+        data.append(project(row, answer, float(np.exp(sum(answer.logprobs))), trained[tokens].tolist()))
+    client.forward_backward(data, row.loss, loss_config(row, client, 1.0))
+    assert table.gradient == pytest.approx(-exact(entropy), abs=1e-6)

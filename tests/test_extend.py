@@ -52,26 +52,19 @@ if __name__ == "__main__":
     run(["train", "--config=run.yaml", "env.name=colours", "env.kwargs.favourite=blue", "rollout.max_tokens=1"])
 """
 
-ALGORITHM = '''
+ALGORITHM = """
 from statistics import median
-from rlvr import Algorithm, register_algorithm
-from rlvr.algorithms.advantages import ESTIMATORS
+from rlvr import Algorithm, register_advantage, register_algorithm
 from rlvr.cli import run
-from rlvr.types import group_by
 
-def group_median(trajectories, memory):
-    """A_i = r_i - median of its group's rewards."""
-    known = [t for t in trajectories if t.reward is not None]
-    for group in group_by(known, lambda t: t.group_id).values():
-        middle = median(t.reward for t in group)
-        for t in group:
-            t.advantage = t.reward - middle
+@register_advantage("group_median")
+def group_median(earned):
+    return [r - median(earned) for r in earned]
 
-ESTIMATORS["group_median"] = group_median
 register_algorithm(Algorithm("mine", "group_median", "ppo", "sequence_mean", clip_low=0.2, clip_high=0.28))
 words = ["reward.type=keyword_contains", "reward.kwargs.keywords=[answer, solution]"]
 run(["train", "--config=run.yaml", "algorithm.name=mine", *words])
-'''
+"""
 
 RUN = """
 client: mock

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlvr import files
-from rlvr.files import checked_name, new_folder, remove_leftovers, verified, write_atomic
+from rlvr.files import checked_name, new_folder, read_json, remove_leftovers, verified, write_atomic
 
 DYING = """
 import os, sys
@@ -168,6 +170,71 @@ def test_verified_sees_a_missing_file_and_missing_or_broken_sums(tmp_path: Path)
     (tmp_path / "c" / "checksums.json").write_text("[1]")
     assert verified(tmp_path / "c")
     assert verified(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("/dev/zero", "does not lie inside"),
+        ("../outside", "does not lie inside"),
+        ("sub/../../outside", "does not lie inside"),
+        ("zeros", "no ordinary file"),
+        ("pipe", "no ordinary file"),
+        ("sub", "no ordinary file"),
+        ("n" * 5000, "n{80}"),
+        ("w\0", "no ordinary file"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_verified_reads_ordinary_files_of_the_folder_only(tmp_path: Path, name: str, says: str) -> None:
+    """A list that names a device, a pipe or a file elsewhere is refused, and none of them is read."""
+    (tmp_path / "outside").write_text("1")
+    with new_folder(tmp_path / "c") as folder:
+        (folder / "sub").mkdir()
+        (folder / "w").write_text("1")
+    (tmp_path / "c" / "zeros").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "c" / "pipe")
+    sums = json.loads((tmp_path / "c" / "checksums.json").read_text())
+    (tmp_path / "c" / "checksums.json").write_text(json.dumps({name: sums["w"], **sums}))
+    assert re.search(says, verified(tmp_path / "c"))
+
+
+def test_verified_wants_every_file_listed(tmp_path: Path) -> None:
+    """A list of nothing, or of a part, says nothing about the rest; what a file manager leaves is no part."""
+    with new_folder(tmp_path / "c") as folder:
+        for name in ("v", "w"):
+            (folder / name).write_text(name)
+    (tmp_path / "c" / ".directory").write_text("")
+    assert verified(tmp_path / "c") == ""
+    sums = json.loads((tmp_path / "c" / "checksums.json").read_text())
+    (tmp_path / "c" / "checksums.json").write_text("{}")
+    assert "lists no file" in verified(tmp_path / "c")
+    (tmp_path / "c" / "checksums.json").write_text(json.dumps({"v": sums["v"]}))
+    assert "w is not listed" in verified(tmp_path / "c")
+    (tmp_path / "c" / "checksums.json").write_text("[" * 20_000)
+    assert "not JSON" in verified(tmp_path / "c")
+
+
+@pytest.mark.timeout(20)
+def test_a_json_file_that_holds_something_else_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for text, says in (
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 20_000, "not JSON"),
+        ("[1]", "a list"),
+        ("3", "an? int"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"a.json .*{says}.*, expected .*what was there; delete it"):
+            read_json(path, "what was there", "delete it")
+    path.write_text('{"a": 1}')
+    assert read_json(path, "what was there") == {"a": 1}
+    path.unlink()
+    for make in (lambda: None, path.mkdir, lambda: (path.rmdir(), path.symlink_to("/dev/zero"))):
+        make()
+        with pytest.raises(ValueError, match=r"a.json is missing or no ordinary file, expected what was there"):
+            read_json(path, "what was there")
 
 
 def test_sweeping_leaves_ordinary_files_alone(tmp_path: Path) -> None:

@@ -139,3 +139,10 @@ def test_the_rule_catches_a_neighbour_and_a_higher_floor_and_looks_into_function
         "reward/fake.py:6 imports rlvr.Task; import it from the module that defines it",
     ]
     assert sorted(imported(source, module_level=True)) == [("rlvr.types.Score", 2), ("torch", 1)]
+
+
+def test_the_modules_a_user_names_are_there_after_importing_the_package():
+    """`import rlvr; rlvr.algorithms`, without loading them before they are asked for."""
+    code = "import sys, rlvr; assert 'rlvr.algorithms' not in sys.modules; rlvr.algorithms.PPO, rlvr.reward; rlvr.nope"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "module 'rlvr' has no attribute 'nope'" in done.stderr

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from rlvr.files import new_folder
-from rlvr.training.journal import Checkpoint, Journal, Position, RunLocked, set_aside, stored_checkpoint
+from rlvr.training.journal import (
+    Checkpoint,
+    Journal,
+    Position,
+    RunLocked,
+    changed_environment,
+    keep_environment,
+    set_aside,
+    stored_checkpoint,
+    unlike,
+)
 
 
 def save(journal: Journal, step: int) -> Path:
@@ -119,7 +129,9 @@ def test_a_damaged_checkpoint_is_discarded_and_takes_no_place_among_those_kept(t
         assert found is not None and found.position == Position(2, 60)
 
 
-@pytest.mark.parametrize("path", ["../victim", "checkpoints/../../victim", "checkpoints", "", "/tmp", 7, None])
+@pytest.mark.parametrize(
+    "path", ["../victim", "checkpoints/../../victim", "checkpoints", "", "/tmp", 7, None, "checkpoints/a\0b", "\ud800"]
+)
 @pytest.mark.parametrize("event", ["checkpoint", "discarded"])
 def test_a_journal_names_no_folder_outside_the_runs_checkpoints(tmp_path: Path, path: object, event: str) -> None:
     """Such a line is named; nothing is loaded or deleted."""
@@ -151,6 +163,79 @@ def test_only_a_journals_last_line_may_be_broken(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join([lines[0], b"[]", *lines[2:]]))
     with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: not an event"):
         Journal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"phase": value} for value in (-1, None, "a", 1.0, True, 10**400)),
+        *({"step": value} for value in (-3, None, "a", 2.5, False, [], 2**63)),
+        *({"state": value} for value in (None, [], 3, "x")),
+    ],
+)
+def test_a_checkpoint_without_a_position_or_a_state_is_named(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """Also where the entry is missing altogether; nothing is resumed from it and nothing changes."""
+    with Journal(tmp_path) as journal:
+        save(journal, 10)
+    path = tmp_path / "journal.jsonl"
+    before, good = path.read_bytes(), json.loads(path.read_text())
+    [name] = wrong
+    for line in ({**good, **wrong}, {key: value for key, value in good.items() if key != name}):
+        path.write_bytes(before + json.dumps(line).encode() + b"\n")
+        for read in (Journal, stored_checkpoint):
+            with pytest.raises(ValueError, match=rf"journal\.jsonl, line 2: checkpoint without a {name}.*; delete the"):
+                read(tmp_path)
+
+
+@pytest.mark.parametrize("middle", [True, False])
+def test_a_line_of_endless_depth_is_a_broken_line(tmp_path: Path, middle: bool) -> None:
+    with Journal(tmp_path) as journal:
+        place = save(journal, 10)
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(path.read_bytes() + b"[" * 20_000 + (b"\n" + path.read_bytes() if middle else b"\n"))
+    if not middle:
+        assert stored_checkpoint(tmp_path) == place
+        return
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: not JSON"):
+        Journal(tmp_path)
+
+
+FRESH = {"drawn": {"1": 0}, "rate": {"1": 0.5}, "baseline": None}
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"drawn": {"1": 7}, "rate": {"1": 1}, "baseline": -0.5}, ""),
+        ({"drawn": {"1": 7}, "rate": {"1": 0.1}, "baseline": None}, ""),
+        ({**FRESH, "drawn": {"1": 1.5}}, "state.drawn.1 is 1.5"),
+        ({**FRESH, "drawn": {"1": -1}}, "state.drawn.1 is -1"),
+        ({**FRESH, "drawn": {"1": True}}, "state.drawn.1 is True"),
+        ({**FRESH, "drawn": {"1": 1, "2": 1}}, "state.drawn does not hold 1"),
+        ({**FRESH, "drawn": [1]}, "state.drawn does not hold 1"),
+        ({**FRESH, "rate": {"1": float("nan")}}, "state.rate.1 is nan"),
+        ({**FRESH, "rate": {"1": None}}, "state.rate.1 is None"),
+        ({**FRESH, "baseline": "x"}, "state.baseline is 'x'"),
+        ({**FRESH, "baseline": 10**400}, "state.baseline is 1000"),
+        ({"drawn": {"1": 0}}, "state does not hold drawn, rate, baseline"),
+        (None, "state does not hold"),
+    ],
+)
+def test_a_stored_state_is_held_against_a_fresh_one(found: object, says: str) -> None:
+    told = unlike(found, FRESH)
+    assert told.startswith(says) and bool(told) == bool(says)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1]", "{}", "null", '{"salt": 1, "hashes": {}}', '{"salt": "a", "hashes": [["a", "b"]]}', "[" * 20_000],
+)
+def test_a_damaged_environment_file_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    keep_environment(tmp_path, {"a": 1})
+    assert changed_environment(tmp_path, {"a": 2}) == ["a"] and changed_environment(tmp_path, {"a": 1}) == []
+    (tmp_path / "environment.json").write_text(text)
+    with pytest.raises(ValueError, match=r"environment\.json.*delete it to go on unchecked"):
+        changed_environment(tmp_path, {"a": 1})
 
 
 @pytest.mark.parametrize("torn", [b'{"event": "checkpoint", "path": {}', b"\0" * 40, b"\0" * 40 + b"\n", b"\xff}"])

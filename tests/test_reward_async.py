@@ -6,15 +6,21 @@ import asyncio
 import concurrent.futures
 import functools
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlvr.reward import register_reward, resolve_reward
+from rlvr.reward import coroutines, register_reward, resolve_reward
 from rlvr.types import Outcome, Trajectory
 
 WAIT = 0.2
+PATIENCE = 20.0
 
 
 def answers(*responses: str, answer: str = "4") -> list[Trajectory]:
@@ -81,6 +87,119 @@ def test_what_an_async_function_raises_is_an_error_and_the_next_call_works(error
     with pytest.raises(seen):
         reward("p", "bad")
     assert reward("p", "good") == 1.0
+
+
+def within(seconds: float, call):
+    """What the call returns; a failure of the test where it hangs."""
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert got, f"no answer within {seconds:g} s"
+    return got[0]
+
+
+async def exits():
+    sys.exit("judge: no API key")
+
+
+async def interrupts():
+    raise KeyboardInterrupt("judge: no API key")
+
+
+async def alone(one, completions):
+    return [await one() for _ in completions]
+
+
+async def gathered(one, completions):
+    return await asyncio.gather(*[one() for _ in completions])
+
+
+async def grouped(one, completions):
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one()) for _ in completions]
+    return [task.result() for task in tasks]
+
+
+async def hurried(one, completions):
+    return [await asyncio.wait_for(one(), 5) for _ in completions]
+
+
+@pytest.mark.parametrize("one", [exits, interrupts])
+@pytest.mark.parametrize("way", [alone, gathered, grouped, hurried])
+def test_an_exit_in_any_task_of_a_reward_is_an_error_and_the_next_reward_works(one, way):
+    """On the same loop: what an earlier call left open there is still good."""
+    judge = resolve_reward(Judge())
+    assert judge("p", "4", {"answer": "4"}) == 1.0
+
+    async def fragile(prompts, completions, **kwargs):
+        return await way(one, completions)
+
+    scores = within(PATIENCE, lambda: resolve_reward(fragile).score(answers("1", "2", "3")))
+    assert [(s.outcome, s.reason) for s in scores] == [(Outcome.ERROR, "exception")] * 3
+    assert all("judge: no API key" in s.detail for s in scores)
+    assert within(PATIENCE, lambda: judge("p", "4", {"answer": "4"})) == 1.0
+
+
+def test_a_reward_that_stops_the_loop_or_exits_beside_itself_gets_its_answer():
+    async def stops(prompts, completions, **kwargs):
+        loop = asyncio.get_running_loop()
+        loop.stop()
+        await asyncio.sleep(0.01)
+        loop.call_soon(sys.exit)
+        await asyncio.sleep(0.01)
+        return [1.0 for _ in completions]
+
+    assert within(PATIENCE, lambda: resolve_reward(stops)("p", "r")) == 1.0
+    assert within(PATIENCE, lambda: resolve_reward(stops)("p", "r")) == 1.0
+
+
+def test_a_loop_that_has_ended_fails_who_waits_and_the_next_call_starts_another():
+    begun = threading.Event()
+
+    async def endless(prompts, completions, **kwargs):
+        begun.set()
+        await asyncio.sleep(3600)
+
+    def ends():
+        begun.wait(PATIENCE)
+        coroutines._running().close()
+
+    closer = threading.Thread(target=ends)
+    closer.start()
+    scores = within(PATIENCE, lambda: resolve_reward(endless).score(answers("4")))
+    closer.join(PATIENCE)
+    assert (scores[0].outcome, scores[0].reason) == (Outcome.ERROR, "exception")
+    assert within(PATIENCE, lambda: resolve_reward(Judge())("p", "4", {"answer": "4"})) == 1.0
+
+
+@pytest.mark.parametrize("waits", ["await asyncio.sleep(3600)", "await asyncio.Event().wait()"])
+def test_ctrl_c_ends_the_wait_for_a_reward_that_never_ends(waits):
+    """And the process: nothing is left that keeps it, and nothing is written of tasks that were lost."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS.replace("WAITS", waits)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert (output, errors, process.returncode) == ("interrupted\n", "", 0)
+
+
+ENDLESS = """
+import asyncio
+from rlvr.reward import resolve_reward
+async def judge(prompts, completions, **kwargs):
+    print("waiting", flush=True)
+    WAITS
+try:
+    resolve_reward(judge)("p", "r")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
 
 
 def test_an_async_reward_that_calls_another_is_told_to_await_it():

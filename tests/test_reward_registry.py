@@ -121,6 +121,10 @@ def test_what_a_function_returns_is_lifted_into_a_score(returned, expected):
         (float("-inf"), "not_finite"),
         (10**400, "not_finite"),
         ({"score": float("nan")}, "not_finite"),
+        (1e308, "not_finite"),
+        (-1e308, "not_finite"),
+        ({"score": 1.1e30}, "not_finite"),
+        (Score(-1e308, Outcome.FAILED), "not_finite"),
         ("1.0", "wrong_type"),
         ([1.0], "wrong_type"),
         ({"value": 1.0}, "wrong_type"),
@@ -135,6 +139,17 @@ def test_what_is_no_reward_is_an_error_and_never_a_zero(returned, reason):
     assert (score.value, score.outcome, score.reason) == (None, Outcome.ERROR, reason)
     with pytest.raises(ValueError, match="returned"):
         resolve_reward(lambda prompt, response: returned)("p", "r")
+
+
+def test_a_huge_reward_says_how_large_one_may_be_and_its_huge_parts_are_left_out():
+    """Larger ones overflow where rewards are summed and squared."""
+    assert verdict(lambda prompt, response: -1e30) == Score(-1e30, Outcome.FAILED)
+    assert "returned 1e+308, expected a number up to 1e+30" in verdict(lambda prompt, response: 1e308).detail
+    parts = {"fine": 1e30, "huge": 1e308, "endless": float("-inf")}
+    assert verdict(lambda prompt, response: {"score": 1, **parts}).parts == {"fine": 1e30}
+    assert verdict(lambda prompt, response: Score(1.0, Outcome.PASSED, "why", parts, "more")) == Score(
+        1.0, Outcome.PASSED, "why", {"fine": 1e30}, "more"
+    )
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("boom"), RecursionError("boom"), SystemExit("boom")])

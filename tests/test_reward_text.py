@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,31 @@ def test_format_compliance(name, good, bad):
     reward = resolve_reward("format_compliance", required_format=name)
     assert [reward("p", text) for text in good] == [1.0] * len(good)
     assert [reward("p", text) for text in bad] == [0.0] * len(bad)
+
+
+def deeper(calls: int, work):
+    return deeper(calls - 1, work) if calls else work()
+
+
+def test_the_json_verdict_depends_on_the_text_alone_not_on_the_stack_of_the_caller():
+    """Nested 100 deep at most; brackets in strings do not count."""
+    reward = resolve_reward("format_compliance", required_format="json")
+
+    def judged():
+        texts = "[" * 100 + "]" * 100, '{"a":' * 100 + "1" + "}" * 100, "[" * 101 + "]" * 101, "[" * 900 + "]" * 900
+        return [reward("p", text) for text in (*texts, '["' + "[{" * 900 + '\\"["]', "[" + "[]," * 900 + "[]]")]
+
+    assert [deeper(calls, judged) for calls in (0, 200, 400)] == [[1, 1, 0, 0, 1, 1]] * 3
+
+
+HOSTILE = ('"' + '\\"' * 49_000, "\\" * 99_999, '"' * 99_999, "[]" * 49_000, '["' + "\\[" * 49_000)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=("escaped quotes", "backslashes", "quotes", "lists", "escaped brackets"))
+def test_hostile_json_takes_no_time(text):
+    start = time.monotonic()
+    assert resolve_reward("format_compliance", required_format="json")("p", text) == 0.0
+    assert time.monotonic() - start < 2
 
 
 def test_an_unknown_format_names_the_known_ones():

@@ -17,7 +17,6 @@ import pytest
 
 from rlvr.reward import resolve_reward
 from rlvr.sandbox import Worker
-from rlvr.types import Outcome, Score, Trajectory
 
 FULL = {"pattern": "a+b?", "match": "full"}
 EVIL = {"pattern": "(a+)+$", "match": "search"}  # doubles its time with every a
@@ -131,7 +130,7 @@ def test_more_text_than_a_pipe_holds_goes_both_ways(hostile: Worker) -> None:
     assert [r.value for r in hostile.map(None, texts, 10)] == texts
 
 
-@pytest.mark.parametrize("text", ["", "\n", "é\u0000\U0001f600", "\ud800 alone", '"\\'])
+@pytest.mark.parametrize("text", ["", "\n", "é\u0000\U0001f600", "\ud800 alone", "\ud83d" + "\ude00", '"\\'])
 def test_any_text_arrives_as_it_is(hostile: Worker, text: str) -> None:
     assert hostile.map(None, [text], 10)[0].value == text
 
@@ -275,61 +274,96 @@ def test_a_job_that_cannot_be_loaded_says_so(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "no_job_at_all.py").write_text("import numpy\n")  # not there: standard library only
     monkeypatch.syspath_prepend(str(tmp_path))
     (reply,) = Worker("no_job_at_all").map(None, ["x"], 10)
-    assert reply.failure == "died" and "No module named 'numpy'" in reply.detail
+    assert reply.failure == "not_started" and "No module named 'numpy'" in reply.detail
 
 
-def scores(texts: list[str], **kwargs: Any) -> list[Score]:
-    reward = resolve_reward("format_compliance", required_format="regex", **kwargs)
-    return reward.score([Trajectory("p", [1], text, [2]) for text in texts])
+def test_a_job_that_is_never_ready_fails_the_call_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once per item: each would wait as long."""
+    (tmp_path / "sleepy_job.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    start = time.monotonic()
+    replies = Worker("sleepy_job", start_seconds=0.5).map(None, ["x"] * 10, 10)
+    assert time.monotonic() - start < 4
+    assert {(r.failure, r.detail) for r in replies} == {("not_started", "it was not ready within 0.5 s")}
 
 
-def test_the_whole_response_must_match_unless_a_search_is_asked_for() -> None:
-    texts = ["42", "42\n", "is 42", "", "4" * 100_001]
-    assert [s.value for s in scores(texts, pattern="[0-9]+")] == [1, 0, 0, 0, 0]
-    found = scores(texts, pattern="[0-9]+", match="search")
-    assert [s.value for s in found] == [1, 1, 1, 0, 0]
-    assert [(s.outcome, s.reason) for s in found][-2:] == [(Outcome.FAILED, "wrong_format")] * 2
-    assert resolve_reward("format_compliance", required_format="regex", pattern="(?is)<a>.*</A>")("p", "<A>\n</a>") == 1
+def test_after_twenty_late_texts_in_a_row_the_rest_of_the_call_is_not_run(worker: Worker) -> None:
+    """A good one in between starts the count anew, and so does the next call."""
+    texts = [ENDLESS] * 15 + ["a"] + [ENDLESS] * 20 + ["a"] * 2000
+    replies = worker.map(EVIL, texts, seconds=0.05)
+    assert [r.failure for r in replies] == ["timeout"] * 15 + [""] + ["timeout"] * 2020
+    assert {r.detail for r in replies[:15] + replies[16:36]} == {"no reply within 0.05 s"}
+    assert {r.detail for r in replies[36:]} == {"not run, as none of the 20 before it had a reply within 0.05 s"}
+    assert [r.failure for r in worker.map(EVIL, ["a"], 10)] == [""]
 
 
-def test_a_pattern_that_runs_away_is_an_error_and_never_a_zero() -> None:
-    got = scores(["aaa", ENDLESS], pattern="(a+)+", seconds=0.3)
-    assert got[0] == Score(1.0, Outcome.PASSED)
-    assert (got[1].value, got[1].outcome, got[1].reason) == (None, Outcome.ERROR, "regex_timeout")
-    assert "pattern '(a+)+' on an answer of 61 characters" in got[1].detail and "raise `seconds`" in got[1].detail
-    hungry = scores(["a" * 100_000], pattern=HUNGRY, seconds=60)[0]
-    assert (hungry.value, hungry.outcome, hungry.reason) == (None, Outcome.ERROR, "regex_failed")
+def test_the_end_of_the_process_waits_for_no_text() -> None:
+    process = script("""
+worker.map(FULL, ["a"], 10)
+replies = []
+waiting = threading.Thread(target=lambda: replies.append(worker.map(EVIL, [ENDLESS] * 12, 2.0)), daemon=True)
+waiting.start(); time.sleep(0.3)
+print(worker.pid, time.time(), flush=True)
+""")
+    output, errors = process.communicate(timeout=60)
+    child, left = output.split()
+    assert time.time() - float(left) < 2 and (process.returncode, errors) == (0, "")
+    assert until(lambda: state(int(child)) in ("", "Z"), 5)
 
 
-def test_in_a_composite_a_runaway_pattern_is_an_error_of_the_whole() -> None:
-    part = {"required_format": "regex", "pattern": "(a+)+", "seconds": 0.2}
-    rewards = [{"name": "length_penalty"}, {"name": "format_compliance", "kwargs": part}]
-    (got,) = resolve_reward("composite", rewards=rewards).score([Trajectory("p", [1], ENDLESS, [2])])
-    assert (got.value, got.reason) == (None, "regex_timeout") and "part format_compliance" in got.detail
+START_TROUBLE = {
+    "no interpreter": ("sys.executable = '/nowhere/python'", "/nowhere/python could not be started"),
+    "unknown interpreter": ("sys.executable = None", "sys.executable is empty"),
+    "no descriptors": (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "Too many open files",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"pattern": "(a"}, r"pattern='\(a' is no regular expression: missing \), .* at position 0; mend it there"),
-        ({"pattern": "ab**"}, "multiple repeat at position 3"),
-        ({"pattern": "a{99999999999999999999}"}, "the repetition number is too large"),
-        ({"pattern": "(" * 4000 + ")" * 4000}, "is no regular expression: .*recursion"),
-        ({}, "expected a regular expression of 1 to 10,000 characters"),
-        ({"pattern": ""}, "expected a regular expression"),
-        ({"pattern": 3}, "pattern='3', expected a regular expression of .* in quotes"),
-        ({"pattern": "a" * 10_001}, "expected a regular expression of 1 to 10,000"),
-        ({"pattern": "a", "match": "ful"}, r"match='ful' \(did you mean 'full'\?\); known: full, search"),
-        ({"pattern": "a", "seconds": 0}, "seconds=0, expected a number above 0, at most 60"),
-        ({"pattern": "a", "seconds": True}, "seconds=True"),
-        ({"pattern": "a", "flags": "i"}, "does not take 'flags'"),
-        (
-            {"required_format": "json", "pattern": "a"},
-            "pattern has no effect with required_format='json'",
-        ),
-        ({"required_format": "json", "match": "full"}, "match has no effect"),
-    ],
-)
-def test_a_bad_pattern_or_option_is_refused_when_resolved(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        resolve_reward("format_compliance", **{"required_format": "regex", **kwargs})
+@pytest.mark.parametrize(("trouble", "told"), START_TROUBLE.values(), ids=START_TROUBLE)
+def test_a_worker_that_cannot_be_started_is_not_told_as_a_fault_of_the_pattern(trouble: str, told: str) -> None:
+    """Neither where the reward is made nor where it judges."""
+    process = script(f"""
+from rlvr.reward import resolve_reward
+from rlvr.reward.text import _matcher
+from rlvr.types import Trajectory
+reward = resolve_reward("format_compliance", required_format="regex", pattern="a")
+_matcher().close()
+{trouble}
+(score,) = reward.score([Trajectory("p", [1], "a", [2])])
+print(score.value, score.reason, score.detail)
+try:
+    resolve_reward("format_compliance", required_format="regex", pattern="b")
+except ValueError as error:
+    print(error)
+""")
+    output, errors = process.communicate(timeout=60)
+    scored, refused = output.splitlines() or ("", errors)
+    assert scored.startswith("None regex_failed could not start the worker, ") and told in scored
+    assert refused.startswith("reward 'format_compliance': could not start the worker, ") and told in refused
+    assert "pattern '" not in output and "possessive" not in output and errors == ""
+
+
+def test_a_hard_limit_on_processor_time_is_kept_and_in_nobodys_way() -> None:
+    process = script("""
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+print([r.value or r for r in worker.map(FULL, ["a", "b"], seconds=100)])
+""")
+    output, errors = process.communicate(timeout=60)
+    assert (output, errors) == ("[{'fits': True}, {'fits': False}]\n", "")
+
+
+def test_a_text_beyond_the_memory_of_the_child_is_told_as_that() -> None:
+    small = Worker("rlvr.sandbox.regex", memory=80 << 20)
+    replies = small.map(FULL, ["a", "a" * (90 << 20), "a"], seconds=30)
+    small.close()
+    assert [r.failure for r in replies] == ["", "died", ""]
+    assert "more than the 80 MiB of memory" in replies[1].detail
+
+
+def test_a_pattern_has_no_more_time_to_compile_than_an_answer_has() -> None:
+    """A fresh child compiles it within an answer's time: what is accepted here works there."""
+    slow = "(?i)" + "[\u0100-\uffff]" * 40  # each range is expanded for its upper and lower case
+    with pytest.raises(ValueError, match=r"could not be compiled: no reply within 0.01 s; .* or raise `seconds`"):
+        resolve_reward("format_compliance", required_format="regex", pattern=slow, seconds=0.01)

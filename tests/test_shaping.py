@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.shaping import compare_with_reference, kl_of, overlong, penalize
+from rlvr.algorithms.shaping import compare_with_reference, kl_of, longest_turn, overlong, penalize
 from rlvr.clients.mock import MockSamplingClient, TablePolicy
 from rlvr.types import Trajectory
 
@@ -118,3 +118,22 @@ def test_all_answers_are_asked_about_before_one_is_read() -> None:
 
     compare_with_reference([answer(1), answer(2), answer(3)], Reference(), 1.0)
     assert order == ["ask"] * 3 + ["read"] * 3
+
+
+def test_the_budget_bounds_a_turn_not_the_turns_together() -> None:
+    """Two turns of 40 tokens with 3 of the environment between them: 40 of a budget of 64 are no overlong answer."""
+    mask = [1] * 40 + [0] * 3 + [1] * 40
+    turns = Trajectory("p", [1], "r", [2] * 83, [-1.0] * 83, action_mask=mask, reward=1.0)
+    assert longest_turn(turns) == 40
+    penalize([turns], resolve_algorithm("ppo", overlong_buffer=16), 64)
+    assert turns.penalty == 0.0
+    penalize([turns], resolve_algorithm("ppo", overlong_buffer=32), 64)
+    assert turns.penalty == 0.25
+
+
+def test_with_the_trainers_log_probs_the_divergence_is_the_trained_policys() -> None:
+    """k1 by hand: -(ref - old) summed, the sampler's own log-probs aside."""
+    t = Trajectory("p", [1], "r", [2, 3], [-1.0, -1.0], reward=1.0, reference_logprobs=[-2.0, -3.0])
+    assert kl_of(t, "k1") == 3.0 and kl_of(t, "k1", [-1.5, -2.5]) == 1.0
+    penalize([t], resolve_algorithm("ppo", kl_coef=0.5), 8, {id(t): [-1.5, -2.5]})
+    assert t.penalty == 0.5

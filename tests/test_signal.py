@@ -138,6 +138,19 @@ def test_no_steps_other_phases_and_missing_or_odd_values_are_borne():
     assert findings(odd) == [] and not stalled(odd)
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 10**400, math.inf], ids=["large", "low", "huge", "inf"])
+def test_numbers_at_the_end_of_what_a_float_holds_are_borne(value: Any):
+    """Seventy such rows, alone and among others: the sum of a few is beyond a float, and the mean is not."""
+    for changed in (value, -value):
+        run = rows(70, reward=value, reward__max=value)
+        for row in run[1::2]:
+            row.update({"reward": changed, "reward/min": changed})
+        for step in range(1, len(run) + 1):
+            assert isinstance(stalled(run[:step]), bool) and told(findings(run[:step]))
+        assert isinstance(stalled([{**row, **dict.fromkeys(row, value), "phase": "rl"} for row in run]), bool)
+        assert told(findings([{**row, **dict.fromkeys(row, value), "phase": "rl"} for row in run]))
+
+
 # --- stalls ------------------------------------------------------------------------------------------------------
 
 

@@ -144,13 +144,13 @@ def test_sections_of_other_systems_stand_for_ours() -> None:
         "predictive_model: {tokenizer: words, config: {model_type: gpt2}}\n"
         "logging: {tensorboard: true}\n"
         "rlvr_training: {refill: 1, sft: {steps: 5}, optimizer: {warmup_steps: 3}, evaluation: {tasks: 9}}\n"
-        "rlvr: {rollout: {top_k: 4}, reward: {type: boxed}, algorithm_config: {kl_coef: 0.1}}\n"
+        "rlvr: {rollout: {top_k: 4}, reward: {type: boxed}, algorithm_config: {clip_high: 0.3}}\n"
     )
     got = configured(load(None, "mine.yaml"), pytest.fail)
     assert got.env.kwargs == {"p": 7} and got.model.config == {"model_type": "gpt2"} and got.tracking.tensorboard
     assert (got.training.refill, got.training.optimizer.warmup_steps) == (1, 3)
     assert (got.sft.steps, got.evaluation.tasks) == (5, 9)
-    assert (got.rollout.top_k, got.reward.type, got.algorithm.kl_coef) == (4, "boxed", 0.1)
+    assert (got.rollout.top_k, got.reward.type, got.algorithm.clip_high) == (4, "boxed", 0.3)
     assert set(SECTIONS) >= {"rlvr_training", "training_data_generator", "predictive_model", "logging", "rlvr"}
 
 
@@ -311,3 +311,15 @@ def test_a_group_that_does_not_exist_lists_those_that_do() -> None:
 def test_a_circular_interpolation_is_said_with_its_place() -> None:
     with pytest.raises(ValueError, match=r"experiment_name.*mine\.yaml.*circular interpolation"):
         composed("experiment_name: ${run_name}\nrun_name: ${experiment_name}\n")
+
+
+def test_epsilon_beside_epsilon_high_is_the_lower_side() -> None:
+    """The usual asymmetric clip in TRL's words, on the command line, in a file, and in both."""
+    for text, words in (
+        ("", ("epsilon=0.1", "epsilon_high=0.28")),
+        ("epsilon: 0.1\nepsilon_high: 0.28\n", ()),
+        ("epsilon_high: 0.28\n", ("epsilon=0.1",)),
+    ):
+        got = config(text, *words).algorithm
+        assert (got.clip_low, got.clip_high) == (0.1, 0.28)
+    assert "say different things" in refused("", "cliprange=0.1", "epsilon_high=0.28")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rlvr.tracking import Console, MetricsLog, evaluation_table, final_table, plot_curve, readable
-from rlvr.tracking.report import duration
+from rlvr.tracking.report import duration, stored_summary
 
 
 class Terminal(io.StringIO):
@@ -33,12 +34,16 @@ class Clock:
 # --- metrics.jsonl -----------------------------------------------------------------------------------------------
 
 
+def row(step: int) -> dict[str, Any]:
+    return {"phase": "rl", "step": step}
+
+
 def test_rows_read_back_in_order_and_to_the_same_bits(tmp_path: Path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     rows = [{"phase": "rl", "step": i, "z": 0.1 + i / 3, "a": 1e-300} for i in range(3)]
     for row in rows:
         log.append(row)
-    log.append({"numpy": np.float32(0.5), "nan": math.nan})
+    log.append({"phase": "rl", "step": 3, "numpy": np.float32(0.5), "nan": math.nan})
     log.sync()
     log.close()
     assert log.rows()[:3] == rows and list(log.rows()[0]) == ["phase", "step", "z", "a"]
@@ -52,49 +57,68 @@ def test_a_file_cut_at_any_byte_loses_only_the_torn_row(tmp_path_factory: pytest
     path = tmp_path_factory.mktemp("log") / "metrics.jsonl"
     with MetricsLog(path) as log:
         for step in range(5):
-            log.append({"step": step})
+            log.append(row(step))
     whole = path.read_bytes()[:cut]
     path.write_bytes(whole)
-    kept = [{"step": step} for step in range(whole.count(b"\n"))]
+    kept = [row(step) for step in range(whole.count(b"\n"))]
     with MetricsLog(path) as log:
         assert log.rows() == kept
-        log.append({"step": 99})
-        assert log.rows() == [*kept, {"step": 99}]
+        log.append(row(99))
+        assert log.rows() == [*kept, row(99)]
 
 
 def test_keep_rewrites_atomically_and_appending_goes_on(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
     for step in range(4):
-        log.append({"step": step})
+        log.append(row(step))
     with path.open("a") as file:
-        file.write('{"step": 4, "rew')
+        file.write('{"phase": "rl", "step": 4, "rew')
     before = path.stat().st_ino
-    log.keep(lambda row: row["step"] < 2)
-    log.append({"step": 2})
+    log.keep(lambda kept: kept["step"] < 2)
+    log.append(row(2))
     log.close()
-    assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [row(0), row(1), row(2)]
     assert path.stat().st_ino != before and [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_keep_that_fails_leaves_the_file_as_it_was(tmp_path: Path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.append({"step": 0})
+    log.append(row(0))
     log.close()
     with pytest.raises(KeyError):
-        log.keep(lambda row: row["absent"])
-    assert log.rows() == [{"step": 0}]
+        log.keep(lambda kept: kept["absent"])
+    assert log.rows() == [row(0)]
     MetricsLog(tmp_path / "none.jsonl").keep(lambda row: True)
     assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_a_broken_line_in_the_middle_is_named_and_a_last_line_of_zeros_is_dropped(tmp_path: Path):
+    path, whole = tmp_path / "metrics.jsonl", json.dumps(row(1)).encode() + b"\n"
+    path.write_bytes(whole + b"\0\0\0\n")
+    assert MetricsLog(path).rows() == [row(1)]
+    for broken in (b"broken", b"[" * 20_000):
+        path.write_bytes(whole + broken + b"\n" + whole)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not JSON.*; delete the line"):
+            MetricsLog(path).rows()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("[1]", "3", "null", '{"phase": "rl"}', '{"step": 1}', '{"phase": 1, "step": 1}'),
+        *('{"phase": "rl", "step": 1e999}', '{"phase": "rl", "step": -1}', '{"phase": "rl", "step": true}'),
+        *('{"phase": "rl", "step": 1.0}', '{"phase": "x", "step": 1}', '{"phase": "rl", "step": 1' + "0" * 400 + "}"),
+    ],
+)
+def test_a_line_that_is_json_and_no_row_is_named_with_its_file(tmp_path: Path, line: str):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"a": 1}\n\0\0\0\n')
-    assert MetricsLog(path).rows() == [{"a": 1}]
-    path.write_bytes(b'{"a": 1}\nbroken\n{"a": 2}\n')
-    with pytest.raises(ValueError, match="line 2: not JSON"):
-        MetricsLog(path).rows()
+    path.write_text(json.dumps(row(0)) + "\n" + line + "\n")
+    log = MetricsLog(path, ("sft", "rl"))
+    for read in (log.rows, lambda: log.keep(lambda kept: True)):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: .*; delete the line"):
+            read()
+    assert path.read_text().endswith(line + "\n")
 
 
 # --- the view ----------------------------------------------------------------------------------------------------
@@ -140,6 +164,14 @@ def test_names_are_picked_trl_first_and_missing_ones_are_absent():
         {"reward": 0.5, "env/all/reward/total": 9.0, "env/all/correct": 0.453, "tokens_per_second": 8123.4, "x": 1}, 1
     )
     assert "reward 0.500  pass rate 45.3%  tokens/s 8,123  in" in out.getvalue()
+
+
+def test_a_number_that_no_float_holds_is_left_out():
+    out = io.StringIO()
+    console = Console(out)
+    console.phase("rl", 1)
+    console.step({"reward": 10**400, "env/all/correct": -(10**400), "loss": 1e308}, 1)
+    assert "rl 1/1  loss 1" in out.getvalue() and "reward" not in out.getvalue()
 
 
 HOSTILE = "\x1b]0;owned\x07[bold]x[/bold] [/] \r\n\u202eabc\u2028\x9b31m" + "A" * 5000 + "the end"
@@ -299,6 +331,26 @@ def test_the_table_is_the_last_thing_shown():
     assert out.getvalue().endswith(TABLE + "\n")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[1]", "{}", "null", '"x"', '{"baseline": 1, "final": 2}', '{"baseline": {}, "final": {}, "p_value": 1}'),
+        *(json.dumps(SUMMARY)[:-9], "[" * 20_000, json.dumps(SUMMARY | {"seconds": math.inf}), "\0" * 9),
+        *(json.dumps(SUMMARY | {"p_value": "x"}), json.dumps(SUMMARY | {"by_level": {"1": 3}})),
+        json.dumps(SUMMARY | {"final": SUMMARY["baseline"] | {"pass@1": estimate(10**400, 0, 1)}}),
+    ],
+)
+def test_a_damaged_summary_is_named_with_what_to_do(tmp_path: Path, text: str):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"summary\.json.*delete it, and the same command writes it again"):
+        stored_summary(tmp_path)
+
+
+def test_a_whole_summary_is_read_as_it_was_written(tmp_path: Path):
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    assert stored_summary(tmp_path) == SUMMARY
+
+
 ROWS: list[dict[str, Any]] = [
     *({"phase": "sft", "step": i, "loss": 1.0} for i in range(1, 30)),
     {"phase": "sft", "step": 30, "test/env/all/correct": 0.4},
@@ -308,7 +360,12 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rows", [ROWS, ROWS[30:], ROWS[:30], [], [{"step": 1, "reward": 1.0}]])
+# What a damaged file may hold: numbers beyond a float, near its end, and values that are no numbers.
+ODD = [10**400, 1e308, -1e308, math.inf, "high", [1], {}, True, 0.5, 0.6]
+ODD_ROWS: list[dict[str, Any]] = [{"phase": "rl", "step": i, "reward": value} for i, value in enumerate(ODD * 7)]
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[30:], ROWS[:30], [], [{"step": 1, "reward": 1.0}], ODD_ROWS])
 def test_the_curve_is_a_whole_image_whatever_rows_there_are(tmp_path: Path, rows: list[dict[str, Any]]):
     plot_curve(rows, tmp_path / "curve.png", "a title with $ and \\frac{")
     with Image.open(tmp_path / "curve.png") as image:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_training_step import trainer
+from test_training_step import Letters, trainer
 
 from rlvr.algorithms import ALGORITHMS
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
 from rlvr.training.step import flip_coins
-from rlvr.types import Trajectory
+from rlvr.types import Task, Trajectory
 
 
 @pytest.mark.parametrize(
@@ -138,3 +139,22 @@ def test_the_parts_of_a_rollout_share_a_coin() -> None:
     flip_coins(items, 7)
     assert [t.reward for t in items[::2]] == [t.reward for t in items[1::2]]
     assert {t.reward for t in items} == {0.0, 1.0}
+
+
+def test_a_control_run_does_not_learn_from_verdicts_which_tasks_to_draw() -> None:
+    """Every answer is right: a pass-rate curriculum would know, one under the control stays as it was."""
+
+    class Levels(Letters):
+        levels = ("1", "2")
+
+        def train(self, seed: int, index: int, level: str) -> Task:
+            return replace(super().train(seed, index, level), level=level)
+
+    def pass_rate(control: str) -> float:
+        policy = TablePolicy(["say", "a", "b"])
+        policy.logits[policy.tokenizer.ids["a"]] = 40.0
+        t = trainer(MockTrainingClient(policy), source=Levels(), control=control)
+        t.collect(0)
+        return min(t.curriculum.pass_rate.values())
+
+    assert pass_rate("random_reward") == 0.5 < pass_rate("none")

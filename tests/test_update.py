@@ -198,3 +198,15 @@ def test_an_answer_without_tokens_is_an_error_and_never_left_out_in_silence() ->
     batch = [*sampled(client), Trajectory("p", [], "r", [], reward=1.0)]
     with pytest.raises(ValueError, match="no token ids"):
         run(client, PPO, Passes(), batch)
+
+
+def test_cispo_counts_every_weight_that_it_bounds() -> None:
+    """Its bounds hold whatever the sign of the advantage, unlike those of a clipped gradient."""
+    for loss, expected in (("cispo", 1.0), ("ppo", 0.0)):
+        client = table()
+        batch = sampled(client)
+        for t in batch:
+            t.reward, t.logprobs = -1.0, [x - 2.0 for x in t.logprobs]  # ratios of exp(2), advantages below 0
+        row = resolve_algorithm("ppo", loss=loss, advantage="raw", clip_low=0.2, clip_high=0.2)
+        measured = run(client, row, Passes(), batch)
+        assert measured.metrics()["clip_ratio/region_mean"] == expected

@@ -1,5 +1,6 @@
 """Algorithms: a table of rows over plain functions, the update they share, and two classes for hand-written loops."""
 
+from rlvr.algorithms.advantages import register_advantage
 from rlvr.algorithms.classic import (
     PPO,
     REINFORCE,
@@ -20,6 +21,7 @@ __all__ = [
     "REINFORCEConfig",
     "UpdateResult",
     "load_checkpoint",
+    "register_advantage",
     "register_algorithm",
     "resolve_algorithm",
     "save_checkpoint",

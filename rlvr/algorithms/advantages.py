@@ -10,6 +10,7 @@ in the batch, std is the population's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class Memory:
 
 
 Estimator = Callable[[Sequence[Trajectory], Memory], None]
+Values = Callable[[list[float]], Sequence[float]]
 
 
 def rollout_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -134,6 +136,40 @@ ESTIMATORS: dict[str, Estimator] = {
 BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw"}
 
 
+def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:
+    """Register `function(earned) -> advantages` under `name`, for `algorithm.advantage=name` and rows of your own.
+
+    It is called once for each group, or once for the batch (`baseline="batch"`), with what each answer earned (reward
+    less penalties), and returns as many numbers. Answers without a known reward are left out, and get 0.
+    """
+    if baseline not in ("group", "batch"):
+        raise ValueError(f"register_advantage: baseline={baseline!r}, expected group or batch")
+
+    def register(function: Values) -> Values:
+        if name in ESTIMATORS:
+            raise ValueError(f"advantage {name!r} is registered already; choose another name")
+
+        def estimator(trajectories: Sequence[Trajectory], memory: Memory) -> None:
+            for members in _groups(trajectories) if baseline == "group" else [list(trajectories)]:
+                earned = rollout_values(members)
+                if not earned:
+                    _assign(members, 0.0)
+                    continue
+                given = [float(a) for a in function(list(earned.values()))]
+                if len(given) != len(earned) or not all(map(math.isfinite, given)):
+                    raise ValueError(f"advantage {name!r}: expected {len(earned)} finite numbers, got {given}")
+                advantages = dict(zip(earned, given, strict=True))
+                for i, t in enumerate(members):
+                    t.advantage = 0.0 if t.reward is None else advantages[_rollout(i, t)]
+
+        ESTIMATORS[name] = estimator
+        if baseline == "batch":
+            BATCH_ESTIMATORS.add(name)
+        return function
+
+    return register
+
+
 def token_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
     """1 / T for T sampled tokens in the whole batch: every token counts alike. DAPO, arXiv:2503.14476, eq. 8."""
     total = sum(t.num_action_tokens for t in trajectories)
@@ -142,18 +178,26 @@ def token_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[floa
 
 def sequence_mean(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
     """1 / (N len_i): every answer counts alike, so tokens of short answers weigh more. GRPO, arXiv:2402.03300."""
-    count = len(trajectories)
-    return [1.0 / (count * t.num_action_tokens) if t.num_action_tokens else 0.0 for t in trajectories]
+    lengths: dict[str, int] = {}
+    for i, t in enumerate(trajectories):
+        lengths[_rollout(i, t)] = lengths.get(_rollout(i, t), 0) + t.num_action_tokens
+    own = [lengths[_rollout(i, t)] for i, t in enumerate(trajectories)]
+    return [1.0 / (len(lengths) * length) if length else 0.0 for length in own]
 
 
 def constant(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
     """1 / (N M) for a budget of M tokens: no length in it at all. Dr. GRPO, arXiv:2503.20783, appendix."""
-    return [1.0 / (len(trajectories) * max_tokens)] * len(trajectories)
+    return [1.0 / (_answers(trajectories) * max_tokens)] * len(trajectories)
 
 
 def sequence_sum(trajectories: Sequence[Trajectory], max_tokens: int) -> list[float]:
     """1 / N: the mean over answers of the summed token losses, the textbook policy gradient."""
-    return [1.0 / len(trajectories)] * len(trajectories)
+    return [1.0 / _answers(trajectories)] * len(trajectories)
+
+
+def _answers(trajectories: Sequence[Trajectory]) -> int:
+    """N: a rollout counts once, however many trajectories a rewritten history made of it."""
+    return len({_rollout(i, t) for i, t in enumerate(trajectories)})
 
 
 Reduction = Callable[[Sequence[Trajectory], int], list[float]]

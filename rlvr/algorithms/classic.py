@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -104,7 +106,14 @@ def _check(config: REINFORCEConfig | PPOConfig) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _told(value: Any) -> str:
+    """A value from anywhere, at a length to read."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "an integer beyond 64 bits"
+    return repr(value)[:80]
 
 
 @dataclass(frozen=True)
@@ -139,13 +148,18 @@ class _Classic:
     """The part that both classes share; not for use by itself."""
 
     name = ""
+    settings: type = object
 
-    def __init__(self, config: REINFORCEConfig | PPOConfig, epochs: int, target_kl: float) -> None:
+    def __init__(self, config: REINFORCEConfig | PPOConfig) -> None:
+        if type(config) is not self.settings:
+            raise ValueError(
+                f"{self.name}: the config is a {type(config).__name__}, expected a {self.settings.__name__}(...)"
+            )
         self.config = config
         self.algorithm = config.row()
         self.step = self.updates = 0
         self._memory = Memory(self.algorithm.baseline_decay)
-        self._passes = Passes(epochs=epochs, target_kl=target_kl)
+        self._passes = Passes()
         self._adam = AdamParams(config.learning_rate, eps=1e-8, grad_clip_norm=1.0)
 
     @property
@@ -159,7 +173,24 @@ class _Classic:
         ValueError for an empty batch and for trajectories without token ids or log-probs. A batch that teaches nothing
         (all rewards equal, no entropy bonus) makes no optimizer step.
         """
+        if not callable(getattr(client, "forward_backward", None)):
+            raise ValueError(
+                f"{self.name}.update: the second argument is a {type(client).__name__}, expected a training client, "
+                "e.g. sampler.training_client()"
+            )
+        if not isinstance(batch, (TrajectoryBatch, list, tuple)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{self.name}.update: the batch is a {type(batch).__name__}, expected a TrajectoryBatch")
         trajectories = list(batch)
+        for number, t in enumerate(trajectories):
+            if t.reward is None:
+                continue
+            with suppress(TypeError, ValueError, OverflowError):  # what is no number is said below, as it was given
+                t.reward = t.reward if isinstance(t.reward, str) else float(t.reward)  # numpy's and torch's scalars too
+            if not _is_number(t.reward):
+                raise ValueError(
+                    f"{self.name}.update: trajectory {number} has the reward {t.reward!r}, expected a finite number, "
+                    "or None where nobody could judge it"
+                )
         if not trajectories:
             raise ValueError(f"{self.name}.update: the batch is empty; generate some trajectories first")
         temperatures = {t.temperature for t in trajectories}
@@ -220,21 +251,30 @@ class _Classic:
         step, baseline, optimizer = state["step"], state["baseline"], state["optimizer"]
         updates: Any = cast(dict[str, Any], optimizer).get("updates") if isinstance(optimizer, dict) else None
         for key, value in (("step", step), ("optimizer.updates", updates)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{self.name}.load_state: {key}={value!r}, expected an integer of at least 0")
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise ValueError(f"{self.name}.load_state: {key}={_told(value)}, expected an integer of at least 0")
         if baseline is not None and not _is_number(baseline):
-            raise ValueError(f"{self.name}.load_state: baseline={baseline!r}, expected a finite number or null")
-        self.step, self.updates, self._memory.baseline = step, updates, baseline
+            raise ValueError(f"{self.name}.load_state: baseline={_told(baseline)}, expected a finite number or null")
+        saved, mine = cast(dict[str, Any], state.get("config") or asdict(self.config)), asdict(self.config)
+        if saved != mine:
+            differing = [f"{k}={_told(saved.get(k))}" for k in {**mine, **saved} if saved.get(k) != mine.get(k)]
+            raise ValueError(
+                f"{self.name}.load_state: it was saved with {', '.join(differing)}, other settings than this one has: "
+                f"make {self.name} with those, or take 'config' out of the state to go on with new ones"
+            )
+        self.step, self.updates = step, updates
+        self._memory.baseline = None if baseline is None else float(baseline)
 
 
 class REINFORCE(_Classic):
     """Policy gradient with a moving baseline, Williams 1992. Every trajectory counts: no filter of equal rewards."""
 
     name = "REINFORCE"
+    settings = REINFORCEConfig
 
     def __init__(self, config: REINFORCEConfig | None = None) -> None:
         config = config or REINFORCEConfig()
-        super().__init__(config, epochs=1, target_kl=0.0)
+        super().__init__(config)
         self._memory.decay = config.baseline_decay
 
 
@@ -242,37 +282,66 @@ class PPO(_Classic):
     """The clipped objective over several epochs, arXiv:1707.06347, with advantages normalised over the batch."""
 
     name = "PPO"
+    settings = PPOConfig
 
     def __init__(self, config: PPOConfig | None = None) -> None:
         config = config or PPOConfig()
-        super().__init__(config, epochs=config.ppo_epochs, target_kl=config.target_kl)
+        super().__init__(config)
+        self._passes = Passes(epochs=config.ppo_epochs, target_kl=config.target_kl)
 
 
 def save_checkpoint(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a state as JSON, whole or not at all."""
+    """Write a state as JSON, whole or not at all. ValueError for a path that cannot be; OSError for a full disk."""
+    place = _place(path)
     try:
         text = json.dumps(state, indent=2, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"save_checkpoint: the state is not JSON ({error}); give what get_state() returned") from None
-    write_atomic(Path(path), text)
+    if place.is_dir():
+        raise ValueError(f"checkpoint {place} is a folder; give the name of a file in it")
+    if not place.parent.is_dir():
+        raise ValueError(f"checkpoint {place}: there is no folder {place.parent}; make it first")
+    write_atomic(place, text)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a state back. ValueError if the file is missing or is not one."""
+    place = _place(path)
+    if place.is_dir():
+        raise ValueError(f"checkpoint {place} is a folder, expected the file of save_checkpoint")
+    if not place.exists():
+        raise ValueError(f"checkpoint {place} does not exist; give the path that save_checkpoint was given")
+    if not place.is_file():
+        raise ValueError(f"checkpoint {place} is no ordinary file, expected the file of save_checkpoint")
     try:
-        state = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
-    except FileNotFoundError:
-        raise ValueError(f"checkpoint {os.fspath(path)} does not exist") from None
-    except IsADirectoryError:
-        raise ValueError(f"checkpoint {os.fspath(path)} is a folder, expected the file of save_checkpoint") from None
+        state = json.loads(place.read_bytes(), parse_constant=_refuse, parse_float=_finite)
+    except OSError as error:
+        raise ValueError(f"checkpoint {place} cannot be read ({error.strerror}); make it readable") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"checkpoint {os.fspath(path)} is not JSON ({error}); it is damaged, or no checkpoint"
-        ) from None
+        raise ValueError(f"checkpoint {place} is not JSON ({error}); it is damaged, or no checkpoint") from None
     if not isinstance(state, dict):
-        raise ValueError(f"checkpoint {os.fspath(path)} holds a {type(state).__name__}, expected a state (an object)")
+        raise ValueError(f"checkpoint {place} holds a {type(state).__name__}, expected a state (an object)")
     return cast(dict[str, Any], state)
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """The path, where the system can have such a one."""
+    place, longest = Path(path), 255 - len("..01234567.tmp")  # room for the name that is written beside it
+    sizes = [len(os.fsencode(part)) for part in (place.name, *place.parts)]
+    if "\0" in str(place) or len(os.fsencode(place)) > 4000 or max(sizes) > 255 or sizes[0] > longest:
+        raise ValueError(
+            f"checkpoint {str(place)[:80]!r}... is no path that the system takes ({len(str(place))} characters); "
+            f"give a name of at most {longest} bytes without zero bytes"
+        )
+    return place
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond every finite number")
+    return number

@@ -90,8 +90,10 @@ class Measured:
             self.trajectories = len(rows)
             self.kl_v1, self.kl_v2 = float(-delta.mean()), float(0.5 * (delta**2).mean())
             self.gap, self.gap_max = float(np.abs(delta).mean()), float(np.abs(delta).max())
-        self.clipped["low"] += int(((ratio < self.low) & (advantage < 0)).sum())
-        self.clipped["high"] += int(((ratio > self.high) & (advantage > 0)).sum())
+        bounds = np.full(len(delta), True)  # cispo bounds a weight whatever the advantage; the others cut a gradient
+        down, up = (bounds, bounds) if self.algorithm.loss == "cispo" else (advantage < 0, advantage > 0)
+        self.clipped["low"] += int(((ratio < self.low) & down).sum())
+        self.clipped["high"] += int(((ratio > self.high) & up).sum())
         self.approx_kl = tokens.approx_kl
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
         self._losses(rows, tokens, output)

@@ -57,7 +57,7 @@ def options(algorithm: Algorithm) -> list[Option]:
 def check_roads(algorithm: Algorithm, client: Any) -> None:
     """ValueError naming every option of the row that has no road on this client."""
     losses, roads = offered(client)
-    name = type(client).__name__
+    name = client.__name__ if isinstance(client, type) else type(client).__name__
     wrong: list[str] = []
     if algorithm.loss not in losses:
         wrong.append(f"algorithm.loss={algorithm.loss}: {name} has {', '.join(sorted(losses)) or 'no named losses'}")

@@ -31,7 +31,8 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 class Algorithm:
     """One row. `clip_low` and `clip_high` are epsilons around 1 (0.2 means a ratio of 0.8); None where not used.
 
-    - `drop_equal_groups`: groups whose rewards are all equal leave the batch, its denominators too.
+    - `drop_equal_groups`: groups whose rewards are all equal leave the batch, its denominators too. A row that filters
+      stops doing so where `kl_coef` or `entropy_coef` is set (they have a gradient there), unless it is asked for.
     - `mask_truncated`: answers that ran out of tokens are not learned from (DAPO's overlong filtering).
     - `beta`: the weight of dro's quadratic term; only there.
     - `baseline_decay`: of the moving baseline `ema`.
@@ -41,7 +42,8 @@ class Algorithm:
       coefficient x k to every token's loss. k1 in the reward and k2 in the loss have the gradient of the reverse KL
       (arXiv:2510.01555); k3 in the loss is GRPO's; k1 in the loss has none on average.
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` takes coefficient x log-prob off each token's advantage
-      (its expected gradient is the entropy's), `exact` needs the full logits and the local client.
+      (on-policy its expected gradient is the entropy's; later updates of a step clip it like any advantage), `exact`
+      needs the full logits and the local client.
     - `importance_cap`: advantages are multiplied by min(exp(p_old - q), cap), p_old the trainer's log-probs before the
       step and q the sampler's, and ratios are taken to p_old: truncated importance sampling for a sampler that differs
       from the trainer (https://fengyao.notion.site/off-policy-rl). None: the sampler's log-probs are trusted.
@@ -271,7 +273,8 @@ def resolve_algorithm(name: str, **cells: Any) -> Algorithm:
         # A bound fits the kind of ratio it was made for: only cispo may take over what ppo has.
         own = {} if (row.loss, cells["loss"]) == ("ppo", "cispo") else {"clip_low": None, "clip_high": None}
         cells = {**own, "beta": 0.05 if cells["loss"] == "dro" else None, **cells}
-    if cells.get("advantage") in BATCH_ESTIMATORS:
+    teaching = any(cells.get(option) for option in ("kl_coef", "entropy_coef"))
+    if teaching or cells.get("advantage") in BATCH_ESTIMATORS:  # groups of equal rewards have a gradient then
         cells = {"drop_equal_groups": False, **cells}
     return replace(row, **cells)
 

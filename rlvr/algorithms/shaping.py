@@ -6,7 +6,7 @@ for all of them. Exercised by `python -m pytest tests/test_shaping.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,13 @@ def compare_with_reference(trajectories: Sequence[Trajectory], reference: Any, t
         t.reference_logprobs = [float(x) for x in future.result()[len(t.prompt_tokens) :]]
 
 
-def kl_of(trajectory: Trajectory, estimator: str) -> float:
-    """The sum over sampled tokens of k, between the policy that sampled them and the reference."""
-    d = np.asarray(trajectory.reference_logprobs) - np.asarray(trajectory.logprobs)
+def kl_of(trajectory: Trajectory, estimator: str, old: Sequence[float] | None = None) -> float:
+    """The sum over sampled tokens of k, between the policy and the reference.
+
+    The policy is the one that sampled; with `old` [R], the trainer's own log-probs, the one that is trained.
+    """
+    policy = np.asarray(trajectory.logprobs if old is None else old)
+    d = np.asarray(trajectory.reference_logprobs) - policy
     return float((KL_TERMS[estimator](d) * np.asarray(trajectory.action_mask)).sum())
 
 
@@ -48,8 +52,25 @@ def overlong(tokens: int, budget: int, buffer: int) -> float:
     return min(1.0, max(0.0, (tokens - (budget - buffer)) / buffer))
 
 
-def penalize(trajectories: Sequence[Trajectory], algorithm: Algorithm, max_tokens: int) -> None:
-    """Set every `penalty`: kl_coef x sum of k, where the KL goes into the reward, plus the overlong penalty."""
+def longest_turn(trajectory: Trajectory) -> int:
+    """Tokens of the longest stretch that the policy sampled without a break: what the budget of an answer bounds."""
+    longest = run = 0
+    for acted in trajectory.action_mask:
+        run = run + 1 if acted else 0
+        longest = max(longest, run)
+    return longest
+
+
+def penalize(
+    trajectories: Sequence[Trajectory],
+    algorithm: Algorithm,
+    max_tokens: int,
+    before: Mapping[int, Sequence[float]] | None = None,
+) -> None:
+    """Set every `penalty`: kl_coef x sum of k, where the KL goes into the reward, plus the overlong penalty.
+
+    `before` holds the trainer's log-probs [R] by the trajectory's id(), where there are any.
+    """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     rollouts: dict[str, list[Trajectory]] = {}
     for index, t in enumerate(trajectories):
@@ -59,9 +80,10 @@ def penalize(trajectories: Sequence[Trajectory], algorithm: Algorithm, max_token
     for parts in rollouts.values():
         penalty = 0.0
         if in_reward:
-            penalty += sum(algorithm.kl_coef * kl_of(t, algorithm.kl_estimator) for t in parts)
+            old = before or {}
+            penalty += algorithm.kl_coef * sum(kl_of(t, algorithm.kl_estimator, old.get(id(t))) for t in parts)
         if algorithm.overlong_buffer:
-            longest = max(t.num_action_tokens for t in parts)
+            longest = max(longest_turn(t) for t in parts)
             penalty += algorithm.overlong_penalty * overlong(longest, max_tokens, algorithm.overlong_buffer)
         for t in parts:
             t.penalty = penalty

@@ -63,14 +63,15 @@ def update(
                 "client at the weights to compare with"
             )
         compare_with_reference(batch, reference, temperature)
-    penalize(batch, algorithm, max_tokens)
-    selected = algorithm.select(batch, memory)
-    for trajectory in selected:
-        trajectory.require_trainable()
     config = loss_config(algorithm, client, temperature)
     before: dict[int, list[float]] = {}
     if algorithm.importance_cap is not None:
-        before = {id(t): now for t, now in zip(selected, current_logprobs(client, selected, config), strict=True)}
+        known = [t for t in batch if t.reward is not None]
+        before = {id(t): now for t, now in zip(known, current_logprobs(client, known, config), strict=True)}
+    penalize(batch, algorithm, max_tokens, before)
+    selected = algorithm.select(batch, memory)
+    for trajectory in selected:
+        trajectory.require_trainable()
     measured = Measured(algorithm)
     for epoch in range(passes.epochs):
         order = draws.permutation(len(selected), draws.key("minibatches", key, epoch))
@@ -116,7 +117,7 @@ def project(algorithm: Algorithm, trajectory: Trajectory, weight: float, old: Se
     q = np.asarray(trajectory.logprobs)
     advantages = np.full(len(q), trajectory.advantage)
     if algorithm.entropy_coef and algorithm.entropy == "sampled":
-        advantages = advantages - algorithm.entropy_coef * q
+        advantages = advantages - algorithm.entropy_coef * (q if old is None else np.asarray(old))
     if algorithm.importance_cap is not None:
         assert old is not None
         advantages = advantages * np.minimum(np.exp(np.asarray(old) - q), algorithm.importance_cap)
@@ -140,6 +141,8 @@ def current_logprobs(
     """The trainer's log-probs [R] of every answer now, by a forward pass at the temperature of the config."""
     if not trajectories:
         return []
+    for trajectory in trajectories:
+        trajectory.require_trainable()
     told = {"temperature": config["temperature"]} if "temperature" in config else None
     data = [Datum.supervised(t.prompt_tokens, t.response_tokens, weight=0.0) for t in trajectories]
     output: ForwardBackwardOutput = client.forward(data, "cross_entropy", told).result()

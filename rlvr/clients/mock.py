@@ -164,7 +164,9 @@ class MockTrainingClient:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is an error below
             terms_N, slopes_N = SLOPES[loss_fn].terms(p_N, inputs, settings, row_N)
             if "kl_weights" in inputs:
-                kl_N, rise_N = divergence(p_N, inputs["reference_logprobs"], int(settings["kl_estimator"]))
+                counts_N = inputs["kl_weights"] != 0  # 0 x exp(95) would be nan
+                reference_N = np.where(counts_N, inputs["reference_logprobs"], p_N)
+                kl_N, rise_N = divergence(p_N, reference_N, int(settings["kl_estimator"]))
                 terms_N, slopes_N = terms_N + inputs["kl_weights"] * kl_N, slopes_N + inputs["kl_weights"] * rise_N
         if (bad_N := ~(np.isfinite(terms_N) & np.isfinite(slopes_N))).any():
             raise NonFiniteError("a loss", sorted(set(row_N[bad_N].tolist())))

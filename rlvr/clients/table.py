@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rlvr import draws
-from rlvr.files import verified
+from rlvr.files import read_json, verified
+
+_CURE = "load another checkpoint, or train anew"
 
 
 class WordTokenizer:
@@ -84,18 +87,37 @@ class TablePolicy:
         """Take the weights (and optimizer state) saved there; ValueError if they are damaged or do not fit."""
         if wrong := verified(folder):
             raise ValueError(f"checkpoint {folder} is damaged or missing: {wrong}")
-        try:
-            state = json.loads((folder / "table.json").read_text())
-            words, logits, version, adam = state["words"], np.asarray(state["logits"]), state["version"], state["adam"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"checkpoint {folder} holds no table of the mock client ({error!r})") from error
+        path = folder / "table.json"
+        state = read_json(path, "a table of the mock client", _CURE)
+        words = state.get("words")
+        if not isinstance(words, list):
+            raise ValueError(f"{path}: words are not a list; {_CURE}")
         if words != self.tokenizer.words:
             raise ValueError(
-                f"checkpoint {folder} is of another vocabulary ({len(words)} words, this policy has "
+                f"checkpoint {folder} is of another vocabulary ({len(cast(list[Any], words))} words, this policy has "
                 f"{len(self.tokenizer.words)}); make the policy with the words it was trained with"
             )
+        size, adam = len(words), state.get("adam")
         if optimizer and adam is None:
             raise ValueError(f"checkpoint {folder} has no optimizer state: it was saved for sampling; use load_state")
-        self.logits, self.version, self.gradient = logits, version, None
-        self.moments = np.asarray(adam["moments"]) if optimizer else np.zeros_like(self.moments)
-        self.adam_steps = adam["steps"] if optimizer else 0
+        kept: dict[str, Any] = {"moments": [[0.0] * size] * 2, "steps": 0} if adam is None else adam
+        moments = kept.get("moments") if isinstance(kept, dict) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not _numbers(state.get("logits"), size):
+            raise ValueError(f"{path}: logits are not {size} finite numbers, one a word; {_CURE}")
+        if not (isinstance(moments, list) and len(moments) == 2 and all(_numbers(row, size) for row in moments)):
+            raise ValueError(f"{path}: adam.moments are not 2 rows of {size} finite numbers; {_CURE}")
+        if min(moments[1]) < 0:
+            raise ValueError(f"{path}: adam.moments[1], a mean of squares, has a number below 0; {_CURE}")
+        for name, count in (("version", state.get("version")), ("adam.steps", kept.get("steps"))):
+            if type(count) is not int or not 0 <= count < 2**63:
+                raise ValueError(f"{path}: {name} is no whole number from 0; {_CURE}")
+        self.logits, self.version, self.gradient = np.array(state["logits"], dtype=float), state["version"], None
+        self.moments = np.array(moments, dtype=float) if optimizer else np.zeros_like(self.moments)
+        self.adam_steps = kept["steps"] if optimizer else 0
+
+
+def _numbers(values: Any, size: int) -> bool:
+    """Whether this is a list of `size` finite numbers."""
+    if not isinstance(values, list) or len(cast(list[Any], values)) != size:
+        return False
+    return all(type(v) in (int, float) and abs(v) <= sys.float_info.max for v in cast(list[Any], values))

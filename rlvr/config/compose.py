@@ -29,6 +29,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlvr.config.interpolate import resolve
+from rlvr.config.limits import DEEPEST, TOO_DEEP, measured, plain
 from rlvr.registry import nearest
 
 PACKAGED = Path(__file__).parents[1] / "configs"
@@ -137,16 +138,22 @@ def _shown(path: Path) -> str:
 
 
 def _read(path: Path) -> DictConfig:
+    made = None
     try:
+        measured(path.read_text(encoding="utf-8"))
         config = OmegaConf.load(path)
+        if isinstance(config, DictConfig):
+            made = OmegaConf.create(plain(OmegaConf.to_container(config)))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{_shown(path)}{line}: {error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError, OmegaConfBaseException) as error:
         raise ValueError(f"{_shown(path)}: cannot be read: {str(error).splitlines()[0]}") from None
-    if isinstance(config, ListConfig):
+    except (ValueError, RecursionError) as error:  # what the limits say; a number of thousands of digits
+        raise ValueError(f"{_shown(path)}: {TOO_DEEP if isinstance(error, RecursionError) else error}") from None
+    if made is None:
         raise ValueError(f"{_shown(path)}: a list; expected `key: value` lines")
-    return config
+    return made
 
 
 @dataclass
@@ -160,7 +167,11 @@ class _Override:
 def _parse(text: str) -> _Override:
     match = _OVERRIDE.fullmatch(text)
     if not match:
-        raise ValueError(f"override {text!r}: expected key=value, e.g. seed=1, optim.learning_rate=1e-5, model=tiny")
+        raise ValueError(
+            f"override {_cut(text)!r}: expected key=value, e.g. seed=1, learning_rate=1e-5, reward.type=correct"
+        )
+    if len(re.split(r"[.\[]", match["key"])) > DEEPEST:
+        raise ValueError(f"override {_cut(text)!r}: {TOO_DEEP}")
     return _Override(text, match["key"], _scalar(match["value"].strip(), text))
 
 
@@ -168,7 +179,11 @@ def _scalar(text: str, override: str) -> Any:
     """A value as YAML types it. Only `[`, `{` and quotes open structure: `a: b` and `#1` are what they look like."""
     opened = text[:1] in tuple("[{\"'")
     try:
-        value = OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[index, call-overload]
+        config = OmegaConf.create(measured(f"value: {text}"))
+        value = plain(OmegaConf.to_container(config)["value"])  # type: ignore[index, call-overload]
+    except (ValueError, RecursionError) as error:  # Unicode errors, and what the limits say
+        said = TOO_DEEP if isinstance(error, RecursionError) else error
+        raise ValueError(f"override {_cut(override)!r}: {said}") from None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         if opened or "${" in text:
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -178,6 +193,10 @@ def _scalar(text: str, override: str) -> Any:
     if opened or typed or text in ("null", "~", "Null", "NULL"):
         return value
     return text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class _Composer:
@@ -191,7 +210,14 @@ class _Composer:
         self.stack: list[str] = []
 
     def options(self, group: str) -> list[str]:
+        if ".." in group.split("/"):  # no message lists what lies outside the folders of configs
+            return []
         return sorted({p.stem for folder in self.folders for p in (folder / group).glob("*.y*ml")})
+
+    def groups(self) -> list[str]:
+        """The folders of options."""
+        found = {p.parent.relative_to(folder) for folder in self.folders for p in folder.glob("*/**/*.y*ml")}
+        return sorted(str(path) for path in found)
 
     def find(self, name: str) -> Path | None:
         for folder in self.folders:
@@ -208,8 +234,14 @@ class _Composer:
         if path is None:
             if optional:
                 return
-            what = f"option {stem!r} of group {parent!r}" if parent else f"config {stem!r}"
             known = self.options(parent)
+            if parent and not known:
+                groups = self.groups()
+                raise ValueError(
+                    f"unknown group {parent!r}{f' ({asked_by})' if asked_by else ''}{nearest(parent, groups)}; "
+                    f"{_listing(groups)}"
+                )
+            what = f"option {stem!r} of group {parent!r}" if parent else f"config {stem!r}"
             asked = f" ({asked_by})" if asked_by else ""
             raise ValueError(f"unknown {what}{asked}{nearest(stem, known)}; {_listing(known)}")
         if full in self.stack:
@@ -217,6 +249,8 @@ class _Composer:
         config = _read(path)
         if directive := _PACKAGE.match(path.read_text(encoding="utf-8")):
             package = "" if directive[1] == "_global_" else directive[1]
+        if "${" in str(OmegaConf.to_container(config).get("defaults")):  # type: ignore[union-attr]
+            raise ValueError(f"{_shown(path)}: defaults are read before any ${{...}} is; name each choice as it is")
         defaults = config.pop("defaults", None) or []
         if not isinstance(defaults, ListConfig) and defaults:
             raise ValueError(f"{_shown(path)}: defaults has to be a list, e.g. `- model: tiny`")
@@ -286,11 +320,11 @@ class _Composer:
             for parent in (".".join(parts[:n]) for n in range(1, len(parts))):
                 held = OmegaConf.select(self.config, parent, throw_on_resolution_failure=False)
                 if held is not None and not OmegaConf.is_config(held):
-                    raise ValueError(f"override {override.text!r}: {parent} is {held!r} and holds no keys")
+                    raise ValueError(f"override {override.text!r}: {parent} is a single value and holds no keys")
             try:
                 OmegaConf.update(self.config, override.key, override.value, merge=True, force_add=True)
             except (OmegaConfBaseException, TypeError, IndexError) as error:
-                raise ValueError(f"override {override.text!r}: {str(error).splitlines()[0]}") from None
+                raise ValueError(f"override {_cut(override.text)!r}: {str(error).splitlines()[0]}") from None
             self.remember({override.key: override.value}, "", CLI)
 
     def merge(self, config: DictConfig, package: str, source: str) -> None:

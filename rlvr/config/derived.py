@@ -31,6 +31,9 @@ def derive(pool: Pool, ours: Ours, rlvr_section: bool) -> None:
     """Turn the pool's `~words` into values of our keys. `ours` gives what the config already says of a key of ours;
     `rlvr_section` says whether it has a section `rlvr`, whose author names no model and no prompts.
     """
+    highest = pool.given.get("algorithm.clip_high", [])
+    if any(given.key.rpartition(".")[2] == "epsilon_high" for given in highest):  # TRL's: epsilon is then the lower one
+        highest[:] = [given for given in highest if given.key.rpartition(".")[2] != "epsilon"]
     _algorithm(pool, ours)
     _estimator(pool)
     _sizes(pool, ours)

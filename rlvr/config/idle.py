@@ -91,8 +91,8 @@ def without_effect(config: Config) -> Idle:
             ]
     if not config.tracking.mlflow:
         idle += [(f"tracking.{key}", "tracking.mlflow is false") for key in ("mlflow_uri", "experiment")]
-    if config.training.ppo_epochs * config.training.num_minibatches == 1 and not config.training.kl_after:
-        idle.append(("training.kl_warn", "there is one update a step, and training.kl_after is false"))
+    if config.training.control != "none":
+        idle.append(("training.until", "a control run must not stop by the verifier's verdicts"))
     if config.training.mode == "sft":
         used = ("mode", "error_budget")  # evaluation has verifiers too
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]

@@ -2,16 +2,19 @@
 
 `${key}` names another value, `${now:%Y-%m-%d}` the instant of loading, `${oc.env:NAME,default}` the environment. What
 depends on the environment may be a secret and is kept as it was written; what depends on the clock is not a
-difference between two runs. Both hold at any remove: `b: ${a}`, `a: ${oc.env:KEY}` makes `b` a secret too.
+difference between two runs. Both hold at any remove: `b: ${a}`, `a: ${oc.env:KEY}` makes `b` a secret too. No other
+resolver works, and none whose name is itself worked out: it could read the environment unseen. `masked` takes out of a
+message what the environment gave.
 
-Exercised by `python -m pytest tests/test_config.py`.
+Exercised by `python -m pytest tests/test_config.py tests/test_interpolate_secrets.py`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +22,9 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.grammar_parser import parse
+
+from rlvr.config.limits import DEEPEST, TOO_DEEP, Budget, plain
 
 
 @dataclass
@@ -31,6 +37,8 @@ class _Tracking:
 
 _tracking: ContextVar[_Tracking] = ContextVar("tracking")
 _REQUIRED = object()
+_SHORTEST = 6  # characters; what is shorter stands in any message by chance
+_given: dict[str, str] = {}  # what the environment gave in this process -> the variable's name
 
 
 def _now(pattern: str) -> str:
@@ -42,6 +50,8 @@ def _now(pattern: str) -> str:
 def _env(name: str, default: Any = _REQUIRED) -> str | None:
     _tracking.get().touched.add("env")
     if name in os.environ:
+        if len(os.environ[name]) >= _SHORTEST:
+            _given[os.environ[name]] = name
         return os.environ[name]
     if default is _REQUIRED:
         raise ValueError(f"environment variable {name!r} is not set; set it, or write ${{oc.env:{name},default}}")
@@ -53,14 +63,54 @@ OmegaConf.register_resolver("rlvr.env", _env, replace=True)
 OmegaConf.register_resolver("rlvr.now", _now, replace=True)
 
 
-def _renamed(value: Any) -> Any:
+_WORKS = "what works is ${key}, ${now:%Y-%m-%d} and ${oc.env:NAME,default}; for text that is no reference write \\${"
+
+
+def masked(text: str) -> str:
+    """The text with `${oc.env:NAME}` for every value that the environment gave to a config in this process."""
+    for value, name in sorted(_given.items(), key=lambda item: -len(item[0])):
+        for spelled in (value, repr(value)[1:-1], json.dumps(value)[1:-1]):
+            text = text.replace(spelled, f"${{oc.env:{name}}}")
+    return text
+
+
+def _renamed(value: Any, origin: Mapping[str, str], dotted: str = "") -> Any:
+    """The config with our resolvers in the place of the originals; ValueError where a text asks for any other."""
     if isinstance(value, dict):
-        return {key: _renamed(child) for key, child in value.items()}
+        return {k: _renamed(child, origin, f"{dotted}.{k}" if dotted else k) for k, child in value.items()}
     if isinstance(value, list):
-        return [_renamed(child) for child in value]
-    if isinstance(value, str):
-        return re.sub(r"\$\{\s*(?:oc\.(env)|(now))\s*:", lambda m: f"${{rlvr.{m[1] or m[2]}:", value)
-    return value
+        return [_renamed(child, origin, f"{dotted}[{index}]") for index, child in enumerate(value)]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    renamed = re.sub(r"\$\{\s*(?:oc\.(env)|(now))\s*:", lambda m: f"${{rlvr.{m[1] or m[2]}:", value)
+    try:
+        for node in _nodes(parse(renamed)):
+            if type(node).__name__ == "InterpolationResolverContext":
+                name = node.resolverName().getText()
+                if name not in ("rlvr.env", "rlvr.now"):
+                    raise ValueError(f"there is no ${{{name}:...}}; {_WORKS}")
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise ValueError(_explain(dotted, value, origin.get(dotted), error, {})) from None
+    return renamed
+
+
+def _original(text: str) -> str:
+    return text.replace("${rlvr.env:", "${oc.env:").replace("${rlvr.now:", "${now:")
+
+
+def _nodes(tree: Any) -> Iterator[Any]:
+    """Every node of a parsed text."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(getattr(node, "children", None) or ())
+
+
+def _references(text: str) -> list[str]:
+    """The names of other values in a text: `x ${a.b} ${.c}` -> a.b, .c"""
+    found = (node.getText() for node in _nodes(parse(text)) if type(node).__name__ == "InterpolationNodeContext")
+    return [re.sub(r"^\$\{\s*|\s*\}$", "", name) for name in found]
 
 
 def resolve(config: DictConfig, origin: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
@@ -75,40 +125,58 @@ def resolve(config: DictConfig, origin: Mapping[str, str]) -> tuple[dict[str, An
         raws: dict[Any, Any] = {}
         for key, text in enumerate(texts) if listed else texts.items():
             dotted = f"{path}[{key}]" if listed else f"{path}.{key}" if path else str(key)
-            if isinstance(text, str):
-                text = text.replace("${rlvr.env:", "${oc.env:").replace("${rlvr.now:", "${now:")
             tracking.touched.clear()
             try:
+                if depth > DEEPEST:
+                    raise ValueError(f"with everything resolved it is {TOO_DEEP}; is a value made of itself?")
+                budget.before(text)
+                text = _original(text) if isinstance(text, str) else text
                 value = raw = node[key]
-                if depth > 50:
-                    raise RecursionError
-            except (OmegaConfBaseException, RecursionError) as error:
-                raise ValueError(_explain(dotted, text, origin.get(dotted), error)) from None
+            except (OmegaConfBaseException, ValueError, RecursionError) as error:
+                raise ValueError(_explain(dotted, text, origin.get(dotted), error, tree)) from None
             touched = set(tracking.touched)
             if "now" in touched:
                 timed.append(dotted)
             if OmegaConf.is_config(value):
                 value, raw = walk(value, dotted, depth + 1)
             elif isinstance(value, str):
+                value = _original(value)  # in text that was escaped
                 raw = value.replace("${", r"\${")
             values[key], raws[key] = value, text if "env" in touched else raw
         return (list(values.values()), list(raws.values())) if listed else (values, raws)
 
     token = _tracking.set(tracking)
     try:
-        values, raws = walk(OmegaConf.create(_renamed(OmegaConf.to_container(config))), "", 0)
+        tree = _renamed(plain(OmegaConf.to_container(config)), origin)
+        budget = Budget(tree, _references)
+        values, raws = walk(OmegaConf.create(tree), "", 0)
     finally:
         _tracking.reset(token)
     return values, raws, tuple(timed)
 
 
-def _explain(dotted: str, text: Any, source: str | None, error: BaseException) -> str:
-    message = str(error).splitlines()[0] if str(error) else "circular interpolation"
-    if "recursi" in message.lower() or "Interpolation to parent node" in message:
-        message = "circular interpolation"
+def _circle(dotted: str, tree: Mapping[str, Any]) -> str:
+    """`a -> b -> a`: the keys that refer to each other, as far as plain references go."""
+    chain = [dotted]
+    while chain[-1] not in chain[:-1] and len(chain) < 20:
+        node: Any = tree
+        for part in chain[-1].split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        found = re.search(r"\$\{\s*([\w.-]+)\s*\}", node) if isinstance(node, str) else None
+        if found is None:
+            break
+        chain.append(found[1])
+    return "circular interpolation" + (f": {' -> '.join(chain)}" if len(chain) > 1 else "")
+
+
+def _explain(dotted: str, text: Any, source: str | None, error: BaseException, tree: Mapping[str, Any]) -> str:
+    message = masked(str(error)).splitlines()[0] if str(error) else ""
+    if not message or "recursi" in message.lower() or "Interpolation to parent node" in message:
+        message = _circle(dotted, tree)
     elif "Missing mandatory value" in message:
         message = f"has to be given; add {dotted}=... to the command line"
     message = re.sub(r"^ValueError raised while resolving interpolation: ", "", message)
     where = " (from the command line)" if source == "cli" else f" (from {source})" if source else ""
-    given = f" {text!r}" if isinstance(text, str) and text != "???" else ""
+    shown = text if not isinstance(text, str) or len(text) <= 200 else f"{text[:200]}..."
+    given = f" {shown!r}" if isinstance(text, str) and text != "???" else ""
     return f"{dotted}{given}{where}: {message}"

@@ -8,7 +8,7 @@ values into a `Config`, `written` says what `resolved.yaml` holds. Which keys ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
@@ -120,6 +120,9 @@ class Config:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            said = str(self.seed) if abs(self.seed) < 10**30 else "a number of more than 30 digits"
+            raise ValueError(f"seed={said}; expected a whole number from 0 to 2**63 - 1")
         if self.client not in ("local", "mock"):
             raise ValueError(f"client={self.client!r}; expected local or mock")
         if self.client == "local" and not (self.model.name or self.model.config):
@@ -160,14 +163,25 @@ def configured(loaded: Loaded, warn: Callable[[str], None] = lambda text: None) 
 def written(config: Config, loaded: Loaded) -> dict[str, Any]:
     """What `resolved.yaml` holds: every key with its value, but what comes from the environment stays `${...}`."""
 
-    def merged(full: Any, raw: Any) -> Any:
+    def merged(full: Any, raw: Any, key: str) -> Any:
         if isinstance(raw, str) and "${" in raw:
             return raw
-        if isinstance(full, Mapping) and isinstance(raw, Mapping):
-            return {key: merged(value, raw.get(key)) for key, value in full.items()}
+        held: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+        if is_dataclass(full) and not isinstance(full, type):  # a field that is not in `raw` has its default
+            alike(raw is None or isinstance(raw, Mapping), key)
+            return {f.name: merged(getattr(full, f.name), held.get(f.name), f"{key}.{f.name}") for f in fields(full)}
+        if isinstance(full, Mapping):
+            alike(raw is None or (isinstance(raw, Mapping) and (not raw or full.keys() <= raw.keys())), key)
+            return {k: merged(value, held.get(k), f"{key}.{k}") for k, value in full.items()}
         if isinstance(full, (list, tuple)):
-            raws = raw if isinstance(raw, list) and len(raw) == len(full) else [None] * len(full)
-            return [merged(value, text) for value, text in zip(full, raws, strict=True)]
+            alike(raw is None or (isinstance(raw, list) and len(raw) == len(full)), key)
+            raws = [None] * len(full) if raw is None else raw
+            return [merged(value, text, f"{key}[{i}]") for i, (value, text) in enumerate(zip(full, raws, strict=True))]
+        alike(not isinstance(raw, (Mapping, list)), key)
         return full
 
-    return merged(asdict(config), loaded.raw)
+    def alike(same: bool, key: str) -> None:
+        if not same:  # never write a value of which it is not known where it came from
+            raise ValueError(f"{key[1:]}: what was checked has not the shape of what was given; write its keys as text")
+
+    return merged(config, loaded.raw, "")

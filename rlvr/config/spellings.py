@@ -100,7 +100,8 @@ TABLE: tuple[Spelling, ...] = (
     *_words("top_k", "rollout.top_k", "sampling from the k most likely tokens"),
     # the update
     *_words("learning_rate", "training.optimizer.learning_rate", "AdamW's rate in reinforcement learning"),
-    *_words("clip_range cliprange epsilon", _CLIP, "epsilon around 1, both sides: 0.2 clips at 0.8 and 1.2", number),
+    *_words("clip_range cliprange", _CLIP, "epsilon around 1, both sides: 0.2 clips at 0.8 and 1.2", number),
+    *_words("epsilon", _CLIP, "the same; with epsilon_high beside it the lower side alone", number),
     *_words("epsilon_high", "algorithm.clip_high", "epsilon above 1: 0.28 clips at 1.28", number),
     *_words("ppo_clip_low clip_low_threshold", "algorithm.clip_low", "the lowest ratio: 0.8 is 0.2", _below),
     *_words("ppo_clip_high clip_high_threshold", "algorithm.clip_high", "the highest ratio: 1.2 is 0.2", _above),

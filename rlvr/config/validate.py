@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, Union
 from pydantic import TypeAdapter, ValidationError
 
 from rlvr.config.compose import CLI
+from rlvr.config.interpolate import masked
 
 T = TypeVar("T")
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
@@ -194,7 +195,7 @@ def _missing(path: str, name: str, hint: Any) -> tuple[str, Any]:
 
 
 def _given(value: Any) -> str:
-    text = json.dumps(value)
+    text = masked(json.dumps(value))  # before it is cut short: half a secret is recognised by nobody
     kind = {str: "text", bool: "a truth value", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
     return (text if len(text) <= 80 else f"{text[:77]}...") + (f" ({kind[type(value)]})" if type(value) in kind else "")
 

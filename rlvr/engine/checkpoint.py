@@ -11,7 +11,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -20,9 +20,10 @@ from transformers.pytorch_utils import Conv1D
 
 from rlvr.engine.model import LanguageModel, without_progress_bar
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
-from rlvr.files import verified
+from rlvr.files import read_json, verified
 
 PEFT_PREFIX = "base_model.model."
+_CURE = "load another checkpoint, or train anew"
 
 
 def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
@@ -69,6 +70,9 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
         state = load_file(folder / "optimizer.safetensors") if optimizer else {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
+    steps = counters.get("optimizer_steps") if optimizer else {}
+    if problem := _unfit(policy, state, steps) if optimizer else "":
+        raise ValueError(f"checkpoint {folder}: {problem}; load another one, or the weights alone (load_state)")
     policy.about_to_change()
     with torch.no_grad():
         for key, p in policy.parameters.items():
@@ -76,10 +80,10 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
             if policy.masters[key] is not p:
                 policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
     policy.clear_gradients()
-    policy.version = int(counters["version"])
+    policy.version = counters["version"]
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
-    if optimizer and counters.get("optimizer_steps"):
-        _load_optimizer(policy, state, counters["optimizer_steps"])
+    if steps:
+        _load_optimizer(policy, state, steps)
 
 
 def saved_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
@@ -87,7 +91,7 @@ def saved_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapsh
     weights, counters = _read(folder, policy, model)
     snapshot = Snapshot(policy)
     snapshot.copy = {key: value.to(policy.parameters[key].device) for key, value in weights.items()}
-    snapshot.version = int(counters["version"])
+    snapshot.version = counters["version"]
     snapshot.fingerprint = f"{policy.name}@{snapshot.version}"
     return snapshot
 
@@ -97,13 +101,13 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
     if wrong := verified(folder):
         raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
     try:
-        counters = json.loads((folder / "policy.json").read_text())
+        counters = _counters(folder / "policy.json")
         name = "model.safetensors" if policy.lora is None else "adapter_model.safetensors"
         files = sorted(folder.glob("model*.safetensors")) if policy.lora is None else [folder / name]
         if not files:
             raise FileNotFoundError(f"{folder / name} is missing")
         stored = {k.removeprefix(PEFT_PREFIX): v for file in files for k, v in load_file(file).items()}
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
         # transformers stores some models under other names than it holds them (fused experts): it knows the way back.
@@ -119,6 +123,31 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
     if tensors_sha256(weights) != counters["weights_sha256"]:
         raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
     return weights, counters
+
+
+def _counters(path: Path) -> dict[str, Any]:
+    """What `policy.json` says, each entry of its kind."""
+    counters = read_json(path, "the counters of a policy", _CURE)
+    kinds = {"version": int, "weights_sha256": str, "lora": (dict, type(None))}
+    wrong = [name for name, kind in kinds.items() if name not in counters or not isinstance(counters[name], kind)]
+    if wrong or isinstance(counters["version"], bool) or not 0 <= counters["version"] < 2**63:
+        raise ValueError(f"{path}: no usable {', '.join(wrong) or 'version'} in it; {_CURE}")
+    return counters
+
+
+def _unfit(policy: Policy, tensors: dict[str, torch.Tensor], steps: Any) -> str:
+    """'' if a stored optimizer state is one of this policy, else what is wrong with it."""
+    if not isinstance(steps, dict):
+        return "policy.json holds no optimizer_steps"
+    for key, count in cast(dict[str, Any], steps).items():
+        if key not in policy.masters or type(count) is not int or not 0 <= count < 2**53:
+            return f"policy.json: optimizer_steps of {key[:80]} are {count!r:.40}, expected a whole number of a weight"
+    wanted = [(f"{m}.{key}", policy.masters[key]) for key in steps for m in ("exp_avg", "exp_avg_sq")]
+    wanted += [(f"master.{key}", p) for key, p in policy.masters.items() if p is not policy.parameters[key]]
+    for name, p in wanted:
+        if name not in tensors or tensors[name].shape != p.shape:
+            return f"optimizer.safetensors has no {name} of shape {list(p.shape)}"
+    return ""
 
 
 def _lora(policy: Policy) -> dict[str, Any] | None:

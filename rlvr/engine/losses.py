@@ -67,6 +67,8 @@ def cispo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N:
 def dro(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
     """-(p A - b beta (p - q)^2 / 2). Direct reward optimisation, arXiv:2405.19107, with A as the centred reward.
 
+    The quadratic term is by token, as the Tinker protocol has it; the paper's is that of the whole answer.
+
     `beta_weights`, b, is 1 where it is not given: a reduction that differs from row to row belongs to both terms.
     """
     pull = 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2

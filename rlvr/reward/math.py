@@ -64,7 +64,11 @@ def _rpn(
     return _verdict(value(boxed, correct), "truncated" if truncated else reason, parts)
 
 
-@register_reward("boxed")
+@register_reward(
+    "boxed",
+    caution="it pays for the form of an answer and never looks at its value, so it can be earned without computing "
+    "anything; use reward.type=combined, or watch what you mean with reward.watch=[correct]",
+)
 def boxed(prompt: str, response: str, meta: Meta = None, trajectory: Trajectory | None = None) -> Score:
     """1.0 if the sequence ends in `= operand <eoe>` with an operand below p, else 0.0.
 

@@ -33,6 +33,7 @@ class Entry:
     batched: bool = False
     passed_at: float = 1.0
     prepare: Prepare | None = None
+    caution: str = ""
 
 
 _rewards: Registry[Entry] = Registry("reward")
@@ -45,17 +46,19 @@ def register_reward(
     batched: bool = False,
     passed_at: float = 1.0,
     prepare: Prepare | None = None,
+    caution: str = "",
 ) -> Callable[[F], F]:
     """Register a reward function under `name`; the function itself is returned unchanged.
 
     `batched` functions take lists and return a list. An answer counts as passed where the value is at least
     `passed_at`. `prepare(**options) -> options` may check and convert the options once, when the reward is resolved.
+    `caution` says how it is earned without being right: a run that trains on it is warned, unless it watches others.
     """
 
     def register(function: F) -> F:
         Signature.of(f"reward {name!r}", function, batched)
         text = description or (function.__doc__ or "").strip().partition("\n")[0]
-        _rewards.add(name, Entry(function, text, batched, passed_at, prepare), function)
+        _rewards.add(name, Entry(function, text, batched, passed_at, prepare, caution), function)
         return function
 
     return register

@@ -6,8 +6,9 @@
     verl     f(data_source, solution_str, ground_truth, extra_info=None) -> value     told by the name `solution_str`
 
 The keys of a task's meta are TRL's columns. A value is a number, a bool, None (not applicable), a dictionary with
-"score" or a `Score`. Batched and TRL functions may be async: they can await all their answers at once, where one after
-the other would wait for each. `python -m pytest tests/test_reward_registry.py` exercises it.
+"score" or a `Score`, at most 1e30 in size: sums of larger ones overflow. Batched and TRL functions may be async: they
+can await all their answers at once, where one after the other would wait for each.
+`python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from numbers import Real
 from typing import Any
@@ -30,6 +31,8 @@ ACCEPTED = (
     "batched=True, TRL's (prompts, completions, **columns) or verl's (data_source, solution_str, ground_truth, "
     "extra_info=None)"
 )
+
+LARGEST = 1e30  # a reward's size
 
 
 class BadReturn(ValueError):
@@ -156,7 +159,9 @@ class Signature:
 def lift(value: Any, passed_at: float) -> Score:
     """A returned value as a `Score`: passed where it is at least `passed_at`. BadReturn where it is no reward."""
     if isinstance(value, Score):
-        return value
+        if value.value is not None:
+            _bounded(value.value)
+        return replace(value, parts={k: v for k, v in value.parts.items() if _is_bounded(v)})
     if value is None:
         return Score(None, Outcome.INVALID, "not_applicable")
     parts: dict[str, float] = {}
@@ -164,14 +169,22 @@ def lift(value: Any, passed_at: float) -> Score:
         if "score" not in value:
             raise BadReturn("wrong_type", f"returned a dictionary without 'score' (keys: {', '.join(map(str, value))})")
         rest = {str(k): _number(v) for k, v in value.items() if k != "score"}
-        parts = {k: v for k, v in rest.items() if v is not None and math.isfinite(v)}
+        parts = {k: v for k, v in rest.items() if v is not None and _is_bounded(v)}
         value = value["score"]
     number = _number(value)
     if number is None:
         raise BadReturn("wrong_type", f"returned a {type(value).__name__}, expected a number, None, a dict or a Score")
-    if not math.isfinite(number):
-        raise BadReturn("not_finite", f"returned {number}")
+    _bounded(number)
     return Score(number, Outcome.PASSED if number >= passed_at else Outcome.FAILED, parts=parts)
+
+
+def _is_bounded(number: float) -> bool:
+    return abs(number) <= LARGEST  # false for NaN
+
+
+def _bounded(number: float) -> None:
+    if not _is_bounded(number):
+        raise BadReturn("not_finite", f"returned {number:g}, expected a number up to {LARGEST:g}, plus or minus")
 
 
 def _number(value: Any) -> float | None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_CHARS = 100_000  # a longer text complies with no format
 MAX_PATTERN = 10_000  # characters of a regular expression
 MAX_SECONDS = 60.0  # that one answer may be asked to take
+SECONDS = 1.0  # that one answer may take, where nothing else is asked
+MAX_DEPTH = 100  # of JSON; Python's parser goes no deeper than its caller's stack leaves room for
 Meta = dict[str, Any] | None
 
 
@@ -111,10 +113,13 @@ def _format(
         raise ValueError(
             f"reward 'format_compliance': seconds={seconds!r}, expected a number above 0, at most {MAX_SECONDS:g}"
         )
-    (reply,) = _matcher().map({"pattern": pattern, "match": "full"}, [None], MAX_SECONDS)
+    # No more time than an answer has: a child that replaces a killed one compiles within the first answer's.
+    (reply,) = _matcher().map({"pattern": pattern, "match": "full"}, [None], SECONDS if seconds is None else seconds)
     what = f"reward 'format_compliance': pattern={pattern[:200]!r}"
+    if reply.failure == "not_started":
+        raise ValueError(f"reward 'format_compliance': {_NO_WORKER}{reply.detail}")
     if reply.failure:
-        raise ValueError(f"{what} could not be compiled: {reply.detail}; give a simpler one")
+        raise ValueError(f"{what} could not be compiled: {reply.detail}; give a simpler one, or raise `seconds`")
     if reply.value:
         place = "" if reply.value["position"] is None else f" at position {reply.value['position']}"
         raise ValueError(
@@ -133,11 +138,12 @@ def format_compliance(
     required_format: str,
     pattern: str | None = None,
     match: str = "full",
-    seconds: float = 1.0,
+    seconds: float = SECONDS,
 ) -> list[Score]:
     """1.0 if the whole response has the format, else 0.0; over 100,000 characters nothing has.
 
-    `json`: one JSON object or array and nothing else but white space (no code fence, no NaN).
+    `json`: one JSON object or array and nothing else but white space (no code fence, no NaN), nested at most
+    100 deep.
     `numbered_list`: at least half of the lines that are not blank are items `1. text` or `1) text`, and the items are
     numbered 1, 2, 3, ... in order.
     `regex`: Python's `re` matches `pattern` to the whole response, nothing stripped (`match="full"`), or to some part
@@ -145,6 +151,8 @@ def format_compliance(
 
     Patterns run in a guarded process. An answer on which one needs more than `seconds` or too much memory is judged
     neither way: it is an error (`regex_timeout`, `regex_failed`), for the pattern is the verifier's, not the answer's.
+    `seconds` covers compiling the pattern, too. Once 20 answers of a batch in a row were late, the rest of the batch
+    is not tried and gets the same error, which a training run's error budget then counts.
     """
     if required_format != "regex":
         return [_verdict(len(r) <= MAX_CHARS and _FORMATS[required_format](r)) for r in responses]
@@ -157,14 +165,17 @@ def format_compliance(
         elif not (reply := next(replies)).failure:
             scores.append(_verdict(reply.value["fits"]))
         else:
+            reason = "regex_timeout" if reply.failure == "timeout" else "regex_failed"
             what = f"pattern {str(pattern)[:200]!r} on an answer of {len(response):,} characters: {reply.detail}"
-            late = reply.failure == "timeout"
-            scores.append(
-                Score(None, Outcome.ERROR, "regex_timeout" if late else "regex_failed", detail=what + _REMEDY)
-            )
+            detail = _NO_WORKER + reply.detail if reply.failure == "not_started" else what + _REMEDY
+            scores.append(Score(None, Outcome.ERROR, reason, detail=detail))
     return scores
 
 
+_NO_WORKER = (
+    "could not start the worker, a process of its own in which patterns run; the pattern has no part in it, mend what "
+    "the system says and run again: "
+)
 _REMEDY = (
     "; where one repeat stands in another, as in (a+)+, every way to split a text is tried: write a+ or a possessive "
     "(a++)+ instead, or raise `seconds`"
@@ -186,10 +197,30 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
+_MARK = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
+
+
+def _is_deep(text: str) -> bool:
+    """Whether brackets outside strings stand more than MAX_DEPTH deep, up to where the text stops being JSON."""
+    depth, quoted = 0, False
+    for mark in _MARK.findall(text):
+        if mark == '"':
+            quoted = not quoted
+        elif not quoted and mark in ("[", "{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+        elif not quoted and mark in ("]", "}"):
+            depth -= 1
+    return False
+
+
 def _is_json(text: str) -> bool:
+    if _is_deep(text):
+        return False
     try:  # Numbers stay text: no digit string, however long, becomes an integer.
         value = json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+    except ValueError:  # a RecursionError is the caller's, whose stack is nearly full, and no verdict
         return False
     return isinstance(value, (dict, list))
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import json
 import os
 import select
 import subprocess
@@ -31,18 +30,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.sandbox.child import OUT_OF_MEMORY
+from rlvr.sandbox.child import OUT_OF_MEMORY, pack, unpack
 
 MIB = 1 << 20
 START_SECONDS = 30.0  # a machine may be very busy; the child itself needs about 0.03
+LATE_IN_A_ROW = 20  # items; so many have shown that it is the setup which is slow
 
 
 @dataclass(frozen=True)
 class Reply:
     """What a job returned for an item, or why it did not.
 
-    `failure` is empty, `timeout`, `died` (out of memory, killed, never started), `raised` (an exception in the job) or
-    `too_large` (the reply); `detail` says more for a person.
+    `failure` is empty, `timeout`, `died` (out of memory, killed), `raised` (an exception in the job), `too_large` (the
+    reply) or `not_started` (there is no child to run it: no fault of the item's); `detail` says more for a person.
     """
 
     value: Any = None
@@ -57,8 +57,10 @@ class _Lost(Exception):
 class Worker:
     """Runs `run(setup, item)` of the module `job` in a child. `memory` and `reply` are limits in bytes."""
 
-    def __init__(self, job: str, *, memory: int = 256 * MIB, reply: int = MIB) -> None:
-        self.job, self.memory, self.reply = job, memory, reply
+    def __init__(
+        self, job: str, *, memory: int = 256 * MIB, reply: int = MIB, start_seconds: float = START_SECONDS
+    ) -> None:
+        self.job, self.memory, self.reply, self.start_seconds = job, memory, reply, start_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -66,16 +68,23 @@ class Worker:
         _workers.add(self)
 
     def map(self, setup: Any, items: Sequence[Any], seconds: float) -> list[Reply]:
-        """One reply per item, in order. Each item has `seconds`; one that fails costs the others nothing."""
+        """One reply per item, in order. Each item has `seconds`; one that fails costs the others nothing.
+
+        Unless it is hopeless: after 20 items in a row that were late (`LATE_IN_A_ROW`), or where no child can be
+        started, the rest of the call gets the same failure without being run.
+        """
         if os.getpid() != self._owner:  # forked by something that Python does not know of
             self._forget()
         replies: list[Reply] = []
         with self._lock:
             while len(replies) < len(items):
+                hopeless = _hopeless(replies, seconds)
+                if hopeless is not None:
+                    return replies + [hopeless] * (len(items) - len(replies))
                 try:
                     process = self._running()
-                    sent = _frame({"setup": setup, "seconds": seconds})
-                    sent += b"".join(_frame({"item": item}) for item in items[len(replies) :])
+                    sent = pack({"setup": setup, "seconds": seconds})
+                    sent += b"".join(pack({"item": item}) for item in items[len(replies) :])
                     for message in self._exchange(process, sent, len(items) - len(replies), seconds):
                         self._served = True
                         raised = message.get("raised")
@@ -95,6 +104,17 @@ class Worker:
         with self._lock:
             self._stop()
 
+    def _end(self) -> None:
+        """Like `close`, without waiting for the replies of a call that another thread makes."""
+        while not self._lock.acquire(timeout=0.05):
+            process = self._process  # once more each time: that call may be starting one
+            if process is not None:
+                process.kill()
+        try:
+            self._stop()
+        finally:
+            self._lock.release()
+
     @property
     def pid(self) -> int | None:
         """The process id of the child, None where there is none."""
@@ -105,8 +125,11 @@ class Worker:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
+        self._served = False
         spec = importlib.util.find_spec(self.job)
         assert spec is not None and spec.origin is not None, self.job
+        if not sys.executable:
+            raise _Lost("not_started", "Python does not know where its own program is (sys.executable is empty)")
         child = str(Path(__file__).with_name("child.py"))
         flags = ("-I", "-S", "-B", "-W", "ignore")
         try:
@@ -116,15 +139,17 @@ class Worker:
                 bufsize=0, env={}, cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            self._served = False
-            raise _Lost("died", f"{sys.executable} could not be started: {error}") from error
-        self._served = False
+            raise _Lost("not_started", f"{sys.executable} could not be started: {error}") from error
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
-        (ready,) = self._exchange(process, b"", 1, START_SECONDS)
+        try:
+            (ready,) = self._exchange(process, b"", 1, self.start_seconds)
+        except _Lost as lost:
+            late = f"it was not ready within {self.start_seconds:g} s"
+            raise _Lost("not_started", late if lost.args[0] == "timeout" else lost.args[1]) from lost
         if "ready" not in ready:
-            raise _Lost("died", f"the child could not start: {ready.get('raised')}")
+            raise _Lost("not_started", str(ready.get("raised")))
         if ready["ready"]:
             warnings.warn(
                 f"this system refuses {', '.join(ready['ready'])}: hostile texts are checked without that limit",
@@ -168,7 +193,7 @@ class Worker:
                 body = bytes(got[4 : 4 + size])
                 del got[: 4 + size]
                 count -= 1
-                yield json.loads(body)
+                yield unpack(body)
                 deadline = time.monotonic() + seconds
 
     def _ending(self, process: subprocess.Popen[bytes]) -> str:
@@ -205,6 +230,19 @@ class Worker:
         process.returncode = 0  # nothing of ours to wait for
 
 
+def _hopeless(replies: list[Reply], seconds: float) -> Reply | None:
+    """The failure of all items to come, where those before leave no doubt of it."""
+    if _exiting:
+        return Reply(None, "not_started", "this process is ending")
+    if replies and replies[-1].failure == "not_started":
+        return replies[-1]
+    last = replies[-LATE_IN_A_ROW:]
+    if len(last) == LATE_IN_A_ROW and all(reply.failure == "timeout" for reply in last):
+        late = f"not run, as none of the {LATE_IN_A_ROW} before it had a reply within {seconds:g} s"
+        return Reply(None, "timeout", late)
+    return None
+
+
 def _write(to_child: int, left: memoryview) -> int:
     try:
         return os.write(to_child, left)
@@ -214,17 +252,16 @@ def _write(to_child: int, left: memoryview) -> int:
         return len(left)  # it is gone; what it answered before may still stand in the other pipe
 
 
-def _frame(message: dict[str, Any]) -> bytes:
-    body = json.dumps(message).encode()  # ASCII: half surrogate pairs pass too
-    return len(body).to_bytes(4, "big") + body
-
-
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_exiting = False
 
 
 def _close_all() -> None:
+    """The process ends: nobody reads the replies that a thread may still wait for."""
+    global _exiting
+    _exiting = True
     for worker in list(_workers):
-        worker.close()
+        worker._end()
 
 
 def _forget_all() -> None:

@@ -55,10 +55,18 @@ def shown(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The metrics that the view knows, as (label, text)."""
     found = {}
     for label, names, write in _SHOWN:
-        value = next((metrics[name] for name in names if isinstance(metrics.get(name), (int, float))), None)
+        value = next((known for name in names if (known := _number(metrics.get(name))) is not None), None)
         if value is not None:
             found[label] = write(value)
     return found
+
+
+def _number(value: Any) -> float | None:
+    """None for what is no number, or one that no float holds (a damaged row may have hundreds of digits)."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return None
 
 
 class Console:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlvr.files import write_atomic
 
@@ -17,11 +17,12 @@ class MetricsLog:
     """Appends rows to a JSON-lines file: keys in the order given, floats that read back to the same bits.
 
     Every row is with the system when `append` returns, and on the disk when `sync` does. A row that a crash or a full
-    disk cut short is dropped when the file is next written to.
+    disk cut short is dropped when the file is next written to. A row says its `phase` (one of `phases`, where they are
+    given) and its `step`; a file with a line that does not is refused when it is read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], phases: Sequence[str] = ()) -> None:
+        self.path, self.phases = Path(path), phases
         self._file: FileIO | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -48,18 +49,36 @@ class MetricsLog:
             write_atomic(self.path, b"".join(_line(row) for row in self.rows() if predicate(row)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows in the file, a torn last line left out; a broken line before it is an error."""
+        """The rows in the file, a torn last line left out; a line before it that is no row is a ValueError."""
         content = self.path.read_bytes() if self.path.exists() else b""
         lines = content.split(b"\n")[:-1]  # what follows the last newline was never finished
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 # After a power cut the last line may hold zeros although its newline is there.
                 if number < len(lines):
                     raise ValueError(f"{self.path}, line {number}: not JSON: {line[:60]!r}; delete the line") from None
+                break
+            if problem := self._odd(row):
+                raise ValueError(f"{self.path}, line {number}: {problem}: {line[:60]!r}; delete the line")
+            rows.append(row)
         return rows
+
+    def _odd(self, row: Any) -> str:
+        """What keeps a line that is JSON from being a row, '' for nothing."""
+        if not isinstance(row, dict):
+            return "not a row of metrics"
+        found = cast(dict[str, Any], row)
+        phase, step = found.get("phase"), found.get("step")
+        if not isinstance(phase, str):
+            return "a row without a phase"
+        if self.phases and phase not in self.phases:
+            return f"phase {phase[:40]!r}, expected one of {', '.join(self.phases)}"
+        if type(step) is not int or not 0 <= step < 2**63:
+            return "a row whose step is no whole number from 0"
+        return ""
 
     def close(self) -> None:
         if self._file is not None:

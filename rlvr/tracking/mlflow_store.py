@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.files import write_atomic
-from rlvr.tracking.trackers import Row, Status
+from rlvr.tracking.trackers import Row, Status, without_passwords
 
 # Only where the user has not said otherwise. Telemetry stays off. MLflow calls its folder store "maintained only" and
 # asks for this word. A server that does not answer may hold up a training step for seconds, not for minutes.
@@ -61,8 +61,8 @@ class MlflowStore:
             ) from error
         except Exception as error:  # MLflow's own classes for a URI of no known kind
             raise ValueError(
-                f"tracking.mlflow_uri: MLflow cannot use it ({error}); expected http(s)://..., a folder, or "
-                "sqlite:///file, or leave it out"
+                f"tracking.mlflow_uri: MLflow cannot use it ({without_passwords(str(error))}); expected http(s)://..., "
+                "a folder, or sqlite:///file, or leave it out"
             ) from error
         self._experiment, self._run_name, self._folder = experiment, run_name, folder
         self._params = dict(_flat(config))

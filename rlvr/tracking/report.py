@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlvr.files import write_atomic
+from rlvr.files import read_json, write_atomic
 
 _WIDTHS = (22, 24, 24, 12)
 
@@ -53,6 +53,20 @@ def final_table(summary: Mapping[str, Any]) -> str:
     if summary.get("control", "none") != "none":
         lines.append(f"CONTROL RUN ({summary['control']}): the training saw coin flips, not the verifier's verdicts")
     return "\n".join([*lines, rule])
+
+
+def stored_summary(folder: Path) -> dict[str, Any]:
+    """The `summary.json` of a finished run; ValueError where it is damaged: what `final_table` shows must be there."""
+    path = folder / "summary.json"
+    remedy = "delete it, and the same command writes it again from evaluations/"
+    summary = read_json(path, "the summary of a finished run", remedy)
+    try:
+        if not all("pass@1" in summary[side] for side in ("baseline", "final")):
+            raise KeyError("pass@1")
+        final_table(summary)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{path} is not the summary of a finished run ({error!r:.120}); {remedy}") from None
+    return summary
 
 
 def evaluation_table(result: Mapping[str, Any]) -> str:
@@ -117,8 +131,8 @@ def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: 
     lines += [(f"rewards/{n}/mean", f"{n} (watched)", c, "") for n, c in zip(names, _WATCHED_COLOURS, strict=False)]
     lines += [("test/env/all/correct", "pass rate, held out", "#117733", "o")]
     for key, label, colour, marker in lines:
-        points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if row.get(key) is not None]
-        points += [(row["step"], row[key]) for row in after if row.get(key) is not None]
+        points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if _drawable(row.get(key))]
+        points += [(row["step"], row[key]) for row in after if _drawable(row.get(key))]
         if points:
             x, y = zip(*points, strict=True)
             smooth = _smoothed(y) if not marker else y
@@ -139,6 +153,11 @@ def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: 
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     write_atomic(Path(path), buffer.getvalue())
+
+
+def _drawable(value: Any) -> bool:
+    """A number that an axis can hold (differences of such numbers must be floats too), or nan, which leaves a gap."""
+    return isinstance(value, (int, float)) and not abs(value) > 1e100
 
 
 def _smoothed(values: tuple[float, ...]) -> list[float]:

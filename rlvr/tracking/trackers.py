@@ -13,6 +13,8 @@ uploads of weights and pictures, and trackers that need an account.
 from __future__ import annotations
 
 import math
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -168,15 +170,22 @@ class _Feed:
         self.retry = min(2 * self.retry, _LAST_RETRY)
         if not self.warned:
             self.warned = True
-            told = f"{type(error).__name__}: {error}"
-            told = told if len(told) <= 300 else f"{told[:300]} ..."
+            told = without_passwords(f"{type(error).__name__}: {error}")
+            if len(told) > 300:  # cut between words: of a secret that is cut in two nobody knows that it is one
+                told = f"{told[:300].rpartition(' ')[0] or told[:300]} ..."
             self.warn(f"{self.tracker.name} failed ({told}); training goes on, metrics.jsonl has every step")
+
+
+def without_passwords(text: str) -> str:
+    """`http://user:password@host` as `http://***@host`."""
+    return re.sub(r"://[^/\s]*@", "://***@", text)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a row: what is a number, `phase` and `step` apart."""
     named = ((name, value) for name, value in metrics.items() if name not in ("phase", "step"))
-    return {name: float(value) for name, value in named if hasattr(value, "__float__")}
+    fits = ((name, v) for name, v in named if not (isinstance(v, int) and abs(v) > sys.float_info.max))
+    return {name: float(value) for name, value in fits if hasattr(value, "__float__")}
 
 
 def _flat_summary(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

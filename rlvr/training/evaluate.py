@@ -7,13 +7,16 @@ between tasks, and the test pairs each task with itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlvr import draws
+from rlvr.files import read_json
 from rlvr.protocols import SamplingClient, SamplingParams, TaskSource
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
@@ -99,8 +102,38 @@ class Evaluation:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Evaluation:
-        return cls(**{**data, "results": [TaskResult(**r) for r in data["results"]]})
+    def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
+        """What `to_json` made; ValueError for anything else."""
+        try:
+            found = cls(**{**data, "results": [TaskResult(**r) for r in data["results"]]})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a stored evaluation ({error!r:.120})") from None
+        if not all(_count(n) for n in (found.unjudged, found.truncated, found.tokens, found.k)) or found.k < 1:
+            raise ValueError("k, unjudged, truncated and tokens are not all whole numbers from 0 (k from 1)")
+        for number, r in enumerate(found.results):
+            counted = _count(r.passed) and _count(r.judged) and r.judged >= 1 and r.passed <= r.judged
+            named = isinstance(r.id, str) and isinstance(r.level, str) and isinstance(r.watched, dict)
+            if not (counted and named and all(map(_finite, (r.reward, *r.watched.values())))):
+                raise ValueError(f"results[{number}] is no result of a task")
+        return found
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def stored_evaluation(path: Path) -> Evaluation:
+    """An evaluation that a run left in `evaluations/`; ValueError where the file is damaged."""
+    remedy = "put the file back, or start the run anew (run.resume=false keeps the old folder, renamed)"
+    data = read_json(path, "an evaluation", remedy)
+    try:
+        return Evaluation.from_json(data)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; {remedy}") from None
 
 
 def evaluate(
@@ -268,6 +301,6 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
             for level in after.levels
         },
         "tasks": len(after.results),
-        "samples": max(r.judged for r in after.results),
+        "samples": max((r.judged for r in after.results), default=0),
         "unjudged": before.unjudged + after.unjudged,
     }

@@ -18,12 +18,13 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.files import checked_name, remove_leftovers, verified, write_atomic
+from rlvr.files import checked_name, read_json, remove_leftovers, verified, write_atomic
 
 # What may lie in a run folder before its `resolved.yaml` does: an attempt that was killed while it made the folder.
 _BEGUN = re.compile(r"\.lock|environment\.json|\.(environment\.json|resolved\.yaml)\.[0-9a-f]+\.tmp")
@@ -51,6 +52,7 @@ class Checkpoint:
     position: Position
     path: str
     state: dict[str, Any] = field(default_factory=dict[str, Any])
+    line: int = field(default=0, compare=False)  # of `journal.jsonl`, for messages
 
 
 class Journal:
@@ -113,8 +115,9 @@ class Journal:
             folder = self.resolve(event["path"])
             wrong = verified(folder)
             if not wrong:
-                return Checkpoint(Position(event["phase"], event["step"]), event["path"], event["state"])
-            if number == 0 or folder.exists():  # an older one that is not there was deleted on purpose
+                line = 1 + next(i for i, other in enumerate(self.events) if other is event)
+                return Checkpoint(Position(event["phase"], event["step"]), event["path"], event["state"], line)
+            if number == 0 or os.path.exists(folder):  # an older one that is not there was deleted on purpose
                 warn(f"checkpoint {event['path']} is damaged ({wrong}); falling back to the one before")
                 self.write("discarded", path=event["path"], why=wrong)
                 damaged = True
@@ -160,7 +163,7 @@ def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
         where = f"{path}, line {number}"
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # after a power cut the last line may hold zeros although its newline is there
                 break
             raise ValueError(
@@ -171,6 +174,8 @@ def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
             raise ValueError(f"{where}: not an event: {line[:60]!r}; delete the line")
         if event["event"] in ("checkpoint", "discarded") and (problem := _outside(folder, event.get("path"))):
             raise ValueError(f"{where}: {problem}; delete the line")
+        if event["event"] == "checkpoint" and (problem := _unusable(event)):
+            raise ValueError(f"{where}: {problem}; delete the line to go on from the checkpoint before")
         events.append(event)
     return events, sum(len(line) + 1 for line in lines[: len(events)])
 
@@ -178,9 +183,37 @@ def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
 def _outside(folder: Path, path: Any) -> str:
     """'' if a journalled path is a place inside the run's `checkpoints`, else what is wrong with it."""
     home = (folder / "checkpoints").resolve()
-    if isinstance(path, str) and home in (folder / path).resolve().parents:
+    try:
+        if isinstance(path, str) and home in (folder / path).resolve().parents:
+            return ""
+    except (OSError, ValueError, RuntimeError):  # no path at all (zero bytes), or links that lead in a circle
+        pass
+    return f"checkpoint path {path!r:.80} does not lie inside {folder / 'checkpoints'}"
+
+
+def _unusable(event: Mapping[str, Any]) -> str:
+    """'' if a journalled checkpoint has a position and a state, else what is wrong."""
+    for name in ("phase", "step"):
+        if type(event.get(name)) is not int or not 0 <= event[name] < 2**63:
+            return f"checkpoint without a {name}, a whole number from 0"
+    return "" if isinstance(event.get("state"), dict) else "checkpoint without a state"
+
+
+def unlike(found: Any, wanted: Any, key: str = "state") -> str:
+    """'' if a stored state has the keys of a fresh one and numbers of its kinds, else what differs.
+
+    A number that a fresh state does not know yet (null) may be any finite one; others are at least 0.
+    """
+    if isinstance(wanted, Mapping):
+        if not isinstance(found, dict) or found.keys() != wanted.keys():
+            return f"{key} does not hold {', '.join(map(str, wanted)) or 'nothing'}"
+        return next((told for name in wanted if (told := unlike(found[name], wanted[name], f"{key}.{name}"))), "")
+    if wanted is None and found is None:
         return ""
-    return f"checkpoint path {path!r} does not lie inside {folder / 'checkpoints'}"
+    known = type(found) in (int, float) and abs(found) <= sys.float_info.max
+    if not known or (wanted is not None and found < 0) or (type(wanted) is int and type(found) is not int):
+        return f"{key} is {found!r:.40}, expected a number like {wanted}"
+    return ""
 
 
 def _standing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -245,11 +278,11 @@ def changed_environment(folder: Path, values: Mapping[str, Any]) -> list[str]:
     path = folder / "environment.json"
     if not path.exists():
         return []
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        salt, hashes = stored["salt"], dict(stored["hashes"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not what was written there ({error}); delete it to go on unchecked") from None
+    remedy = "delete it to go on unchecked"
+    stored = read_json(path, "hashes of what came from the environment", remedy)
+    salt, hashes = stored.get("salt"), stored.get("hashes")
+    if not isinstance(salt, str) or not isinstance(hashes, dict):
+        raise ValueError(f"{path}: not what was written there; {remedy}")
     return [key for key, value in values.items() if key in hashes and hashes[key] != _hashed(value, salt)]
 
 

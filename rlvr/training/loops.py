@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from rlvr import draws
-from rlvr.files import write_atomic
+from rlvr.files import verified, write_atomic
 from rlvr.protocols import NonFiniteError, SamplingParams, TaskSource, TrainingClient
 from rlvr.reward import Reward
 from rlvr.tracking import Console, MetricsLog, plot_curve
@@ -25,8 +25,16 @@ from rlvr.tracking.trackers import Trackers
 from rlvr.training import samples
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStopped
-from rlvr.training.evaluate import Evaluation, EvaluationOptions, compare, evaluate, evaluation_params, heldout_split
-from rlvr.training.journal import Checkpoint, Journal, Position
+from rlvr.training.evaluate import (
+    Evaluation,
+    EvaluationOptions,
+    compare,
+    evaluate,
+    evaluation_params,
+    heldout_split,
+    stored_evaluation,
+)
+from rlvr.training.journal import Checkpoint, Journal, Position, unlike
 from rlvr.training.sft import SftOptions, sft_step
 from rlvr.training.signal import StallWatch, told
 from rlvr.training.step import Collected, Trainer, TrainingOptions
@@ -35,6 +43,7 @@ from rlvr.types import Task
 # Reinforcement learning is measured from where the warm-up left the policy; supervised learning from its start.
 PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
 
+EVALUATIONS = ("baseline", "final")  # the phases that leave a file in evaluations/
 REFERENCE = "reference"  # the checkpoint that a KL compares with
 
 CURE = (
@@ -93,11 +102,11 @@ class Loop:
 
     def __init__(self, job: Job, journal: Journal, console: Console) -> None:
         self.job, self.journal, self.console = job, journal, console
-        self.log = MetricsLog(job.folder / "metrics.jsonl")
         self.sft_curriculum = Curriculum(job.source, job.sft.curriculum, draws.key("sft", job.seed))
         looks = bool(job.sft.until or job.evaluation.every)
         self.heldout, self.validation = heldout_split(job.source, job.evaluation, looks=looks)
         self.phases = PHASES[job.training.mode]
+        self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
         self.watch = StallWatch()
         self.started = time.perf_counter()
         self.seconds_before = 0.0
@@ -119,7 +128,7 @@ class Loop:
                     case "sft":
                         self._steps(number, first, self.job.sft.steps, self._sft_step)
                     case "rl":
-                        self._compare_from_here()
+                        self._compare_from_here(first)
                         self._steps(number, first, self.job.training.steps, self._rl_step)
                     case _:
                         self._evaluate(number)
@@ -134,6 +143,7 @@ class Loop:
         checkpoint = self.journal.last_good(self.console.warn)
         position = checkpoint.position if checkpoint else Position()
         if checkpoint:
+            self._check(checkpoint)
             self.job.client.load_state_with_optimizer(str(self.journal.resolve(checkpoint.path))).result()
             self.sft_curriculum.restore(checkpoint.state["sft"])
             self.job.trainer.restore(checkpoint.state["rl"])
@@ -143,7 +153,30 @@ class Loop:
         for number, phase in enumerate(self.phases):
             if number >= position.phase:
                 self._evaluation_file(phase).unlink(missing_ok=True)
+            elif phase in EVALUATIONS:  # said before hours of work, not after them
+                stored_evaluation(self._evaluation_file(phase))
         return position
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """ValueError for a journalled checkpoint that no run of this job can have written."""
+        at, name = checkpoint.position, Path(checkpoint.path).name
+        lengths = {"sft": self.job.sft.steps, "rl": self.job.training.steps}
+        most = [*(lengths.get(phase, 0) for phase in self.phases), 0]
+        problem = unlike(checkpoint.state, self._state())
+        if at.phase >= len(most) or at.step > most[at.phase] or name != self._name(at):
+            problem = f"phase {at.phase}, step {at.step} is not where this run saved {name[:80]}"
+        if problem:
+            raise ValueError(
+                f"{self.journal.folder / 'journal.jsonl'}, line {checkpoint.line}: {problem}; restore the line, or "
+                "delete it to go on from the checkpoint before"
+            )
+
+    def _name(self, position: Position) -> str:
+        return f"{(*self.phases, 'done')[position.phase]}-{position.step:06d}"
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the weights."""
+        return {"sft": self.sft_curriculum.state(), "rl": self.job.trainer.state(), "seconds": self.seconds}
 
     def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
         """Steps `first` to `steps` of a phase, made safe every now and then, at the end, and when asked to stop.
@@ -151,7 +184,8 @@ class Loop:
         A step whose quick look reaches the phase's `until` is its last one.
         """
         name = self.phases[phase]
-        goal = self.job.sft.until if name == "sft" else self.job.training.until
+        control = self.job.training.control != "none"  # which must not stop by the verifier's verdicts
+        goal = self.job.sft.until if name == "sft" else 0.0 if control else self.job.training.until
         if first < steps:
             self.console.phase(name, steps, first)
         for step in range(first, steps):
@@ -174,28 +208,27 @@ class Loop:
             if self.stop_asked:
                 raise Interrupted
 
-    def _compare_from_here(self) -> None:
+    def _compare_from_here(self, first: int) -> None:
         """Keep the policy as RL finds it, where a KL compares with it; a resumed run reads it back."""
         job = self.job
         if not job.trainer.algorithm.kl_coef:
             return
         kept = job.folder / "checkpoints" / REFERENCE
+        if first and (wrong := verified(kept)):
+            raise TrainingStopped(
+                f"{kept}, the policy that algorithm.kl_coef compares with, is damaged or missing ({wrong}); put it "
+                "back: it cannot be made again from later weights. Or start anew under another run.name"
+            )
         if not kept.exists():
             job.client.save_weights_for_sampler(REFERENCE).result()
         job.trainer.reference = job.client.create_sampling_client(str(kept))
 
     def _save(self, position: Position) -> None:
-        name = f"{(*self.phases, 'done')[position.phase]}-{position.step:06d}"
         self.log.sync()
-        saved = self.job.client.save_state(name).result()
+        saved = self.job.client.save_state(self._name(position)).result()
         path = Path(saved.path)
         relative = str(path.relative_to(self.job.folder)) if path.is_relative_to(self.job.folder) else saved.path
-        state = {
-            "sft": self.sft_curriculum.state(),
-            "rl": self.job.trainer.state(),
-            "seconds": self.seconds,
-        }
-        self.journal.checkpoint(Checkpoint(position, relative, state), self.job.options.keep_checkpoints)
+        self.journal.checkpoint(Checkpoint(position, relative, self._state()), self.job.options.keep_checkpoints)
 
     def _sft_step(self, step: int) -> dict[str, float]:
         job = self.job
@@ -280,9 +313,7 @@ class Loop:
             raise Interrupted
 
     def _finish(self) -> dict[str, Any]:
-        before, after = (
-            Evaluation.from_json(json.loads(self._evaluation_file(p).read_text())) for p in ("baseline", "final")
-        )
+        before, after = (stored_evaluation(self._evaluation_file(phase)) for phase in EVALUATIONS)
         summary = {
             **compare(before, after),
             "seconds": self.seconds,
@@ -292,8 +323,8 @@ class Loop:
             "seed": self.job.seed,
         }
         plot_curve(self.log.rows(), self.job.folder / "curve.png", self.job.folder.name)
-        write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
         self.job.trackers.finish(summary)
+        write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
         self.journal.write("finished")
         return summary
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
 from typing import Any
+
+from rlvr.types import mean, std
 
 WINDOW = 20  # steps that a finding is about
 IDLE = 10  # steps without an update after which learning stalls
@@ -74,8 +75,8 @@ def _stalled(rows: Rows) -> bool:
     if len(reward) < TREND:
         return False
     before, after = reward[: TREND // 2], reward[TREND // 2 :]
-    rise = fmean(after) - fmean(before)
-    noise = math.sqrt((pstdev(before) ** 2 + pstdev(after) ** 2) / (TREND // 2))
+    rise = mean(after) - mean(before)
+    noise = math.hypot(std(before), std(after)) / math.sqrt(TREND // 2)
     looks = _values(rows[-TREND:], "test/env/all/correct")
     if rise >= noise or (len(looks) > 1 and max(looks[1:]) > looks[0] + 0.01):
         return False
@@ -85,7 +86,10 @@ def _stalled(rows: Rows) -> bool:
 
 
 def _idle(rows: Rows) -> bool:
-    return fmean(float(_value(row, "updates") == 0) for row in rows[-IDLE:]) >= 0.9
+    """Nearly no update lately, or only from batches of equal rewards (an entropy bonus makes updates of those)."""
+    recent = rows[-IDLE:]
+    still = [_value(row, "updates") == 0 or _value(row, "reward_std") == 0 for row in recent]
+    return sum(still) >= 0.9 * len(recent)
 
 
 def findings(rows: Rows) -> list[Finding]:
@@ -251,12 +255,12 @@ def _policy(recent: Rows) -> Iterator[Finding]:
             f"sampler and trainer differ by {gap:.3g} nats a token where they should agree: the gradient is off",
             "model.dtype=float32, and rollout.temperature=1 where the client cannot score at another",
         )
-    kl = max(_values(recent, "optim/approx_kl"), default=0.0)
+    kl = max(_values(recent, "optim/kl_after") + _values(recent, "optim/approx_kl"), default=0.0)
     if kl > 0.1:
         yield Finding(
             "problem" if kl > 1 else "hint",
             "large_update",
-            f"a step moved the policy by {kl:.3g} nats a token (approx_kl)",
+            f"a step moved the policy by {kl:.3g} nats a token (optim/kl_after)",
             "lower training.optimizer.learning_rate or training.ppo_epochs, or set training.target_kl=0.05",
         )
     clipped = _mean(recent, "clip_ratio/region_mean")
@@ -274,7 +278,7 @@ def _trend(rows: Rows) -> Iterator[Finding]:
     """The reward over the run, and whether held-out tasks agree with it."""
     reward, looks, (low, high) = _values(rows, "reward"), _values(rows, "test/env/all/correct"), _range(rows)
     third = len(reward) // 3
-    rise = fmean(reward[-third:]) - fmean(reward[:third]) if third else 0.0
+    rise = mean(reward[-third:]) - mean(reward[:third]) if third else 0.0
     if len(looks) >= 3 and third >= 3 and rise >= 0.1 * (high - low) and looks[-1] <= looks[0] + 0.01:
         yield Finding(
             "hint",
@@ -284,7 +288,7 @@ def _trend(rows: Rows) -> Iterator[Finding]:
             "read answers of rollouts/ that score high and fail; weigh correctness more (reward.kwargs)",
         )
     if _stalled(rows) and not _idle(rows):
-        before, after = fmean(reward[-TREND : -TREND // 2]), fmean(reward[-TREND // 2 :])
+        before, after = mean(reward[-TREND : -TREND // 2]), mean(reward[-TREND // 2 :])
         yield Finding(
             "hint",
             "flat",
@@ -325,7 +329,10 @@ def _group_size(rows: Rows) -> float:
 
 def _value(row: Mapping[str, Any], name: str) -> float:
     value = row.get(name)
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # hundreds of digits
+        return math.nan
 
 
 def _values(rows: Rows, name: str) -> list[float]:
@@ -334,7 +341,7 @@ def _values(rows: Rows, name: str) -> list[float]:
 
 def _mean(rows: Rows, name: str) -> float:
     values = _values(rows, name)
-    return fmean(values) if values else math.nan
+    return mean(values) if values else math.nan
 
 
 def _percent(share: float) -> str:

@@ -71,16 +71,14 @@ class TrainingOptions:
     means all `steps`. A step samples `prompts_per_step` groups of `group_size` answers; groups with equal rewards may
     be replaced by up to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs`
     times in `num_minibatches` optimizer steps each; an update that would start further than `target_kl` (0: never)
-    from the sampler, and the rest of the step's, are skipped. A divergence above `kl_warn` is said: as the last update
-    of the step began, or with `kl_after` as it ended, which takes one more forward pass (and is the only way to see it
-    with one update a step).
-    `gap_warn` and `gap_stop` bound the mean absolute difference between the log-probs of sampler and trainer;
-    `error_budget` is the share of answers whose verifier may fail before the run stops. A task whose prompt has more
-    than `max_prompt_tokens` (None: whatever fits the model) stops it too.
+    from the sampler, and the rest of the step's, are skipped. The first step that ends further than `kl_warn` from it,
+    measured on a sixteenth of its answers, is said. `gap_warn` and `gap_stop` bound the mean absolute difference
+    between the log-probs of sampler and trainer; `error_budget` is the share of answers whose verifier may fail before
+    the run stops. A task whose prompt has more than `max_prompt_tokens` (None: whatever fits the model) stops it too.
 
     `control=random_reward` trains on coin flips instead of the verifier's verdicts: what a gain without any signal
     looks like, arXiv:2506.10947. Rewards in the metrics of training are then the coins; pass rates and evaluations stay
-    true.
+    true, but neither `until` nor a curriculum acts on them.
     """
 
     mode: str = "rlvr"
@@ -95,7 +93,6 @@ class TrainingOptions:
     max_prompt_tokens: int | None = None
     control: str = "none"
     kl_warn: float = 0.1
-    kl_after: bool = False
     gap_warn: float = 0.01
     gap_stop: float = 0.1
     error_budget: float = 0.05
@@ -160,6 +157,7 @@ class Trainer:
         self.seed, self.warn, self.watched = seed, warn, watched
         self.max_tokens = params.max_tokens or 0
         self.passes = Passes(options.ppo_epochs, options.num_minibatches, options.target_kl)
+        self._told_of_change = False
         self.memory = Memory(algorithm.baseline_decay)
         self.reference: SamplingClient | None = None  # the loop sets it, where `algorithm.kl_coef` asks for one
         if options.mode == "rlvr":
@@ -213,7 +211,8 @@ class Trainer:
         answers = last_of_rollouts(batch)
         failed = [t.scores[self.reward.name] for t in answers if t.reward is None and self.reward.name in t.scores]
         check_error_budget(f"step {step}", self.reward.name, failed, len(answers), self.options.error_budget)
-        self.curriculum.observe(passes_by_level(batch, self.reward.name))
+        if self.options.control == "none":  # a control run must learn nothing from the verifier by any road
+            self.curriculum.observe(passes_by_level(batch, self.reward.name))
         return Collected(batch, chosen, waves, sampling, scoring)
 
     def update(self, step: int, collected: Collected) -> dict[str, float]:
@@ -233,20 +232,25 @@ class Trainer:
             reference=self.reference,
             check=lambda first: self._check_gap(step, first.gap),
         )
-        if measured.updates and self.options.kl_after:
-            known = [t for t in collected.batch if t.reward is not None]
-            config = loss_config(self.algorithm, self.client, self.params.temperature)
-            measured.approx_kl = divergence(self.client, known, config)
-        if measured.approx_kl > self.options.kl_warn:
-            self.warn(
-                f"step {step}: large policy change: the divergence from the policy that sampled reached "
-                f"{measured.approx_kl:.3g} nats a token, more than training.kl_warn={self.options.kl_warn:g}. A lower "
-                "rate, fewer ppo_epochs or a target_kl hold it down"
-            )
+        moved = self._moved(step, collected) if measured.updates else {}
         answers = answer_statistics(collected.all, self.reward.name)
         if self.algorithm.penalizes:
             answers["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
-        return {**answers, "rollout/waves": float(collected.waves), **measured.metrics()}
+        return {**answers, "rollout/waves": float(collected.waves), **measured.metrics(), **moved}
+
+    def _moved(self, step: int, collected: Collected) -> dict[str, float]:
+        """How far the updates took the policy from the one that sampled, by a forward pass over a few answers."""
+        known = [t for t in collected.batch if t.reward is not None]
+        few = known[:: max(1, len(known) // max(8, len(known) // 16))]
+        moved = divergence(self.client, few, loss_config(self.algorithm, self.client, self.params.temperature))
+        if moved > self.options.kl_warn and not self._told_of_change:
+            self._told_of_change = True
+            self.warn(
+                f"step {step}: large policy change: it ended {moved:.3g} nats a token from the policy that sampled, "
+                f"more than training.kl_warn={self.options.kl_warn:g}. A lower rate, fewer ppo_epochs or a target_kl "
+                "hold it down (said once; optim/kl_after has every step)"
+            )
+        return {"optim/kl_after": moved}
 
     def _check_gap(self, step: int, gap: float) -> None:
         trusted = self.params.temperature == 1 or getattr(self.client, "scores_at_temperature", False)
