@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlvr.cli import run
 from rlvr.config import load
 from rlvr.config.schema import configured
 from rlvr.tracking import Console
+from rlvr.training.errors import TrainingStopped
 from rlvr.training.journal import Journal
 from rlvr.training.loops import Loop
 
@@ -204,3 +206,29 @@ def test_a_reward_that_can_be_hacked_is_warned_of_unless_another_is_watched(toy:
         folder, _ = open_run(loaded, config)
         build(config, folder, lambda text: None, told.append)
         assert len([text for text in told if "can be hacked" in text]) == warnings, told
+
+
+def test_a_resume_without_the_reference_of_its_divergence_is_refused(toy: Path) -> None:
+    """Later weights are another reference: a run that took them for it would go on with other numbers."""
+    words = ("algorithm.kl_coef=0.01", "training.steps=20", "evaluation.tasks=6", "run.name=torn")
+    with pytest.raises(Killed):
+        attempt(*words, killed_at=10)
+    kept = toy / "runs" / "torn" / "checkpoints" / "reference"
+    kept.rename(toy / "elsewhere")
+    with pytest.raises(TrainingStopped, match=r"reference, .* damaged or missing .*; put it back"):
+        attempt(*words)
+    (toy / "elsewhere").rename(kept)
+    assert attempt(*words)["weights_sha256"]
+
+
+def test_a_control_run_does_not_stop_by_the_verifiers_verdicts(toy: Path) -> None:
+    """A pass rate that any policy reaches ends a run at its first look, and no control run."""
+    words = ("training.steps=6", "evaluation.tasks=6", "evaluation.every=2")
+    for control, steps in (("none", 2), ("random_reward", 6)):
+        composed = load(None, "toy.yaml", [*words, f"training.control={control}", f"run.name={control}"])
+        config = configured(composed)
+        config = replace(config, training=replace(config.training, until=0.001))
+        folder, _ = open_run(composed, config)
+        with Console() as console, Journal(folder) as journal:
+            Loop(build(config, folder, console.note, console.warn), journal, console).run()
+        assert len(rows(folder)) == steps
