@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "setup: installing what constraints.txt pins (a few minutes the first time)"
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e ".[dev,train,docs,mlflow,tensorboard]"
+	  -e ".[dev,train,docs,mlflow,tensorboard,judge,rules,math]"
 	@touch $@
 
 train: setup

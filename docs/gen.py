@@ -33,8 +33,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "training.control": ("none", "random_reward"),
     "training.optimizer.decay": _RATES,
     "sft.optimizer.decay": _RATES,
-    "curriculum.by": _LEVELS,
-    "sft.curriculum.by": ("uniform", "schedule"),
+    "curriculum.by": (*_LEVELS, "threshold", "tasks"),
+    "sft.curriculum.by": ("uniform", "schedule", "threshold", "tasks"),
     "algorithm.kl_in": ("reward", "loss"),
     "algorithm.entropy": ("sampled", "exact"),
 }

@@ -31,6 +31,7 @@ from rlvr.training import journal
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import evaluate, evaluation_params, heldout_split
 from rlvr.training.loops import Job
+from rlvr.training.start import is_model, model_and_tokenizer, start_folder
 from rlvr.training.step import Trainer, check_recipe
 
 EXTRA = "pip install 'rlvr[train]'"
@@ -127,6 +128,9 @@ def _model(config: Config, source: TaskSource) -> str:
     if config.client == "mock":
         return f"a table of token logits over {len(_vocabulary(config, source))} words, all weights (client=mock)"
     model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
+    if config.model.start_from:
+        place = start_folder(config.model.start_from)
+        model = str(place) if is_model(place) else f"{model} with the adapter {place}"
     return model + (f", LoRA rank {config.model.lora.rank}" if config.model.lora else ", all weights")
 
 
@@ -193,10 +197,11 @@ def build_engine(config: Config, source: TaskSource) -> Any:
     torch.set_num_threads(config.engine.threads or cores())
     options = config.model
     where = {"device": options.device, "dtype": options.dtype}
-    if options.name:
-        model = load_model(options.name, load_tokenizer(options.tokenizer or options.name), **where)
+    name, tokenizer = model_and_tokenizer(options.name, options.tokenizer, options.start_from)
+    if name:
+        model = load_model(name, load_tokenizer(tokenizer), **where)
     else:
-        if options.tokenizer in ("words", "characters"):
+        if options.tokenizer in ("words", "characters", "pieces"):
             words = getattr(source, "vocabulary", None)
             if not words:
                 raise ValueError(
@@ -255,8 +260,14 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
         warn(f"the reward {reward.name!r} can be hacked: {reward.entry.caution}")
     trackers = Trackers(config.tracking, folder, folder.name, read(folder / "resolved.yaml"), warn)
     client = build_client(config, source, folder / "checkpoints", say, warn)
+    if config.model.start_from and config.client == "local" and not is_model(start_folder(config.model.start_from)):
+        from rlvr.engine.checkpoint import load_adapter
+
+        load_adapter(start_folder(config.model.start_from), client.policy)
     check_prompts(config, source, client.get_tokenizer())
     curriculum = Curriculum(source, config.curriculum, config.seed)
+    for text in curriculum.advice() if config.training.mode == "rlvr" else ():
+        warn(text)
     trainer = Trainer(
         client,
         source,

@@ -1,8 +1,10 @@
-"""The command line: `rlvr train`, `evaluate`, `doctor`, `config`. Each command is a thin walk through `rlvr.build`.
+"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `doctor`, `config`. Each command is a thin walk.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr evaluate runs/arithmetic
+    rlvr verify answers.jsonl --reward code --out verdicts.jsonl
+    rlvr audit --reward code --attack
     rlvr doctor runs/arithmetic
     rlvr config --config-name=gsm8k model.name=./my-model
 
@@ -107,6 +109,62 @@ def evaluate(
         console.close()
         console.note(evaluation_table(result))
     typer.echo(json.dumps(result, indent=2))
+
+
+RewardName = Annotated[str, typer.Option("--reward", help="A reward by name, or package.module:function.")]
+RewardOptions = Annotated[list[str] | None, typer.Option("--reward-option", help="One of its options: key=value.")]
+
+
+@app.command()
+def verify(
+    answers: Annotated[Path, typer.Argument(help="JSON lines or one JSON list, gzipped or not.")],
+    reward: RewardName,
+    out: Annotated[Path | None, typer.Option("--out", help="Verdicts; without it they go to standard output.")] = None,
+    response_field: Annotated[str | None, typer.Option("--response-field", help="Where a row has its answer.")] = None,
+    reward_option: RewardOptions = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="At a time; one per core by default.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first N rows.")] = None,
+) -> None:
+    """Grade a file of answers, one verdict per row; the same command goes on where a stopped one was.
+
+    rlvr verify answers.jsonl --reward code --reward-option timeout_s=10 --out verdicts.jsonl
+    """
+    from rlvr.audit.answers import Grader, Progress, grade
+    from rlvr.audit.options import reward_options
+
+    grader = Grader(reward, reward_options(reward_option or []), workers)
+    tally = grade(answers, grader, out, field=response_field, limit=limit, say=_print, progress=Progress())
+    _print(tally.table())
+
+
+@app.command()
+def audit(
+    reward: RewardName,
+    attack: Annotated[bool, typer.Option("--attack", help="Try the hack suite on a verifier of code.")] = False,
+    labelled: Annotated[str | None, typer.Option("--labelled", help="Rows with labels, or builtin.")] = None,
+    tier: Annotated[list[str] | None, typer.Option("--tier", help="Of the sandbox; all that work by default.")] = None,
+    category: Annotated[list[str] | None, typer.Option("--category", help="Of attacks; all by default.")] = None,
+    against: Annotated[list[str] | None, typer.Option("--against", help="A second verifier on the same rows.")] = None,
+    reward_option: RewardOptions = None,
+    show: Annotated[int, typer.Option("--show", help="How many wrong rows are shown.")] = 10,
+    workers: Annotated[int | None, typer.Option("--workers", help="Attacks at a time.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All of it as JSON.")] = None,
+) -> None:
+    """Measure a verifier: on labelled rows its error rates, by the hack suite what it accepts and lets out.
+
+    rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
+
+    rlvr audit --reward code --attack --json audit.json      (exit code 1 where anything got away)
+    """
+    from rlvr.audit.options import Audit, reward_options
+    from rlvr.tracking import readable_lines
+
+    options = reward_options(reward_option or [])
+    asked = Audit(reward, options, tier or [], against or [], workers, show, category or [])
+    text, failed = asked.run(attack, labelled, json_file, _print)
+    typer.echo(readable_lines(_masked(text)))
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()

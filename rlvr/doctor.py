@@ -6,12 +6,10 @@ check of the installation alone. Exercised by `python -m pytest tests/test_docto
 
 from __future__ import annotations
 
-import ctypes
 import json
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -24,20 +22,13 @@ from typing import Any
 
 import rlvr
 from rlvr.build import cores
+from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
 from rlvr.tracking import readable
 from rlvr.tracking.console import shown
 from rlvr.training.loops import RunOptions
 from rlvr.training.signal import WINDOW, findings, rl_rows, stalled, told
 
 NEEDED, ROOM = 0.1, 2.0  # GB free: less than the first stops a run at its first checkpoint, less than the second soon
-
-# Creates the namespaces that keep an answer's code from files, network and other processes, in a process of its own.
-_UNSHARE = (
-    "import ctypes, os, sys\n"
-    "libc = ctypes.CDLL(None, use_errno=True)\n"
-    "flags = 0x10000000 | 0x20000 | 0x40000000 | 0x20000000 | 0x8000000 | 0x4000000\n"  # user mount net pid ipc uts
-    "sys.exit(0 if libc.unshare(flags) == 0 else ctypes.get_errno())\n"
-)
 
 
 @dataclass(frozen=True)
@@ -156,44 +147,21 @@ def _torch() -> Iterator[Check]:
 
 
 def _sandbox() -> Check:
-    """Which walls this system would allow around code that a model wrote."""
+    """Which tiers of the sandbox work: each is started, tries to break out of itself, and is closed again."""
     if sys.platform != "linux":
         return Check("note", "isolation", f"none known on {platform.system()}: code of a model must not be run here")
-    namespaces, landlock, seccomp = _namespaces(), _landlock_abi(), _seccomp()
-    parts = [
-        "namespaces" if namespaces else "no namespaces for this user",
-        f"landlock ABI {landlock}" if landlock else "no landlock",
-        "seccomp" if seccomp else "no seccomp",
-    ]
-    if namespaces and seccomp:
-        return Check("ok", "isolation", f"namespaces ({', '.join(parts)})")
-    if landlock and seccomp:
-        return Check("ok", "isolation", f"landlock ({', '.join(parts)})")
-    return Check("note", "isolation", f"none ({', '.join(parts)}): code of a model must not be run here")
-
-
-def _namespaces() -> bool:
-    try:
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", _UNSHARE], capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
-
-
-def _landlock_abi() -> int:
-    """The version of Landlock that the kernel speaks, 0 for none. The call's number is the same on every architecture
-    (https://docs.kernel.org/userspace-api/landlock.html)."""
-    try:
-        return max(0, ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
-    except (OSError, AttributeError):
-        return 0
-
-
-def _seccomp() -> bool:
-    try:
-        return ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) >= 0  # PR_GET_SECCOMP
-    except (OSError, AttributeError):
-        return False
+    works: list[str] = []
+    refused: list[str] = []
+    for tier in TIERS:
+        try:
+            with Sandbox((tier,), workers=1):
+                works.append(tier)
+        except NoTier as error:
+            refused.append(str(error).partition(". ")[0])
+    if not works:
+        return Check("note", "isolation", f"none, so code of a model cannot be run here: {'; '.join(refused)}")
+    beside = f", {works[1]} too" if works[1:] else f" ({'; '.join(refused)})" if refused else ""
+    return Check("ok", "isolation", f"{works[0]}{beside}; their self-test found no way out")
 
 
 def _disk(root: Path) -> Check:

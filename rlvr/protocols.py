@@ -373,6 +373,10 @@ class TaskSource(Protocol):
     sees the same tasks. `heldout(count)` gives the same evaluation tasks every time, none of which `train` ever
     yields. `env(task, tokenizer)` opens a fresh episode. `demonstration(task, key)` is a completion to imitate in
     the supervised warm-up (without end token), or None where the source has none.
+
+    A source may also have `beside(count)`: further held-out sets of `count` tasks each, by name, such as
+    `{"held-out families": [...]}`. They are evaluated before and after and reported beside the others, and nothing is
+    decided by them.
     """
 
     levels: tuple[str, ...]

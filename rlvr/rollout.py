@@ -47,6 +47,7 @@ class _Episode:
     logprobs: list[float] = field(default_factory=list[float])
     mask: list[int] = field(default_factory=list[int])
     stop_reason: StopReason | None = None
+    turn: int = 0  # where in `tokens` the policy's last turn begins
     end_tokens: int = 0  # how many of the last tokens only say that the answer is over
     fingerprints: list[str] = field(default_factory=list[str])
     unscored: bool = False
@@ -165,6 +166,7 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
 
 
 async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:
+    episode.turn = len(episode.tokens)
     episode.tokens += answer.tokens
     if answer.logprobs is None:
         episode.unscored = True  # never made up: such a trajectory can be judged and cannot train
@@ -202,6 +204,7 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
         prompt_tokens=episode.prompt,
         # Only what ended the answer is hidden: a special token inside it stays visible to verifiers.
         response=tokenizer.decode(shown, skip_special_tokens=False),
+        answer=tokenizer.decode(shown[episode.turn :], skip_special_tokens=False) if episode.turn else None,
         response_tokens=tokens,
         logprobs=[] if episode.unscored else episode.logprobs,
         action_mask=episode.mask,

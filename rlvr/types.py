@@ -92,10 +92,12 @@ class Trajectory:
     Shapes: `prompt_tokens` [P], `response_tokens`, `logprobs` and `action_mask` [R], `attention_mask` [P + R].
     `action_mask` is 1 where the policy sampled the token and 0 where the environment wrote it (an empty mask given to
     the constructor means all ones); `logprobs` are nats at the sampling temperature, 0 where the mask is 0.
-    `penalty` is what an algorithm takes off the reward before the advantage (a KL penalty, an overlong one): the reward
-    itself stays what the verifiers said. `reference_logprobs` [R] are those under a reference policy, where asked for.
-    `reward` is 0.0 until scored and None after a verifier error or an invalid task: then the trajectory enters no
-    statistic and no gradient. A text-only endpoint leaves the token fields empty; such a trajectory cannot train.
+    `answer` is what verifiers judge: the policy's last turn, where an environment spoke in between (its words are no
+    answer), and None for the whole response. `penalty` is what an algorithm takes off the reward before the advantage
+    (a KL penalty, an overlong one): the reward itself stays what the verifiers said. `reference_logprobs` [R] are those
+    under a reference policy, where asked for. `reward` is 0.0 until scored and None after a verifier error or an
+    invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint leaves the token fields
+    empty; such a trajectory cannot train.
     """
 
     prompt: str
@@ -118,6 +120,7 @@ class Trajectory:
     policy_fingerprint: str = ""
     penalty: float = 0.0
     reference_logprobs: list[float] = field(default_factory=list[float])
+    answer: str | None = None
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

@@ -52,14 +52,43 @@ SMALLER = {
         "evaluation.quick_tasks=4",
         "run.checkpoint_every=1",
     ],
+    "mini_mbpp": [
+        *WARM_UP,
+        *STEPS,
+        *LOOKS,
+        "training.num_minibatches=1",
+        "evaluation.every=0",
+        "evaluation.quick_tasks=4",
+    ],
     "gsm8k": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"],
+    "mbpp": [
+        *STEPS,
+        *LOOKS,
+        "evaluation.k=2",
+        "rollout.max_tokens=8",
+        "env.kwargs.few_shot=0",
+        "num_train_problems=8",
+        "engine.threads=1",
+    ],
     "train_rlvr": ["max_steps=2", *LOOKS],
     "train_rlvr_model": [*WARM_UP, *PARTS],
     "train_rlvr_large": [*WARM_UP, *PARTS],
     "train_rlvr_test": [*WARM_UP, *PARTS],
 }
 OWN = [*STEPS, *LOOKS, "engine.threads=1"]  # a config that a page itself wrote
-SCRIPTS = {"examples/grpo_from_scratch.py": ["--steps", "2"]}
+SCRIPTS = {
+    "examples/grpo_from_scratch.py": ["--steps", "2"],
+    "examples/rlvr_train.py": [
+        "num_iterations=2",
+        "problems_per_iteration=2",
+        "num_train_problems=8",
+        "max_tokens=8",
+        "env.kwargs.few_shot=0",
+        *LOOKS,
+        "evaluation.k=2",
+        "engine.threads=1",
+    ],
+}
 CONFIGURED = ("examples/run_rlvr.py", "rlvr/run_rlvr.py")  # scripts that take a config's name, by default this one:
 DEFAULT = "train_rlvr_model"
 COMMANDS = ("rlvr", "python", "python3", "make", "pip")

@@ -6,6 +6,7 @@ import pytest
 
 from rlvr.envs import resolve_environment
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
+from rlvr.types import Task
 
 RPN = resolve_environment("rpn_arithmetic")
 
@@ -45,7 +46,7 @@ def test_a_restored_curriculum_goes_on_with_the_next_tasks() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "hardness"}, "expected uniform, pass_rate or schedule"),
+        ({"by": "hardness"}, "expected uniform, tasks, pass_rate, schedule or threshold"),
         ({"by": "schedule"}, "belong together"),
         ({"by": "schedule", "schedule": [(0, {"1": -1.0})]}, "not all 0"),
         ({"by": "schedule", "schedule": [(5, {"1": 1.0})]}, "must start at 0"),
@@ -59,3 +60,60 @@ def test_options_that_do_not_fit_say_why(options: dict[str, object], message: st
 def test_a_schedule_with_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="no level"):
         Curriculum(RPN, CurriculumOptions(by="schedule", schedule=[(0, {"9": 1.0})]), seed=1)
+
+
+class Problems:
+    """A source of problems with 3, 4 and 9 tests: 30, 10 and 5 of them."""
+
+    levels = ("3", "4", "9")
+    sizes = {"3": 30, "4": 10, "9": 5}  # noqa: RUF012
+
+    def size(self, level: str) -> int:
+        return self.sizes[level]
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        return Task(f"{level}-{index}", "", {}, level)
+
+
+class OneLevel(Problems):
+    levels = ("3",)
+
+
+def test_a_threshold_opens_levels_as_steps_go_by_and_draws_every_open_task_alike() -> None:
+    """Seed 001: problems with at most min(10, 3 + iteration // 5) tests."""
+    curriculum = Curriculum(Problems(), CurriculumOptions(by="threshold"), seed=1)  # type: ignore[arg-type]
+    opened = {
+        step: [level for level, w in zip("349", curriculum.weights(step), strict=True) if w] for step in range(60)
+    }
+    for step, levels in opened.items():
+        assert levels == [level for level in "349" if int(level) <= min(10, 3 + step // 5)]
+    assert opened[29] == ["3", "4"] and opened[30] == ["3", "4", "9"]
+    drawn = [task.level for task in curriculum.tasks(4500, step=40)]
+    assert [drawn.count(level) / 4500 for level in "349"] == pytest.approx([30 / 45, 10 / 45, 5 / 45], abs=0.02)
+    assert curriculum.advice() == []
+
+
+def test_by_tasks_draws_every_task_alike_whatever_its_level() -> None:
+    drawn = [t.level for t in Curriculum(Problems(), CurriculumOptions(by="tasks"), seed=1).tasks(4500, step=0)]  # type: ignore[arg-type]
+    assert [drawn.count(level) / 4500 for level in "349"] == pytest.approx([30 / 45, 10 / 45, 5 / 45], abs=0.02)
+    with pytest.raises(ValueError, match="makes its tasks and has no number of them"):
+        Curriculum(RPN, CurriculumOptions(by="tasks"), seed=1)
+
+
+def test_a_threshold_that_nothing_is_above_is_warned_of_and_one_below_everything_refused() -> None:
+    """On full MBPP every problem has three tests."""
+    options = CurriculumOptions(by="threshold", first=9)
+    (told,) = Curriculum(Problems(), options, seed=1).advice()  # type: ignore[arg-type]
+    assert "changes nothing here" in told and "levels 3, 4, 9" in told
+    (told,) = Curriculum(Problems(), CurriculumOptions(by="threshold", highest=8), seed=1).advice()  # type: ignore[arg-type]
+    assert "never opens the levels 9" in told
+    assert Curriculum(Problems(), CurriculumOptions(by="pass_rate"), seed=1).advice() == []  # type: ignore[arg-type]
+    for by in ("threshold", "pass_rate"):  # one level: neither can choose, and neither is praised
+        (told,) = Curriculum(OneLevel(), CurriculumOptions(by=by), seed=1).advice()  # type: ignore[arg-type]
+        assert f"by={by} changes nothing here" in told and "may help" not in told
+    with pytest.raises(ValueError, match="no level is at most first=2"):
+        Curriculum(Problems(), CurriculumOptions(by="threshold", first=2), seed=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the level '' is no number"):
+        Curriculum(resolve_environment("toy"), CurriculumOptions(by="threshold"), seed=1)
+    with pytest.raises(ValueError, match="expected every >= 1"):
+        CurriculumOptions(by="threshold", every=0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from code_rows import mbpp_file
 from doc_pages import ROOT, blocks, run_page, trainings
 
 from rlvr.algorithms import ALGORITHMS
@@ -93,6 +94,7 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
     for split, part in (("train", rows[:14]), ("test", rows[14:])):
         (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     tasks = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(5)]
+    mbpp_file(folder)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     if any("model" in block.text for block in blocks(request.node.callspec.params["page"])):
         hub = request.getfixturevalue("model")

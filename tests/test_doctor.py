@@ -15,6 +15,7 @@ import pytest
 
 from rlvr.cli import run
 from rlvr.doctor import Check, extras, installation, report, verdict
+from rlvr.sandbox.supervisor import NoTier, Sandbox
 
 ROOT = Path(__file__).parents[1]
 
@@ -160,13 +161,15 @@ def test_a_folder_that_cannot_be_written_to_fails(tmp_path: Path):
     assert check.state == "fails" and "cannot write" in check.said
 
 
-def test_isolation_is_what_this_kernel_really_grants():
-    """Where the report says namespaces, util-linux can make them too; where it says Landlock, the kernel lists it."""
+def test_isolation_is_what_the_sandbox_itself_proves_here():
+    """The tier that is named first is the one that a Sandbox takes; where none is, a Sandbox refuses to be made."""
     [check] = [c for c in installation() if c.name == "isolation"]
-    assert check.said.startswith(("namespaces", "landlock", "none"))
-    modules = Path("/sys/kernel/security/lsm")
-    if modules.exists():
-        assert ("no landlock" not in check.said) == ("landlock" in modules.read_text())
+    if check.state == "ok":
+        with Sandbox(workers=1) as sandbox:
+            assert check.said.startswith(sandbox.tier) and "no way out" in check.said
+    else:
+        with pytest.raises(NoTier):
+            Sandbox(workers=1)
 
 
 def test_extras_are_read_from_the_package_and_not_restated(tmp_path: Path):

@@ -78,7 +78,7 @@ def test_a_full_checkpoint_loads_in_transformers(kind: str, client: Callable[...
     path = trainer.save_state("a").result().path
     ours = trainer.create_sampling_client().compute_logprobs(ModelInput([1, 2, 3, 4])).result()
     theirs = AutoModelForCausalLM.from_pretrained(path).eval()
-    assert ours[1:] == pytest.approx(plain_logprobs(theirs, [1], [2, 3, 4]), abs=1e-6)
+    assert ours[1:] == pytest.approx(plain_logprobs(theirs, [1], [2, 3, 4]), abs=1e-5)
     text = "<boe> 3 5 + <eoe>"
     assert AutoTokenizer.from_pretrained(path).encode(text) == tokenizer.encode(text)
     assert {p.suffix for p in Path(path).iterdir()} <= {".json", ".safetensors", ".jinja"}

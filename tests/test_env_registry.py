@@ -15,7 +15,11 @@ def test_the_built_in_environments_are_registered():
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("rpn_aritmetic", {}, r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: gsm8k"),
+        (
+            "rpn_aritmetic",
+            {},
+            r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: code, gsm8k",
+        ),
         ("rpn_arithmetic", {"modulus": 7}, "does not take 'modulus'; it takes: p, operators"),
         ("rpn_arithmetic", {"p": 1}, "p=1, expected an integer from 2"),
         ("rpn_arithmetic", {"operators": ["/"]}, r"operators=\['/'\], expected a list of different ones of"),

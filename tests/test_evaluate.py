@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from rlvr.training.evaluate import (
     EvaluationOptions,
     TaskResult,
     average,
+    beside,
     compare,
     evaluate,
     heldout_split,
@@ -171,6 +173,28 @@ def test_only_tasks_that_both_sides_judged_are_compared() -> None:
     summary = compare(before, after)
     assert summary["baseline"]["pass@1"]["value"] == summary["final"]["pass@1"]["value"] == 1.0
     assert summary["tasks"] == 1 and summary["unjudged"] == 4
+
+
+def test_other_held_out_sets_are_a_quarter_as_large_and_empty_ones_are_left_out() -> None:
+    class Offers(Letters):
+        def beside(self, count: int) -> dict[str, list[Task]]:
+            return {"first": self.heldout(None) * count, "none": []}
+
+    assert {name: len(tasks) for name, tasks in beside(Offers(), EvaluationOptions(tasks=9)).items()} == {"first": 4}
+    assert beside(Letters(), EvaluationOptions()) == {}
+
+
+def test_other_held_out_sets_are_compared_by_themselves_and_change_no_other_number() -> None:
+    before, after = evaluation([1] * 30), evaluation([2] * 30)
+    other = {"families": evaluation([0] * 6)}, {"families": evaluation([4] * 6)}
+    with_other = [replace(e, beside=o) for e, o in zip((before, after), other, strict=True)]
+    summary = compare(*with_other)
+    assert summary["beside"]["families"]["final"]["pass@1"]["value"] == 1.0
+    assert summary["beside"]["families"]["tasks"] == 6 and summary["beside"]["families"]["p_value"] == 2 / 64
+    assert summary | {"beside": {}} == compare(before, after)
+    assert Evaluation.from_json(with_other[1].to_json()) == with_other[1]
+    with pytest.raises(ValueError, match="not a stored evaluation"):
+        Evaluation.from_json({**before.to_json(), "beside": [1]})
 
 
 @pytest.mark.parametrize(("moved", "exact"), [(1, 1.0), (2, 0.5), (3, 0.25), (6, 2 / 64)])

@@ -21,7 +21,7 @@ FLOORS = {
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
     **dict.fromkeys(("toy", "training"), 5),
     **dict.fromkeys(("build", "config"), 6),
-    **dict.fromkeys(("doctor", "service"), 7),
+    **dict.fromkeys(("audit", "doctor", "service"), 7),
     "cli": 8,
     "run_rlvr": 9,
 }

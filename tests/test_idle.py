@@ -30,6 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "algorithm.overlong_penalty=0.5", "overlong_buffer is not given"),
         ("", "baseline_decay=0.9", "keeps no moving average"),
         ("", "experiment_name=x", "tracking.mlflow is false"),
+        ("", "curriculum.highest=4", "curriculum.by is not threshold"),
         ("", "tracking.mlflow_uri=x", "tracking.mlflow is false"),
         ("", "algorithm.beta=0.1", "has no beta"),
         ("", "training.refill=1 algorithm.name=reinforce", "keeps every group"),

@@ -56,6 +56,7 @@ def test_a_history_that_grows_is_one_trajectory_whose_mask_says_who_wrote_what()
     assert t.prompt_tokens == [PROMPT]
     assert t.response_tokens == [A, 0, FEEDBACK, B, C, 0]
     assert t.action_mask == [1, 1, 0, 1, 1, 1]
+    assert (t.response, t.answer) == ("a <end> feedback b c", "b c")  # verifiers judge what the policy said last
     assert t.reward == 1.25
     assert sampler.prompts == [[PROMPT], [PROMPT, A, 0, FEEDBACK]]
 

@@ -325,10 +325,10 @@ def test_a_worker_that_cannot_be_started_is_not_told_as_a_fault_of_the_pattern(t
     """Neither where the reward is made nor where it judges."""
     process = script(f"""
 from rlvr.reward import resolve_reward
-from rlvr.reward.text import _matcher
+from rlvr.reward.pattern import matcher
 from rlvr.types import Trajectory
 reward = resolve_reward("format_compliance", required_format="regex", pattern="a")
-_matcher().close()
+matcher().close()
 {trouble}
 (score,) = reward.score([Trajectory("p", [1], "a", [2])])
 print(score.value, score.reason, score.detail)

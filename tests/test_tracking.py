@@ -276,7 +276,7 @@ FINAL RESULTS
 ==================================================================================
 Metric                Baseline                RLVR                    Improvement
 ----------------------------------------------------------------------------------
-pass@1                8.0% [7.0, 9.0]         42.0% [40.0, 44.0]      +34.0pp
+Pass Rate (pass@1)    8.0% [7.0, 9.0]         42.0% [40.0, 44.0]      +34.0pp
 pass@8                30.0% [28.0, 32.0]      25.0% [20.0, 30.0]      -5.0pp
 Mean Reward           -0.150 [-0.200, -0.100] 0.550 [0.500, 0.600]    +0.700
 pass@1, level 1       10.0% [0.0, 20.0]       100.0% [95.0, 100.0]    +90.0pp
@@ -320,6 +320,14 @@ def test_the_table_says_what_trained_and_how_many_answers_no_number_counts():
 def test_the_table_needs_only_the_two_estimates_and_the_test():
     text = final_table({k: SUMMARY[k] for k in ("baseline", "final")} | {"p_value": 1e-9})
     assert "p < 0.0001, [95% interval]\n" in text and "level" not in text
+
+
+def test_other_held_out_sets_have_a_row_each_and_a_long_name_widens_the_table():
+    text = final_table(SUMMARY | {"beside": {"held-out families": SUMMARY}})
+    lines, plain = text.splitlines(), TABLE.splitlines()
+    assert lines[-4] == "pass@1, held-out families  8.0% [7.0, 9.0]         42.0% [40.0, 44.0]      +34.0pp"
+    assert lines[5] == plain[5].replace("(pass@1)    ", "(pass@1)         ") and len(lines[0]) == len(plain[0]) + 5
+    assert final_table(SUMMARY | {"beside": {}}) == TABLE
 
 
 def test_the_table_is_the_last_thing_shown():

@@ -80,6 +80,9 @@ def without_effect(config: Config) -> Idle:
         idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "until", "optimizer", "curriculum")]
     if config.curriculum.by != "pass_rate":
         idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
+    if config.curriculum.by != "threshold":
+        opens = ("first", "every", "highest")
+        idle += [(f"curriculum.{key}", "curriculum.by is not threshold") for key in opens]
     if config.evaluation.every == 0:
         idle.append(("training.until", "evaluation.every is 0: nothing looks at held-out tasks"))
     if config.sft.until == 0:

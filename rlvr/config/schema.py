@@ -29,7 +29,9 @@ from rlvr.training.step import TrainingOptions
 class ModelOptions:
     """`name` is a local folder or hub name; without it `config` builds a model from random weights.
 
-    `tokenizer` is a folder or hub name, or `words` / `characters` for one built from the environment's vocabulary.
+    `start_from` is where the weights start instead: a run or checkpoint of ours, a model folder or a peft adapter.
+    `tokenizer` is a folder or hub name, or `words`, `characters` or `pieces` for one built from the
+    environment's vocabulary.
     `lora` trains an adapter instead of all weights. `device` and `dtype`: auto, or cpu, cuda, float32, bfloat16.
     """
 
@@ -39,6 +41,7 @@ class ModelOptions:
     device: str = "auto"
     dtype: str = "auto"
     lora: LoraConfig | None = None
+    start_from: str | None = None
 
     def __post_init__(self) -> None:
         if self.name and self.config:
@@ -125,7 +128,7 @@ class Config:
             raise ValueError(f"seed={said}; expected a whole number from 0 to 2**63 - 1")
         if self.client not in ("local", "mock"):
             raise ValueError(f"client={self.client!r}; expected local or mock")
-        if self.client == "local" and not (self.model.name or self.model.config):
+        if self.client == "local" and not (self.model.name or self.model.config or self.model.start_from):
             raise ValueError(
                 "model: neither of name and config given; name a folder or hub model, or describe one to build"
             )

@@ -112,7 +112,10 @@ TABLE: tuple[Spelling, ...] = (
     *_words("normalize_advantages", "~normalize_advantages", "centre and scale over the batch (batch_normalized)"),
     *_words("mask_truncated_completions mask_truncated", "algorithm.mask_truncated", "answers cut short teach nothing"),
     *_words("lora_rank", "model.lora.rank", "train an adapter of this rank"),
+    *_words("base_model", "model.name", "a model's folder or hub name"),
+    *_words("start_from_checkpoint", "model.start_from", "weights to start from: a run, checkpoint, model or adapter"),
     # tasks and rewards
+    *_words("num_train_problems", "env.kwargs.num_train_problems", "train on the first so many problems"),
     *_words("complexity_range", "env.kwargs.complexity", "[lowest, highest] complexity of arithmetic problems"),
     *_words("reward_type", "reward.type", "a reward by name"),
     *_words("boxed_weight", "reward.kwargs.boxed_weight", "weight of the format in the reward combined"),

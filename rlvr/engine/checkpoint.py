@@ -86,6 +86,38 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
         _load_optimizer(policy, state, steps)
 
 
+def load_adapter(folder: Path, policy: Policy) -> None:
+    """Start a policy's adapter from one in peft's format, ours or another's; ValueError where they are not alike."""
+    if policy.lora is None:
+        raise ValueError(f"{folder} is an adapter, and all weights are trained here: set model.lora, or merge it first")
+    told = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
+    given, own = (told.get("r"), told.get("lora_alpha")), (policy.lora.rank, policy.lora.alpha)
+    if given != own or told.get("use_dora") or told.get("use_rslora"):
+        raise ValueError(
+            f"adapter {folder} has rank {given[0]}, alpha {given[1]}, and here model.lora has rank {own[0]}, alpha "
+            f"{own[1]:g}; make them alike (variants such as DoRA and rsLoRA are not known here)"
+        )
+    try:
+        stored = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"adapter {folder} cannot be read: {error}") from error
+    stored = {key.removeprefix(PEFT_PREFIX): value for key, value in stored.items()}
+    for key in (stored.keys() ^ policy.parameters.keys()) or ():
+        whose = "the adapter has it and the policy not" if key in stored else "the policy has it and the adapter not"
+        raise ValueError(f"adapter {folder} does not fit this model: {key}: {whose}; see model.lora.targets")
+    for key, p in policy.parameters.items():
+        if stored[key].shape != p.shape:
+            raise ValueError(
+                f"adapter {folder} does not fit this model: {key} has shape {list(stored[key].shape)}, expected "
+                f"{list(p.shape)}"
+            )
+    policy.about_to_change()
+    with torch.no_grad():
+        for key, p in policy.parameters.items():
+            p.copy_(stored[key])
+            policy.masters[key].copy_(stored[key])
+
+
 def saved_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
     """The saved weights as a view beside the live ones: to sample from them, or to be the reference of a KL."""
     weights, counters = _read(folder, policy, model)

@@ -43,6 +43,9 @@ class LanguageModel:
         self.context = int(
             getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 30
         )
+        # Where an environment that adds to a conversation reads how much room there is.
+        if (longest := getattr(self.tokenizer, "model_max_length", None)) is not None:
+            self.tokenizer.model_max_length = min(longest, self.context)
         # Rows of the embedding: ids at or above it are not tokens.
         self.vocabulary = int(self.module.get_input_embeddings().weight.shape[0])
         # transformers takes its scaled-dot-product attention where the model has it; the plain one adds its masks.

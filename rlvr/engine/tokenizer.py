@@ -1,8 +1,8 @@
 """Tokenizers: `transformers`' own for a model folder or hub name, or a small one built on the spot.
 
 A built one is an ordinary `PreTrainedTokenizerFast` (saved beside the weights, loadable by `AutoTokenizer`): one token
-a word, split at blanks, or one token a character. Its vocabulary is what the environment can say, so nothing is ever
-unknown; a word outside it is an error, not `<unk>`.
+a word, split at blanks, one token a character, or pieces of source code. Its vocabulary is what the environment can
+say, so nothing is ever unknown; a word outside it is an error, not `<unk>`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+KINDS = ("words", "characters", "pieces")
+# A line break with its indentation; else a word, a letter in quotes, a digit or a run of symbols, each with the blank
+# before it. What a program takes over from its problem is then mostly one token, and not the one that data have.
+PIECE = r"\n *| ?[A-Za-z_]+|'\w'|,? ?\d| ?[^\w\s']+|\s|."
+
 
 def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str) -> Any:
-    """A tokenizer with ids in the order of `vocabulary`; `kind` is `words` or `characters`.
+    """A tokenizer with ids in the order of `vocabulary`; `kind` is one of `KINDS`.
 
     `end` and `pad` are added at the end where the vocabulary lacks them. Text comes back as it went in: words joined
-    by one blank, characters joined by nothing.
+    by one blank, characters and pieces joined by nothing. A piece that the vocabulary lacks becomes the longest ones
+    it has, from the left, so a vocabulary with every single character can say anything.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = list(dict.fromkeys([*vocabulary, *(w for w in (end, pad) if w not in vocabulary)]))
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=None))
+    ids = {word: i for i, word in enumerate(words)}
+    core = Tokenizer(models.WordLevel(ids, unk_token=None))
     if kind == "words":
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     elif kind == "characters":
         core.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
         core.decoder = decoders.Fuse()
+    elif kind == "pieces":
+        core = Tokenizer(models.WordPiece(ids, continuing_subword_prefix="", max_input_chars_per_word=1000))
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
+        core.decoder = decoders.Fuse()
     else:
-        raise ValueError(f"model.tokenizer: {kind!r} is not a kind of built tokenizer; expected words or characters")
+        raise ValueError(f"model.tokenizer: {kind!r} is not a kind of built tokenizer; expected {', '.join(KINDS)}")
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token=end, pad_token=pad, clean_up_tokenization_spaces=False
     )

@@ -32,27 +32,25 @@ def jsonl(
     stand on both sides; in a small file at least one prompt. `heldout_fraction=0` holds out nothing.
     `answer_field=None` is for rewards that need none.
     """
-    if not 0 <= heldout_fraction < 1:
-        raise ValueError(f"jsonl: heldout_fraction={heldout_fraction!r}, expected from 0 to below 1")
     fields = (prompt_field, answer_field, level_field, demonstration_field)
     tasks = list(_tasks(path, "", *fields))
     if heldout_path is not None:
         heldout = list(_tasks(heldout_path, "heldout:", *fields))
     else:
-        heldout = _share(tasks, heldout_fraction, path)
+        heldout = held_share(tasks, heldout_fraction, path)
     return RowSource(f"jsonl {path}", tasks, heldout, reward, demonstration_field)
 
 
-def _share(tasks: list[Task], fraction: float, path: str) -> list[Task]:
+def held_share(tasks: list[Task], fraction: float, path: str) -> list[Task]:
     """The tasks whose prompt hashes below the fraction; where there are none, those of the lowest hash."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"heldout_fraction={fraction!r}, expected from 0 to below 1")
     if fraction == 0:
         return []
     keys = [prompt_key(task.prompt) for task in tasks]
     lowest = min(keys)
     if max(keys) == lowest:
-        raise ValueError(
-            f"jsonl: {path} has one prompt only; set heldout_path, or heldout_fraction=0 for no evaluation"
-        )
+        raise ValueError(f"{path} has one prompt only; set heldout_path, or heldout_fraction=0 for no evaluation")
     # The highest hash always stays in training, so that a small file is never held out whole.
     below = min(max(int(fraction * 2**63), lowest + 1), max(keys))
     return [task for task, key in zip(tasks, keys, strict=True) if key < below]

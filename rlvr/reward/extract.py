@@ -1,18 +1,25 @@
 """The final answer in a text, and numbers exactly. Linear time under a length cap: the text is a model's, so hostile.
 
-No float, no unbounded `int()`, no exponent, no `eval`; ASCII digits only. Full mathematics (roots, units, sets,
-intervals) is not here. `python -m pytest tests/test_reward_math.py` exercises it.
+`find_answer` finds the text that a solution ends on; `final_answer` the number. No float, no unbounded `int()`, no
+`eval`; ASCII digits only. What an answer means (roots, units, sets, intervals) is `rlvr.reward.math`'s business.
+`python -m pytest tests/test_reward_arithmetic.py tests/test_math_extract.py` exercises it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_TEXT = 100_000  # characters looked at, from the end: that is where a final answer stands
 MAX_ANSWER = 200  # characters of an extracted answer
 MAX_DIGITS = 100  # of one number
+MAX_FORMULA = 1_000  # characters of an answer that is no mere number
+MAX_BOXES = 1_000  # that are looked at, from the end
+PLACES = ("boxed", "hash", "answer_is", "last_line", "whole")
+MANY_BOXES = ("last", "first", "agree", "join")
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(rf"([+-]?)\s?\$?\s?([+-]?)({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:\s?/\s?([0-9]+))?\s?%?")
@@ -22,6 +29,10 @@ _ANSWER_IS = re.compile(r"answer is\b[\s:=*$\\(\[]{0,8}", re.IGNORECASE | re.ASC
 _ENDS = re.compile(
     r"(?:\*\*|\\[)\]]|[$)\]}\"'.,;:!?])*(?:$|(?=[A-Za-z]{2})|\s(?!\s*(?:[+*/^=<>]|-\s*[0-9(])))", re.ASCII
 )
+_ANSWER = re.compile(r"(?:answer|result) (?:is|are|was)\b|\banswer\s{0,3}:", re.IGNORECASE | re.ASCII)
+_STOP = re.compile(r"\.(?:\s|$|\*)|,? (?:because|since|as|which|so|where|for|after|when)\b|[;!?](?:\s|$)")
+_GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,]|and\b|or\b|\$|\\)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
 _TEX = (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ""), ("\\!", ""), ("\u2212", "-"))
 
 
@@ -38,6 +49,12 @@ def parse_number(text: str) -> Fraction | None:
     return _value(found) if found else None
 
 
+def exact_decimal(digits: str) -> Fraction:
+    """ASCII digits with at most one period, exactly. Whoever calls it has capped their number."""
+    whole, _, decimals = digits.partition(".")
+    return Fraction(int((whole + decimals) or "0"), 10 ** len(decimals))
+
+
 def final_answer(text: str) -> Fraction | None:
     """The number a solution ends on, by the first rule that yields one:
 
@@ -47,7 +64,7 @@ def final_answer(text: str) -> Fraction | None:
     After the number in 1 and 2, words without digits or operators are taken for its unit (`#### 18 dollars`).
     """
     text = text[-MAX_TEXT:]
-    for found in (_hash_line(text), _last_box(text)):
+    for found in (_hash_line(text), *_boxes(text, 1)):
         number = None if found is None else _with_unit(found)
         if number is not None:
             return number
@@ -55,22 +72,108 @@ def final_answer(text: str) -> Fraction | None:
     return parse_number(_plain(text)) if number is None else number
 
 
+@dataclass(frozen=True)
+class Found:
+    """The answer's text, or why there is none: `no_answer`, `many_answers`, `too_large`, `unclosed` (a box)."""
+
+    text: str = ""
+    problem: str = ""
+
+
+def find_answer(text: str, places: Sequence[str], many: str = "last") -> Found:
+    """The answer that a solution ends on, from the first of `places` that is there.
+
+    `boxed`: a `\\boxed{...}` or `\\fbox{...}`, which of several as `many` says; `hash`: the line after the last `####`;
+    `answer_is`: the sentence after the last "answer is"; `last_line`; `whole`: the text where it is one short line. A
+    place that is there decides, also where it is empty: an empty box is no answer, whatever the prose says. What stands
+    before the last `</think>` is not looked at.
+    """
+    text = text[-MAX_TEXT:].rpartition("</think>")[2]
+    for place in places:
+        found = _boxed(text, many) if place == "boxed" else _PLACE[place](text)
+        if found is None:
+            continue
+        if isinstance(found, Found):
+            return found
+        found = found.strip()
+        return Found(problem="too_large") if len(found) > MAX_FORMULA else Found(found, "" if found else "no_answer")
+    return Found(problem="no_answer")
+
+
+def _boxed(text: str, many: str) -> str | Found | None:
+    boxes = [box for box in _boxes(text, 1 if many == "last" else MAX_BOXES)]
+    if not boxes:
+        return None
+    if many in ("last", "first"):
+        chosen = boxes[-1] if many == "last" else boxes[0]
+        return Found(problem="unclosed") if chosen is None else chosen
+    closed = [box.strip() for box in boxes if box is not None]
+    if len(closed) < len(boxes):
+        return Found(problem="unclosed")
+    if many == "agree":
+        return closed[-1] if len(set(closed)) == 1 else Found(problem="many_answers")
+    return ", ".join(closed)
+
+
+def _boxes(text: str, most: int) -> list[str | None]:
+    """What stands in the last boxes, at most so many, in order; None for one that does not close within the cap."""
+    found: list[str | None] = []
+    places = deque(_BOX.finditer(text), maxlen=most)
+    scanned = 0
+    for place in places:
+        if place.start() < scanned:
+            continue  # a box inside a box
+        inside = _braced(text, place.end(), MAX_FORMULA) if place[1] else place[2]
+        found.append(inside)
+        scanned = place.end() + len(inside or "")
+    return found
+
+
+def _braced(text: str, start: int, most: int) -> str | None:
+    """The text from `start` to the brace that closes; None where none does within the cap. Escaped braces are none."""
+    depth, at, end = 1, start, min(len(text), start + most + 1)
+    while at < end:
+        sign = text[at]
+        if sign == "\\":
+            at += 2
+            continue
+        depth += (sign == "{") - (sign == "}")
+        if depth == 0:
+            return text[start:at]
+        at += 1
+    return None
+
+
+def _sentence(text: str) -> str | None:
+    """What follows the last "answer is" up to the end of its sentence or line."""
+    places = deque(_ANSWER.finditer(text), maxlen=1)
+    if not places:
+        return None
+    line = text[places[0].end() : places[0].end() + MAX_FORMULA].lstrip(" :=").partition("\n")[0]
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")):
+        if line.startswith(opening) and (end := line.find(closing, len(opening))) > 0:
+            tail = line[end + len(closing) :]
+            if not _GOES_ON.match(tail):
+                return line[len(opening) : end]
+    end = _STOP.search(line)
+    return line[: end.start()] if end else line
+
+
+def _last_line(text: str) -> str | None:
+    return text.rstrip().rpartition("\n")[2] or None
+
+
+def _whole(text: str) -> str | None:
+    text = text.strip()
+    return text if 0 < len(text) <= MAX_ANSWER and "\n" not in text else None
+
+
 def _hash_line(text: str) -> str | None:
     at = text.rfind("####")
     return None if at < 0 else text[at + 4 :].partition("\n")[0]
 
 
-def _last_box(text: str) -> str | None:
-    """What stands between the braces of the last box; None where they do not close within the cap."""
-    at = text.rfind("\\boxed{")
-    if at < 0:
-        return None
-    start, depth = at + len("\\boxed{"), 1
-    for i in range(start, min(len(text), start + MAX_ANSWER)):
-        depth += (text[i] == "{") - (text[i] == "}")
-        if depth == 0:
-            return text[start:i]
-    return None
+_PLACE = {"hash": _hash_line, "answer_is": _sentence, "last_line": _last_line, "whole": _whole}
 
 
 def _after_answer_is(text: str) -> Fraction | None:
@@ -102,8 +205,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
     digits = digits.replace(",", "")
     if len(digits) + len(denominator or "") > MAX_DIGITS or (before and after):
         return None
-    whole, _, decimals = digits.partition(".")
-    value = Fraction(int((whole + decimals) or "0"), 10 ** len(decimals))
+    value = exact_decimal(digits)
     if denominator is not None:
         if not int(denominator):
             return None

@@ -3,6 +3,7 @@
     reward = resolve_reward("keyword_contains", keywords=["answer"])
     reward("2+2?", "The answer is 4")         # -> 1.0: on text, as in a hand-written loop
     reward.score(trajectories)                # -> [Score]: in the training loop; never raises for the function
+    GRPOTrainer(..., reward_funcs=[reward])   # TRL; and `compute_score = reward` for verl: `rlvr.reward.adapters`
 
 `score` turns whatever goes wrong in the function into an `error` outcome, so that a broken verifier is never a wrong
 answer; counting these against an error budget is the loop's business. A direct call lets the function's own exception
@@ -14,9 +15,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from rlvr.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
+from rlvr.reward import adapters
 from rlvr.reward.signatures import ACCEPTED, BadReturn, Case, Signature, Style, lift
 from rlvr.types import Outcome, Score, Trajectory
 
@@ -119,15 +121,39 @@ class Reward:
         object.__setattr__(self, "_signature", signature)
         object.__setattr__(self, "_options", options)
 
-    def __call__(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None:
-        """The value for one answer given as text; None where the verifier has no say (not applicable, bad task)."""
+    @property
+    def __name__(self) -> str:
+        """What TRL calls this reward in its metrics."""
+        return self.name
+
+    @overload
+    def __call__(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None: ...
+    @overload
+    def __call__(self, *, prompts: Any, completions: Sequence[Any], **columns: Any) -> list[float | None]: ...
+    @overload
+    def __call__(self, *, data_source: Any, solution_str: str, ground_truth: Any, **more: Any) -> dict[str, Any]: ...
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        """The value for one answer given as text; None where the verifier has no say (not applicable, bad task).
+
+        TRL's and verl's arguments, told by the names `completions` and `solution_str`, get what these take.
+        """
+        if "completions" in kw and not args:
+            return adapters.trl(self.name, self.score, kw)
+        if "solution_str" in kw and not args:
+            return adapters.verl(self.name, self.score, kw)
+        return self._value(*args, **kw)
+
+    def _value(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None:
         if kw:
-            return resolve_reward(self, **kw)(prompt, response, meta)
+            return resolve_reward(self, **kw)._value(prompt, response, meta)
         return self.judge(Case(prompt, response, meta)).value
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """One `Score` per trajectory, in order; whatever the function does wrong becomes an `error` outcome."""
-        cases = [Case.of(t) for t in trajectories]
+        return self.judge_all([Case.of(t) for t in trajectories])
+
+    def judge_all(self, cases: Sequence[Case]) -> list[Score]:
+        """The verdicts on all cases, at once where the function takes many; never raises for the function."""
         if not (cases and self._signature.batched):
             return [self._guarded(lambda case=case: self.judge(case)) for case in cases]
         values: list[Any] = []
@@ -137,7 +163,7 @@ class Reward:
         return [self._guarded(lambda value=value: value) for value in values]
 
     def judge(self, case: Case) -> Score:
-        """The verdict on one case; raises what the function raises. For rewards built from other rewards."""
+        """The verdict on one case; raises what the function raises. Like `judge_all` for rewards made of others."""
         if self._signature.batched:
             return lift(self._signature.many([case], self._options)[0], self.entry.passed_at)
         return lift(self._signature.one(case, self._options), self.entry.passed_at)

@@ -52,7 +52,10 @@ class Style(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One answer to judge. `trajectory` is None where a reward is called on text alone."""
+    """One answer to judge. `trajectory` is None where a reward is called on text alone.
+
+    `response` is what the policy said last: text that an environment put between its turns is never judged as its own.
+    """
 
     prompt: str
     response: str
@@ -61,7 +64,8 @@ class Case:
 
     @classmethod
     def of(cls, t: Trajectory) -> Case:
-        return cls(t.prompt, t.response, t.metadata if t.task is None else t.task.meta, t)
+        said = t.response if t.answer is None else t.answer
+        return cls(t.prompt, said, t.metadata if t.task is None else t.task.meta, t)
 
 
 @dataclass(frozen=True)

@@ -11,33 +11,22 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlvr.registry import nearest
+from rlvr.reward.options import is_list, is_number, one_of
+from rlvr.reward.pattern import NO_WORKER, SECONDS, check_pattern, matcher
 from rlvr.reward.registry import Reward, register_reward, resolve_reward
 from rlvr.reward.signatures import Case
 from rlvr.types import Outcome, Score, Trajectory
 
-if TYPE_CHECKING:
-    from rlvr.sandbox import Worker
-
 MAX_CHARS = 100_000  # a longer text complies with no format
-MAX_PATTERN = 10_000  # characters of a regular expression
-MAX_SECONDS = 60.0  # that one answer may be asked to take
-SECONDS = 1.0  # that one answer may take, where nothing else is asked
 MAX_DEPTH = 100  # of JSON; Python's parser goes no deeper than its caller's stack leaves room for
 Meta = dict[str, Any] | None
 
 
-def _one_of(what: str, given: Any, known: Sequence[str]) -> None:
-    if given not in known:
-        raise ValueError(f"{what}={given!r}{nearest(str(given), known)}; known: {', '.join(known)}")
-
-
 def _keywords(keywords: Sequence[str], mode: str = "any") -> dict[str, Any]:
-    _one_of("reward 'keyword_contains': mode", mode, ("any", "all"))
-    if not _is_list(keywords) or not all(isinstance(k, str) and k for k in keywords):
+    one_of("reward 'keyword_contains': mode", mode, ("any", "all"))
+    if not is_list(keywords) or not all(isinstance(k, str) and k for k in keywords):
         raise ValueError(
             f"reward 'keyword_contains': keywords={keywords!r}, expected a non-empty list of words (a number in quotes)"
         )
@@ -57,19 +46,10 @@ def keyword_contains(
     return 1.0 if (any if mode == "any" else all)(k in text for k in keywords) else -0.5
 
 
-def _is_list(given: Any) -> bool:
-    """Whether it is a list with something in it; a lone word is not."""
-    return isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and len(given) > 0
-
-
-def _is_number(given: Any) -> bool:
-    return isinstance(given, (int, float)) and not isinstance(given, bool)
-
-
 def _length(target_length: int = 50, penalty_per_token: float = 0.01) -> dict[str, Any]:
     if isinstance(target_length, bool) or not isinstance(target_length, int) or target_length < 0:
         raise ValueError(f"reward 'length_penalty': target_length={target_length!r}, expected an integer, at least 0")
-    if not _is_number(penalty_per_token) or not 0 <= penalty_per_token < math.inf:
+    if not is_number(penalty_per_token) or not 0 <= penalty_per_token < math.inf:
         raise ValueError(
             f"reward 'length_penalty': penalty_per_token={penalty_per_token!r}, expected a finite number, at least 0"
         )
@@ -91,8 +71,8 @@ def length_penalty(
 def _format(
     required_format: str, pattern: str | None = None, match: str | None = None, seconds: float | None = None
 ) -> dict[str, Any]:
-    """The options that were given, checked; for `regex` the pattern is compiled once, in the worker."""
-    _one_of("reward 'format_compliance': required_format", required_format, [*sorted(_FORMATS), "regex"])
+    """The options that were given, checked."""
+    one_of("reward 'format_compliance': required_format", required_format, [*sorted(_FORMATS), "regex"])
     options = {"pattern": pattern, "match": match, "seconds": seconds}
     given = {name: value for name, value in options.items() if value is not None}
     if required_format != "regex":
@@ -102,30 +82,12 @@ def _format(
                 "out, or set required_format to 'regex'"
             )
         return {"required_format": required_format}
-    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
-        raise ValueError(
-            f"reward 'format_compliance': pattern={str(pattern)[:80]!r}, expected a regular expression of 1 to "
-            f"{MAX_PATTERN:,} characters in quotes, as required_format='regex' needs one"
-        )
-    if match is not None:
-        _one_of("reward 'format_compliance': match", match, ("full", "search"))
-    if seconds is not None and not (_is_number(seconds) and 0 < seconds <= MAX_SECONDS):
-        raise ValueError(
-            f"reward 'format_compliance': seconds={seconds!r}, expected a number above 0, at most {MAX_SECONDS:g}"
-        )
-    # No more time than an answer has: a child that replaces a killed one compiles within the first answer's.
-    (reply,) = _matcher().map({"pattern": pattern, "match": "full"}, [None], SECONDS if seconds is None else seconds)
-    what = f"reward 'format_compliance': pattern={pattern[:200]!r}"
-    if reply.failure == "not_started":
-        raise ValueError(f"reward 'format_compliance': {_NO_WORKER}{reply.detail}")
-    if reply.failure:
-        raise ValueError(f"{what} could not be compiled: {reply.detail}; give a simpler one, or raise `seconds`")
-    if reply.value:
-        place = "" if reply.value["position"] is None else f" at position {reply.value['position']}"
-        raise ValueError(
-            f"{what} is no regular expression: {reply.value['error']}{place}; mend it there (a character that is meant "
-            "literally, such as ( [ { * + ? . \\ takes a backslash before it)"
-        )
+    check_pattern(
+        "reward 'format_compliance'",
+        pattern,
+        "full" if match is None else match,
+        SECONDS if seconds is None else seconds,
+    )
     return {"required_format": required_format, **given}
 
 
@@ -157,7 +119,7 @@ def format_compliance(
     if required_format != "regex":
         return [_verdict(len(r) <= MAX_CHARS and _FORMATS[required_format](r)) for r in responses]
     fitting = [r for r in responses if len(r) <= MAX_CHARS]
-    replies = iter(_matcher().map({"pattern": pattern, "match": match}, fitting, seconds))
+    replies = iter(matcher().map({"pattern": pattern, "match": match}, fitting, seconds))
     scores: list[Score] = []
     for response in responses:
         if len(response) > MAX_CHARS:
@@ -167,26 +129,15 @@ def format_compliance(
         else:
             reason = "regex_timeout" if reply.failure == "timeout" else "regex_failed"
             what = f"pattern {str(pattern)[:200]!r} on an answer of {len(response):,} characters: {reply.detail}"
-            detail = _NO_WORKER + reply.detail if reply.failure == "not_started" else what + _REMEDY
+            detail = NO_WORKER + reply.detail if reply.failure == "not_started" else what + _REMEDY
             scores.append(Score(None, Outcome.ERROR, reason, detail=detail))
     return scores
 
 
-_NO_WORKER = (
-    "could not start the worker, a process of its own in which patterns run; the pattern has no part in it, mend what "
-    "the system says and run again: "
-)
 _REMEDY = (
     "; where one repeat stands in another, as in (a+)+, every way to split a text is tried: write a+ or a possessive "
     "(a++)+ instead, or raise `seconds`"
 )
-
-
-@cache
-def _matcher() -> Worker:
-    from rlvr.sandbox import Worker  # only where a pattern is used
-
-    return Worker("rlvr.sandbox.regex")
 
 
 def _verdict(fits: bool) -> Score:
@@ -239,7 +190,7 @@ _FORMATS = {"json": _is_json, "numbered_list": _is_numbered_list}
 
 def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Resolve the parts of a composite: [(label, weight, reward)]."""
-    if not _is_list(rewards):
+    if not is_list(rewards):
         raise ValueError(f"reward 'composite': rewards={rewards!r}, expected a list of {{name, weight, kwargs}}")
     resolved: list[tuple[str, float, Reward]] = []
     for i, part in enumerate(rewards, 1):
@@ -249,9 +200,9 @@ def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"{where}: {part!r}, expected a dictionary {{name, weight, kwargs}}, at least {{'name': 'boxed'}}"
             )
         for key in part:
-            _one_of(f"{where}: key", key, ("name", "weight", "kwargs"))
+            one_of(f"{where}: key", key, ("name", "weight", "kwargs"))
         weight = part.get("weight", 1.0)
-        if not _is_number(weight) or not 0 <= weight < math.inf:
+        if not is_number(weight) or not 0 <= weight < math.inf:
             raise ValueError(
                 f"{where} ({part['name']}): weight={weight!r}, expected a finite number, at least 0, without quotes"
             )
@@ -269,21 +220,39 @@ def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"rewards": resolved}
 
 
-@register_reward("composite", prepare=_parts)
+@register_reward("composite", batched=True, prepare=_parts)
 def composite(
-    prompt: str, response: str, meta: Meta = None, trajectory: Trajectory | None = None, *, rewards: Sequence[Any]
-) -> Score:
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    metas: Sequence[Meta] | None = None,
+    trajectories: Sequence[Trajectory | None] | None = None,
+    *,
+    rewards: Sequence[Any],
+) -> list[Score]:
     """sum(weight_i * value_i) / sum(weight_i) over `rewards`, a list of {name, weight = 1, kwargs = {}}.
 
     A name is a registered one, a path `package.module:function` or a function; weights are numbers from 0 and need not
-    sum to 1. A part that judges lists is given one answer at a time.
+    sum to 1. Each part gets all answers at once, where it can judge lists.
 
     Passed where every part of a weight above 0 passed; else the outcome and reason are those of the first that did
     not. A part that is an error or invalid makes the whole so, whatever its weight: none is left out of the mean.
     Parts: the value of each by name (`name#2` for the second of a name).
     """
-    case = Case(prompt, response, meta, trajectory)
-    scores = [(label, weight, reward.judge(case)) for label, weight, reward in rewards]
+    nothing = [None] * len(responses)
+    cases = [Case(*case) for case in zip(prompts, responses, metas or nothing, trajectories or nothing, strict=True)]
+    # One answer alone is judged so that what a part raises reaches the caller, as in any direct call.
+    columns = [
+        [reward.judge(case) for case in cases] if len(cases) == 1 else reward.judge_all(cases)
+        for _, _, reward in rewards
+    ]
+    return [
+        _mean([(label, weight, score) for (label, weight, _), score in zip(rewards, row, strict=True)])
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _mean(scores: Sequence[tuple[str, float, Score]]) -> Score:
+    """The verdict of a composite from those of its parts."""
     counted = [(label, weight, score) for label, weight, score in scores if weight > 0]
     parts = {label: score.value for label, _, score in scores if score.value is not None}
     for label, _, score in scores:

@@ -12,6 +12,7 @@ from typing import Any
 from rlvr.files import read_json, write_atomic
 
 _WIDTHS = (22, 24, 24, 12)
+_LABELS = {"pass@1": "Pass Rate (pass@1)", "mean_reward": "Mean Reward"}
 
 
 def duration(seconds: float) -> str:
@@ -25,21 +26,23 @@ def final_table(summary: Mapping[str, Any]) -> str:
     """Baseline against trained: each metric with its 95 % interval, the difference, and the paired test.
 
     `summary` holds `baseline` and `final` (`{"pass@1": {"value", "low", "high"}, ..., "mean_reward": ...}`), `p_value`,
-    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `tasks`, `samples`, `seconds`,
-    `mode` (what trained: rlvr or sft) and `unjudged` (answers that no number counts).
+    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `beside` (the same for other
+    held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or sft) and `unjudged` (answers that no
+    number counts).
     Rates are percentages and their differences percentage points; rewards stay decimals.
     """
-    rule, thin = "=" * sum(_WIDTHS), "-" * sum(_WIDTHS)
     trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
-    lines = [rule, "FINAL RESULTS", rule, _row("Metric", "Baseline", trained, "Improvement"), thin]
-    baseline, final = summary["baseline"], summary["final"]
-    for name in (n for n in baseline if n in final):
-        lines.append(
-            _compared(name.replace("_", " ").title() if "reward" in name else name, baseline[name], final[name])
-        )
-    levels: Mapping[str, Any] = summary.get("by_level") or {}
-    for level, both in levels.items():
-        lines.append(_compared(f"pass@1, level {level}", both["baseline"]["pass@1"], both["final"]["pass@1"]))
+    baseline: Mapping[str, Any] = summary["baseline"]
+    final: Mapping[str, Any] = summary["final"]
+    rows = [("Metric", "Baseline", trained, "Improvement")]
+    rows += [_compared(_LABELS.get(name) or name, baseline[name], final[name]) for name in baseline if name in final]
+    parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
+    parts += (summary.get("beside") or {}).items()
+    rows += [_compared(f"pass@1, {part}", b["baseline"]["pass@1"], b["final"]["pass@1"]) for part, b in parts]
+    first = max(_WIDTHS[0], *(len(row[0]) + 2 for row in rows))
+    rule, thin = "=" * (first + sum(_WIDTHS[1:])), "-" * (first + sum(_WIDTHS[1:]))
+    head, *body = (_row(first, *row) for row in rows)
+    lines = [rule, "FINAL RESULTS", rule, head, thin, *body]
     p = summary["p_value"]
     basis = [f"paired test: p {'< 0.0001' if p < 1e-4 else f'= {p:.4f}'}", "[95% interval]"]
     if "tasks" in summary:
@@ -86,11 +89,11 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, rule])
 
 
-def _compared(label: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+def _compared(label: str, before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, str, str, str]:
     change = after["value"] - before["value"]
     if "Reward" in label:
-        return _row(label, _decimal(before), _decimal(after), f"{change:+.3f}")
-    return _row(label, _rate(before), _rate(after), f"{100 * change:+.1f}pp")
+        return label, _decimal(before), _decimal(after), f"{change:+.3f}"
+    return label, _rate(before), _rate(after), f"{100 * change:+.1f}pp"
 
 
 def _rate(estimate: Mapping[str, float]) -> str:
@@ -101,8 +104,9 @@ def _decimal(estimate: Mapping[str, float]) -> str:
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
-def _row(*cells: str) -> str:
-    return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+def _row(first: int, *cells: str) -> str:
+    widths = (first, *_WIDTHS[1:])
+    return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 _WATCHED = re.compile(r"rewards/([^/]+)/mean")

@@ -1,9 +1,11 @@
 """Which difficulty a prompt is drawn from. All state is three small dictionaries, saved with every checkpoint.
 
-`uniform` draws every level alike. `pass_rate` prefers levels whose answers are mixed: weight p (1 - p) + floor, the
-variance of a pass and so the expected size of a group-mean gradient, with p a running mean of the level's pass rate.
-`schedule` gives weights from a step on: `[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not
-named is not drawn.
+`uniform` draws every level alike, `tasks` every task, so that a level of many is drawn more often. `pass_rate` prefers
+levels whose answers are mixed: weight p (1 - p) + floor, the variance of a pass and so the expected size of a
+group-mean gradient, with p a running mean of the level's pass rate. `schedule` gives weights from a step on:
+`[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not named is not drawn. `threshold` opens the
+levels up to min(highest, first + step // every), for levels that are numbers (of tests, of operators), and draws every
+task of the open ones alike.
 """
 
 from __future__ import annotations
@@ -19,20 +21,32 @@ from rlvr.types import Task
 
 @dataclass(frozen=True)
 class CurriculumOptions:
-    """`by` is uniform, pass_rate or schedule; `floor` keeps every level alive; `decay` is the running mean's."""
+    """`by` is uniform, tasks, pass_rate, schedule or threshold.
+
+    Of pass_rate: `floor` keeps every level alive; `decay` is the running mean's. Of threshold: levels up to `first` are
+    open at step 0, one more every `every` steps, up to `highest`.
+    """
 
     by: str = "uniform"
     floor: float = 0.05
     decay: float = 0.9
     schedule: list[tuple[int, dict[str, float]]] = field(default_factory=list[tuple[int, dict[str, float]]])
+    first: int = 3
+    every: int = 5
+    highest: int = 10
 
     def __post_init__(self) -> None:
-        if self.by not in ("uniform", "pass_rate", "schedule"):
-            raise ValueError(f"curriculum.by={self.by!r}; expected uniform, pass_rate or schedule")
+        if self.by not in ("uniform", "tasks", "pass_rate", "schedule", "threshold"):
+            raise ValueError(f"curriculum.by={self.by!r}; expected uniform, tasks, pass_rate, schedule or threshold")
         if (self.by == "schedule") != bool(self.schedule):
             raise ValueError("curriculum.schedule and by=schedule belong together: give both or neither")
         if self.floor <= 0 or not 0 <= self.decay < 1:
             raise ValueError(f"curriculum: floor={self.floor}, decay={self.decay}; expected floor > 0, 0 <= decay < 1")
+        if self.every < 1 or self.highest < self.first:
+            raise ValueError(
+                f"curriculum: first={self.first}, every={self.every}, highest={self.highest}; expected every >= 1 and "
+                "highest >= first"
+            )
         starts = [start for start, _ in self.schedule]
         if starts and (starts[0] != 0 or starts != sorted(set(starts))):
             raise ValueError(f"curriculum.schedule: steps {starts} must start at 0 and rise")
@@ -51,6 +65,36 @@ class Curriculum:
         for _, weights in options.schedule:
             if unknown := [level for level in weights if level not in self.drawn]:
                 raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
+        if options.by == "tasks" and not hasattr(source, "size"):
+            raise ValueError(
+                "curriculum.by=tasks: this environment makes its tasks and has no number of them; use by=uniform"
+            )
+        self.heights = dict.fromkeys(source.levels, 0.0)
+        if options.by == "threshold":
+            self.heights = {level: _height(level) for level in source.levels}
+            if min(self.heights.values()) > options.first:
+                raise ValueError(
+                    f"curriculum.by=threshold: no level is at most first={options.first}, so there is nothing to begin "
+                    f"with; this environment has {list(source.levels)}; raise curriculum.first"
+                )
+
+    def advice(self) -> list[str]:
+        """What about this curriculum disappoints, in words for the user."""
+        options, told = self.options, list[str]()
+        if options.by == "pass_rate" and len(self.heights) == 1:
+            told.append(
+                f"curriculum.by=pass_rate changes nothing here: it chooses between levels, and every task is of the "
+                f"level {next(iter(self.heights))}"
+            )
+        if options.by == "threshold" and max(self.heights.values()) <= options.first:
+            told.append(
+                f"curriculum.by=threshold changes nothing here: every task is of a level up to {options.first} "
+                f"(levels {', '.join(self.heights)}), so all are open at step 0"
+                + ("; curriculum.by=pass_rate may help" if len(self.heights) > 1 else "")
+            )
+        if shut := [level for level, height in self.heights.items() if height > options.highest]:
+            told.append(f"curriculum.by=threshold never opens the levels {', '.join(shut)}: raise curriculum.highest")
+        return told
 
     def weights(self, step: int) -> list[float]:
         """One weight per level of the source."""
@@ -60,8 +104,18 @@ class Curriculum:
             case "schedule":
                 active = [weights for start, weights in self.options.schedule if start <= step][-1]
                 return [active.get(level, 0.0) for level in self.drawn]
+            case "tasks":
+                return [self._size(level) for level in self.drawn]
+            case "threshold":
+                highest = min(self.options.highest, self.options.first + step // self.options.every)
+                return [self._size(level) * (height <= highest) for level, height in self.heights.items()]
             case _:
                 return [1.0] * len(self.drawn)
+
+    def _size(self, level: str) -> float:
+        """How many tasks a level has, where the source says so: each of them is then drawn alike."""
+        size = getattr(self.source, "size", None)
+        return float(size(level)) if size else 1.0
 
     def tasks(self, count: int, step: int, wave: int = 0) -> list[Task]:
         """The next `count` tasks of the run."""
@@ -87,3 +141,13 @@ class Curriculum:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.drawn.update(state["drawn"])
         self.pass_rate.update(state["pass_rate"])
+
+
+def _height(level: str) -> float:
+    try:
+        return float(level)
+    except ValueError:
+        raise ValueError(
+            f"curriculum.by=threshold: the level {level!r} is no number, which the threshold compares with; this "
+            "curriculum needs levels such as '3', the number of a problem's tests"
+        ) from None

@@ -75,13 +75,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results per task and what was left out: `unjudged` answers had an error or an invalid task."""
+    """Results per task and what was left out: `unjudged` answers had an error or an invalid task.
+
+    `beside` holds the same of other held-out sets, by name (`TaskSource`): reported, and never decided by.
+    """
 
     results: list[TaskResult]
     k: int
     unjudged: int = 0
     truncated: int = 0
     tokens: int = 0
+    beside: dict[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
 
     def metrics(self, level: str | None = None) -> dict[str, Interval]:
         """`pass@1`, `pass@k`, `mean_reward` and `watched/NAME`, over all tasks or those of one level."""
@@ -105,8 +109,9 @@ class Evaluation:
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
         """What `to_json` made; ValueError for anything else."""
         try:
-            found = cls(**{**data, "results": [TaskResult(**r) for r in data["results"]]})
-        except (KeyError, TypeError) as error:
+            others = {str(name): cls.from_json(other) for name, other in data.get("beside", {}).items()}
+            found = cls(**{**data, "results": [TaskResult(**r) for r in data["results"]], "beside": others})
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a stored evaluation ({error!r:.120})") from None
         if not all(_count(n) for n in (found.unjudged, found.truncated, found.tokens, found.k)) or found.k < 1:
             raise ValueError("k, unjudged, truncated and tokens are not all whole numbers from 0 (k from 1)")
@@ -210,6 +215,13 @@ def heldout_split(source: TaskSource, options: EvaluationOptions, *, looks: bool
     return [t for i, t in enumerate(pool) if i not in chosen], [pool[i] for i in order[:quick]]
 
 
+def beside(source: TaskSource, options: EvaluationOptions) -> dict[str, list[Task]]:
+    """Other held-out sets that the source offers by name, a quarter of the tasks of the first in each."""
+    offered = getattr(source, "beside", None)
+    found: dict[str, list[Task]] = offered(max(1, options.tasks // 4)) if offered else {}
+    return {name: tasks for name, tasks in found.items() if tasks}
+
+
 def evaluation_params(params: SamplingParams, options: EvaluationOptions) -> SamplingParams:
     """Training's token budget and stops, at the evaluation's temperature and without filters."""
     return replace(params, temperature=options.temperature, top_p=1.0, top_k=-1, min_p=0.0)
@@ -303,4 +315,8 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
         "tasks": len(after.results),
         "samples": max((r.judged for r in after.results), default=0),
         "unjudged": before.unjudged + after.unjudged,
+        "beside": {
+            name: {key: told[key] for key in ("tasks", "baseline", "final", "p_value", "unjudged")}
+            for name, told in ((name, compare(other, after.beside[name])) for name, other in before.beside.items())
+        },
     }

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +28,7 @@ from rlvr.training.errors import TrainingStopped
 from rlvr.training.evaluate import (
     Evaluation,
     EvaluationOptions,
+    beside,
     compare,
     evaluate,
     evaluation_params,
@@ -105,6 +106,7 @@ class Loop:
         self.sft_curriculum = Curriculum(job.source, job.sft.curriculum, draws.key("sft", job.seed))
         looks = bool(job.sft.until or job.evaluation.every)
         self.heldout, self.validation = heldout_split(job.source, job.evaluation, looks=looks)
+        self.beside = beside(job.source, job.evaluation)
         self.phases = PHASES[job.training.mode]
         self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
         self.watch = StallWatch()
@@ -281,10 +283,12 @@ class Loop:
         return self.job.folder / "evaluations" / f"{phase}.json"
 
     def _evaluate(self, phase: int) -> None:
-        """The whole held-out set; the checkpoint after it says that its result is on disk."""
-        name = self.phases[phase]
+        """The whole held-out set and those beside it; the checkpoint after it says that its result is on disk."""
+        name, samples = self.phases[phase], self.job.evaluation.samples
         self.console.phase(name, len(self.heldout), unit="tasks")
-        done = self._evaluated(self.heldout, self.job.evaluation.samples, self.job.seed, self._progress)
+        done = self._evaluated(self.heldout, samples, self.job.seed, self._progress)
+        others = {name: self._evaluated(tasks, samples, self.job.seed) for name, tasks in self.beside.items()}
+        done = replace(done, beside=others)
         write_atomic(self._evaluation_file(name), json.dumps(done.to_json()))
         self._save(Position(phase + 1, 0))
 

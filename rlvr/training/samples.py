@@ -25,6 +25,7 @@ def row(trajectory: Trajectory) -> str:
                 "level": t.task.level if t.task else "",
                 "prompt": t.prompt,
                 "response": t.response,
+                **({} if t.answer is None else {"answer": t.answer}),  # its last turn, which alone is judged
                 "reward": t.reward,
                 "advantage": t.advantage,
                 "scores": {

@@ -1,7 +1,7 @@
 """Rewards for arithmetic: the RPN process (`boxed`, `correct`, `combined`), `gsm8k`, and `exact_match` for any text.
 
-A missing gold answer makes the task invalid, never the answer wrong. What is not here: equality of formulas.
-`python -m pytest tests/test_reward_math.py` exercises it.
+A missing gold answer makes the task invalid, never the answer wrong. Equality of formulas is `rlvr.reward.math`.
+`python -m pytest tests/test_reward_arithmetic.py` exercises it.
 """
 
 from __future__ import annotations

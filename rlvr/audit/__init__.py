@@ -1,0 +1,8 @@
+"""Measuring verifiers: a file of answers graded (`answers`), rates on labelled rows (`labelled`), hacks (`attack`).
+
+    rlvr verify answers.jsonl --reward code --out verdicts.jsonl
+    rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
+    rlvr audit --reward code --attack
+
+`python -m pytest tests/test_audit_attack.py tests/test_audit_measure.py tests/test_verify_command.py` exercises it.
+"""

@@ -1,0 +1,223 @@
+"""How often a verifier is wrong: its verdicts on rows whose right verdict is known.
+
+    measure(read_labelled("builtin"), resolve_reward("math"))      # what `rlvr audit --labelled` does
+
+A row is `{"answer": gold, "response": text, "label": true|false, "category": ..., "note": ...}`. The false-positive
+rate is the share of false rows that were accepted, the false-negative rate that of true rows that were refused, each
+with a 95 % Wilson interval. What could not be judged (`error`, `invalid`) is counted apart and in no rate. No verdict
+in time (`timeout`: the verifier hung or died on the row) is counted apart too, and as what it is worth: a true row is
+a false negative, a false row was not accepted.
+`python -m pytest tests/test_audit_measure.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.audit.rows import Bad, read_rows
+from rlvr.reward.registry import Reward
+from rlvr.training.evaluate import share
+from rlvr.types import Outcome, Score, Task, Trajectory
+
+BUILTIN = Path(__file__).parent / "data" / "math_pairs.jsonl"
+
+
+def read_labelled(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package)."""
+    source = BUILTIN if str(path) == "builtin" else Path(path)
+    found: list[dict[str, Any]] = []
+    for index, row in enumerate(read_rows(source)):
+        where = f"{source}, row {index + 1}"
+        if isinstance(row, Bad):
+            raise ValueError(f"{where}: {row.why}; every row of a labelled file counts, mend or delete it")
+        if not isinstance(row.get("response"), str) or not isinstance(row.get("label"), bool):
+            raise ValueError(f"{where}: expected a text 'response' and a 'label' that is true or false")
+        found.append(row)
+    return found
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A labelled row and what the verifier said of it."""
+
+    row: dict[str, Any]
+    score: Score
+    seconds: float
+
+    @property
+    def mistake(self) -> str:
+        """`false positive`, `false negative`, `unjudged`, or "" for a right verdict."""
+        if self.score.value is None:
+            return "unjudged"
+        accepted = self.score.outcome is Outcome.PASSED
+        return "" if accepted == self.row["label"] else "false positive" if accepted else "false negative"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All verdicts of one verifier; `peak_mib` is the most that this process and its children held meanwhile."""
+
+    name: str
+    judged: list[Judged]
+    peak_mib: float
+
+    def rates(self, category: str | None = None) -> dict[str, Any]:
+        """Counts and rates over a category, or over everything."""
+        own = [j for j in self.judged if category is None or j.row.get("category") == category]
+        told = [j for j in own if j.mistake != "unjudged"]
+        wrong_true = [float(j.mistake == "false negative") for j in told if j.row["label"]]
+        wrong_false = [float(j.mistake == "false positive") for j in told if not j.row["label"]]
+        return {
+            "rows": len(own),
+            "unjudged": len(own) - len(told),
+            "no_verdict": sum(j.score.outcome is Outcome.TIMEOUT for j in own),
+            "accuracy": _interval([float(not j.mistake) for j in told]),
+            "false_positive": _interval(wrong_false),
+            "false_negative": _interval(wrong_true),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        ordered = sorted(j.seconds for j in self.judged)
+        places = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
+        return {name: ordered[min(len(ordered) - 1, int(q * len(ordered)))] for name, q in places.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        categories = sorted({str(j.row.get("category", "")) for j in self.judged})
+        return {
+            "reward": self.name,
+            **self.rates(),
+            "by_category": {category: self.rates(category) for category in categories if category},
+            "seconds": self.seconds(),
+            "peak_mib": self.peak_mib,
+            "mistakes": [
+                {**j.row, "mistake": j.mistake, "outcome": j.score.outcome.value, "reason": j.score.reason}
+                for j in self.judged
+                if j.mistake
+            ],
+        }
+
+
+def measure(
+    rows: Sequence[dict[str, Any]], reward: Reward, progress: Callable[[int], None] = lambda done: None
+) -> Measured:
+    """The verdict on every row, one at a time, so that each has a time of its own."""
+    judged: list[Judged] = []
+    with _Memory() as memory:
+        for row in rows:
+            prompt = row.get("prompt")
+            prompt = prompt if isinstance(prompt, str) else ""
+            meta = {key: value for key, value in row.items() if key not in ("response", "label")}
+            answer = Trajectory(prompt, [], row["response"], [], task=Task("", prompt, meta))
+            start = time.perf_counter()
+            (score,) = reward.score([answer])
+            judged.append(Judged(row, score, time.perf_counter() - start))
+            progress(len(judged))
+    return Measured(reward.name, judged, memory.peak / 2**20)
+
+
+def report(measured: Sequence[Measured], show: int = 10) -> str:
+    """For a person: each verifier's rates side by side, by category where any erred, and the first rows it erred on."""
+    lines: list[str] = []
+    for one in measured:
+        rates, seconds = one.rates(), one.seconds()
+        without = f"{rates['no_verdict']} without a verdict in time, {rates['unjudged']} unjudged (in no rate)"
+        lines.append(f"{one.name}: {rates['rows']:,} rows, {without}")
+        for kind in ("accuracy", "false_positive", "false_negative"):
+            lines.append(f"  {kind.replace('_', ' '):<15} {_written(rates[kind])}")
+        told = ", ".join(f"{name} {1000 * value:.2f}" for name, value in seconds.items())
+        lines.append(f"  time (ms)       {told};  peak memory {one.peak_mib:,.0f} MiB")
+    categories = sorted({str(j.row.get("category", "")) for one in measured for j in one.judged if j.mistake})
+    if any(categories):
+        names = [one.name.rpartition(":")[2] for one in measured]
+        head = ["wrong by category", "rows", *(f"{name}: fp fn unjudged" for name in names)]
+        table = [head]
+        for category in categories:
+            cells = [category, ""]
+            for one in measured:
+                own = [j for j in one.judged if str(j.row.get("category", "")) == category]
+                kinds = [sum(j.mistake == k for j in own) for k in ("false positive", "false negative", "unjudged")]
+                cells[1] = str(len(own))
+                cells.append("{:>3} {:>3} {:>3}".format(*kinds))
+            table.append(cells)
+        widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+        lines.append("")
+        lines += [
+            "  ".join(f"{v:<{w}}" if not i else f"{v:>{w}}" for i, (v, w) in enumerate(zip(row, widths, strict=True)))
+            for row in table
+        ]
+    for one in measured:
+        mistakes = [j for j in one.judged if j.mistake]
+        if mistakes and show:
+            lines += ["", f"{one.name}: {min(show, len(mistakes))} of {len(mistakes)} rows it got wrong"]
+        for j in mistakes[:show]:
+            name = j.row.get("id", "")
+            lines.append(f"  {j.mistake}: {name} gold {str(j.row.get('answer'))[:60]!r} response {_end(j)!r}")
+            if note := j.row.get("note"):
+                lines.append(f"    {str(note)[:120]}")
+    return "\n".join(lines)
+
+
+def _end(judged: Judged) -> str:
+    return judged.row["response"][-80:]
+
+
+def _interval(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    found = share(values)
+    return {"value": found.value, "low": found.low, "high": found.high, "rows": len(values)}
+
+
+def _written(rate: dict[str, float] | None) -> str:
+    if rate is None:
+        return "no such rows"
+    value, low, high = (100 * rate[k] for k in ("value", "low", "high"))
+    return f"{value:.2f}% [{low:.2f}, {high:.2f}] of {rate['rows']:,}"
+
+
+class _Memory:
+    """Samples what this process and all its descendants hold, 20 times a second, while a verifier runs."""
+
+    def __enter__(self) -> _Memory:
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.peak = max(self.peak, _resident())
+            if self._done.wait(0.05):
+                return
+
+
+def _resident() -> int:
+    """Bytes of this process and its descendants, pages they share counted once each time."""
+    if not os.path.isdir("/proc/self"):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    parents: dict[int, int] = {}
+    pages: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="latin-1") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(name)], pages[int(name)] = int(fields[1]), int(fields[21])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(pages.get(pid, 0) for pid in ours) * resource.getpagesize()

@@ -1,0 +1,144 @@
+"""What `verify` and `audit` are asked for, made into calls. `tests/test_verify_command.py` exercises it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.files import write_atomic
+from rlvr.reward import resolve_reward
+
+SECONDS = 3.0  # that an attack has: nearly all of the suite's time is programs that wait it out
+
+
+def reward_options(given: Sequence[str]) -> dict[str, Any]:
+    """`key=value` each; a value is JSON where it can be read as such (true, 3, [1]), else text."""
+    options: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"--reward-option {text!r}: expected key=value")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One call of `rlvr audit`."""
+
+    reward: str
+    options: dict[str, Any]
+    tiers: Sequence[str]
+    against: Sequence[str]
+    workers: int | None
+    show: int
+    categories: Sequence[str] = ()
+
+    def run(
+        self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
+    ) -> tuple[str, bool]:
+        """(what to show, whether anything failed). Error rates are a measurement: only the attacks can fail."""
+        if attack == (labelled is not None):
+            raise ValueError("audit: give either --attack or --labelled FILE (or --labelled builtin)")
+        if labelled is not None and (self.tiers or self.workers or self.categories):
+            raise ValueError("audit: --tier, --workers and --category go with --attack: no effect with --labelled")
+        if attack and self.against:
+            raise ValueError("audit: --against goes with --labelled; run --attack once for each verifier")
+        text, found, failed = self._attack(say) if attack else self._measure(str(labelled), say)
+        if json_file is not None:
+            write_atomic(json_file, json.dumps(found, indent=2))
+        return text, failed
+
+    def _measure(self, labelled: str, say: Callable[[str], None]) -> tuple[str, Any, bool]:
+        from rlvr.audit.labelled import Measured, measure, read_labelled, report
+
+        rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
+        rows = read_labelled(labelled)
+        measured: list[Measured] = []
+        for reward in rewards:
+            shown = time.monotonic()
+
+            def progress(done: int, name: str = reward.name) -> None:
+                nonlocal shown
+                if time.monotonic() - shown > 5:
+                    shown = time.monotonic()
+                    say(f"{name}: {done:,} of {len(rows):,} rows")
+
+            measured.append(measure(rows, reward, progress))
+        return report(measured, self.show), [one.as_json() for one in measured], False
+
+    def _attack(self, say: Callable[[str], None]) -> tuple[str, Any, bool]:
+        from rlvr.audit.attack import Survivors
+        from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
+        from rlvr.sandbox.verdict import Limits
+
+        known = self.reward == "code" and "sandbox" not in self.options
+        if self.tiers and not known:
+            raise ValueError("audit: --tier is known to the reward 'code' alone, and not beside its option sandbox")
+        if unknown := [tier for tier in self.tiers if tier not in TIERS]:
+            raise ValueError(f"audit: tier {unknown[0]!r}, expected some of {', '.join(TIERS)}")
+        if not known:
+            text, found = self._tried("", self.options, say)
+            return text, [found], any(program["fault"] for program in found["programs"])
+        texts: list[str] = []
+        tried: list[dict[str, Any]] = []
+        for tier in self.tiers or TIERS:
+            with Survivors() as survivors:
+                try:
+                    sandbox = Sandbox((tier,), self.workers, Limits(timeout_s=SECONDS))
+                except NoTier as refusal:
+                    if tier in self.tiers:
+                        raise ValueError(f"audit: {refusal}") from None
+                    texts.append(f"tier {tier} does not work here and was not tried: {refusal}")
+                    continue
+                with sandbox:
+                    text, found = self._tried(tier, self.options | {"sandbox": sandbox}, say)
+                found["survivors"] = [f"{pid} {name}" for pid, name in survivors.found().items()]
+            if found["survivors"]:
+                text += f"\nescape: alive after the sandbox was closed: {', '.join(found['survivors'])}"
+            texts.append(text)
+            tried.append(found)
+        if not tried:
+            raise ValueError(f"audit: {'; '.join(texts)}")
+        failed = any(one["survivors"] or any(program["fault"] for program in one["programs"]) for one in tried)
+        return "\n\n".join(texts), tried, failed
+
+    def _tried(self, tier: str, options: dict[str, Any], say: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+        """The suite on one verifier: (its table, its rows)."""
+        from rlvr.audit.attack import Result, rows, run_suite, summary, table
+        from rlvr.audit.attacks import HONEST, HOSTILE
+
+        left_out = [attack.name for attack in HONEST if tier == "landlock" and attack.needs == "scratch"]
+        categories = dict.fromkeys(attack.category for attack in [*HOSTILE, *HONEST])
+        if unknown := [name for name in self.categories if name not in categories]:
+            raise ValueError(f"audit: category {unknown[0]!r}, expected some of {', '.join(categories)}")
+        programs = [
+            attack
+            for attack in [*HOSTILE, *HONEST]
+            if attack.name not in left_out and attack.category in (self.categories or categories)
+        ]
+        at = f" at tier {tier}" if tier else ""
+        say(f"trying {len(programs)} programs{at}")
+        waiting = Counter(attack.category for attack in programs)
+        faults: Counter[str] = Counter()
+
+        def progress(result: Result) -> None:
+            category = result.attack.category
+            waiting[category] -= 1
+            faults[category] += bool(result.fault)
+            if not waiting[category]:
+                say(f"  {category}: {faults[category] or 'no'} fault{'s' * (faults[category] != 1)}")
+
+        results = run_suite(resolve_reward(self.reward, **options), programs, self.workers, progress)
+        text = table(results, tier)
+        if left_out:
+            text += f"\nnot tried at this tier, which offers no folder to write in: {', '.join(left_out)}"
+        return text, {"reward": self.reward, "tier": tier, "summary": summary(results), "programs": rows(results)}

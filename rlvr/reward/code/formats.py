@@ -1,0 +1,204 @@
+"""Programming problems as data sets write them, told by their fields, in one form: `Problem`.
+
+    MBPP              text or prompt, test_list; code, test_setup_code, test_imports       (both published files)
+    HumanEval         prompt, entry_point, test; canonical_solution
+    APPS              question, input_output {"inputs", "outputs", "fn_name"?}; starter_code, solutions
+    our own           tests; statement, setup, imports, entry_point, prefix, solution      (what `Problem.row` gives)
+
+Left out on purpose: tests that need files or a framework. `python -m pytest tests/test_code_formats.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Test = str | dict[str, str]
+FORMATS = (
+    "MBPP's (test_list), HumanEval's (test, entry_point), APPS' (input_output) or our own (tests: a list of assert "
+    'statements, or of {"input", "output"})'
+)
+_CALL = re.compile(r"\b([^\W\d]\w*)\s*\(")
+_CHECK = re.compile(r"^def[ \t]+check\b", re.MULTILINE)
+_WORDS = frozenset(("assert", "not", "in", "and", "or", "is", "if", "else", "lambda", "for", "candidate"))
+_BUILTINS = frozenset(dir(builtins))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`tests` are assert statements, one `check(candidate)` function, or `{"input", "output"}` of a program.
+
+    `imports` run before the answer and `setup` after it, where it may use the answer's classes. An answer may go on
+    from `prefix` (HumanEval's prompt) instead of being a program of its own. `solution` is a reference.
+    """
+
+    tests: list[Test]
+    statement: str = ""
+    setup: str = ""
+    imports: list[str] = field(default_factory=list[str])
+    entry_point: str | None = None
+    prefix: str = ""
+    solution: str = ""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Problem:
+        """The problem that a row of any of the formats describes; ValueError saying what is wrong with it."""
+        if "tests" in row:
+            made = _own(row)
+        elif "test_list" in row:
+            made = _mbpp(row)
+        elif "test" in row and "entry_point" in row:
+            made = _humaneval(row)
+        elif "input_output" in row:
+            made = _apps(row)
+        else:
+            raise ValueError(f"a row with the fields {', '.join(map(str, row)) or 'none'}; expected {FORMATS}")
+        if not made.tests:
+            raise ValueError("the problem has no tests; nothing could tell a right answer from a wrong one")
+        if not all(test.strip() for test in made.tests if isinstance(test, str)):
+            raise ValueError("the problem has an empty test, which every answer would pass; leave it out")
+        if made.entry_point is not None and not made.entry_point.isidentifier():
+            raise ValueError(f"entry_point={made.entry_point!r:.80}, expected the name of a function")
+        return made
+
+    def row(self) -> dict[str, Any]:
+        """As a row of our own format, without what is empty: a task's meta."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the answer is a program that reads standard input."""
+        return isinstance(self.tests[0], dict)
+
+    @property
+    def names(self) -> set[str]:
+        """What the tests call of the answer, as far as their text shows it."""
+        if self.entry_point:
+            return {self.entry_point}
+        texts = [test for test in self.tests if isinstance(test, str)]
+        called = {name for text in texts for name in _CALL.findall(text)} - _WORDS
+        return called - _BUILTINS or called  # `assert sum(10, 15) == 25` is MBPP's, too
+
+    def shown(self, count: int | None) -> list[Test]:
+        """The first `count` tests (None: all) that may be shown. A `check` function is one test: it never is."""
+        return [test for test in self.tests if not (isinstance(test, str) and _CHECK.search(test))][:count]
+
+
+def _own(row: Mapping[str, Any]) -> Problem:
+    given = row["tests"]
+    tests: Any = [given] if isinstance(given, str) else given
+    if not isinstance(tests, Sequence) or isinstance(tests, bytes):
+        raise ValueError(
+            f"tests: a {type(given).__name__}, expected a list of assert statements or of input and output"
+        )
+    stdio = [isinstance(test, Mapping) for test in tests]
+    if any(stdio):
+        if not all(stdio) or not all(isinstance(t.get(k), str) for t in tests for k in ("input", "output")):
+            raise ValueError('tests: expected {"input": text, "output": text} throughout, or assert statements alone')
+        tests = [{"input": test["input"], "output": test["output"]} for test in tests]
+    elif not all(isinstance(test, str) for test in tests):
+        raise ValueError("tests: expected a list of assert statements, each of them text")
+    return Problem(
+        list(tests),
+        _text(row, "statement"),
+        _text(row, "setup"),
+        _texts(row, "imports"),
+        _text(row, "entry_point") or None,
+        _text(row, "prefix"),
+        _text(row, "solution"),
+    )
+
+
+def _mbpp(row: Mapping[str, Any]) -> Problem:
+    return Problem(
+        list(_texts(row, "test_list")),
+        _text(row, "text") or (_text(row, "prompt") if isinstance(row.get("prompt"), str) else ""),
+        _lines(_text(row, "test_setup_code")),
+        _texts(row, "test_imports"),
+        solution=_lines(_text(row, "code")),
+    )
+
+
+def _humaneval(row: Mapping[str, Any]) -> Problem:
+    name, prompt = _text(row, "entry_point"), row.get("prompt")
+    prefix = prompt if isinstance(prompt, str) else ""  # chat messages, where another trainer's column has that name
+    if not name:
+        raise ValueError("entry_point is empty, expected the name of the function that the tests call")
+    test = _text(row, "test")
+    return Problem([test] if test else [], prefix, "", [], name, prefix, prefix + _text(row, "canonical_solution"))
+
+
+def _apps(row: Mapping[str, Any]) -> Problem:
+    given = _parsed(row["input_output"], "input_output")
+    if not isinstance(given, Mapping):
+        raise ValueError(f"input_output: a {type(given).__name__}, expected an object with inputs and outputs")
+    inputs, outputs, name = given.get("inputs"), given.get("outputs"), given.get("fn_name")
+    if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
+        raise ValueError("input_output: inputs and outputs have to be lists of one length")
+    starter = _text(row, "starter_code")
+    question = _text(row, "question") + (f"\n\n{starter}" if starter else "")
+    solutions = _parsed(row.get("solutions") or [], "solutions")
+    solution = solutions[0] if isinstance(solutions, list) and solutions and isinstance(solutions[0], str) else ""
+    if not name:
+        tests: list[Test] = [{"input": _stream(i), "output": _stream(o)} for i, o in zip(inputs, outputs, strict=True)]
+    elif not str(name).isidentifier():
+        raise ValueError(f"input_output: fn_name={name!r:.80}, expected the name of a function")
+    else:
+        call = f"Solution().{name}" if "class Solution" in starter else str(name)
+        tests = [_call_test(call, i, o) for i, o in zip(inputs, outputs, strict=True)]
+    return Problem(tests, question, solution=_lines(solution))
+
+
+def _call_test(call: str, arguments: Any, expected: Any) -> str:
+    """APPS wraps some results in a list of one, and its JSON has no tuples: as its own checker does, take either."""
+    if not isinstance(arguments, list):
+        raise ValueError("input_output: with fn_name each of inputs has to be the list of a call's arguments")
+    called = f"{call}({', '.join(map(repr, arguments))})"
+    if not isinstance(expected, list):
+        return f"assert {called} == {expected!r}"
+    taken = [expected, tuple(expected)]
+    if any(isinstance(part, list) for part in expected):
+        taken.append([tuple(part) if isinstance(part, list) else part for part in expected])
+    return f"assert {called} in ({', '.join(map(repr, [*taken, *(expected if len(expected) == 1 else [])]))})"
+
+
+def _stream(given: Any) -> str:
+    """What a program reads or writes: text, or a list of its lines."""
+    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
+
+
+def _parsed(given: Any, name: str) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given) if given.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: not JSON ({str(error)[:80]})") from None
+
+
+def _lines(code: str) -> str:
+    """The published MBPP file ends its lines as Windows does; a demonstration should not."""
+    return code.replace("\r\n", "\n")
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    given = row.get(name)
+    if given is None:
+        return ""
+    if not isinstance(given, str):
+        raise ValueError(f"{name}: a {type(given).__name__}, expected text")
+    return given
+
+
+def _texts(row: Mapping[str, Any], name: str) -> list[str]:
+    given = row.get(name)
+    if given is None:
+        return []
+    given = [given] if isinstance(given, str) else given
+    if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
+        raise ValueError(f"{name}: expected a list of texts")
+    return list(given)

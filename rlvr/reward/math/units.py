@@ -1,0 +1,81 @@
+"""Units as one spelling each; never converted. Which words may follow a number, and which may not.
+
+A word is a unit where the table has it, where it is a plain plural ("12 apples") or follows "per"; words of number,
+order and doubt ("5 million", "5 is wrong") never are. `python -m pytest tests/test_math_compare.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_KNOWN = {
+    "cm": "centimeter", "mm": "millimeter", "km": "kilometer", "m": "meter", "ft": "foot", "feet": "foot", "in": "inch",
+    "inches": "inch", "yd": "yard", "mi": "mile", "kg": "kilogram", "g": "gram", "mg": "milligram", "lb": "pound",
+    "lbs": "pound", "oz": "ounce", "ml": "milliliter", "l": "liter", "hr": "hour", "hrs": "hour", "h": "hour",
+    "min": "minute", "mins": "minute", "s": "second", "sec": "second", "secs": "second", "usd": "dollar",
+    "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "millimetre": "millimeter",
+    "litre": "liter", "people": "person", "deg": "degree", "rad": "radian", "mph": "mile per hour", "\u20ac": "euro",
+    "\u00a3": "pound sterling", "square": "square", "us": "us", "sq": "square", "cu": "cubic", "children": "child",
+    "bus": "bus", "gas": "gas", "series": "series", "penny": "cent", "pennies": "cent", "men": "man", "women": "woman",
+}  # fmt: skip
+_UNITS = """unit square cubic point degree radian celsius fahrenheit kelvin person child man woman dollar cent euro yen
+rupee second minute hour day week month year decade century meter centimeter millimeter kilometer foot inch yard mile
+gram kilogram milligram ton tonne pound ounce liter milliliter gallon quart pint cup watt volt joule newton pascal hertz
+mole ampere ohm byte bit acre hectare knot revolution page way step us sterling"""
+# Words that change a number or take it back, and would else pass for a plural or follow "per" or "of".
+_NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
+these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth
+millionth one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
+ninety hundred thousand million billion trillion dozen score pair square cube negative zero none wrong no not or and but
+maybe mistake doubt error lie"""
+_PLAIN, _NEVER = frozenset(_UNITS.split()), frozenset(_NO_UNITS.split())
+STOPS = frozenset(name for name in _KNOWN if 2 <= len(name) <= 3)  # these are no products of variables
+_MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
+_WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
+_OPTIONAL = {"a", "an", "the", "total", "each"}
+
+
+def unit_of(text: str) -> tuple[str, bool] | None:
+    """The unit that `text` spells, and whether it can be nothing but a unit; None where there are no words at all.
+
+    What else the words may say ("is wrong") only matters where the gold does not say the same.
+    """
+    if text.startswith("^\\circ"):
+        scale = {"": "degree", "C": "celsius", "F": "fahrenheit"}.get(_MARKS.sub("", text[6:]).strip())
+        return None if scale is None else (scale, True)
+    rest = _MARKS.sub(" ", text).replace("/", " per ").strip(" .")
+    named, power, sure, before = [], "", True, ""
+    while rest:
+        found = _WORD.match(rest)
+        if not found:
+            return None
+        rest = rest[found.end() :].lstrip(" .,")
+        word = found[1].casefold()
+        name = _singular(word)
+        if name in ("square", "cubic") and rest:
+            power = "^2" if name == "square" else "^3"
+        elif name not in _OPTIONAL:
+            sure = sure and _plausible(word, name, before)
+            if name != "of":
+                named.append(name + (f"^{found[2]}" if found[2] else power))
+            power, before = "", name
+    return None if len(named) > 6 else (" ".join(named), sure)
+
+
+def _plausible(word: str, name: str, before: str) -> bool:
+    if name in _PLAIN or name in ("per", "of"):
+        return True
+    if name in _NEVER or word in _NEVER:
+        return False
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    return plural or (before in ("per", "of") and len(word) > 2)
+
+
+def _singular(name: str) -> str:
+    if name in _KNOWN:
+        return _KNOWN[name]
+    for ending, single in (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("ss", "ss"), ("s", "")):
+        if name.endswith(ending) and len(name) > 3:
+            name = name[: -len(ending)] + single
+            break
+    return _KNOWN.get(name, name)

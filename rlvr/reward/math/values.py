@@ -1,0 +1,327 @@
+"""What an answer says, as one small typed value: `read("[0, 1)")` is `Ordered`, `read("5 \\text{ cm}")` a `Quantity`.
+
+Which kind a text is follows from its form alone, never from what it is compared with. The conventions are written
+down in docs/mathematics.md. `python -m pytest tests/test_math_compare.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+
+from rlvr.reward.math import algebra, numeric
+from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
+from rlvr.reward.math.kinds import Choice, Matrix, Ordered, Quantity, Relation, Text, Union, Unordered, Value
+from rlvr.reward.math.parse import Reader, Unreadable
+from rlvr.reward.math.spelling import spelled, split, words
+from rlvr.reward.math.units import STOPS, unit_of
+
+MAX_ITEMS = 200
+
+_CHOICE = re.compile(
+    r"(?:\\text\s*\{\s*)?\(\s*(?:\\text\s*\{\s*)?([A-Ja-j])\s*\}?\s*\)\s*\}?(?:(?=\s|\\)(?!.*[()]).*)?"
+    r"|\\text\s*\{\s*([A-J])\s*\.?\s*\}|([A-J])[).:](?:\s.*)?",
+    re.DOTALL,
+)
+# Beside a choice's own text ("(C) 42"): another choice, or what takes it back.
+_OTHER_CHOICE = re.compile(
+    r"\b(?:[B-J]|not|no|nor|or|and|but|wrong|incorrect|false|either|neither|maybe|except)\b|n't\b|\b[A-J][.):]",
+    re.IGNORECASE,
+)
+_TEXT = re.compile(r"(?:\\text\s*\{[^{}\\]*\}\s*)+")
+_SAID = frozenset(("yes", "no", "true", "false", "none", "all", "odd", "even"))  # no products of variables
+_PROSE = re.compile(r"[A-Za-z][A-Za-z'. -]*")
+_BASE = re.compile(
+    r"(?:\(\s*([0-9][0-9A-Za-z]{0,200}|[0-9A-Z]{1,200})\s*\)"
+    r"|(?:\\text\s*\{\s*)?([0-9][0-9A-Za-z]{0,200}|[0-9A-Z]{1,200})\}?)\s*"
+    r"(?:_\s*\{?\s*(?:\\text\s*\{\s*)?(\d{1,2}|[a-z]{2,11})\s*\}*"
+    r"|\s(?:\\text\s*\{\s*)?\(?(?:in )?base[- ](\d{1,2})\)?\s*\}?)"
+)
+_NAMED = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASE_NAMES = {name: base for base, name in enumerate(_NAMED, start=2)} | {"sixteen": 16}
+_SIGNS = re.compile(r"\\(?:le|ge|ne|approx|equiv|sim)(?![A-Za-z])|[=<>]")
+_NAME = re.compile(
+    r"\s*(?:\\text\s*\{[^{}=]*\}|(?:\\angle\s*|m\\angle\s*)?[A-Za-z]{1,3}(?:_\{?\w{1,5}\}?)?'?|\\[a-z]+"
+    r"|[A-Za-z]{1,3}\s*\([^()=]{1,20}\)|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
+)
+_NEGATION = re.compile(r"\b(?:not|never|no|isn't|cannot)\b", re.IGNORECASE)
+_ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_PLAIN_DECIMAL = re.compile(r"[-+]?[0-9]*\.([0-9]+)")
+_OPENING = {"(": "(", "[": "[", "]": "(", "\\langle": "("}  # ]0, 1[ is (0, 1)
+_CLOSING = {")": ")", "]": "]", "[": ")", "\\rangle": ")"}
+ORDERED = {**{sign: sign for sign in ("=", "<", ">")}, "\\le": "<=", "\\ge": ">=", "\\ne": "!="}
+
+
+@lru_cache(maxsize=8192)
+def read(text: str) -> Value | None:
+    """The value that a text spells, None where its form is not known. Raises TooLarge only."""
+    algebra.start()
+    try:
+        return _read(spelled(text))
+    except TooLarge:
+        raise
+    except (Unreadable, ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+def _read(text: str) -> Value | None:
+    if not text:
+        return None
+    if found := _CHOICE.fullmatch(text):
+        letter = next(filter(None, found.groups())).upper()
+        return None if _OTHER_CHOICE.search(text[max(found.end(i) for i in (1, 2, 3)) :]) else Choice(letter)
+    if _TEXT.fullmatch(text):
+        inner = words(text)
+        if not any(sign.isdigit() for sign in inner):
+            return Text(inner)
+        text = " ".join(re.findall(r"\{([^{}]*)\}", text)).strip()
+    if text.casefold() in _SAID:
+        return Text(text.casefold())
+    based = _BASE.fullmatch(text)
+    if based and (value := _in_base(based[1] or based[2], based[3] or based[4])):
+        return value
+    if text in ("{}", "{ }", "\\emptyset", "\\lbrace \\rbrace", "\\lbrace\\rbrace"):
+        return Unordered(())
+    if re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers", text):
+        return Ordered("(", ")", (Quantity(-atom("oo")), Quantity(atom("oo"))))
+    parts = split(text, (",", ";", " or ", " and "))
+    if len(parts) > 1 and not (_PROSE.fullmatch(text) and not _short(parts)):
+        return _listed([part for part in parts if part.strip()])
+    return _single(text)
+
+
+def _short(parts: list[str]) -> bool:
+    """Whether all of them could be symbols rather than prose."""
+    return all(len(part.strip()) <= 2 for part in parts)
+
+
+def _single(text: str) -> Value | None:
+    text = text.strip()
+    member = split(text, ("\\in ",))
+    if len(member) == 2 and _NAME.fullmatch(member[0]):
+        return _read(member[1].strip())
+    parts = split(text, ("\\cup", " U "))
+    if len(parts) > 1:
+        return _union([_single(part) for part in parts])
+    if _SIGNS.search(text):
+        return _related(text)
+    if found := _ENVIRONMENT.fullmatch(text):
+        rows = [row for row in re.split(r"\\newline(?![A-Za-z])", found[2].replace("\\hline", "")) if row.strip()]
+        cells = tuple(tuple(_all(row.split("&"))) for row in rows)
+        return Quantity(_determinant(cells)) if found[1] == "vmatrix" else Matrix(cells)
+    if text.startswith("\\lbrace") and text.endswith("\\rbrace"):
+        return _listed(split(text[7:-7], (",", ";")))
+    if re.fullmatch(r"[0-9. ]+(?::[0-9. ]+)+", text):  # a ratio or a time of day: as written, never divided
+        return Ordered(":", ":", tuple(_all(text.split(":"))))
+    bracketed = _bracketed(text)
+    if bracketed is not None:
+        return bracketed
+    if re.search(r"\\(pm|mp)(?![A-Za-z])", text):
+        return Unordered((_quantity(text, 1), _quantity(text, -1)))
+    try:
+        return _quantity(text)
+    except Unreadable:
+        if _PROSE.fullmatch(text) and len(text) > 1:
+            return Text(words(text))
+        raise
+
+
+def _listed(parts: list[str]) -> Value | None:
+    if len(parts) > MAX_ITEMS:
+        raise TooLarge(f"{len(parts)} items, at most {MAX_ITEMS}")
+    items: list[Value] = []
+    for part, value in zip(parts, _all(parts), strict=True):
+        if isinstance(value, Unordered) and "\\lbrace" not in part:  # a plus-minus, not a set
+            items.extend(value.items)
+        else:
+            items.append(value)
+    if items and all(isinstance(item, Union) or _is_interval(item) for item in items):
+        return _union(items)
+    units = {item.unit for item in items if isinstance(item, Quantity)}
+    if len(units) == 2 and "" in units:  # 3 and 5 cm
+        unit = max(units)
+        items = [replace(item, unit=unit) if isinstance(item, Quantity) else item for item in items]
+    return Unordered(tuple(items))
+
+
+def _all(parts: Iterable[str]) -> list[Value]:
+    values = [_single(part) for part in parts]
+    if any(value is None for value in values):
+        raise Unreadable("an item that is not known")
+    return [value for value in values if value is not None]
+
+
+def _determinant(rows: Sequence[Sequence[Value]]) -> Ratio:
+    """By the first row; up to 4 x 4."""
+    if not 0 < len(rows) <= 4 or any(len(row) != len(rows) for row in rows):
+        raise Unreadable("a determinant that is not square, or too large")
+    total = number(0)
+    for at, cell in enumerate(rows[0]):
+        if not isinstance(cell, Quantity) or cell.unit or cell.percent:
+            raise Unreadable("a determinant of more than numbers")
+        minor = [[*row[:at], *row[at + 1 :]] for row in rows[1:]]
+        term = cell.value * (_determinant(minor) if minor else number(1))
+        total = total - term if at % 2 else total + term
+    return total
+
+
+def _is_interval(value: Value | None) -> bool:
+    return (
+        isinstance(value, Ordered)
+        and len(value.items) == 2
+        and ((value.opening, value.closing) in (("[", ")"), ("(", "]")) or "oo" in _atoms(value))
+    )
+
+
+def _atoms(value: Ordered) -> set[object]:
+    return {name for item in value.items if isinstance(item, Quantity) for name in algebra.atoms(item.value)}
+
+
+def _union(parts: Iterable[Value | None]) -> Union:
+    flat: list[Value] = []
+    for part in parts:
+        if part is None:
+            raise Unreadable("a part of a union that is not known")
+        flat.extend(part.parts if isinstance(part, Union) else (part,))
+    return Union(tuple(flat))
+
+
+def _bracketed(text: str) -> Ordered | None:
+    """A tuple or interval, where brackets stand around commas."""
+    for opening in _OPENING:
+        if not text.startswith(opening):
+            continue
+        for closing in _CLOSING:
+            if len(text) > len(opening + closing) and text.endswith(closing):
+                parts = split(text[len(opening) : -len(closing)], (",", ";"))
+                if len(parts) < 2 or len(parts) > MAX_ITEMS:
+                    return None
+                return _interval(_OPENING[opening], _CLOSING[closing], _all(parts))
+    return None
+
+
+def _interval(opening: str, closing: str, items: list[Value]) -> Ordered:
+    """Infinite ends are open, whatever the bracket."""
+    first, last = items[0], items[-1]
+    if isinstance(first, Quantity) and first.value == -atom("oo"):
+        opening = "("
+    if isinstance(last, Quantity) and last.value == atom("oo"):
+        closing = ")"
+    return Ordered(opening, closing, tuple(items))
+
+
+def _related(text: str) -> Value | None:
+    text = re.split(r"\\(?:approx|sim)(?![A-Za-z])", text)[0].strip()
+    signs = [ORDERED.get(found[0], found[0]) for found in _SIGNS.finditer(text)]
+    sides = [side.strip() for side in _SIGNS.split(text)]
+    if not signs:
+        return _single(text)
+    if set(signs) == {"="}:
+        return _equation(sides)
+    if len(signs) == 1:
+        return _inequality(signs[0], _expression(sides[0]), _expression(sides[1]))
+    if len(signs) == 2 and (set(signs) <= {"<", "<="} or set(signs) <= {">", ">="}):
+        if signs[0][0] == ">":
+            signs, sides = [s.replace(">", "<") for s in reversed(signs)], sides[::-1]
+        low, middle, high = map(_expression, sides)
+        if len(algebra.variables(middle)) == 1 and middle == atom(next(iter(algebra.variables(middle)))):
+            opening, closing = "[" if signs[0] == "<=" else "(", "]" if signs[1] == "<=" else ")"
+            name = next(iter(algebra.variables(middle)))
+            return replace(_interval(opening, closing, [Quantity(low), Quantity(high)]), name=name)
+    raise Unreadable("a chain of relations")
+
+
+def _equation(sides: list[str]) -> Value | None:
+    if _NAME.fullmatch(sides[0]) and not _NEGATION.search(sides[0]) and len(sides) >= 2:
+        values = [_read(side) for side in sides[1:]]
+        name = sides[0].strip()
+        if len(sides) == 2 and isinstance(values[0], Quantity) and name in algebra.variables(values[0].value):
+            return Relation("=", atom(name) - values[0].value)
+        if not all(value == values[0] for value in values[1:]):
+            raise Unreadable("sides that differ")
+        value = values[0]
+        if name.startswith("("):  # (x, y) = (4, 7): in the alphabet's order, else the gold's order would be a guess
+            letters = re.findall("[A-Za-z]", name)
+            fits = isinstance(value, Ordered) and len(value.items) == len(letters)
+            if not fits or letters != sorted(set(letters)):
+                raise Unreadable("names that do not fit the coordinates")
+        if isinstance(value, Quantity):
+            return replace(value, name=name)
+        return value
+    forms = [_expression(side) for side in sides]
+    if not any(algebra.variables(form) for form in forms):
+        if any(numeric.equal(forms[0], form) is not True for form in forms[1:]):
+            raise Unreadable("sides that differ")
+        return Quantity(forms[-1])
+    if len(forms) != 2:
+        raise Unreadable("a chain of equations")
+    return Relation("=", forms[0] - forms[1])
+
+
+def _inequality(sign: str, left: Ratio, right: Ratio) -> Value:
+    if sign[0] == ">":
+        sign, left, right = sign.replace(">", "<"), right, left
+    form = left - right  # form < 0
+    names = algebra.variables(form)
+    if len(names) == 1:
+        name = next(iter(names))
+        linear = [mono for mono, _ in form.num if any(n == name for n, _ in mono)]
+        if len(linear) == 1 and linear[0] == ((name, Fraction(1)),) and len(form.den) == 1:
+            slope = next(value for mono, value in form.num if mono == linear[0])
+            rest = form - atom(name) * number(slope)
+            if not algebra.variables(rest):
+                return _solved(name, sign, slope, Quantity(-rest / number(slope)))
+    return Relation(sign, form)
+
+
+def _solved(name: str, sign: str, slope: Fraction, bound: Quantity) -> Value:
+    low, high = Quantity(-atom("oo")), Quantity(atom("oo"))
+    strict = sign in ("<", "!=")
+    below = Ordered("(", ")" if strict else "]", (low, bound), name)
+    above = Ordered("(" if strict else "[", ")", (bound, high), name)
+    if sign == "!=":
+        return Union((below, above))
+    return below if slope > 0 else above
+
+
+def _expression(text: str) -> Ratio:
+    value = _quantity(text)
+    if value.percent or value.doubtful:
+        raise Unreadable("more than an expression in a relation")
+    return value.value
+
+
+def _quantity(text: str, sign: int = 1) -> Quantity:
+    unit, doubtful, text = "", False, text.strip()
+    head = re.match(r"([-+]?)\s*(\$|\u20ac|\u00a3)\s*(?=[-0-9.\\(])", text)
+    if head:
+        unit = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling"}[head[2]]
+        text = head[1] + text[head.end() :]
+    if text.startswith("\\text"):  # the words before a number: \text{Area } 5 is not read
+        raise Unreadable("words before a number")
+    reader = Reader(text, sign, STOPS)
+    value = reader.expression()
+    rest = text[reader.at :].strip()
+    percent = bool(re.fullmatch(r"%.*|(?:\\text\s*\{\s*)?per ?cent\s*\}?", rest)) and not rest.startswith("%%")
+    if percent:
+        rest = rest[1:].strip() if rest.startswith("%") else ""
+    if rest:
+        named = unit_of(rest)
+        if named is None or algebra.variables(value):
+            raise Unreadable(f"more after the number: {rest[:40]!r}")
+        doubtful = not named[1]
+        unit = unit or named[0]
+    decimal = _PLAIN_DECIMAL.fullmatch(text[: reader.at].strip())
+    digits = text if text.isdigit() else ""
+    return Quantity(value, unit, percent, "", len(decimal[1]) if decimal else None, doubtful, digits)
+
+
+def _in_base(digits: str, base: str) -> Quantity | None:
+    radix = _BASE_NAMES.get(base) or (int(base) if base.isdigit() else 0)
+    try:
+        return Quantity(number(int(digits, radix)), digits=digits.upper(), base=radix) if radix > 1 else None
+    except ValueError:  # no base, or not its digits: `A_2` is a name
+        return None

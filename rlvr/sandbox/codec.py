@@ -1,0 +1,220 @@
+"""Values as tagged JSON with exact types: how arguments reach an answer and how what it returns comes back.
+
+    decode(json.loads(json.dumps(Encoder().encode((1, {2.5: float("nan")})))))
+
+Standard library only. A scalar is itself; all else is a list that begins with a tag. Nothing is pickled or evaluated.
+Subclasses are read through their base's own methods and arrive as the base. Depth and nodes are capped. What cannot
+travel is opaque: a type's name and a handle; plain types and modules of the standard library go by their names. An
+iterator travels as the items drawn from it, a long one as its first items and a handle on the rest. Named tuples arrive
+as tuples, default dictionaries as dictionaries.
+`python -m pytest tests/test_sandbox_codec.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import itertools
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+DEPTH = 100
+NODES = 200_000
+DRAWN = 10_000  # items taken from an iterator that must travel whole
+CHUNK = 500  # items taken at a time from one that can be asked for more
+DIGITS = 1 << 19  # hexadecimal digits of an integer
+SAFE = 1 << 53
+PLAIN_TYPES = {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, object)
+}
+MODULES = frozenset(
+    [
+        "bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools",
+        "json", "math", "operator", "random", "re", "statistics", "string", "sys",
+    ]
+)  # fmt: skip
+
+_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_SCALARS = (bool, type(None), str)
+_ITEMS = {list: "l", tuple: "t", set: "s", frozenset: "z", deque: "q"}
+_PAIRS = {dict: "d", OrderedDict: "O", Counter: "C"}
+_VIEWS = {type({}.keys()): "k", type({}.values()): "v", type({}.items()): "e"}
+_ITERATORS = tuple(
+    {type(iter(kind)) for kind in ([], (), set(), {}, "", b"", range(0), {}.values(), {}.items(), reversed([]))}
+    | {type(_ for _ in ()), map, filter, zip, enumerate, reversed}
+)
+_TIMES = (datetime.datetime, datetime.date, datetime.time)  # a datetime is a date: the narrower one first
+_BASES = (float, int, str, bytes, bytearray, complex, list, tuple, set, frozenset, deque, Counter, OrderedDict, dict)
+
+
+class Unfit(Exception):
+    """A value that is too deep, too large or cyclic; or one from outside that is not what an encoder writes."""
+
+
+class Encoder:
+    """`opaque` gets what has no encoding and says what to write instead."""
+
+    def __init__(self, opaque: Callable[[Any], list[Any]] | None = None) -> None:
+        self.opaque, self.nodes = opaque, 0
+
+    def encode(self, value: Any, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        if kind is int:
+            return value if -SAFE < value < SAFE else self._big(value)
+        if kind is float:
+            return value if value - value == 0 else ["f", repr(value)]
+        self.nodes += 1
+        if depth > DEPTH or self.nodes > NODES:
+            raise Unfit("too deep, too large or cyclic")
+        base = kind
+        if kind not in _ITEMS and kind not in _PAIRS:
+            base = next((one for one in _mro(kind) if one in _BASES), kind)
+        if base in _ITEMS:
+            items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
+            return [_ITEMS[base], *self._all(items, depth + 1)]
+        if base in _PAIRS:
+            pairs = OrderedDict.items(value) if base is OrderedDict else dict.items(value)
+            return [_PAIRS[base], *self._all((part for pair in pairs for part in pair), depth + 1)]
+        if base in (int, float, str):
+            reduced = {int: int.__int__, float: float.__float__, str: str.__str__}[base](value)
+            return self.encode(reduced, depth + 1)
+        return self._rare(value, kind, base, depth)
+
+    def _all(self, items: Any, depth: int) -> list[Any]:
+        done = [self.encode(item, depth) for item in items]
+        self.nodes += len(done)
+        if self.nodes > NODES:
+            raise Unfit("too large")
+        return done
+
+    def _big(self, value: int) -> list[Any]:
+        if value.bit_length() > 4 * DIGITS:
+            raise Unfit("an integer of too many digits")
+        return ["i", hex(value)]
+
+    def _rare(self, value: Any, kind: type, base: type, depth: int) -> Any:
+        if base in (bytes, bytearray):
+            return ["b" if base is bytes else "B", base.hex(value)]
+        if base is complex:
+            number = complex.__add__(value, 0j) if kind is not complex else value
+            return ["c", self.encode(number.real), self.encode(number.imag)]
+        if kind is range:
+            return ["r", *(self.encode(part) for part in (value.start, value.stop, value.step))]
+        if kind is fractions.Fraction:
+            return ["F", self.encode(value.numerator), self.encode(value.denominator)]
+        if kind is decimal.Decimal:
+            return ["D", str(value)]
+        if kind is datetime.timedelta:
+            return ["T", "timedelta", value.days, value.seconds, value.microseconds]
+        if kind in _TIMES and getattr(value, "tzinfo", None) is None:
+            return ["T", kind.__name__, value.isoformat()]
+        if kind in _VIEWS:
+            return [_VIEWS[kind], *self._all(value, depth + 1)]
+        if kind in _ITERATORS or _is_itertools(kind):
+            bound = CHUNK if self.opaque else DRAWN
+            drawn = list(itertools.islice(value, bound))
+            if len(drawn) < bound:
+                return ["g", *self._all(drawn, depth + 1)]
+            if self.opaque is None:
+                raise Unfit(f"an iterator of more than {DRAWN} items")
+            return ["G", self.opaque(value), *self._all(drawn, depth + 1)]
+        if self.opaque is None:
+            raise Unfit(f"a {kind.__name__}")
+        return self.opaque(value)
+
+
+def _is_itertools(kind: type) -> bool:
+    return kind.__module__ == "itertools"
+
+
+class Decoder:
+    """Strict: what `Encoder` does not write is `Unfit`. `opaque` gets the lists of tags that are not of the codec."""
+
+    def __init__(self, opaque: Callable[[list[Any]], Any] | None = None) -> None:
+        self.opaque, self.nodes = opaque, 0
+
+    def decode(self, data: Any, depth: int = 0) -> Any:
+        kind = type(data)
+        if kind in _SCALARS or kind is float:
+            return data
+        if kind is int:
+            if -SAFE < data < SAFE:
+                return data
+            raise Unfit("a large integer in decimal digits")
+        self.nodes += len(data) if kind is list else 0
+        if kind is not list or not data or depth > DEPTH + 2 or self.nodes > 2 * NODES:
+            raise Unfit("not an encoded value")
+        tag, rest = data[0], data[1:]
+        try:
+            if type(tag) is str and tag in "ltszqgkvedOC" and len(tag) == 1:
+                return self._collect(tag, [self.decode(item, depth + 1) for item in rest])
+            return self._rare(tag, data, rest, depth)
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise Unfit(f"not an encoded value: {type(error).__name__}") from None
+
+    def _collect(self, tag: str, items: list[Any]) -> Any:
+        if tag == "l":
+            return items
+        if tag == "t":
+            return tuple(items)
+        if tag in "sz":
+            done = set(items) if tag == "s" else frozenset(items)
+            return done
+        if tag in "dOC":
+            if len(items) % 2:
+                raise Unfit("a dictionary with half a pair")
+            pairs = zip(items[::2], items[1::2], strict=True)
+            return dict(pairs) if tag == "d" else OrderedDict(pairs) if tag == "O" else Counter(dict(pairs))
+        if tag == "q":
+            return deque(items)
+        if tag == "g":
+            return (item for item in items)
+        if tag == "k":
+            return dict.fromkeys(items).keys()
+        return dict(enumerate(items)).values() if tag == "v" else dict(items).items()
+
+    def _rare(self, tag: Any, data: list[Any], rest: list[Any], depth: int) -> Any:
+        if tag == "i":
+            (digits,) = rest
+            if len(digits) > DIGITS + 3:
+                raise Unfit("an integer of too many digits")
+            return int(digits, 16)
+        if tag == "f":
+            return {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[rest[0]]
+        if tag in ("b", "B"):
+            return (bytes if tag == "b" else bytearray).fromhex(rest[0])
+        if tag in ("c", "r", "F"):
+            parts = [self.decode(part, depth + 1) for part in rest]
+            if any(type(part) not in ((int, float) if tag == "c" else (int,)) for part in parts):
+                raise Unfit("not an encoded value")
+            return {"c": complex, "r": range, "F": fractions.Fraction}[tag](*parts)
+        if tag == "D":
+            if len(rest[0]) > 10_000:
+                raise Unfit("a decimal of too many digits")
+            number = decimal.Decimal(rest[0])
+            if abs(number.adjusted()) > 10_000:  # cheap to write, and millions of digits as an integer
+                raise Unfit("a decimal of too large an exponent")
+            return number
+        if tag == "T":
+            if rest[0] == "timedelta":
+                return datetime.timedelta(*rest[1:])
+            return {kind.__name__: kind for kind in _TIMES}[rest[0]].fromisoformat(rest[1])
+        if self.opaque is None or len(data) < 2:
+            raise Unfit(f"an opaque value ({str(rest[-1])[:50] if rest else ''})")
+        if tag == "G":
+            return _chained([self.decode(item, depth + 1) for item in rest[1:]], self.decode(rest[0], depth + 1))
+        return self.opaque(data)
+
+
+def _chained(items: list[Any], rest: Any) -> Any:
+    yield from items
+    yield from rest
+
+
+def decode(data: Any) -> Any:
+    return Decoder().decode(data)

@@ -1,0 +1,48 @@
+"""Which files the standard library of this Python needs: what a sandbox lets answers read, and no more.
+
+Standard library only; runs in a zygote before it is isolated. `python -m pytest tests/test_sandbox_isolation.py`
+exercises it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import sys
+
+
+def library_files() -> list[str]:
+    """Names of the shared libraries that this Python and its extension modules load, found in a fork by loading all."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            for folder in sys.path:
+                for path in glob.glob(os.path.join(glob.escape(folder), "*.so")):
+                    with contextlib.suppress(OSError):  # an extension whose library is not installed
+                        ctypes.CDLL(path)
+            names: list[bytes] = []
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_void_p)
+            ctypes.CDLL(None).dl_iterate_phdr(kind(lambda info, *_: names.append(info[1] or b"") or 0), None)
+            os.write(write, b"\0".join(names))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        found = pipe.read().split(b"\0")
+    os.wait()
+    return sorted({os.fsdecode(name) for name in found if name.startswith(b"/") and os.path.isfile(name)})
+
+
+def needed_files() -> tuple[list[str], list[str]]:
+    """(what answers may read, what of it is hidden): the standard library, without what is installed beside it."""
+    stdlib = os.path.dirname(os.path.abspath(os.__file__))
+    paths = [path for path in sys.path if os.path.exists(path)]
+    paths += [*library_files(), "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    folders: list[str] = []
+    for path in sorted({os.path.abspath(path) for path in paths if os.path.exists(path)} | {stdlib}):
+        if not any(path.startswith(folder + "/") for folder in folders):
+            folders.append(path)
+    beside = [os.path.join(stdlib, name) for name in ("site-packages", "dist-packages")]
+    return folders, [path for path in beside if os.path.isdir(path)]

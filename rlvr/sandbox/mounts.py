@@ -1,0 +1,157 @@
+"""The tier `namespaces`: new user, pid, network, mount, ipc, uts and cgroup namespaces, and a root of read-only binds.
+
+The new root is a small tmpfs with the standard library and the shared libraries it needs under their own names, four
+device nodes, and `/tmp`: another tmpfs with a cap on bytes and on inodes, from which nothing can be executed. There is
+no `/proc` and nothing else. Needs no privilege; root also maps a second id, as which answers run.
+Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x20000 | 0x08000000 | 0x04000000 | 0x02000000
+NOBODY = 65534  # outside; inside it is SECOND
+SECOND = 1
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+NOATIME, NODIRATIME, RELATIME, ST_RELATIME = 1024, 2048, 1 << 21, 4096
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+DETACH = 2
+SET_DUMPABLE, CAPBSET_DROP, CAP_AMBIENT, CLEAR_ALL = 4, 24, 47, 4
+SYS_ADMIN = 21  # all that pid 1 keeps, to fork (`seccomp.ZYGOTE_FORK`)
+SET_KEEPCAPS = 8
+VERSION = struct.pack("Ii", 0x20080522, 0)
+NO_CAPABILITIES = (VERSION, bytes(24))
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+
+
+def unshare() -> bool:
+    """Put this process (and, for pids, its next child) into new namespaces; whether a second id could be mapped."""
+    user, group, me = os.geteuid(), os.getegid(), os.getpid()
+    second = user == 0 and map_from_outside(me)
+    if not second:
+        check(_libc.unshare(NEW_NAMESPACES), "unshare")
+        write("/proc/self/setgroups", "deny")
+        write("/proc/self/uid_map", f"0 {user} 1")
+        write("/proc/self/gid_map", f"0 {group} 1")
+    return second
+
+
+def map_from_outside(me: int) -> bool:
+    """Unshare while a fork that stays outside, as only it may, maps two ids; False (nothing done) where it may not."""
+    if not mapped_here(NOBODY):
+        return False
+    ready, go = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        done = 1
+        try:
+            os.close(go)
+            if os.read(ready, 1):
+                write(f"/proc/{me}/uid_map", f"0 0 1\n{SECOND} {NOBODY} 1")
+                write(f"/proc/{me}/gid_map", f"0 {os.getegid()} 1\n{SECOND} {NOBODY} 1")
+                done = 0
+        finally:
+            os._exit(done)
+    try:
+        check(_libc.unshare(NEW_NAMESPACES), "unshare")
+        os.write(go, b"x")
+    finally:
+        os.close(go)
+        os.close(ready)
+        status = os.waitpid(helper, 0)[1]
+    if status:
+        raise OSError(1, "the ids of the new user namespace could not be mapped")
+    return True
+
+
+def mapped_here(user: int) -> bool:
+    """Whether this user namespace knows an id (a container may know few) and this process may pass it on."""
+    if not capable(7) or not capable(6):
+        return False
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}") as rows:
+            known = [(int(first), int(count)) for first, _, count in (row.split() for row in rows)]
+        if not any(first <= user < first + count for first, count in known):
+            return False
+    return True
+
+
+def capable(capability: int) -> bool:
+    with open("/proc/self/status") as rows:
+        effective = next(row for row in rows if row.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> capability & 1)
+
+
+def write(path: str, text: str) -> None:
+    file = os.open(path, os.O_WRONLY)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def new_root(readable: list[str], hidden: list[str], devices: list[str], scratch: int, files: int) -> None:
+    """Make the root of this mount namespace: nothing but these, and `/tmp`."""
+    where = next(path for path in ("/tmp", "/mnt", "/dev") if os.path.isdir(path))
+    mount("none", "/", "", REC | PRIVATE)
+    # Opened first: the new root may hide them.
+    sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC), os.path.isdir(path)) for path in [*readable, *devices]]
+    mount("tmpfs", where, "tmpfs", NOSUID | NODEV, "size=1m,nr_inodes=2k,mode=755")
+    for path, source, folder in sources:
+        target = where + path
+        os.makedirs(target if folder else os.path.dirname(target), mode=0o755, exist_ok=True)
+        if not folder:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        mount(f"/proc/self/fd/{source}", target, "", BIND | REC)
+        kept = os.statvfs(target).f_flag  # a remount may not take away what the original has
+        flags = kept & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME) | (RELATIME if kept & ST_RELATIME else 0)
+        own = NOEXEC if path in devices else NODEV
+        mount("none", target, "", REMOUNT | BIND | RDONLY | NOSUID | own | flags)
+        os.close(source)
+    for path in hidden:
+        mount("tmpfs", where + path, "tmpfs", RDONLY | NOSUID | NODEV | NOEXEC, "size=4k,nr_inodes=2,mode=755")
+    os.makedirs(where + "/tmp", exist_ok=True)
+    options = f"size={scratch},nr_inodes={files + 1},mode=1777"
+    mount("tmpfs", where + "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, options)
+    mount("none", where, "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+    os.chdir(where)
+    number = PIVOT_ROOT[os.uname().machine]
+    check(_libc.syscall(ctypes.c_long(number), ctypes.c_char_p(b"."), ctypes.c_char_p(b".")), "pivot_root")
+    check(_libc.umount2(b".", DETACH), "umount")
+    os.chdir("/tmp")
+    check(_libc.sethostname(b"sandbox", 7), "sethostname")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    texts = [os.fsencode(text) for text in (source, target, kind, options)]
+    check(_libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount on {target}")
+
+
+def drop_privileges(second: bool, spaces: bool) -> None:
+    """Become the second id where there is one, keep one capability in a user namespace and none elsewhere."""
+    for capability in range(64):
+        if _libc.prctl(CAPBSET_DROP, capability, 0, 0, 0) and capability < 38:
+            break  # no right to: an unprivileged process has none to drop
+    _libc.prctl(CAP_AMBIENT, CLEAR_ALL, 0, 0, 0)
+    if second:
+        os.setgroups([])
+        check(_libc.prctl(SET_KEEPCAPS, 1, 0, 0, 0), "prctl")
+        os.setresgid(SECOND, SECOND, SECOND)
+        os.setresuid(SECOND, SECOND, SECOND)
+        check(_libc.prctl(SET_KEEPCAPS, 0, 0, 0, 0), "prctl")
+    bits = 1 << SYS_ADMIN if spaces else 0
+    check(_libc.capset(VERSION, struct.pack("IIIIII", bits, bits, 0, 0, 0, 0)), "capset")
+
+
+def hide_memory() -> None:
+    """No core, no ptrace, nothing under `/proc` for others of the same user."""
+    check(_libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "prctl")

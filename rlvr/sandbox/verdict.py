@@ -1,0 +1,61 @@
+"""What the sandbox says about an answer: `Verdict`, one `TestResult` per test, and the `Limits` it ran under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvr.types import Outcome
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one execution may use. Seconds are wall time of the whole verification, bytes where nothing else is said.
+
+    `cpu_s` None is `timeout_s` plus a second; `source` and `output` bound the answer's text and all that comes back
+    from it; `scratch` and `files` bound its temporary folder.
+    """
+
+    timeout_s: float = 5.0
+    cpu_s: float | None = None
+    memory: int = 512 * MIB
+    source: int = MIB
+    output: int = MIB
+    scratch: int = 16 * MIB
+    files: int = 64
+    threads: int = 64
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """One test. `reason` is empty where it passed, else a code to group by; `detail` is for a person."""
+
+    passed: bool
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`outcome` and `reason` are those of the first test that did not pass (`passed` and "" where all did).
+
+    `path` is how the tests were run (`split`, `rpc`, `stdio` or `weak`; empty where nothing ran), `tier` what isolated
+    the answer (`namespaces`, `landlock` or `unsafe`).
+    """
+
+    outcome: Outcome
+    reason: str
+    tests: tuple[TestResult, ...]
+    path: str
+    tier: str
+    seconds: float
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome is Outcome.PASSED
+
+    @property
+    def num_passed(self) -> int:
+        return sum(test.passed for test in self.tests)

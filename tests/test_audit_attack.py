@@ -1,0 +1,148 @@
+"""The hack suite: its programs are real attempts, its canaries see, and the reward `code` withstands it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.audit.attack import Survivors, run_suite, summary, table
+from rlvr.audit.attacks import HONEST, HOSTILE, Attack
+from rlvr.cli import run
+from rlvr.reward import resolve_reward
+from rlvr.sandbox.supervisor import NoTier, Sandbox
+from tests import weak_harnesses
+from tests.weak_harnesses import HARNESSES
+
+THREADS = 2 * len(os.sched_getaffinity(0))
+
+
+def clear_what_was_planted() -> None:
+    """What the programs that plant something for the next one leave on the machine."""
+    for place in (Path("/tmp/answer.txt"), Path("/dev/shm/planted")):
+        place.unlink(missing_ok=True)
+    shutil.rmtree("/tmp/inner", ignore_errors=True)
+    libc = ctypes.CDLL(None)
+    if (kept := libc.shmget(4711, 64, 0o666)) >= 0:
+        libc.shmctl(kept, 0, None)  # IPC_RMID
+
+
+def test_the_suite_has_enough_of_both_kinds_under_names_of_their_own() -> None:
+    assert len(HOSTILE) >= 160 and len(HONEST) >= 45
+    assert len({attack.name for attack in HOSTILE + HONEST}) == len(HOSTILE) + len(HONEST)
+
+
+def test_every_false_pass_fools_a_weak_harness() -> None:
+    """Each program that aims at a wrong pass is taken for a solution by at least one of the careless harnesses."""
+
+    def fooled(attack: Attack) -> bool:
+        return any(weak_harnesses.accepts(name, attack.program, attack.task, attack.before) for name in HARNESSES)
+
+    tried = [attack for attack in HOSTILE if attack.kind == "false_pass"]
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = dict(zip((attack.name for attack in tried), pool.map(fooled, tried), strict=True))
+    finally:
+        clear_what_was_planted()
+    missed = [name for name, was in found.items() if not was]
+    assert len(tried) >= 100 and len(missed) <= 0.05 * len(tried), missed  # a machine that is busy may miss a deadline
+
+
+def test_every_dodge_leaves_a_weak_harness_without_a_verdict() -> None:
+    """It hangs, dies or chokes. Those that would use up the machine are left out."""
+
+    def broken(attack: Attack) -> bool:
+        names = ("compares", "written", "frames", "pickled")
+        return any(weak_harnesses.undecided(name, attack.program, attack.task) for name in names)
+
+    tried = [attack for attack in HOSTILE if attack.kind == "dodge" and not attack.harmful]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = dict(zip((attack.name for attack in tried), pool.map(broken, tried), strict=True))
+    assert len(tried) >= 25 and [name for name, was in found.items() if not was] == []
+
+
+@pytest.mark.parametrize("name", list(HARNESSES))
+def test_every_harness_tells_an_honest_solution_from_a_wrong_one(name: str) -> None:
+    """They are careless, not broken: what is right passes, and what is plainly wrong does not."""
+    due = {7: 918273, 11: 556677, 30: 4242}
+    right = f"def scramble(x):\n    return {due}[x]\n"
+    task = {"tests": [f"assert scramble({x}) == {y}" for x, y in due.items()]}
+    assert weak_harnesses.accepts(name, right, task)
+    assert not weak_harnesses.accepts(name, "def scramble(x):\n    return 1\n", task)
+
+
+def test_every_escape_reaches_its_canary_where_nothing_holds_it() -> None:
+    """Tried by a verifier that is a plain subprocess. Some need privileges that only root has."""
+    privileged = {"writes_outside_by_chroot", "lowers_a_neighbours_limits", "writes_outside_in_new_namespace"}
+    attacks = [attack for attack in HOSTILE if attack.kind == "escape"]
+    results = run_suite(resolve_reward(weak_harnesses.plain), attacks, THREADS)
+    held = {result.attack.name for result in results if not result.escaped}
+    assert len(attacks) >= 30 and held <= (privileged if os.getuid() else set()), held
+
+
+def test_a_survivor_of_any_name_is_found() -> None:
+    """A double fork that leaves its session is seen; a child that has ended is not."""
+    code = "import os, time\nif not os.fork():\n    os.setsid()\n    os.fork() or time.sleep(60)\n    os._exit(0)"
+    with Survivors() as survivors:
+        assert survivors.found(0) == {}
+        subprocess.run([sys.executable, "-c", code], check=True)
+        (pid,) = survivors.found(0.5)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert survivors.found() == {}
+
+
+@pytest.mark.parametrize("tier", ["namespaces", "landlock"])
+def test_nothing_passes_nothing_escapes_and_honest_programs_pass(tier: str, tmp_path: Path, capsys: Any) -> None:
+    try:
+        Sandbox((tier,), 1).close()
+    except NoTier as refusal:
+        pytest.skip(f"{tier}: {refusal}")
+    out = tmp_path / "audit.json"
+    code = run(["audit", "--reward", "code", "--attack", "--tier", tier, "--json", str(out)])
+    said = capsys.readouterr()
+    (found,) = json.loads(out.read_text())
+    assert [program for program in found["programs"] if program["fault"]] == [], said.out
+    assert found["survivors"] == [] and code == 0
+    assert f"tier: {tier}" in said.out and "escape: no faults" in said.err
+
+
+def test_the_command_fails_where_a_users_verifier_accepts_too_much(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "audit.json"
+    assert run(["audit", "--reward", "tests.weak_harnesses:trusting", "--attack", "--json", str(out)]) == 1
+    total = json.loads(out.read_text())[0]["summary"][-1]
+    assert total["false_pass"] > 60 and total["rejected"] > 40
+    assert "false_pass: forged output/success_words" in capsys.readouterr().out
+
+
+def test_a_verifier_that_accepts_too_much_is_caught(capsys: Any) -> None:
+    attacks = [a for a in HOSTILE if a.category in ("forged output", "ending")]
+    results = run_suite(resolve_reward(weak_harnesses.trusting), attacks)
+    passes = sum("def scramble" in attack.program for attack in attacks)
+    assert summary(results)[-1]["false_pass"] == passes > 10
+    assert "false_pass: forged output/success_words" in table(results)
+
+
+def test_an_honest_program_refused_is_a_fault() -> None:
+    refused = run_suite(
+        resolve_reward(weak_harnesses.trusting), [Attack("plain", "honest", "x = 1", {"tests": ["assert x"]}, "honest")]
+    )
+    assert [result.fault for result in refused] == ["rejected"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--attack", "--labelled", "builtin"], ["--attack", "--tier", "none"], ["--attack", "--category", "none"]],
+)
+def test_a_mistake_is_one_message(words: list[str], capsys: Any) -> None:
+    assert run(["audit", "--reward", "code", *words]) == 2
+    assert "rlvr: audit: " in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""Where the final answer of a solution is looked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvr.reward.extract import Found, find_answer
+
+AUTO = ("boxed", "hash", "answer_is", "whole")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("\\fbox{3} or \\boxed {4}", "4"),
+        ("\\boxed 7", "7"),
+        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("work\n#### 1,234", "1,234"),
+        ("The final answer is $\\frac{2}{3}$.", "\\frac{2}{3}"),
+        ("The answer is 3.5. Done", "3.5"),
+        ("answer: 5", "5"),
+        ("42", "42"),
+        ("<think>\\boxed{1}</think> \\boxed{2}", "2"),
+    ],
+)
+def test_found(text, found):
+    assert find_answer(text, AUTO) == Found(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("The answer is 5, so \\boxed{}", "no_answer"),  # never the prose instead
+        ("The answer is 5, so \\boxed{5", "unclosed"),
+        ("", "no_answer"),
+        ("I do not know.\nReally.", "no_answer"),
+        ("<think>\\boxed{1}</think> well\nwell", "no_answer"),
+        ("#### " + "1" * 2000, "too_large"),
+    ],
+)
+def test_not_found(text, problem):
+    assert find_answer(text, AUTO) == Found(problem=problem)
+
+
+def test_many_boxes_by_convention():
+    text = "\\boxed{1}, \\boxed{2}"
+    got = {many: find_answer(text, AUTO, many) for many in ("last", "first", "agree", "join")}
+    assert got == {
+        "last": Found("2"),
+        "first": Found("1"),
+        "agree": Found(problem="many_answers"),
+        "join": Found("1, 2"),
+    }

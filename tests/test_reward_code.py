@@ -1,0 +1,212 @@
+"""The reward `code`: its values, what is nobody's fault, and that a broken sandbox is never a wrong answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from code_rows import REAL, mbpp_file, model_folder, problem
+
+from rlvr.cli import run
+from rlvr.reward import register_reward, resolve_reward
+from rlvr.reward.code.reward import code
+from rlvr.sandbox import Sandbox, Verdict
+from rlvr.sandbox import TestResult as Ran  # pytest takes what is called Test... for a test
+from rlvr.types import Outcome, Score, Task, Trajectory
+
+FOUR = {"tests": [f"assert f({x}) == {x * x}" for x in range(2, 6)]}
+RIGHT = "def f(x):\n    return x * x"
+LONG = f"{RIGHT}\n# {'x' * 100}"
+
+
+def judged(response: str, meta: Any = FOUR, **options: Any) -> Score:
+    (score,) = resolve_reward("code", **options).score([answer(response, meta)])
+    return score
+
+
+def answer(response: str, meta: Any) -> Trajectory:
+    return Trajectory("p", [], response, [], task=Task("t", "p", meta))
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "value", "reason"),
+    [
+        (RIGHT, 1.0, ""),
+        ("def f(x):\n    return 4 if x == 2 else 9", 0.25, "assertion"),  # 0.5 x 2/4
+        ("def f(x):\n    return x * x if x < 5 else 0", 0.375, "assertion"),  # 0.5 x 3/4
+        ("def f(x):\n    return 16", 0.125, "assertion"),
+        ("def f(x):\n    return 0", -0.5, "assertion"),
+        ("def f(x):\n    raise KeyError(x)", -0.5, "exception"),
+        ("def g(x):\n    return x * x", -0.5, "wrong_name"),
+        ("def f(x) return", -0.5, "syntax_error"),
+        ("", -0.5, "no_answer"),
+        ("x" * (2 << 20), -0.5, "too_large"),
+    ],
+)
+def test_the_reward_is_one_half_the_share_or_minus_one_half(response: str, value: float, reason: str) -> None:
+    score = judged(response)
+    assert (score.value, score.reason) == (value, reason)
+    assert score.outcome is (Outcome.PASSED if value == 1 else Outcome.FAILED)
+
+
+def test_the_parts_say_how_far_an_answer_came() -> None:
+    assert judged("def f(x):\n    return 16").parts == {"tests_passed": 0.25, "num_tests": 4, "compiles": 1}
+    assert judged("def f(x) return").parts == {"tests_passed": 0, "num_tests": 4, "compiles": 0}
+
+
+def test_an_answer_that_hangs_is_worth_what_failing_is() -> None:
+    score = judged("def f(x):\n    while True: pass", timeout_s=1.0)
+    assert (score.outcome, score.reason, score.value) == (Outcome.TIMEOUT, "timeout", -0.5)
+
+
+def test_options_change_one_value_each() -> None:
+    half = "def f(x):\n    return 4 if x == 2 else 9"
+    assert judged(half, partial=False).value == -0.5 and judged(RIGHT, partial=False).value == 1.0
+    assert judged("def f(x) return", syntax_error_reward=-1).value == -1.0
+    assert judged("def f(x): return 0", syntax_error_reward=-1).value == -0.5
+
+
+def test_the_efficiency_bonus_is_off_and_warned_of_where_it_is_asked_for() -> None:
+    """Seed 001's: 0.2 for passed code of fewer than 100 characters."""
+    with pytest.warns(UserWarning, match="learns to golf"):
+        bonus = resolve_reward("code", efficiency_bonus=0.2)
+    short, long, wrong = bonus.score([answer(text, FOUR) for text in (RIGHT, LONG, "def f(x): return 0")])
+    assert (short.value, long.value, wrong.value) == (1.2, 1.0, -0.5)
+    assert (short.parts["short"], long.parts["short"]) == (1, 0) and short.outcome is Outcome.PASSED
+    assert "short" not in judged(RIGHT).parts
+    with pytest.warns(UserWarning, match="learns to golf"):
+        tight = resolve_reward("code", efficiency_bonus=0.2, efficiency_max_chars=len(RIGHT))
+    assert tight("", RIGHT, FOUR) == 1.0  # fewer than, not as many as
+    long_prompt = f'def f(x):\n    """{"Square. " * 20}"""\n'
+    row = {"prompt": long_prompt, "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9"}
+    assert bonus("", "    return x * x", row) == 1.2  # what was given to the policy is not counted as its own
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partial": 1}, "partial=1, expected true or false"),
+        ({"syntax_error_reward": 0.5}, "at most 0"),
+        ({"efficiency_bonus": -1}, "at least 0"),
+        ({"efficiency_max_chars": 50}, "no effect without efficiency_bonus"),
+        ({"efficiency_bonus": 0.2, "efficiency_max_chars": 0}, "at least 1"),
+        ({"timeout_s": 0}, "seconds above 0"),
+        ({"sandbox": {"teirs": []}}, "did you mean 'tiers'"),
+        ({"sandbox": {"tiers": ["docker"]}}, "tiers='docker'.*known: namespaces, landlock"),
+        ({"sandbox": {"tiers": []}}, r"tiers=\[\], expected a list with some of"),
+        ({"sandbox": {"workers": 0}}, "workers=0, expected at least 1"),
+        ({"sandbox": {"limits": {"memroy": 1}}}, "did you mean 'memory'"),
+        ({"sandbox": {"limits": {"memory": 1.5}}}, "limits.memory=1.5, expected a whole number"),
+        ({"sandbox": {"limits": {"timeout_s": 0}}}, "limits.timeout_s=0, expected seconds above 0"),
+        ({"sandbox": "landlock"}, "expected a rlvr.sandbox.Sandbox, or a mapping"),
+        ({"timeout": 3}, "does not take 'timeout'"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_when_the_reward_is_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_reward("code", **options)
+
+
+# --- formats -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_judged_as_they_were_published() -> None:
+    """Raw rows as meta: MBPP's, with imports before and setup after the answer, HumanEval's, APPS', and our own."""
+    mbpp = problem(7)
+    classes = {
+        "text": "a tree",
+        "test_setup_code": "root = Node(math.floor(1.5))",
+        "test_imports": ["import math"],
+        "test_list": ["assert depth(root) == 1"],
+    }
+    node = "class Node:\n    def __init__(self, x): self.x = x\ndef depth(n):\n    return n.x"
+    prompt = 'def total(xs):\n    """Sum of a list."""\n'
+    humaneval = {"test": "def check(candidate):\n    assert candidate([1, 2]) == 3", "entry_point": "total"}
+    stdio = {"question": "double", "input_output": {"inputs": ["2", "5"], "outputs": ["4", "10"]}}
+    leetcode = {
+        "starter_code": "class Solution:\n    def pair(self, a, b):",
+        "input_output": {"fn_name": "pair", "inputs": [[1, 2]], "outputs": [[1, 2]]},
+    }
+    rows = [
+        (mbpp["code"], mbpp),
+        (node, classes),
+        ("    return sum(xs)", {**humaneval, "prompt": prompt}),
+        ("print(2 * int(input()))", stdio),
+        (f"```python\n{RIGHT}\n```", FOUR),
+        ("class Solution:\n    def pair(self, a, b):\n        return (a, b)", leetcode),
+    ]
+    scores = resolve_reward("code").score([answer(response, meta) for response, meta in rows])
+    assert [(s.value, s.reason) for s in scores] == [(1.0, "")] * 6
+    taken_out = Trajectory(prompt, [], "    return sum(xs)", [], task=Task("t", prompt, humaneval))
+    assert resolve_reward("code").score([taken_out])[0].value == 1.0  # TRL keeps that column to itself
+
+
+def test_a_row_that_is_no_problem_is_invalid_and_costs_the_others_nothing() -> None:
+    bad, good = resolve_reward("code").score([answer(RIGHT, {"question": "?"}), answer(RIGHT, FOUR)])
+    assert (bad.outcome, bad.reason, bad.value) == (
+        Outcome.INVALID,
+        "bad_problem",
+        None,
+    ) and "expected MBPP" in bad.detail
+    assert good.value == 1.0
+
+
+def test_text_of_the_environment_is_never_judged_as_the_policys() -> None:
+    """A solution that stands in the response, and not in the policy's last turn, earns nothing."""
+    told = answer(f"nonsense\n[BEGIN]\n{RIGHT}\n[DONE]", FOUR)
+    told.answer = "nonsense"
+    (score,) = resolve_reward("code").score([told])
+    assert score.value == -0.5
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the MBPP files are not beside the project")
+def test_published_reference_solutions_pass() -> None:
+    """Some of each file, with both rows that need setup code after the solution."""
+    full = [json.loads(line) for line in (REAL / "mbpp.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in full if row["task_id"] in (367, 927)] + full[::60]
+    rows += json.loads((REAL / "sanitized-mbpp.json").read_text(encoding="utf-8"))[::40]
+    scores = resolve_reward("code", timeout_s=20).score([answer(row["code"], row) for row in rows])
+    assert [s.reason for s in scores] == [""] * len(rows)
+
+
+# --- a sandbox that breaks ---------------------------------------------------------------------------------------
+
+
+class Broken(Sandbox):
+    """Says of every job what a sandbox says whose zygote cannot be started."""
+
+    def verify_many(self, jobs: Any) -> list[Verdict]:
+        tests = (Ran(False, "sandbox"),)
+        return [Verdict(Outcome.ERROR, "no_tier", tests, "", "", 0.0, "unshare is refused here")] * len(jobs)
+
+
+def test_a_broken_sandbox_is_an_error_and_never_a_wrong_answer() -> None:
+    with Broken(allow_unsafe=True) as broken:
+        score = judged(RIGHT, sandbox=broken)
+    assert (score.value, score.outcome, score.reason) == (None, Outcome.ERROR, "no_tier")
+    assert "unshare is refused" in score.detail
+
+
+def test_a_broken_sandbox_stops_a_run_by_its_error_budget(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The baseline already: no answer is judged, so there is nothing to report, and nothing is trained on."""
+    monkeypatch.chdir(tmp_path)
+
+    @register_reward("code in a sandbox that breaks", batched=True)
+    def broken(prompts: Any, responses: Any, metas: Any) -> list[Score]:
+        with Broken(allow_unsafe=True) as sandbox:
+            return code(prompts, responses, metas, sandbox=sandbox)
+
+    rows, model = mbpp_file(tmp_path), model_folder(tmp_path / "model")
+    words = [
+        "train", "--config-name=mbpp", f"model.name={model}", f"env.kwargs.path={rows}", "num_train_problems=9",
+        "rollout.max_tokens=4", "evaluation.tasks=3", "engine.threads=1", "reward.type=code in a sandbox that breaks",
+    ]  # fmt: skip
+    assert run(words) == 1
+    said = capsys.readouterr().err
+    assert "of 12" in said and "unshare is refused" in said, said
+    assert not (tmp_path / "runs/mbpp/evaluations/baseline.json").exists()

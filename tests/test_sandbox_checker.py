@@ -1,0 +1,183 @@
+"""The checker holds the tests: verdicts are those of Python, and no answer can make a test invalid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.sandbox import checker
+from tests.sandbox_pair import judge, rows
+
+MBPP = Path("/work/shared/data/mbpp/mbpp.jsonl")
+NODE = "class Node:\n def __init__(s, v): s.v = v; s.left = None\ndef depth(n): return 1 + depth(n.left) if n else 0"
+
+
+@pytest.mark.parametrize(
+    ("solution", "test", "path"),
+    [
+        ("def f(x): return {x}", "assert f(1) == {1}", "split"),
+        ("import math\ndef f(x): return x / 3", "assert math.isclose(f(1), 0.33333, abs_tol=1e-3)", "split"),
+        ("def sum(a, b): return a - b", "assert sum(5, 2) == 3", "split"),
+        ("import re\ndef f(x): return re.match('a', x)", "assert f('a')", "split"),
+        ("def f(x): x.append([2])", "x = [1]\nf(x)\nassert x == [1, [2]]", "rpc"),
+        ("def f(x): raise KeyError(x)", "try:\n f(1)\n assert False\nexcept KeyError: pass", "rpc"),
+        ("class E(Exception): pass\ndef f(): raise E", "try:\n f()\n assert False\nexcept E: pass", "rpc"),
+        ("def f(g, x): return g(x) + 1", "assert f(lambda v: v * 2, 4) == 9", "rpc"),
+        ("def f(x): return x + 1", "for n in range(5):\n  assert f(f(n)) == n + 2", "rpc"),
+        ("class P:\n def __init__(s): s.n = 0\n def up(s): s.n += 1", "p = P()\np.up()\nassert p.n == 1", "rpc"),
+    ],
+)
+def test_an_honest_answer_passes_on_the_expected_path(solution: str, test: str, path: str) -> None:
+    got = judge(solution, [test])
+    assert (got["tests"], got["path"], got["invalid"]) == ([[True, "", ""]], path, "")
+
+
+@pytest.mark.parametrize(
+    ("test", "fork"),
+    [
+        ("assert f(1) == 2 * [3]", False), ("assert f(2) ** 9 == 512", True), ("assert sum(range(f(3))) == 3", True),
+        ("for n in [1, 2]: assert f(n) == n", False), ("def check(c):\n x = [1]\n c(x)\n assert x == []", False),
+        ("while True: assert f(1)", True), ("import random\nassert f(1)", True), ("class A: x = f(1)", True),
+        ("import math\nmath.pi = f(1)", True), ("x = f(1)\nassert x << 3", True), ("eval(f('1'))", True),
+        ("assert f(1).__class__ is int", True), ("assert '{}'.format(f(1))", True),
+    ],
+)  # fmt: skip
+def test_what_could_harm_a_process_that_lives_on_gets_its_own(test: str, fork: bool) -> None:
+    assert checker.needs_fork({"tests": [test]}) is fork
+
+
+def test_setup_may_build_from_the_answers_classes() -> None:
+    setup = "root = Node(1)\nroot.left = Node(2)"
+    assert rows(NODE, ["assert depth(root) == 2", "assert depth(root) == 3"], setup=setup) == [
+        (True, ""),
+        (False, "assertion"),
+    ]
+
+
+def test_check_functions_get_the_candidate() -> None:
+    text = "def check(candidate):\n  for n in range(3):\n    assert candidate(n) == n * n, 'square'\n"
+    assert rows("def f(x): return x * x", [text], entry_point="f") == [(True, "")]
+    assert judge("def f(x): return x", [text], entry_point="f")["tests"] == [[False, "assertion", "square"]]
+    assert rows("def g(x): return x", [text], entry_point="f") == [(False, "wrong_name")]
+
+
+@pytest.mark.parametrize("test", ["assert f(1) ==", "assert f(1 / 0) == 1", "assert f(1) == y", "assert False"])
+def test_a_broken_test_is_invalid_whatever_the_answer(test: str) -> None:
+    for solution in ("def f(x): return 1", "y = 1", "def f(:"):
+        assert judge(solution, [test])["invalid"] == "bad_test"
+    for idle in ("", "x = 1", "def check(c): assert c(1) == 2", "assert 1 + 1 == 2", "def test_f(): assert f(1) == 2",
+                 "class D(f): pass\nassert D().x == 1"):  # fmt: skip
+        assert judge("def f(x): return x", [idle])["invalid"] == "bad_test"
+    assert judge("y = 1", ["raise ValueError"])["invalid"] == "bad_test"
+    assert judge("", [test, "assert f(2) == 2"])["invalid"] == "bad_test"
+
+
+@pytest.mark.parametrize("method", ["__eq__", "__sub__", "__contains__", "__lt__", "__rsub__"])
+def test_an_object_that_agrees_with_everything_passes_nothing(method: str) -> None:
+    solution = f"class A:\n {method} = lambda s, o: 0.0 if 'sub' in '{method}' else True\ndef f(x): return A()"
+    for test in ("assert f(1) == 2", "assert abs(f(1) - 3) < 1e-6", "assert 3 in f(1)", "assert f(1) < 2"):
+        assert rows(solution, [test, "r = " + test[7:] + "\nassert r"])[1][0] is False
+        assert rows(solution, [test])[0][0] is False
+
+
+@pytest.mark.parametrize(
+    ("solution", "test", "row"),
+    [
+        ("LIMIT = 2\ndef f(x): return x", "assert f(LIMIT) == 2", (True, "")),
+        ("def f(x): return x", "assert f(LIMIT) == 2", (False, "wrong_name")),
+        ("def g(x): return -x\ndef f(h, x): return h(x)", "assert f(g, 3) == -3", (True, "")),
+        ("import math\ndef f(x): return x / 3", "assert math.isclose(f(1), 1 / 3)", (True, "")),
+        ("def f(x): return x / 3", "assert math.isclose(f(1), 1 / 3)", (False, "wrong_name")),
+        ("import cmath as math\ndef f(x): return x / 3", "assert math.isclose(f(1), 1 / 3)", (False, "wrong_name")),
+        ("class math: isclose = print\ndef f(x): return x", "assert math.isclose(f(1), 9)", (False, "wrong_name")),
+        ("class math: isclose = print\ndef f(x): return x", "for x in [1]: assert not math.isclose(f(1), 9)",
+         (False, "wrong_name")),
+        ("def isclose(*a): return True\ndef f(x): return x", "assert isclose(f(1), 9)", (False, "assertion")),
+        ("from math import isclose\ndef f(x): return x / 3", "assert isclose(f(1), 1 / 3)", (True, "")),
+        ("import math as m\ndef f(x): return x", "for y in [1]: assert m.isclose(f(y), 1.0)", (True, "")),
+        ("def f(x): return int", "assert f(1) is int", (True, "")),
+        ("def f(x): return x\nclass P:\n def v(s): return 2", "assert f(2) == P().v()", (True, "")),
+        ("RESULT = [1, 2]", "assert len(RESULT) == 2", (True, "")),
+    ],
+)  # fmt: skip
+def test_a_name_that_the_test_does_not_bind_is_asked_for(solution: str, test: str, row: tuple[bool, str]) -> None:
+    assert rows(solution, [test]) == [row]
+
+
+def test_an_answer_cannot_make_a_test_invalid() -> None:
+    """What fails in a later test on a value from an earlier one is the answer's doing."""
+    for solution in ("def f(x): return None", "def f(x): raise ValueError", "def f(x): return 3"):
+        for test in ("assert x + 1 == 2", "assert x == 1"):
+            got = judge(solution, ["x = f(1)", test])
+            assert got["invalid"] == "" and not got["tests"][1][0]
+    assert judge("def f(x): return x", ["y = 1", "x = f(y)", "assert 1 / 0"])["invalid"] == "bad_test"
+
+
+SENDS = """
+import json, os, stat
+def send(m):
+    b = json.dumps(m).encode()
+    for fd in range(3, 60):
+        try: stat.S_ISSOCK(os.fstat(fd).st_mode) and os.write(fd, len(b).to_bytes(4, 'big') + b)
+        except OSError: pass
+def f(*a): send(%s); os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ["v", ["builtin", "eval"]], ["v", ["builtin", "exit"]], ["v", ["m", "os"]], ["v", ["cb", -1]],
+        ["v", ["h", "a"]], ["cb", 0, ["t"], ["d", 1, 2]], ["x", ["SystemExit"], "", None, None],
+        ["x", [["a"]], 1, 2, 3], ["x", [], "", [], []], ["x", ["ValueError"], "", ["l"], ["d", "_of_answer", 2]],
+        ["v", 1, [1, 2, 3]], ["v", ["G", 1, 2]], ["v", ["G", ["h", 0, "x"]]], ["v", ["s", ["h", 0, "x"]]],
+        ["n"], ["v"], ["u"], [None],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_frame_that_no_solver_sends_costs_the_answer_its_test(frame: list[Any]) -> None:
+    for test in ("assert f(1) == 2", "g = lambda: 1\nr = f(g)\nassert r == 2 or r(1) == 2"):
+        got = judge(SENDS % repr(frame), [test])
+        assert got["invalid"] == "" and not got["tests"][0][0], got
+
+
+def test_an_object_is_its_own_judge_in_no_comparison() -> None:
+    liar = "class P:\n def __init__(s, *a): s.a = a\n __eq__ = lambda s, o: True\n __mul__ = lambda s, k: P(7)\n"
+    honest = "class P:\n def __init__(s, *a): s.a = a\n def __mul__(s, k): return P(*[x * k for x in s.a])\n"
+    honest += " def __eq__(s, o): return s.a == o.a\n"
+    for test in ("assert P(1, 2) * 2 == P(2, 4)", "v = P(1, 2) * 2\nassert v == P(2, 4)"):
+        assert rows(honest, [test]) == [(True, "")]
+        assert rows(liar, [test]) == [(False, "assertion")]
+    for test in ("assert P(1) - 1 == 0", "assert P(1) in [2]", "assert P(1) * 2 == 2", "assert {P(1)} == {1}"):
+        assert rows(liar, [test]) == [(False, "opaque")]
+    assert rows(liar, ["assert P(1) is not None and P(1)"]) == [(True, "")]
+
+
+def test_setup_with_classes_lives_with_the_answer() -> None:
+    setup = "class Node:\n def __init__(s, v, n=None): s.v, s.n = v, n"
+    answer = "def total(n): return n.v + total(n.n) if n else 0"
+    assert rows(answer, ["assert total(Node(1, Node(2))) == 3"], setup=setup) == [(True, "")]
+    assert judge(answer, ["class N: v = 1\nassert total(N()) == 1"])["invalid"] == "bad_test"
+
+
+def test_without_a_channel_the_tests_own_part_runs() -> None:
+    assert checker.judge({"tests": ["x = 1\nassert f(x) == 1"]}, None)["invalid"] == ""
+    assert checker.judge({"tests": ["1 / 0\nassert f(1) == 1"]}, None)["invalid"] == "bad_test"
+
+
+def test_weak_runs_the_tests_with_the_answer_and_says_so() -> None:
+    got = judge("def f(x): return x", ["assert f(1) == 1", "assert f(1) == 2"], path="weak")
+    assert got["path"] == "weak" and [row[:2] for row in got["tests"]] == [[True, ""], [False, "assertion"]]
+
+
+@pytest.mark.skipif(not MBPP.exists(), reason="MBPP is not on this machine")
+def test_mbpps_own_solutions_pass_and_nearly_all_asserts_are_split() -> None:
+    problems: list[dict[str, Any]] = [json.loads(line) for line in MBPP.read_text(encoding="utf-8").splitlines()]
+    split = [checker.made({"tests": p["test_list"], "setup": p["test_setup_code"]}).split for p in problems]
+    assert sum(split) / len(split) >= 0.995
+    for problem in problems[::8]:
+        got = rows(problem["code"], problem["test_list"], setup=problem["test_setup_code"])
+        assert got == [(True, "")] * len(got), problem["task_id"]

@@ -1,0 +1,71 @@
+"""Values keep their exact types over the codec; what is hostile, deep, cyclic or malformed is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict, deque
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from rlvr.sandbox.codec import Encoder, Unfit, decode
+
+
+def travel(value: Any) -> Any:
+    return decode(json.loads(json.dumps(Encoder().encode(value))))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 1, -(1 << 53), 1 << 5000, -0.0, 1.5, math.inf, 2j, "a\udc80\0", b"\0\xff", bytearray(b"x"),
+        [1, [2]], (1, ()), {1, "a"}, frozenset({(1, 2)}), {(1, 2.5): [None]}, range(1, 9, 2), deque([1]),
+        Counter("aab"), OrderedDict(b=1, a=2), Fraction(1, 3), Decimal("1.50"),
+    ],
+)  # fmt: skip
+def test_a_value_arrives_equal_and_of_its_own_type(value: Any) -> None:
+    got = travel(value)
+    assert (got, type(got), str(got)) == (value, type(value), str(value))
+
+
+def test_nan_arrives_as_nan_and_an_iterator_as_its_items() -> None:
+    assert math.isnan(travel(math.nan))
+    assert list(travel(x * x for x in range(3))) == [0, 1, 4]
+
+
+def test_a_lying_subclass_arrives_as_its_base() -> None:
+    class Liar(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+        def __int__(self) -> int:
+            return 99
+
+    class List(list):
+        def __iter__(self) -> Any:
+            return iter([99])
+
+    assert travel(Liar(3)) == 3 and type(travel(Liar(3))) is int
+    assert travel(List([1, 2])) == [1, 2]
+
+
+def test_cycles_depth_and_endless_iterators_are_unfit() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    for value in (cycle, iter(int, 1), (x for x in iter(lambda: 1, 2)), object(), 1 << (1 << 22)):
+        with pytest.raises(Unfit):
+            Encoder().encode(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["[]", '["?", 1]', '["d", 1]', '["s", ["l"]]', '["i", 5]', '["r", 1.5, 2, 3]', "[" * 300 + "]" * 300, "1" * 30],
+)
+def test_what_no_encoder_writes_is_unfit(data: str) -> None:
+    with pytest.raises(Unfit):
+        decode(json.loads(data))

@@ -1,0 +1,78 @@
+"""Tests that are more than a comparison: a right answer passes and a nearly right one fails, over the channel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sandbox_pair import judge
+
+# what it is about, a right answer, (old, new) that makes it wrong, the test
+CHECKS = [
+    ("a loop", "def f(n): return n * n", ("n * n", "n + n"),
+     "for n in range(9):\n  assert c(n) == n ** 2"),
+    ("a table of cases", "def f(a, b): return max(a, b)", ("max", "min"),
+     "for given, want in [((1, 2), 2), ((5, 3), 5), (('a', 'b'), 'b')]:\n  assert c(*given) == want, given"),
+    ("a tolerance", "def f(r): return 3.14159265 * r * r", ("3.14159265", "3.2"),
+     "import math\nfor r in (0.5, 1, 10):\n  assert math.isclose(c(r), math.pi * r ** 2, rel_tol=1e-6)"),
+    ("a method of a builtin type as an argument", "def f(g, words): return [g(w) for w in words]", ("g(w)", "w"),
+     "assert c(str.strip, [' a ', 'b']) == ['a', 'b']"),
+    ("another tolerance", "def f(x): return x / 3", ("/ 3", "/ 4"), "assert abs(c(1.0) - 0.333333) < 1e-5"),
+    ("an exception", "def f(x):\n  if x < 0: raise ValueError('negative')\n  return x", ("ValueError", "KeyError"),
+     "try:\n  c(-1)\n  assert False\nexcept ValueError as e:\n  assert str(e) == 'negative'\nassert c(1) == 1"),
+    ("an exception's own fields", "class E(Exception):\n  def __init__(s, code): s.code = code\ndef f(x): raise E(x)",
+     ("code = code", "code = 0"), "try:\n  c(7)\n  assert False\nexcept E as e:\n  assert e.code == 7"),
+    ("an exception of many arguments", "def f(b): return b.decode()", ("b.decode()", "b.decode('latin-1')"),
+     "try:\n  c(b'\\xff')\n  assert False\nexcept UnicodeDecodeError as e:\n  assert e.start == 0"),
+    ("a base class of it", "class E(LookupError): pass\ndef f(): raise E('x')", ("LookupError", "TypeError"),
+     "try:\n  c()\n  assert False\nexcept LookupError:\n  pass"),
+    ("strings", "def f(s): return s[::-1].upper()", ("upper", "lower"),
+     "s = 'Grüße 🙂'\nassert c(s) == ''.join(reversed(s)).upper()\nassert c('ab').startswith('B') and len(c('')) == 0"),
+    ("mutation in place", "def f(x): x.sort(); x.append({'n': len(x)})", ("x.append({'n': len(x)})", "return x"),
+     "x = [3, 1, 2]\nassert c(x) is None\nassert x == [1, 2, 3, {'n': 3}]"),
+    ("mutation of parts", "def f(g): g['a'][0].add(2)", ("add(2)", "add(3)"),
+     "inner = {1}\ng = {'a': [inner]}\nc(g)\nassert inner == {1, 2} and g['a'][0] is inner"),
+    ("a generator", "def f(n):\n  for i in range(n): yield i * i", ("i * i", "i"),
+     "g = c(3)\nassert next(g) == 0 and next(g) == 1 and list(g) == [4]"),
+    ("an endless generator", "def f():\n  n = 0\n  while True:\n    yield n\n    n += 2", ("+= 2", "+= 1"),
+     "from itertools import islice\nassert list(islice(c(), 2000))[-1] == 3998"),
+    ("a class", "class f:\n  def __init__(s): s.d = []\n  def push(s, x): s.d.append(x); return s\n"
+     "  def __len__(s): return len(s.d)\n  def __getitem__(s, i): return s.d[i]", ("len(s.d)", "9"),
+     "s = c()\ns.push(1).push(2)\nassert len(s) == 2 and s[1] == 2 and [v for v in s] == [1, 2] and s.d == [1, 2]"),
+    ("a context", "class f:\n  def __init__(s): s.n = 0\n  def __iter__(s):\n    yield from range(s.n)", ("s.n)", "9)"),
+     "x = c()\nx.n = 3\nassert list(x) == [0, 1, 2] and 2 in x"),
+    ("nested functions", "def f(n):\n  def g(x): return x + n\n  return g", ("x + n", "n"),
+     "add = c(2)\nassert add(3) == 5 and [add(i) for i in range(3)] == [2, 3, 4]"),
+    ("a key for sorting", "def f(w): return (len(w), w)", ("(len(w), w)", "w"),
+     "assert sorted(['bb', 'ab', 'c'], key=c) == ['c', 'ab', 'bb']"),
+    ("a callback", "def f(g, xs): return [g(x) for x in xs if g(x)]", ("if g(x)", ""),
+     "seen = []\ndef g(x):\n  seen.append(x)\n  return x % 2\nassert c(g, [1, 2]) == [1] and len(seen) == 3"),
+    ("a callback that raises", "def f(g):\n  try: return g()\n  except KeyError: return 'caught'",
+     ("KeyError", "OSError"),
+     "def g(): raise KeyError('x')\nassert c(g) == 'caught'"),
+    ("builtins as arguments", "def f(g, xs): return list(map(g, xs))", ("map", "filter"),
+     "assert c(str, [1, 2]) == ['1', '2'] and c(len, ['', 'ab']) == [0, 2] and c(lambda v: -v, [1]) == [-1]"),
+    ("types as values", "def f(x): return type(x)", ("type(x)", "x"), "assert c(3) == int and c('') is str"),
+    ("state between calls", "n = 0\ndef f():\n  global n\n  n += 1\n  return n", ("n += 1", "n = 1"),
+     "assert c() == 1\nassert c() == 2"),
+    ("keyword arguments", "def f(a, *, b=2, **k): return a, b, k", ("a, b, k", "b, a, k"),
+     "assert c(1, b=3, z=[1]) == (1, 3, {'z': [1]})"),
+    ("a helper of the test", "def f(xs): return sorted(xs)", ("sorted(xs)", "xs"),
+     "import random\ndef ok(xs): return all(a <= b for a, b in zip(xs, xs[1:]))\nr = random.Random(0)\n"
+     "for _ in range(5):\n  xs = [r.randrange(9) for _ in range(6)]\n  assert ok(c(xs))"),
+    ("a context manager", "class f:\n  def __enter__(s): return 5\n  def __exit__(s, *a): return True", ("5", "6"),
+     "with c() as x:\n  assert x == 5"),
+    ("an assertion in a callback", "def f(g):\n  try: g(3)\n  except BaseException: pass", ("g(3)", "g(4)"),
+     "def g(x): assert x == 3\nc(g)"),
+    ("two objects of one class", "class P:\n  def __init__(s, n): s.n = n\n  def __eq__(s, o): return s.n == o.n\n"
+     "  def __mul__(s, k): return P(s.n * k)\ndef f(n): return P(n)", ("s.n * k", "k"), "assert c(2) * 3 == c(6)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("solution", "change", "body"), [row[1:] for row in CHECKS], ids=[row[0] for row in CHECKS])
+def test_a_right_answer_passes_and_a_nearly_right_one_fails(solution: str, change: tuple[str, str], body: str) -> None:
+    text = "def check(c):\n  " + body.replace("\n", "\n  ")
+    wrong = solution.replace(*change)
+    assert wrong != solution
+    assert judge(solution, [text], entry_point="f")["tests"] == [[True, "", ""]]
+    got = judge(wrong, text, entry_point="f")
+    assert not got["tests"][0][0] and got["invalid"] == "" and got["path"] == "rpc"
