@@ -188,8 +188,10 @@ def plain(prompt: str, response: str, meta: dict[str, Any]) -> Any:
         tempfile.TemporaryDirectory(prefix="weak-", ignore_cleanup_errors=True) as folder,
         open(f"{folder}/e", "w+") as said,
     ):
+        # A copy of the environment: another thread's canary may change ours between fork and exec.
+        ours = {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
         done = subprocess.run(
-            [sys.executable, "-c", "\n".join([response, *calls_of(meta)])], cwd=folder, timeout=20,
+            [sys.executable, "-c", "\n".join([response, *calls_of(meta)])], cwd=folder, timeout=20, env=ours,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
         )  # fmt: skip
         said.seek(0)

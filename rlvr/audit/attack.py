@@ -59,6 +59,9 @@ class Result:
         return "unjudged" if self.score.value is None else ""
 
 
+SETTLING = 0.5  # seconds after an escape's verdict: what it started or killed may take a moment
+
+
 class Canaries:
     """What an attack may not touch, and what came of it. Every attack has its own."""
 
@@ -73,7 +76,8 @@ class Canaries:
         os.environ[self.mark] = self.secret
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
-        self.neighbour = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+        # Without our environment: the canaries of another thread may change it between fork and exec.
+        self.neighbour = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"], env={})
         self._limits = self._neighbours_state()
 
     def filled(self, text: str) -> str:
@@ -96,7 +100,7 @@ class Canaries:
             return ""
 
     def touched(self, score: Score | None = None) -> str:
-        """What was reached, as words for a person; "" for nothing."""
+        """What was reached so far, as words for a person; "" for nothing."""
         found: list[str] = []
         names = sorted(path.name for path in self.folder.iterdir())
         if names != [self.file.name] or self.file.read_text() != self.secret:
@@ -218,7 +222,11 @@ def try_attack(attack: Attack, judge: Judge) -> Result:
         score = judge(outside.filled(attack.program), outside.task(attack.task))
         seconds = time.perf_counter() - start
         leaked = "told a secret" if "@SECRET@" in str(attack.task) and score.outcome is Outcome.PASSED else ""
-        return Result(attack, score, seconds, outside.touched(score) or leaked)
+        touched = outside.touched(score)
+        while not touched and attack.kind == "escape" and time.perf_counter() < start + seconds + SETTLING:
+            time.sleep(0.05)
+            touched = outside.touched(score)
+        return Result(attack, score, seconds, touched or leaked)
 
 
 def run_suite(

@@ -142,6 +142,7 @@ if not os.fork():
         os.closerange(0, 256)
         time.sleep(20)
     os._exit(0)
+time.sleep(0.5)
 #: stays_alive_by_spawn
 import subprocess, sys, time
 code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'@MARK@', 0, 0, 0); time.sleep(20)"
