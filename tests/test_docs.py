@@ -96,6 +96,9 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
     tasks = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(5)]
     mbpp_file(folder)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (folder / "answers.jsonl").write_text(json.dumps({"response": r"so \boxed{0.5}", "answer": "1/2"}) + "\n")
+    pairs = ROOT / "rlvr" / "audit" / "data" / "math_pairs.jsonl"
+    (folder / "pairs.jsonl").write_text("".join(pairs.read_text().splitlines(keepends=True)[:20]))
     if any("model" in block.text for block in blocks(request.node.callspec.params["page"])):
         hub = request.getfixturevalue("model")
         for name in ("my-model", "Qwen/Qwen2.5-0.5B-Instruct"):
