@@ -128,6 +128,8 @@ def verify(
     """Grade a file of answers, one verdict per row; the same command goes on where a stopped one was.
 
     rlvr verify answers.jsonl --reward code --reward-option timeout_s=10 --out verdicts.jsonl
+
+    The exit code is 1 where no row at all could be judged.
     """
     from rlvr.audit.answers import Grader, Progress, grade
     from rlvr.audit.options import reward_options
@@ -135,6 +137,8 @@ def verify(
     grader = Grader(reward, reward_options(reward_option or []), workers)
     tally = grade(answers, grader, out, field=response_field, limit=limit, say=_print, progress=Progress())
     _print(tally.table())
+    if tally.rows and tally.unjudged == tally.rows:
+        raise typer.Exit(1)
 
 
 @app.command()

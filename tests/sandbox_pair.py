@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from rlvr.sandbox import checker, solver
+from rlvr.sandbox.setup_parts import for_answer
 
 
 def judge(solution: str, tests: Any, seconds: float = 5.0, **rest: Any) -> dict[str, Any]:
@@ -18,9 +19,8 @@ def judge(solution: str, tests: Any, seconds: float = 5.0, **rest: Any) -> dict[
         if child == 0:
             try:
                 ours.close()
-                solver.main(
-                    {key: job[key] for key in ("solution", "imports", "setup", "stdin") if key in job}, theirs.fileno()
-                )
+                known = {key: job[key] for key in ("solution", "imports", "stdin") if key in job}
+                solver.main({**known, "setup": for_answer(job["setup"])}, theirs.fileno())
             finally:
                 os._exit(1)
         theirs.close()

@@ -261,6 +261,13 @@ def test_conventions_can_be_chosen(gold, answer, conventions, expected):
     assert verdict(gold, answer, **conventions) is expected
 
 
+def test_inequalities_that_both_hold_are_no_list_of_solutions():
+    """`x<2 and x>3` holds nowhere; `x<2 or x>3` is the union."""
+    gold = "(-\\infty,2)\\cup(3,\\infty)"
+    assert verdict(gold, "x<2 \\text{ or } x>3") is True
+    assert verdict(gold, "x<2 \\text{ and } x>3") is not True
+
+
 @pytest.mark.parametrize("pair", [("\\sqrt{3+2\\sqrt2}", "1+\\sqrt2"), ("\\sin^2 x+\\cos^2 x", "1")])
 def test_what_has_no_normal_form_is_left_undecided(pair):
     assert verdict(*pair) is None

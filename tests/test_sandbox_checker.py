@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlvr.sandbox import checker
+from rlvr.sandbox import Sandbox, checker
+from rlvr.sandbox.remote import Link, Names, Remote
 from tests.sandbox_pair import judge, rows
 
 MBPP = Path("/work/shared/data/mbpp/mbpp.jsonl")
@@ -161,6 +164,114 @@ def test_setup_with_classes_lives_with_the_answer() -> None:
     answer = "def total(n): return n.v + total(n.n) if n else 0"
     assert rows(answer, ["assert total(Node(1, Node(2))) == 3"], setup=setup) == [(True, "")]
     assert judge(answer, ["class N: v = 1\nassert total(N()) == 1"])["invalid"] == "bad_test"
+
+
+CASES = "EXPECTED = [1, 4, 9]\ndef want(): return EXPECTED\ndef same(a, b): return a == b"
+
+
+@pytest.mark.parametrize("classes", ["", "\nclass P: pass"])
+def test_an_answer_sees_no_value_and_no_function_of_the_setup(classes: str) -> None:
+    """It could return what is expected, or say itself what is equal."""
+    tests = ["assert f(3) == EXPECTED", "assert f(3) == want()", "assert same(f(3), [1, 4, 9])"]
+    right = "def f(n): return [k * k for k in range(1, n + 1)]"
+    assert rows(right, tests, setup=CASES + classes) == [(True, "")] * 3
+    for thief in ("EXPECTED", "want()", "same.__code__", "globals()['EXPECTED']", "[]"):
+        got = rows(f"def f(n): return {thief}", tests, setup=CASES + classes)
+        assert not any(passed for passed, _ in got), thief
+
+
+def test_what_setup_builds_with_the_answer_is_no_expected_value() -> None:
+    answer = "class Node:\n def __init__(s, v): s.v = v\ndef f(n): return 0"
+    cases = "class Case:\n want = 3\n def same(a, b): return a == b"
+    for setup, test in (
+        ("want = Node(3).v", "assert f(1) == want"), ("want = []\nwant.append(Node(3).v)", "assert f(1) == want[0]"),
+        ("root = Node(3)", "assert f(root) == root.v"), (cases, "assert f(1) == Case.want"),
+        (cases, "assert Case.same(f(1), 3)"), (cases, "assert not Case.same(f(1), 3)"),
+        ("M = 7\nclass P:\n def v(s): return M", "assert f(P()) == 7"),
+    ):  # fmt: skip
+        got = judge(answer, [test], setup=setup)
+        assert got["invalid"] == "bad_test", (setup, test)
+    setup = "root = Node(3)\nroot.w = 4\ndef total(n): return n.v + n.w"
+    assert rows(answer, ["assert root.v == 3", "assert total(root) == 7"], setup=setup) == [
+        (True, ""),
+        (True, ""),
+    ]
+    assert rows("def f(n): return 0", ["assert f(root) == 0"], setup=setup) == [(False, "wrong_name")]
+    assert judge(answer, ["assert f(root) == 0"], setup="1 / 0\n" + setup)["invalid"] == "bad_test"
+    assert rows(answer, ["assert f(root) == 0"], setup=setup + "\nroot.x") == [(False, "exception")]
+
+
+def test_an_import_that_no_answer_can_have_is_the_tests_fault() -> None:
+    given: dict[str, Any]
+    for given in ({"imports": ["import no_such_module.part"]}, {"setup": "from no_such_module import part"}):
+        got = judge("def f(x): return x", ["assert f(1) == 1"], **given)
+        assert got["invalid"] == "bad_test" and "'no_such_module'" in got["detail"]
+    with Sandbox(workers=1) as sandbox:
+        got = sandbox.verify("def f(x): return x", ["assert f(1) == 1"], imports=["import numpy"])
+        assert got.reason == "bad_test" and "numpy" in got.detail
+
+
+@pytest.mark.parametrize("kind", ["StopIteration", "StopAsyncIteration"])
+def test_an_answer_cannot_end_the_loop_that_tests_it(kind: str) -> None:
+    solution = f"def f(x): raise {kind}\nclass G:\n def __init__(s, n): pass\n __getattr__ = f"
+    for body in ("all(map(lambda x: c(x) == 3 * x, [1, 2]))", "not list(map(c, [1]))", "all(map(c, [1]))"):
+        assert rows(solution, [f"def check(c):\n assert {body}"], entry_point="f") == [(False, "exception")]
+    assert rows(solution, ["g = G(1)\nassert all(map(lambda k: g.x == k, [1]))"]) == [(False, "exception")]
+    own = "class I:\n n = 0\n def __next__(s):\n  s.n += 1\n  if s.n > 2: raise StopIteration\n  return s.n"
+    test = "i = I()\nassert next(i) == 1 and next(i) == 2\ntry:\n next(i)\n assert False\nexcept StopIteration: pass"
+    assert rows(own, [test]) == [(True, "")]
+
+
+def test_an_answer_hands_out_no_module_that_the_test_does_not_name() -> None:
+    for solution, test in (
+        ("import random as r\ndef f(x): return r", "m = f(1)\nassert m.Random(1)"),
+        ("import random as m", "for y in [1]: assert m.Random(y)"),
+        ("import sys\ndef f(x): return [sys]", "assert f(1)[0].maxsize > 1"),
+    ):
+        assert not rows(solution, [test])[0][0], test
+    assert rows("def f(m, x): return m, x", ["import math\nassert f(math, 1)[0].pi > 3"]) == [(True, "")]
+
+
+MANY = SENDS.replace("send(%s)", "send(['v', ['l', *(['h', n] for n in range(%d))]])")
+
+
+def test_a_checker_keeps_nothing_of_an_answer() -> None:
+    text = "def check(c):\n x = c(1)\n assert x == 2"
+    gc.collect()
+    gc.disable()
+    try:
+        for count, reason in ((20, "assertion"), (20_000, "opaque")):
+            assert rows(MANY % count, [text], entry_point="f") == [(False, reason)]
+            assert not [1 for one in gc.get_objects() if type(one) in (Remote, Link, Names)]
+    finally:
+        gc.enable()
+
+
+def test_a_checker_out_of_memory_blames_nobody() -> None:
+    for test in ("raise MemoryError", "f(1)\nraise MemoryError"):
+        with pytest.raises(MemoryError):
+            judge("def f(x): return x", [test + "\nassert f(1) == 1"])
+    with pytest.raises(MemoryError):
+        judge("def f(x): return x", ["assert f(1) == 1\nx = 1"], setup="raise MemoryError")
+
+
+def test_a_checker_that_has_grown_asks_to_be_replaced() -> None:
+    child = os.fork()
+    if child == 0:
+        checker.warm()
+        job = {"tests": ["assert f(1) == 1"]}
+        before = checker.judge(job, None)
+        held = b"x" * (2 * checker.ROOM)
+        after = checker.judge(job, None)
+        os._exit(0 if "worn" not in before and after["worn"] and held else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_new_checker_decides_whether_the_test_is_to_blame() -> None:
+    with Sandbox(workers=1) as sandbox:
+        before = sandbox.pids
+        assert sandbox.verify("def f(x): return x", ["while True: pass\nf(1)"], timeout_s=0.5).reason == "test_timeout"
+        assert not set(before) & set(sandbox.pids)
 
 
 def test_without_a_channel_the_tests_own_part_runs() -> None:

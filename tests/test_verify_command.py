@@ -65,6 +65,12 @@ def test_a_json_list_in_gzip_and_a_row_that_is_none(folder: Path) -> None:
     assert found[1]["reason"] == found[2]["reason"] == "bad_row" and found[1]["value"] is None
 
 
+def test_a_file_of_which_nothing_could_be_judged_is_a_failure(folder: Path) -> None:
+    (folder / "none.jsonl").write_text('{"gold": "1"}\n{"gold": "2"}\n')
+    assert run(["verify", "none.jsonl", *EXACT, "--out", "v.jsonl"]) == 1
+    assert [row["reason"] for row in verdicts(folder / "v.jsonl")] == ["bad_row", "bad_row"]
+
+
 def test_a_torn_last_row_is_graded_again_and_the_rest_kept(folder: Path, capsys: Any) -> None:
     command = ["verify", "answers.jsonl", *EXACT, "--out", "v.jsonl"]
     assert run([*command, "--limit", "20"]) == 0

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import gc
 import reprlib
+import resource
 import sys
 import warnings
 from typing import Any
 
-from rlvr.sandbox.codec import Encoder
+from rlvr.sandbox.codec import MODULES, Encoder
 from rlvr.sandbox.line import NO_FRAME, Ended, Line
-from rlvr.sandbox.plan import SAFE_BUILTINS, SUPPLIED, Plan, Split, Statements, plan
+from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, Split, Statements, plan
 from rlvr.sandbox.remote import OF_ANSWER, TEST, BadTest, Link, Names, Remote
 
 OUTPUT = 1 << 20
 NOTHING = "the tests ask nothing of the answer"
-TIDY = 500  # verifications
+TIDY, TIDY_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
+ROOM = 32 << 20  # bytes that judging may need at its peak, beside what the process began with
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 80
 SHORT.maxlist = SHORT.maxtuple = SHORT.maxset = SHORT.maxdict = 20
@@ -37,6 +39,8 @@ def warm() -> None:
     assert isinstance(test, Split)
     compare(test, [Encoder().encode({"a": (1.5, "b")})], Link(Line(None, 1.0, OUTPUT), {}))
     judge(job, None)
+    global _base
+    _base = peak()
 
 
 def kind(job: dict[str, Any]) -> str:
@@ -61,31 +65,49 @@ def needs_fork(job: dict[str, Any]) -> bool:
 
 
 def judge(job: dict[str, Any], channel: int | None) -> dict[str, Any]:
-    tidy()
     line = Line(channel, job.get("seconds", 3.0), job.get("output", OUTPUT))
     way = kind(job)
     if way == "stdio":
         return {"path": way, "tests": [stdio(job, line)], "invalid": "", "detail": ""}
+    run = Run(job, line)
+    forked = True
     try:
         made_plan = None if way == "weak" else made(job)
-        run = Run(job, line)
+        forked = made_plan is not None and made_plan.fork
         if made_plan is None:
             return run.result("weak", run.weak())
-        return run.result("split", run.split(made_plan)) if made_plan.split else run.result("rpc", run.rpc(made_plan))
+        ended = run.split(made_plan) if made_plan.split else run.rpc(made_plan)
+        result = run.result("split" if made_plan.split else "rpc", ended)
+        return result if forked or not worn() else {**result, "worn": True}
     except BadTest as error:
         return {"path": "", "tests": [], "invalid": "bad_test", "detail": clean(str(error))}
+    finally:
+        run.forget()
+        if not forked:
+            tidy(line.came)
 
 
-def tidy() -> None:
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def worn() -> bool:
+    """Whether this process has once held so much that it had better be replaced."""
+    bound = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return _base > 0 and peak() > max(bound // 2, _base + ROOM)
+
+
+def tidy(came: int) -> None:
     """A process that lives on without a collector collects now and then; what is alive stays out of later rounds."""
-    global _judged
-    _judged += 1
-    if _judged % TIDY == 0 and not gc.isenabled():
+    global _judged, _came
+    _judged, _came = _judged + 1, _came + came
+    if (_judged >= TIDY or _came >= TIDY_BYTES) and not gc.isenabled():
+        _judged = _came = 0
         gc.collect()
         gc.freeze()
 
 
-_judged = 0
+_judged = _came = _base = 0
 
 
 def clean(text: str) -> str:
@@ -104,6 +126,15 @@ class Run:
         tests = job["tests"]
         self.texts: list[str] = [tests] if isinstance(tests, str) else list(tests)
         self.rows: list[Row] = []
+        self.link: Link | None = None
+        self.names: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        """Break the cycles: stand-ins know their link, and functions of a test the names that they live among."""
+        self.names.clear()
+        self.line.buffer.clear()
+        if self.link is not None:
+            self.link.forget()
 
     def result(self, path: str, ended: Ended | None) -> dict[str, Any]:
         """Tests that were not reached share the end of the channel."""
@@ -154,7 +185,7 @@ class Run:
                 replies.append([self.line.read() for _ in test.calls])
         except Ended as error:
             ended = error
-        link = Link(self.line, {})
+        link = self.link = Link(self.line, {})
         for test, values in zip(tests, replies, strict=False):
             self.rows.append(compare(test, values, link))
         return ended
@@ -162,14 +193,17 @@ class Run:
     def rpc(self, made_plan: Plan) -> Ended | None:
         """Here test text executes, in a fork of the checker unless all of it is light."""
         caught = {name: type(name, (Exception,), {}) for name in made_plan.caught}
-        link = Link(self.line, caught)
+        link = Link(self.line, caught, MODULES if made_plan.fork else LIGHT_MODULES)
         names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, **caught}
         names.update({name: Remote(link, ["n", name], name) for name in made_plan.called})
+        self.link, self.names = link, names
         try:
             for text in self.job.get("imports") or ():
                 exec(compile(text, "<imports>", "exec", dont_inherit=True), names)
-            if made_plan.setup:
+            if made_plan.setup and not made_plan.needs:
                 exec(made_plan.setup, names)
+        except MemoryError:
+            raise
         except BaseException as error:
             raise BadTest(f"imports or setup raise: {said(error)}") from None
         if self.line.channel is not None:
@@ -178,9 +212,16 @@ class Run:
                     return ended
             except Ended as ended:
                 return ended
-        asked = False
+        prepared = asked = False
+        if made_plan.setup and made_plan.needs:
+            row = self.run_test(Statements(made_plan.setup, False, False, True), names, link)
+            if isinstance(row, Ended):
+                return row
+            if not row[0]:
+                return Ended(row[1], row[2])
+            prepared = True
         for test in made_plan.tests:
-            self.line.asked = isinstance(test, Statements) and test.follows and asked
+            self.line.asked = isinstance(test, Statements) and test.follows and (prepared or asked)
             row = self.run_test(test, names, link)
             if isinstance(row, Ended):
                 return row
@@ -205,7 +246,7 @@ class Run:
             row = [True, "", ""]
         except Ended:
             row = []
-        except BadTest:
+        except (BadTest, MemoryError):  # the memory of a process that lives on: what it held before counts, too
             raise
         except BaseException as error:
             of_answer = getattr(error, OF_ANSWER, None)
@@ -225,6 +266,8 @@ def static(test: Split) -> None:
         return
     try:
         held = bool(eval(test.code, {"__builtins__": SAFE_BUILTINS, **test.modules}))
+    except MemoryError:
+        raise
     except Exception as error:
         raise BadTest(f"the test raises: {said(error)}") from None
     if not held:
@@ -240,18 +283,22 @@ def compare(test: Split, replies: list[Any], link: Link) -> Row:
         for number, reply in enumerate(replies[:calls]):
             values[f"_{number}"] = link.value(reply)
         for name, reply in zip(test.asked, replies[calls:], strict=True):
-            values[name] = link.value(reply)
+            values[name] = link.module(reply, {name})
             if values[name] is not sys.modules[name]:
                 raise link.fail("wrong_name", f"{name} is not the module of that name")
         if eval(test.code, values):
             return [True, "", ""]
     except Ended as ended:
         return [False, ended.reason, clean(ended.detail)]
+    except MemoryError:
+        raise
     except Exception as error:
         return [False, "exception", said(error)]
     try:
         message = str(eval(test.message, values)) if test.message else ""
         message = message or "returned " + ", ".join(SHORT.repr(values[f"_{number}"])[:80] for number in range(calls))
+    except MemoryError:
+        raise
     except (Exception, Ended):
         message = ""
     return [False, "assertion", clean(message)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rlvr.sandbox.setup_parts import for_answer
 from rlvr.sandbox.verdict import Limits, TestResult, Verdict
 from rlvr.types import Outcome
 
@@ -74,6 +75,8 @@ class Job:
         common |= {"entry_point": self.entry_point, "output": self.limits.output}
         tests = [self.tests[index] for index in indices]
         answer: dict[str, Any] = {**common, "solution": self.solution, "quiet": True}
+        if self.path != "weak":
+            answer["setup"] = for_answer(self.setup)
         if self.stdio:
             answer["stdin"] = tests[0]["input"]
         elif self.path == "weak":

@@ -33,6 +33,7 @@ class Line:
         self.deadline = time.monotonic() + seconds
         self.ended: Ended | None = None
         self.asked = False
+        self.came = 0
         self.buffer = bytearray()
         self.poller = select.poll()
         if channel is not None:
@@ -75,6 +76,7 @@ class Line:
         except OSError:
             data = b""
         self.output -= len(data)
+        self.came += len(data)
         if self.output < 0:
             raise self.end("output", "more came back than the cap on output")
         return data

@@ -9,12 +9,14 @@ Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exerci
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import struct
 
 NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x20000 | 0x08000000 | 0x04000000 | 0x02000000
 NOBODY = 65534  # outside; inside it is SECOND
 SECOND = 1
+SCRATCH_MODE = 0o1777
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 NOATIME, NODIRATIME, RELATIME, ST_RELATIME = 1024, 2048, 1 << 21, 4096
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -120,7 +122,7 @@ def new_root(readable: list[str], hidden: list[str], devices: list[str], scratch
     for path in hidden:
         mount("tmpfs", where + path, "tmpfs", RDONLY | NOSUID | NODEV | NOEXEC, "size=4k,nr_inodes=2,mode=755")
     os.makedirs(where + "/tmp", exist_ok=True)
-    options = f"size={scratch},nr_inodes={files + 1},mode=1777"
+    options = f"size={scratch},nr_inodes={files + 1},mode={SCRATCH_MODE:o}"
     mount("tmpfs", where + "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, options)
     mount("none", where, "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
     os.chdir(where)
@@ -134,6 +136,44 @@ def new_root(readable: list[str], hidden: list[str], devices: list[str], scratch
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     texts = [os.fsencode(text) for text in (source, target, kind, options)]
     check(_libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount on {target}")
+
+
+def wipe(folder: str) -> None:
+    """Empty a folder, whatever the modes of what is in it and however deep it goes.
+
+    A path may be too long to name and its folders too many to hold open: each is moved to the top, and emptied there.
+    """
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        names = remove_files(top)
+        taken = frozenset(names)
+        fresh = (new for new in map(str, itertools.count()) if new not in taken)
+        while names:
+            name = names.pop()
+            os.chmod(name, 0o700, dir_fd=top)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            try:
+                for deeper in remove_files(inner):
+                    os.chmod(deeper, 0o700, dir_fd=inner)  # to move a folder changes its `..`
+                    names.append(next(fresh))
+                    os.rename(deeper, names[-1], src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def remove_files(folder: int) -> list[str]:
+    """Unlink what is in an open folder, but for the folders in it: their names."""
+    folders: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
 
 
 def drop_privileges(second: bool, spaces: bool) -> None:

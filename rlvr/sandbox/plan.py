@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import math
 import sys
 from functools import lru_cache
@@ -20,6 +21,7 @@ from typing import Any
 
 from rlvr.sandbox.codec import MODULES, Encoder, Unfit
 from rlvr.sandbox.remote import BadTest
+from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, inner, loaded, stored
 
 PURE = (
     "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float",
@@ -31,7 +33,6 @@ SAFE_BUILTINS = {**{name: getattr(builtins, name) for name in PURE}, **SUPPLIED}
 PURE_MODULES = {"math": math, "sys": sys}
 OF_MODULES = {"math": set(dir(math)), "sys": {"getsizeof", "maxsize"}}
 GROWING = {"pow", "range", "bytes", "factorial", "comb", "perm", "prod"}  # a small value makes a large one
-BUILTINS = frozenset(dir(builtins))
 PURE_NODES = (
     ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call,
     ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Name, ast.Attribute, ast.keyword, ast.ListComp, ast.SetComp,
@@ -76,12 +77,15 @@ class Statements:
 
 
 class Plan:
-    """`called` are the answer's functions, `caught` its exceptions, `setup` what of it runs here."""
+    """`called` are the answer's functions, `caught` its exceptions, `setup` what of it runs here.
+
+    `needs` says that this setup asks the answer for something.
+    """
 
     def __init__(
-        self, tests: list[Split | Statements], called: set[str], caught: set[str], setup: CodeType | None
+        self, tests: list[Split | Statements], called: set[str], caught: set[str], setup: CodeType | None, needs: bool
     ) -> None:
-        self.tests, self.called, self.caught, self.setup = tests, called, caught, setup
+        self.tests, self.called, self.caught, self.setup, self.needs = tests, called, caught, setup, needs
         self.split = all(isinstance(test, Split) for test in tests)
         self.fork = setup is not None or any(test.heavy for test in tests)
 
@@ -92,11 +96,14 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
         trees = [ast.parse(test, "<test>") for test in tests]
         before = ast.parse("\n".join(imports), "<imports>")
         after = ast.parse(setup, "<setup>")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise BadTest(f"the test does not parse: {error}") from None
     imported = stored(before)
-    alone = setup_alone(after, imported)
-    own = set().union(*(stored(tree) for tree in trees), imported, stored(after) if alone else ())
+    missing(before, after)
+    parts = Setup(after, imported)
+    if parts.hidden:
+        raise BadTest(f"a class of the setup uses {min(parts.hidden)!r} of it, which the answer must not get to see")
+    own = set().union(*(stored(tree) for tree in trees), imported, stored(parts.here))
     free = {name for tree in trees for name in loaded(tree)} - own - BUILTINS - SUPPLIED.keys()
     calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = {function.id for function in calls if isinstance(function, ast.Name)}
@@ -109,13 +116,15 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
         raise BadTest(f"the test derives a class from {derived!r} of the answer, which lives elsewhere")
     known = own | called | inner(trees) | stored(after) | {entry_point or ""}
     for tree in trees:
+        if name := parts.misused(tree, imported):
+            raise BadTest(f"what the test compares with comes from {name!r} of the setup, which the answer has made")
         unmet = sorted(operands(tree) & free - known)
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
     handlers = [node.type for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     caught = set().union(*(loaded(kind) for kind in handlers if kind is not None)) & free
     plans: list[Split | Statements] = []
-    earlier: set[str] = set()
+    earlier = stored(parts.here) if parts.needs else set()
     for text, tree in zip(tests, trees, strict=True):
         made = None if entry_point and "check" in own else split(ast.parse(text), free, own, imported)
         if made is None:
@@ -124,48 +133,17 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
             made = Statements(code, bool(loaded(tree) & earlier), "check" in stored(tree), heavy)
         plans.append(made)
         earlier |= stored(tree)
-    code = compile(after, "<setup>", "exec", dont_inherit=True) if alone and after.body else None
-    return Plan(plans, called & free, caught, code)
+    code = compile(parts.here, "<setup>", "exec", dont_inherit=True) if parts.here.body else None
+    return Plan(plans, called & free, caught, code, parts.needs)
 
 
-def stored(tree: ast.Module) -> set[str]:
-    """Names that a module's own statements bind, functions' bodies left out."""
-    names: set[str] = set()
-    todo: list[ast.AST] = list(tree.body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        if isinstance(node, ast.ExceptHandler):
-            names.add(node.name or "")
-        if not isinstance(node, (*LATE[2:],)):
-            todo.extend(ast.iter_child_nodes(node))
-    return names
-
-
-def loaded(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def inner(trees: list[ast.Module]) -> set[str]:
-    """Names bound anywhere inside: parameters, comprehension variables, locals."""
-    names: set[str] = set()
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.arg):
-                names.add(node.arg)
-            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                names.add(node.id)
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)):
-                names.add(node.name or "")
-    return names
+def missing(*trees: ast.Module) -> None:
+    """An import that no answer could have made work is no answer's failure."""
+    for node in (node for tree in trees for node in tree.body if isinstance(node, IMPORTS)):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        for name in (name.split(".")[0] for name in names):
+            if name and name not in sys.modules and importlib.util.find_spec(name) is None:
+                raise BadTest(f"the test imports {name!r}; answers and tests have the standard library only")
 
 
 def operands(tree: ast.AST) -> set[str]:
@@ -174,16 +152,6 @@ def operands(tree: ast.AST) -> set[str]:
         side for node in ast.walk(tree) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)
     ]
     return {side.id for side in sides if isinstance(side, ast.Name)}
-
-
-def setup_alone(tree: ast.Module, imported: set[str]) -> bool:
-    """Setup that needs nothing of the answer runs here, where the answer cannot reach what it defines.
-
-    Unless it defines classes: their objects are given to the answer, and live where it does.
-    """
-    if any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
-        return False
-    return not loaded(tree) - stored(tree) - inner([tree]) - imported - BUILTINS
 
 
 def split(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -> Split | None:

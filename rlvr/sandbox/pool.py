@@ -23,11 +23,11 @@ from typing import Any
 from rlvr.sandbox.verdict import Limits
 
 START_SECONDS = 30.0  # a machine may be very busy; 0.1 s is usual
-CHECKER_SECONDS = 0.3  # what the checker has beyond the answer's time, to judge what did come
-LATE_SECONDS = 1.0  # beyond that a zygote is taken for stuck
+CHECKER_SECONDS = 0.2  # what the checker has beyond the answer's time, to judge what did come
+LATE_SECONDS = 0.3  # beyond that a zygote is taken for stuck
 REPORT_CAP = 8 << 20  # bytes; a report holds a verdict and at most 200 characters for each test
 RENEW_JOBS, RENEW_BYTES = 20_000, 64 << 20  # verifications, and bytes of their tests, until a worker is started anew
-HEAD = struct.Struct("!Id")
+HEAD = struct.Struct("!Id?")
 
 
 class Refused(Exception):
@@ -82,9 +82,9 @@ class Zygote:
                 raise RuntimeError(f"the sandbox's {role} process is broken: {ready['broken']}")
             raise Refused(str(ready["refused"]))
 
-    def send(self, body: bytes, seconds: float, channel: int | None) -> None:
-        """A job; it takes `channel`'s place in the other process, ours stays open."""
-        data = memoryview(HEAD.pack(len(body), seconds) + body)
+    def send(self, body: bytes, seconds: float, channel: int | None, *, ending: bool = False) -> None:
+        """A job; `channel` is copied to the other process. `ending`: what runs has to end by itself, hung up or not."""
+        data = memoryview(HEAD.pack(len(body), seconds, ending) + body)
         attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [channel]))] if channel is not None else []
         try:
             sent = self.control.sendmsg([data], attached)
@@ -150,15 +150,24 @@ class Pair:
         self.tier, self.limits = tier, limits
         self.zygotes: dict[str, Zygote] = {}
         self.jobs = self.bytes = 0
+        self.starting = 0.0  # seconds spent on starting processes
+        self.interrupted = False
+
+    def clock(self) -> float:
+        """Seconds, but for those in which its processes are started: no answer pays for what another has broken."""
+        return time.monotonic() - self.starting
 
     def start(self) -> None:
         """Have both. From time to time they are started anew: whatever may gather in them, memory stays bounded."""
         if self.jobs >= RENEW_JOBS or self.bytes >= RENEW_BYTES:
             self.stop()
             self.jobs = self.bytes = 0
+        begun = time.monotonic()
         for role in ("solver", "checker"):
             if role not in self.zygotes:
                 self.zygotes[role] = Zygote(self.tier, role, self.limits)
+                self.starting += time.monotonic() - begun
+                begun = time.monotonic()
 
     def run(
         self, answer: bytes | None, tests: bytes, seconds: float, *, ending: bool = False
@@ -168,6 +177,8 @@ class Pair:
         The solver's is `{}` where every test is decided, unless `ending` asks how the process ended. Raises `Lost`.
         """
         self.start()
+        if self.interrupted:
+            raise Lost("solver", "interrupted")
         self.jobs += 1
         self.bytes += len(tests)
         solver, checker = self.zygotes["solver"], self.zygotes["checker"]
@@ -176,7 +187,7 @@ class Pair:
         try:
             with for_answer, for_tests:
                 if answer is not None:
-                    solver.send(answer, seconds, for_answer.fileno())
+                    solver.send(answer, seconds, for_answer.fileno(), ending=ending)
                 checker.send(tests, seconds + CHECKER_SECONDS, for_tests.fileno() if answer is not None else None)
             reports: dict[str, dict[str, Any]] = {} if answer is not None else {"solver": {}}
             poller = select.poll()
@@ -198,6 +209,8 @@ class Pair:
         except BaseException:  # Ctrl-C, too: reports that nobody waits for must not meet the next call
             self.stop()
             raise
+        if reports["checker"].get("worn"):
+            self.bytes = RENEW_BYTES
         return reports["checker"], reports["solver"]
 
     def stop(self) -> None:
@@ -206,7 +219,8 @@ class Pair:
         self.zygotes.clear()
 
     def interrupt(self) -> None:
-        """End its processes while another thread waits for them: that call gets `Lost`, and cleans up."""
+        """End its processes while another thread waits for them: that call gets `Lost`, as does each until `taken`."""
+        self.interrupted = True
         for zygote in tuple(self.zygotes.values()):
             zygote.process.terminate()
 

@@ -5,7 +5,9 @@ Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exerci
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import socket
 import threading
@@ -68,6 +70,7 @@ def escapes(tier: str, supervisor: int) -> list[str]:
         "mount": call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
         "make memory files": call("memfd_create", b"x", 0),
         "become root": lambda: os.setresuid(0, 0, 0),
+        "lock a shared file": lambda: fcntl.flock(1, fcntl.LOCK_EX | fcntl.LOCK_NB),
         "use keyrings": call("syscall", 250 if os.uname().machine == "x86_64" else 219, 0, -3, 0),
     }
     if tier == "namespaces":
@@ -81,7 +84,18 @@ def escapes(tier: str, supervisor: int) -> list[str]:
         except OSError:
             continue
         return [f"could {name}"]
-    return missing(tier)
+    found = missing(tier)
+    if tier == "namespaces":
+        spoil_scratch()
+    return found
+
+
+def spoil_scratch() -> None:
+    """Whether it lasts is for the zygote to see."""
+    os.makedirs("/tmp/a/b")
+    os.chmod("/tmp/a", 0)
+    with contextlib.suppress(PermissionError):  # with two ids the folder is not ours
+        os.chmod("/tmp", 0)
 
 
 def missing(tier: str) -> list[str]:

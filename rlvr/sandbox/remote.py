@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import builtins
 import importlib
+from collections.abc import Collection
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any, NoReturn
 
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, Decoder, Encoder, Unfit
 from rlvr.sandbox.line import Ended, Line
 
-CALLBACKS = 1_000
+CALLBACKS, HANDLES = 1_000, 10_000
+ENDS = (StopIteration, StopAsyncIteration)
 OF_ANSWER = "_of_answer"
 TEST = "test"  # the module name of what a test defines
 EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
@@ -31,14 +33,23 @@ class BadTest(Exception):
 
 
 class Link:
-    """Requests of one test run, with the objects that went over."""
+    """Requests of one test run, with the objects that went over.
 
-    def __init__(self, line: Line, caught: dict[str, type]) -> None:
+    Of `modules` the answer may say that a name of the test's, which only it has bound, is one.
+    """
+
+    def __init__(self, line: Line, caught: dict[str, type], modules: Collection[str] = ()) -> None:
         self.line, self.caught = line, caught
         self.callbacks: list[Any] = []
         self.given: dict[str, Any] = dict(PLAIN_TYPES)  # builtins that the test passed, beside plain types
         self.remotes: dict[Any, Remote] = {}
         self.failed: Ended | None = None  # the test at hand is over, the line is not
+        self.modules, self.expected = modules, set[str]()  # modules that a reply may be, or the test gave away
+
+    def forget(self) -> None:
+        self.remotes.clear()
+        self.callbacks.clear()
+        self.given.clear()
 
     def fail(self, reason: str, detail: str) -> Ended:
         self.failed = Ended(reason, detail[:200])
@@ -52,22 +63,41 @@ class Link:
         if given is not None and len(reply) > 2 and type(reply[-1]) is list and len(reply[-1]) == len(given):
             for old, new in zip(given, [self.decode(part) for part in reply[-1]], strict=True):
                 update(old, new)
+        return self.value(reply, ends=request[:2] == ["op", "next"])
+
+    def get(self, name: str) -> Any:
+        """What the answer has bound a name to."""
+        self.line.write(["get", name])
+        return self.module(self.line.read(), {name} if name in MODULES else self.modules)
+
+    def module(self, reply: list[Any], names: Collection[str]) -> Any:
+        """A value that may also be one of these modules: our own copy of it."""
+        data = reply[1] if reply[0] == "v" and len(reply) > 1 else None
+        if type(data) is list and len(data) == 2 and data[0] == "m" and type(data[1]) is str:
+            if data[1] not in names:
+                raise self.fail("wrong_name", f"the module {data[1][:80]!r} is not what the test asks for")
+            return importlib.import_module(data[1])
         return self.value(reply)
 
-    def value(self, reply: list[Any]) -> Any:
+    def value(self, reply: list[Any], ends: bool = False) -> Any:
         kind = reply[0]
         if kind == "v" and len(reply) > 1:
             return self.decode(reply[1])
         if kind == "n":
             raise self.fail("wrong_name", f"{str(reply[-1])[:80]!r} is not defined")
         if kind == "x" and len(reply) > 4 and type(reply[1]) is list and reply[1]:
-            raise self.exception([str(name)[:100] for name in reply[1][:50]], *reply[2:5])
+            raise self.exception([str(name)[:100] for name in reply[1][:50]], ends, *reply[2:5])
         raise self.fail("opaque", str(reply[1]) if kind == "u" and len(reply) > 1 else "what came back is no result")
 
-    def exception(self, names: list[str], message: Any, args: Any, attributes: Any) -> BaseException:
-        """The answer's exception as one of the same builtin base, that a test can catch by the names it uses."""
+    def exception(self, names: list[str], ends: bool, message: Any, args: Any, attributes: Any) -> BaseException:
+        """The answer's exception as one of the same builtin base, that a test can catch by the names it uses.
+
+        But only `next` may end an iteration: else `all(map(f, cases))` would end, and hold, where `f` says so.
+        """
         base = next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), Exception)
         message = str(message)[:200]
+        if issubclass(base, ENDS) and not ends:
+            base = RuntimeError
         if not issubclass(base, Exception):
             return self.fail("exited", f"{names[0]}: {message}")
         if base is MemoryError:
@@ -99,14 +129,16 @@ class Link:
         kind, key, *rest = data
         if kind in ("h", "n") and type(key) is (int if kind == "h" else str):
             if key not in self.remotes:
+                if len(self.remotes) >= HANDLES:
+                    raise Unfit("too many opaque values")
                 self.remotes[key] = Remote(self, [kind, key], str(rest[0])[:80] if rest else "object")
             return self.remotes[key]
         if kind == "cb" and type(key) is int and 0 <= key < len(self.callbacks):
             return self.callbacks[key]
         if kind == "builtin" and type(key) is str and (key in self.given or key in EXCEPTIONS):
             return self.given[key] if key in self.given else EXCEPTIONS[key]
-        if kind == "m" and type(key) is str and key in MODULES:
-            return importlib.import_module(key)  # our own copy of it
+        if kind == "m" and type(key) is str and key in self.expected:
+            return importlib.import_module(key)
         raise Unfit("not an encoded value")
 
     def encode(self, value: Any) -> Any:
@@ -126,6 +158,7 @@ class Link:
             if getattr(builtins, owner.__name__, None) is owner and vars(owner).get(value.__name__) is value:
                 return ["builtin", f"{owner.__name__}.{value.__name__}"]
         if isinstance(value, ModuleType) and value.__name__ in MODULES:
+            self.expected.add(value.__name__)
             return ["m", value.__name__]
         if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)):
             key = next((key for key, one in enumerate(self.callbacks) if one == value), len(self.callbacks))
@@ -165,8 +198,8 @@ class Names(dict):
         if hasattr(builtins, name):  # one at a time: to copy them all would touch all their pages in a fresh fork
             self[name] = getattr(builtins, name)
             return self[name]
-        value = self.link.ask(["get", name])
-        if name in MODULES and type(value) is Remote:
+        value = self.link.get(name)
+        if name in MODULES and type(value) is not ModuleType:
             raise self.link.fail("wrong_name", f"{name} is not the module of that name")
         return value
 

@@ -33,14 +33,14 @@ FREE = {
     "restart_syscall": (219, 128), "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113),
     "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, -1), "times": (100, 153),
     "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "getcpu": (309, 168), "pipe": (22, -1),
-    "pipe2": (293, 59), "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24), "flock": (73, 32),
+    "pipe2": (293, 59), "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24),
     "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "truncate": (76, 45), "fallocate": (285, 47),
     "fadvise64": (221, 223), "copy_file_range": (326, 285), "sendfile": (40, 71), "close_range": (436, 436),
     "umask": (95, 166), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50),
     "rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, -1), "mkdirat": (258, 34),
     "rmdir": (84, -1), "creat": (85, -1), "unlink": (87, -1), "unlinkat": (263, 35), "readlink": (89, -1),
     "readlinkat": (267, 78), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "utimensat": (280, 88),
-    "sendto": (44, 206), "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
+    "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
     "getsockopt": (55, 209), "exit": (60, 93), "exit_group": (231, 94),
     "futex": (202, 98), "set_tid_address": (218, 96), "set_robust_list": (273, 99), "rseq": (334, 293),
     "getrandom": (318, 278), "uname": (63, 160), "sysinfo": (99, 179), "getrusage": (98, 165), "getrlimit": (97, 163),
@@ -55,7 +55,7 @@ ZYGOTE_ONLY = {"fork": (57, -1), "recvmsg": (47, 212), "pidfd_open": (434, 434),
 # Landlock has no say over these: without a file system of its own, a process may not change what it cannot open.
 OF_ANY_PATH = ("chmod", "fchmod", "fchmodat", "utimensat", "truncate")
 CLONE, CLONE3, IOCTL, FCNTL, PRCTL = (56, 220), (435, 435), (16, 29), (72, 25), (157, 167)
-PRLIMIT, SOCKETPAIR, TGKILL = (302, 261), (53, 199), (234, 131)
+PRLIMIT, SOCKETPAIR, SENDTO, TGKILL = (302, 261), (53, 199), (44, 206), (234, 131)
 
 CLONE_THREAD = 0x10000
 CLONE_NAMESPACES = 0x7E020000 | 0x2000 | 0x8000  # and CLONE_PTRACE, CLONE_PARENT
@@ -64,6 +64,8 @@ CLONE_NAMESPACES = 0x7E020000 | 0x2000 | 0x8000  # and CLONE_PTRACE, CLONE_PAREN
 ZYGOTE_FORK = 0x04000000 | 0x1000 | 0x01000000 | 0x00200000 | 17
 IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, bytes waiting, blocking or not, close on exec
 FCNTLS = (8, 10, 15, 1024, 1026)  # who gets signals about a descriptor, and by which; leases; watching a folder
+SHARED_LOCKS = (37, 38)  # these and `flock` outlive a process that has its descriptor from another
+OWN_LOCKS = (6, 7)  # these end with it: a data base in a scratch folder needs them
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_GET_NAME, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 15, 16, 22, 38
 AF_UNIX, SIGKILL = 1, 9
 
@@ -96,6 +98,7 @@ def confine(own_files: bool) -> None:
 
 def zygote_rules(own_files: bool) -> list[Instruction]:
     column, _ = architecture()
+    fcntls = (*FCNTLS, *SHARED_LOCKS, *(() if own_files else OWN_LOCKS))
     needs_thread = [(JSET, 1, 0, CLONE_THREAD), (RETURN, 0, 0, DENY)]
     rules = [
         *when(
@@ -111,13 +114,22 @@ def zygote_rules(own_files: bool) -> list[Instruction]:
         *when(
             FCNTL[column],
             argument(1),
-            *[rule for command in FCNTLS for rule in ((JEQ, 0, 1, command), (RETURN, 0, 0, DENY))],
+            *[rule for command in fcntls for rule in ((JEQ, 0, 1, command), (RETURN, 0, 0, DENY))],
             (RETURN, 0, 0, ALLOW),
         ),
         *when(PRLIMIT[column], argument(0), *one_of((0,)), (RETURN, 0, 0, DENY)),  # one's own limits, nobody else's
         *when(
             SOCKETPAIR[column], argument(0), *one_of((AF_UNIX,)), (RETURN, 0, 0, DENY)
         ),  # asyncio wakes itself by one
+        *when(  # to the other end only: an address may be that of a service outside, which Landlock allows
+            SENDTO[column],
+            argument(4),
+            (JEQ, 0, 3, 0),
+            (LOAD, 0, 0, ARGUMENTS + 8 * 4 + 4),
+            (JEQ, 0, 1, 0),
+            (RETURN, 0, 0, ALLOW),
+            (RETURN, 0, 0, DENY),
+        ),
         *when(
             PRCTL[column],
             argument(0),

@@ -16,7 +16,6 @@ Left out on purpose: other languages, third-party packages inside, Windows and m
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import queue
 import threading
@@ -24,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Any
 
 from rlvr.sandbox.job import Job, Rows
@@ -74,6 +73,8 @@ class Sandbox:
         for pair in reversed(self._pairs):
             self._free.put(pair)
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
+        self._at_work: dict[int, Pair] = {}  # by thread
+        self._hand = threading.Lock()  # over who is at work
 
     def verify(
         self,
@@ -102,25 +103,43 @@ class Sandbox:
         early = job.refusal()
         if early is not None:
             return job.verdict([[False, *early] for _ in job.tests], "", self.tier, start)
-        pair = self._free.get()
+        pair, me = self._free.get(), threading.get_ident()
         try:
+            with self._hand:
+                self._at_work[me], pair.interrupted = pair, self._closed
             return self._judge(pair, job)
         finally:
+            with self._hand:
+                self._at_work.pop(me, None)
             if self._closed:
                 pair.stop()
             self._free.put(pair)
 
     def verify_many(self, jobs: Sequence[dict[str, Any]]) -> list[Verdict]:
-        """One verdict per job (a dict of `verify`'s arguments), in order, all workers at once."""
+        """One verdict per job (a dict of `verify`'s arguments), in order, all workers at once; Ctrl-C ends them all."""
         verdicts: list[Verdict | None] = [None] * len(jobs)
-        turn = itertools.count()
+        turn = iter(range(len(jobs)))
+        threads: set[int] = set()
 
         def work() -> None:
-            while (index := next(turn)) < len(jobs):
-                verdicts[index] = self.verify(**jobs[index])
+            threads.add(threading.get_ident())
+            try:
+                for index in turn:
+                    verdicts[index] = self.verify(**jobs[index])
+            finally:
+                threads.discard(threading.get_ident())
 
-        for done in [self._threads.submit(work) for _ in range(min(self.workers, len(jobs)))]:
-            done.result()
+        shares = [self._threads.submit(work) for _ in range(min(self.workers, len(jobs)))]
+        try:
+            for share in as_completed(shares):
+                share.result()
+        except BaseException:
+            list(turn)  # nothing is left to begin
+            while wait([share for share in shares if not share.cancel()], timeout=0.05).not_done:
+                with self._hand:  # each time: one may have been about to begin
+                    for thread in threads & self._at_work.keys():
+                        self._at_work[thread].interrupt()
+            raise
         return [verdict for verdict in verdicts if verdict is not None]
 
     async def averify(self, *args: Any, **keywords: Any) -> Verdict:
@@ -158,8 +177,9 @@ class Sandbox:
 
     def _judge(self, pair: Pair, job: Job) -> Verdict:
         start = time.perf_counter()
-        deadline = time.monotonic() + job.seconds
         try:
+            pair.start()
+            deadline = pair.clock() + job.seconds
             rows, path, blame = self._rows(pair, job, deadline)
         except Refused as refused:
             return job.broken("no_tier", str(refused), self.tier, start)
@@ -184,7 +204,7 @@ class Sandbox:
         in_a_row = 0
         for index, row in enumerate(rows):  # an answer that crashed in one test may pass the others
             if row[1] in ("crashed", "exited", "memory") and row[-1] == _LOST and in_a_row < LOST_IN_A_ROW:
-                if time.monotonic() >= deadline:
+                if pair.clock() >= deadline:
                     break
                 (rows[index],), _, blame = self._exchange(pair, job, [index], deadline)
                 if blame[0]:
@@ -197,13 +217,13 @@ class Sandbox:
         answer, tests = job.frames(indices)
         late = [[False, "timeout", ""] for _ in indices]
         for attempt in range(2):
-            seconds = deadline - time.monotonic()
+            seconds = deadline - pair.clock()
             if seconds <= 0:
                 return late, "", ("", "")
             try:
                 report, ending = pair.run(answer, tests, seconds, ending=job.stdio)
             except Lost as lost:
-                if self._closed:
+                if self._closed or pair.interrupted:
                     raise
                 report, ending = {"failed": "timeout" if lost.args[1] == "late" else "died", "by": lost.args[0]}, {}
             if "failed" not in report:
@@ -213,16 +233,22 @@ class Sandbox:
                 return _fail_program(rows, ending) if job.stdio else rows, report["path"], ("", "")
             failed = report["failed"]
             blame = self._without_answer(pair, tests, min(job.seconds, self.limits.timeout_s), failed)
+            if pair.interrupted:
+                raise Lost("solver", "interrupted")
             if blame[0]:
                 return [], "", blame
             if failed == "timeout":
                 return late, "", ("", "")
-            if failed == "raised" or attempt:
+            if attempt:
                 break
         return [[False, "crashed", report.get("detail", "")] for _ in indices], "", ("", "")
 
     def _without_answer(self, pair: Pair, tests: bytes, seconds: float, failed: str) -> tuple[str, str]:
-        """What is wrong with the tests if they fail the checker in this way with no answer at all; "" if nothing is."""
+        """What is wrong with the tests if they fail the checker in this way with no answer at all; "" if nothing is.
+
+        A new checker says so: what answers may have left in the old one is not the tests' fault.
+        """
+        pair.stop()
         try:
             report, _ = pair.run(None, tests, seconds)
         except Lost as lost:
@@ -253,7 +279,7 @@ def _fill(rows: Rows, ending: dict[str, Any]) -> Rows:
 
 def _fail_program(rows: Rows, ending: dict[str, Any]) -> Rows:
     """The right output is not enough: the program also has to end, and well."""
-    if ending.get("status") == "closed" or (ending.get("status"), ending.get("code")) == ("exited", 0):
+    if (ending.get("status"), ending.get("code")) == ("exited", 0):
         return rows
     lost = _fill([[False, "lost", ""]], ending)[0]
     if lost[1] == "exited":

@@ -5,9 +5,10 @@
 Standard library only. The first frame on the control socket says what to be (`tier`, `role`, limits); the reply is
 `{"ready": true}` or `{"refused": why}`. From then on a frame is a job with one descriptor attached: its end of the
 stream on which the solver (runs answers, a fork each) and the checker (holds the tests) of one verification talk to
-each other. A frame to us is four bytes of length, eight of seconds that are left (a double), and `marshal` data, which
-a fork reads with a quarter of the page faults that JSON costs; ours are four bytes of length and JSON, since whoever
-reads them trusts nothing that comes out of here. What runs inside is `rlvr.sandbox.solver` and `rlvr.sandbox.checker`.
+each other. A frame to us is four bytes of length, eight of seconds that are left (a double), one that says whether the
+answer has to end by itself, and `marshal` data, which a fork reads with a quarter of the page faults that JSON costs;
+ours are four bytes of length and JSON, since whoever reads them trusts nothing that comes out of here. What runs inside
+is `rlvr.sandbox.solver` and `rlvr.sandbox.checker`.
 
 Nearly all that a fork costs is pages: those that the zygote has (their tables are copied) and those that either side
 writes to afterwards (each is copied, 3 us). So a zygote imports one role's modules, answers' usual imports and no more.
@@ -43,13 +44,13 @@ if __name__ == "__main__":  # the files beside this one, without what `import rl
 from rlvr.sandbox import forks, landlock, libraries, mounts, probe, seccomp
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom")
-HEAD = struct.Struct("!Id")
+HEAD = struct.Struct("!Id?")
 OUT_OF_MEMORY = 77  # exit status
 PR_SET_CHILD_SUBREAPER = 36
 # What answers import most, beside what the solver itself does: a fork would take 1 ms and more to import each.
 USUAL = ("bisect", "cmath", "copy", "heapq", "math", "re", "string")
 RESULT_CAP = 4 << 20  # bytes that a forked checker may report
-Job = tuple[float, bytes, int | None]
+Job = tuple[float, bytes, int | None, bool]
 
 
 class Zygote:
@@ -125,19 +126,20 @@ class Zygote:
             job = receive(self.control)
 
     def solve(self, job: Job) -> None:
-        """Run an answer in a fork until it ends, the checker has hung up, or time is out."""
-        seconds, body, channel = job
+        """Run an answer in a fork until it ends, time is out, or (if it need not end) the checker has hung up."""
+        seconds, body, channel, ending = job
         assert channel is not None, "an answer without anybody to talk to"
-        wait = max(0.0, seconds) * 1000
-        self.poller.register(channel, select.POLLRDHUP)
+        if not ending:
+            self.poller.register(channel, select.POLLRDHUP)
         child, ended = self.fork()  # as long as the fork lives, all that is written to here is copied
         if child == 0:
             self.answer(lambda: self.module.main(marshal.loads(body), channel))
         self.poller.register(ended, select.POLLIN)
-        ready = [descriptor for descriptor, _ in self.poller.poll(wait)]
+        ready = [descriptor for descriptor, _ in self.poller.poll(max(0.0, seconds) * 1000)]
         code = self.end(child, ended)
         self.poller.unregister(ended)
-        self.poller.unregister(channel)
+        if not ending:
+            self.poller.unregister(channel)
         if ended in ready:
             status = "exited" if code >= 0 else "signal"
         else:
@@ -146,7 +148,7 @@ class Zygote:
 
     def check(self, job: Job) -> None:
         """Judge in this process where the plan allows it, else in a fork whose report comes through a pipe."""
-        seconds, body, channel = job
+        seconds, body, channel, _ = job
         try:
             content = marshal.loads(body)
             content["seconds"] = seconds
@@ -191,6 +193,10 @@ class Zygote:
         code = 1
         try:
             os.close(self.descriptor)
+            null = os.open("/dev/null", os.O_RDWR)  # a lock or a flag on what we share would outlive the fork
+            for standard in (0, 1, 2):
+                os.dup2(null, standard)
+            os.close(null)
             resource.setrlimit(resource.RLIMIT_CPU, self.cpu)
             if self.drop is not None:
                 self.drop()
@@ -214,8 +220,11 @@ class Zygote:
         signal.pidfd_send_signal(ended, 9)
         os.close(ended)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if self.spaces and os.statvfs("/tmp").f_ffree != self.scratch_free:
-            wipe("/tmp")
+        if self.spaces:
+            if not self.second:
+                os.chmod("/tmp", mounts.SCRATCH_MODE)  # an answer has our id: it may have locked everybody out
+            if os.statvfs("/tmp").f_ffree != self.scratch_free:
+                mounts.wipe("/tmp")
         return code
 
     def prove(self) -> list[str]:
@@ -234,23 +243,14 @@ class Zygote:
         finally:
             os.close(read)
         code = self.end(child, ended)
+        if self.spaces and (os.stat("/tmp").st_mode & 0o7777 != mounts.SCRATCH_MODE or os.listdir("/tmp")):
+            return ["could spoil the scratch folder of those to come"]
         return json.loads(got) if got else [f"the self-test ended with exit status {code}"]
 
 
 def process_control(option: int, value: int) -> None:
     if seccomp.libc.prctl(option, int(value), 0, 0, 0):
         raise OSError(f"prctl({option}, {value}) is refused")
-
-
-def wipe(folder: str) -> None:
-    """Empty a folder, whatever the modes of what is in it."""
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)
-            wipe(entry.path)
-            os.rmdir(entry.path)
-        else:
-            os.unlink(entry.path)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -275,14 +275,14 @@ def receive(control: socket.socket) -> Job | None:
         if not more:
             return None
         data += more
-    size, seconds = HEAD.unpack(data)
+    size, seconds, ending = HEAD.unpack(data)
     body = bytearray()
     while len(body) < size:
         more = control.recv(min(size - len(body), 1 << 20))
         if not more:
             return None
         body += more
-    return seconds, bytes(body), channel
+    return seconds, bytes(body), channel, ending
 
 
 def keep(inside: int, supervisor: int) -> None:
@@ -306,6 +306,7 @@ def keep(inside: int, supervisor: int) -> None:
 
 def main(descriptor: str, parent: str) -> None:
     os.environ.clear()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what has a handler reaches pid 1 from within: Python sets this one
     control = socket.socket(fileno=int(descriptor))
     supervisor = os.pidfd_open(int(parent))
     if os.getppid() != int(parent):

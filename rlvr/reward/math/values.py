@@ -43,6 +43,7 @@ _BASE = re.compile(
 _NAMED = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASE_NAMES = {name: base for base, name in enumerate(_NAMED, start=2)} | {"sixteen": 16}
 _SIGNS = re.compile(r"\\(?:le|ge|ne|approx|equiv|sim)(?![A-Za-z])|[=<>]")
+_ORDER = re.compile(r"\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])|[<>]")
 _NAME = re.compile(
     r"\s*(?:\\text\s*\{[^{}=]*\}|(?:\\angle\s*|m\\angle\s*)?[A-Za-z]{1,3}(?:_\{?\w{1,5}\}?)?'?|\\[a-z]+"
     r"|[A-Za-z]{1,3}\s*\([^()=]{1,20}\)|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
@@ -87,6 +88,8 @@ def _read(text: str) -> Value | None:
         return Unordered(())
     if re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers", text):
         return Ordered("(", ")", (Quantity(-atom("oo")), Quantity(atom("oo"))))
+    if _ORDER.search(text) and len(split(text, (" and ",))) > 1:
+        raise Unreadable("inequalities joined by `and`: both hold, so they are no list")
     parts = split(text, (",", ";", " or ", " and "))
     if len(parts) > 1 and not (_PROSE.fullmatch(text) and not _short(parts)):
         return _listed([part for part in parts if part.strip()])
