@@ -67,7 +67,7 @@ def test_a_json_list_in_gzip_and_a_row_that_is_none(folder: Path) -> None:
 
 def test_a_file_of_which_nothing_could_be_judged_is_a_failure(folder: Path) -> None:
     (folder / "none.jsonl").write_text('{"gold": "1"}\n{"gold": "2"}\n')
-    assert run(["verify", "none.jsonl", *EXACT, "--out", "v.jsonl"]) == 1
+    assert run(["verify", "none.jsonl", *EXACT, "--response-field", "said", "--out", "v.jsonl"]) == 1
     assert [row["reason"] for row in verdicts(folder / "v.jsonl")] == ["bad_row", "bad_row"]
 
 
