@@ -16,15 +16,14 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlvr.sandbox import Sandbox
 from rlvr.types import Outcome
+from tests.code_rows import REAL as MBPP
 
-MBPP = Path("/work/shared/data/mbpp")
 SAMPLE = 120
 SECONDS = 5.0
 SENTINEL = "every assert held"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlvr.sandbox import Sandbox, checker
 from rlvr.sandbox.remote import Link, Names, Remote
+from tests.code_rows import REAL
 from tests.sandbox_pair import judge, rows
 
-MBPP = Path("/work/shared/data/mbpp/mbpp.jsonl")
+MBPP = REAL / "mbpp.jsonl"
 NODE = "class Node:\n def __init__(s, v): s.v = v; s.left = None\ndef depth(n): return 1 + depth(n.left) if n else 0"
 
 

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ import pytest
 from rlvr.sandbox import Limits, NoTier, Sandbox, Verdict, shared
 from rlvr.sandbox.pool import RENEW_JOBS
 from rlvr.types import Outcome
+from tests.code_rows import REAL as DATA
 
-DATA = Path("/work/shared/data/mbpp")
 ADD = "def add(a, b):\n    return a + b\n"
 JOB: dict[str, Any] = {"solution": ADD, "tests": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]}
 
