@@ -24,7 +24,7 @@ from rlvr.clients.local import LocalTrainingClient
 from rlvr.engine.engine import Engine
 from rlvr.engine.model import build_model
 from rlvr.engine.tokenizer import build_tokenizer
-from rlvr.protocols import AdamParams, Datum, ModelInput, SamplingParams
+from rlvr.messages import AdamParams, Datum, ModelInput, SamplingParams
 from rlvr.types import Trajectory, mean
 
 P = 5  # arithmetic is modulo P

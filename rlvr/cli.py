@@ -232,7 +232,7 @@ def run(arguments: list[str]) -> int:
     except (ValueError, UsageError) as mistake:
         return _say(mistake, 2) if str(mistake) else 2  # without a word when all there is to say is the help
     except RuntimeError as stop:
-        from rlvr.protocols import NonFiniteError
+        from rlvr.messages import NonFiniteError
         from rlvr.training.step import TrainingStopped
 
         if isinstance(stop, NonFiniteError):

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rlvr import draws
-from rlvr.protocols import Env, ModelInput, SampledSequence, SamplingClient, SamplingParams, TaskSource
+from rlvr.messages import ModelInput, SampledSequence, SamplingParams
+from rlvr.protocols import Env, SamplingClient, TaskSource
 from rlvr.reward import Reward
 from rlvr.types import StopReason, Task, Trajectory, TrajectoryBatch
 

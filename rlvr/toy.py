@@ -19,7 +19,7 @@ from rlvr import draws
 from rlvr.clients.mock import MockSamplingClient, MockTrainingClient, TablePolicy
 from rlvr.envs import PromptEnv
 from rlvr.envs.toy import WORDS, checked_words
-from rlvr.protocols import SamplingParams
+from rlvr.messages import SamplingParams
 from rlvr.rollout import Group, rollout
 from rlvr.types import Task, TrajectoryBatch
 

@@ -12,7 +12,8 @@ import torch
 from tiny import data, params, texts
 
 from rlvr.engine.options import LoraConfig
-from rlvr.protocols import AdamParams, ModelInput, SamplingClient, TrainingClient
+from rlvr.messages import AdamParams, ModelInput
+from rlvr.protocols import SamplingClient, TrainingClient
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 PROMPT = ModelInput([1, 2, 3, 4])

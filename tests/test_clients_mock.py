@@ -21,7 +21,7 @@ from rlvr.clients.mock import MockSamplingClient, MockTrainingClient, ScriptedSa
 from rlvr.clients.slopes import SLOPES, divergence
 from rlvr.engine.losses import LOSSES, kl_penalty
 from rlvr.engine.sampling import filtered, pick
-from rlvr.protocols import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
+from rlvr.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
 from rlvr.types import StopReason
 
 WORDS = ["a", "b", "c", "d", "e"]

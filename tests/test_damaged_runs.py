@@ -18,7 +18,7 @@ import pytest
 from rlvr.cli import run
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
 from rlvr.files import new_folder
-from rlvr.protocols import AdamParams, Datum, ModelInput, TensorData
+from rlvr.messages import AdamParams, Datum, ModelInput, TensorData
 from rlvr.training.evaluate import stored_evaluation
 
 TOY = """

@@ -15,7 +15,7 @@ from rlvr.engine.model import build_model, load_model
 from rlvr.engine.options import LoraConfig
 from rlvr.engine.tokenizer import load_tokenizer
 from rlvr.files import new_folder
-from rlvr.protocols import AdamParams, ModelInput
+from rlvr.messages import AdamParams, ModelInput
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 ADAM = AdamParams(1e-2, weight_decay=0.01, grad_clip_norm=1.0)

@@ -12,7 +12,7 @@ import torch
 from test_engine_learner import assert_close, changed
 from tiny import data, gradients
 
-from rlvr.protocols import Datum, TensorData
+from rlvr.messages import Datum, TensorData
 
 
 def with_extras(loss: str, seed: int = 4) -> list[Datum]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import LENGTHS, data, gradients
 
-from rlvr.protocols import AdamParams, Datum, ModelInput, NonFiniteError, TensorData
+from rlvr.messages import AdamParams, Datum, ModelInput, NonFiniteError, TensorData
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], rel: float = 1e-6) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import PROMPTS, plain_logprobs
 
-from rlvr.protocols import ModelInput
+from rlvr.messages import ModelInput
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])

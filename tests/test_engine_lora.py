@@ -12,7 +12,7 @@ from tiny import PROMPTS, data, gradients, params, plain_logprobs, texts
 
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.engine.options import LoraConfig
-from rlvr.protocols import AdamParams, ModelInput
+from rlvr.messages import AdamParams, ModelInput
 
 KINDS = ["qwen3", "llama", "gpt2"]
 LORA = LoraConfig(rank=4, alpha=8.0)

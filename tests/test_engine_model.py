@@ -43,7 +43,7 @@ def test_a_window_longer_than_the_probe_is_believed(window: int, caches: bool, t
 def test_a_model_with_plain_attention_honours_the_mask_of_our_cache(tokenizer: Any, fresh: Callable[..., Any]) -> None:
     """gemma2 adds its masks to the scores: with a window over the whole context its rows can share the cache."""
     from rlvr.engine.engine import Engine
-    from rlvr.protocols import ModelInput
+    from rlvr.messages import ModelInput
 
     config = {**CONFIGS["gemma2"], "sliding_window": 256, "initializer_range": 0.2}
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")

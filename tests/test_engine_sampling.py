@@ -13,7 +13,7 @@ import torch
 from tiny import END_ID, PROMPTS, params, plain_logprobs, texts
 
 from rlvr import draws
-from rlvr.protocols import Datum, ModelInput, TensorData
+from rlvr.messages import Datum, ModelInput, TensorData
 from rlvr.types import StopReason
 
 KINDS = ["qwen3", "llama", "gpt2", "mistral", "gemma2"]

@@ -12,7 +12,7 @@ from code_rows import chat_tokenizer, problem
 from rlvr.clients.mock import ScriptedSamplingClient
 from rlvr.envs.code import CodeSource, mbpp
 from rlvr.envs.refine import MAX_ERROR, CodeEnv
-from rlvr.protocols import Datum, SamplingParams
+from rlvr.messages import Datum, SamplingParams
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.sandbox import Sandbox, Verdict

@@ -14,7 +14,7 @@ from scipy import stats
 
 from rlvr.clients.mock import MockSamplingClient, TablePolicy
 from rlvr.envs import PromptEnv, resolve_environment
-from rlvr.protocols import SamplingParams
+from rlvr.messages import SamplingParams
 from rlvr.reward import resolve_reward
 from rlvr.training.errors import TrainingStopped
 from rlvr.training.evaluate import (

@@ -14,7 +14,7 @@ import rlvr
 
 ROOT = Path(rlvr.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("draws", "files", "protocols", "registry", "types"), 0),
+    **dict.fromkeys(("draws", "files", "futures", "messages", "protocols", "registry", "types"), 0),
     **dict.fromkeys(("algorithms", "sandbox"), 1),
     **dict.fromkeys(("engine", "reward"), 2),
     "clients": 3,

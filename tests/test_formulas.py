@@ -21,7 +21,7 @@ from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import Memory
 from rlvr.algorithms.measure import Measured
 from rlvr.algorithms.update import Passes, update
-from rlvr.protocols import AdamParams
+from rlvr.messages import AdamParams
 from rlvr.types import Trajectory
 
 T = 0.8  # temperature

@@ -14,7 +14,7 @@ from rlvr.algorithms.rows import LOSSES
 from rlvr.algorithms.update import Passes, update
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.protocols import AdamParams
+from rlvr.messages import AdamParams
 from rlvr.types import Trajectory
 
 CLIENTS = {"local": LocalTrainingClient, "mock": MockTrainingClient}

@@ -9,15 +9,9 @@ import pytest
 from rlvr.clients.local import LocalSamplingClient
 from rlvr.clients.mock import MockSamplingClient, ScriptedSamplingClient, TablePolicy, WordTokenizer
 from rlvr.envs import PromptEnv
-from rlvr.protocols import (
-    Datum,
-    LazyFuture,
-    ModelInput,
-    SampledSequence,
-    SampleResponse,
-    SamplingParams,
-    StepResult,
-)
+from rlvr.futures import LazyFuture
+from rlvr.messages import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
+from rlvr.protocols import StepResult
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
 from rlvr.types import Outcome, StopReason, Task

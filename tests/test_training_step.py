@@ -10,7 +10,8 @@ import pytest
 from rlvr.algorithms import ALGORITHMS, resolve_algorithm
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
 from rlvr.envs import PromptEnv
-from rlvr.protocols import Datum, ForwardBackwardOutput, Future, LazyFuture, SamplingParams
+from rlvr.futures import Future, LazyFuture
+from rlvr.messages import Datum, ForwardBackwardOutput, SamplingParams
 from rlvr.reward import resolve_reward
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.step import Schedule, Trainer, TrainingOptions, TrainingStopped

@@ -9,7 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from rlvr.protocols import AdamParams, Datum, LazyFuture, ModelInput, SamplingParams, TensorData
+from rlvr.futures import LazyFuture
+from rlvr.messages import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 from rlvr.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch, mean, std
 
 

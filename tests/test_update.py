@@ -15,7 +15,7 @@ from rlvr.algorithms.advantages import Memory
 from rlvr.algorithms.measure import Measured
 from rlvr.algorithms.update import Passes, update
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.protocols import AdamParams, Datum
+from rlvr.messages import AdamParams, Datum
 from rlvr.types import Trajectory
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvr.protocols import Datum, ModelInput, SamplingParams, TensorData
+from rlvr.messages import Datum, ModelInput, SamplingParams, TensorData
 
 WORDS = [*"0123456789", "+", "-", "*", "=", "<boe>"]  # with <eoe> and <pad>: 17 tokens
 END, PAD = "<eoe>", "<pad>"

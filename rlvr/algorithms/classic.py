@@ -27,7 +27,8 @@ from rlvr.algorithms.advantages import Memory
 from rlvr.algorithms.rows import Algorithm, resolve_algorithm
 from rlvr.algorithms.update import Passes, divergence, loss_config, update
 from rlvr.files import write_atomic
-from rlvr.protocols import AdamParams, TrainingClient
+from rlvr.messages import AdamParams
+from rlvr.protocols import TrainingClient
 from rlvr.types import Trajectory, TrajectoryBatch, mean
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlvr.algorithms.rows import Algorithm
 from rlvr.algorithms.shaping import KL_TERMS
-from rlvr.protocols import Datum, ForwardBackwardOutput
+from rlvr.messages import Datum, ForwardBackwardOutput
 from rlvr.types import Trajectory
 
 Array = np.ndarray

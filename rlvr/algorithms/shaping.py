@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.rows import Algorithm
-from rlvr.protocols import ModelInput
+from rlvr.messages import ModelInput
 from rlvr.types import Trajectory
 
 # d = log reference - log policy of tokens that the policy sampled. http://joschu.net/blog/kl-approx.html

@@ -18,7 +18,8 @@ from rlvr.algorithms.advantages import Memory
 from rlvr.algorithms.measure import Measured, Tokens
 from rlvr.algorithms.rows import KL_ESTIMATORS, Algorithm
 from rlvr.algorithms.shaping import compare_with_reference, penalize
-from rlvr.protocols import AdamParams, Datum, ForwardBackwardOutput, TrainingClient
+from rlvr.messages import AdamParams, Datum, ForwardBackwardOutput
+from rlvr.protocols import TrainingClient
 from rlvr.types import Trajectory
 
 Rows = Sequence[tuple[Trajectory, float]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlvr.protocols import CustomLoss, Datum, ForwardBackwardOutput, NonFiniteError, TensorData, TrainingClient
+from rlvr.messages import Datum, ForwardBackwardOutput, NonFiniteError, TensorData
+from rlvr.protocols import CustomLoss, TrainingClient
 
 
 def two_passes(

@@ -15,19 +15,18 @@ from rlvr.engine.engine import Engine
 from rlvr.engine.losses import LOSSES
 from rlvr.engine.policy import Policy, Snapshot
 from rlvr.files import checked_name, new_folder
-from rlvr.protocols import (
+from rlvr.futures import Future, LazyFuture
+from rlvr.messages import (
     AdamParams,
-    CustomLoss,
     Datum,
     ForwardBackwardOutput,
-    Future,
-    LazyFuture,
     ModelInput,
     OptimStepResponse,
     SampleResponse,
     SamplingParams,
     SaveWeightsResponse,
 )
+from rlvr.protocols import CustomLoss
 
 
 class LocalSamplingClient:

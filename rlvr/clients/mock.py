@@ -24,13 +24,11 @@ from rlvr.clients.custom import two_passes
 from rlvr.clients.slopes import SLOPES, divergence
 from rlvr.clients.table import TablePolicy, WordTokenizer
 from rlvr.files import checked_name, new_folder
-from rlvr.protocols import (
+from rlvr.futures import Future, LazyFuture
+from rlvr.messages import (
     AdamParams,
-    CustomLoss,
     Datum,
     ForwardBackwardOutput,
-    Future,
-    LazyFuture,
     ModelInput,
     NonFiniteError,
     OptimStepResponse,
@@ -40,6 +38,7 @@ from rlvr.protocols import (
     SaveWeightsResponse,
     TensorData,
 )
+from rlvr.protocols import CustomLoss
 from rlvr.types import StopReason
 
 __all__ = ["MockSamplingClient", "MockTrainingClient", "ScriptedSamplingClient", "TablePolicy", "WordTokenizer"]

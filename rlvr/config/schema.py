@@ -16,7 +16,7 @@ from rlvr.config.compose import Loaded
 from rlvr.config.idle import report, settle, without_divergence_limit, without_effect
 from rlvr.config.validate import validate
 from rlvr.engine.options import EngineLimits, LoraConfig
-from rlvr.protocols import SamplingParams
+from rlvr.messages import SamplingParams
 from rlvr.tracking import TrackingOptions
 from rlvr.training.curriculum import CurriculumOptions
 from rlvr.training.evaluate import EvaluationOptions

@@ -26,11 +26,11 @@ from rlvr.engine.runner import RowCache, prefill, recompute
 from rlvr.engine.sampling import sample
 from rlvr.engine.scheduler import Request, Row, Scheduler
 from rlvr.engine.step import Learner, checked, routed, supervised_view
-from rlvr.protocols import (
+from rlvr.futures import LazyFuture
+from rlvr.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
-    LazyFuture,
     ModelInput,
     OptimStepResponse,
     SampleResponse,

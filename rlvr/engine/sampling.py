@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvr.draws import GOLDEN, MIX1, MIX2
-from rlvr.protocols import NonFiniteError
+from rlvr.messages import NonFiniteError
 
 # Inverse CDF needs one draw a row, Gumbel-max one for each token. Above this many tokens rounding in the running sum
 # flips more choices than Gumbel-max does.

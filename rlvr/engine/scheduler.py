@@ -15,7 +15,8 @@ from typing import Any
 
 from rlvr import draws
 from rlvr.engine.policy import Snapshot
-from rlvr.protocols import LazyFuture, SampledSequence, SampleResponse, SamplingParams
+from rlvr.futures import LazyFuture
+from rlvr.messages import SampledSequence, SampleResponse, SamplingParams
 from rlvr.types import StopReason
 
 

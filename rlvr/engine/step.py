@@ -22,7 +22,7 @@ from rlvr.engine.losses import ENTROPY_INPUT, KL_INPUTS, LOSSES, Loss, kl_penalt
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Policy, Snapshot, weights_of
 from rlvr.engine.runner import padded
-from rlvr.protocols import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
+from rlvr.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rlvr.protocols import ModelInput, StepResult
+from rlvr.messages import ModelInput
+from rlvr.protocols import StepResult
 from rlvr.types import Task
 
 

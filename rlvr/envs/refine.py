@@ -19,7 +19,8 @@ import re
 from typing import Any
 
 from rlvr.envs.prompt import encode_prompt
-from rlvr.protocols import ModelInput, StepResult
+from rlvr.messages import ModelInput
+from rlvr.protocols import StepResult
 from rlvr.reward.code import Problem, extract
 from rlvr.reward.code.extract import BEGIN, DONE
 from rlvr.reward.code.reward import job, opened

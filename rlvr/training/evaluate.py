@@ -17,7 +17,8 @@ import numpy as np
 
 from rlvr import draws
 from rlvr.files import read_json
-from rlvr.protocols import SamplingClient, SamplingParams, TaskSource
+from rlvr.messages import SamplingParams
+from rlvr.protocols import SamplingClient, TaskSource
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.errors import check_error_budget

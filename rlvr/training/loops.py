@@ -18,7 +18,8 @@ from typing import Any
 
 from rlvr import draws
 from rlvr.files import verified, write_atomic
-from rlvr.protocols import NonFiniteError, SamplingParams, TaskSource, TrainingClient
+from rlvr.messages import NonFiniteError, SamplingParams
+from rlvr.protocols import TaskSource, TrainingClient
 from rlvr.reward import Reward
 from rlvr.tracking import Console, MetricsLog, plot_curve
 from rlvr.tracking.trackers import Trackers

@@ -8,7 +8,8 @@ from typing import Any
 
 from rlvr import draws
 from rlvr.envs.prompt import encode_prompt, encode_texts
-from rlvr.protocols import Datum, TaskSource, TrainingClient
+from rlvr.messages import Datum
+from rlvr.protocols import TaskSource, TrainingClient
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.step import Schedule
 

@@ -17,7 +17,8 @@ from rlvr.algorithms import Algorithm
 from rlvr.algorithms.advantages import Memory, teaches
 from rlvr.algorithms.roads import check_roads
 from rlvr.algorithms.update import Passes, divergence, loss_config, update
-from rlvr.protocols import AdamParams, SamplingClient, SamplingParams, TaskSource, TrainingClient
+from rlvr.messages import AdamParams, SamplingParams
+from rlvr.protocols import SamplingClient, TaskSource, TrainingClient
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.training.curriculum import Curriculum

@@ -1,0 +1,229 @@
+"""What is said to samplers and trainers, and what they answer: the messages of the four primitives.
+
+Names and fields are those of the public `tinker` SDK, so that a recipe written for it runs in-process by changing an
+import. Left out on purpose: images. No torch: a `TensorData` holds a numpy array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvr.types import StopReason, Trajectory
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """Token ids a model reads. `ModelInput.from_ints([1, 2, 3]).to_ints() == [1, 2, 3]`."""
+
+    tokens: list[int]
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
+        return cls(list(tokens))
+
+    def to_ints(self) -> list[int]:
+        return list(self.tokens)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorData:
+    """A numeric array on its way to or from an engine: float32 or int64, any shape."""
+
+    data: np.ndarray
+
+    @classmethod
+    def of(cls, values: Any) -> TensorData:
+        """From a list, a numpy array or anything array-like (a torch CPU tensor too)."""
+        array = np.asarray(values)
+        return cls(array.astype(np.int64 if array.dtype.kind in "iub" else np.float32))
+
+    @classmethod
+    def from_numpy(cls, array: np.ndarray) -> TensorData:
+        return cls.of(array)
+
+    @classmethod
+    def from_torch(cls, tensor: Any) -> TensorData:
+        return cls.of(tensor.detach().cpu().numpy())
+
+    def to_numpy(self) -> np.ndarray:
+        return self.data
+
+    def to_torch(self) -> Any:
+        import torch
+
+        return torch.from_numpy(self.data.copy())  # pyright: ignore[reportUnknownMemberType]
+
+    def tolist(self) -> list[Any]:
+        return self.data.tolist()
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.data.shape)
+
+    @property
+    def dtype(self) -> str:
+        return "int64" if self.data.dtype.kind == "i" else "float32"
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One row of training: `model_input` [T] and arrays of length T, e.g. `target_tokens`, `logprobs`, `advantages`."""
+
+    model_input: ModelInput
+    loss_fn_inputs: dict[str, TensorData]
+
+    @classmethod
+    def from_trajectory(
+        cls, trajectory: Trajectory, weight: float = 1.0, *, advantages: Any = None, logprobs: Any = None, **inputs: Any
+    ) -> Datum:
+        """The training projection: inputs all but last, targets all but first, the rest shifted alike.
+
+        `advantages` hold `trajectory.advantage * weight` where the policy acted and 0 elsewhere; `weight` is the
+        reduction (1 / tokens in the batch, ...), which folds into the advantage because every loss is a sum. Given
+        `advantages` [R] (still to be weighted), `logprobs` [R] and further `inputs` [R] take the place of the
+        trajectory's own or stand beside them; they too are 0 where the policy did not act.
+        """
+        trajectory.require_trainable()
+        tokens = trajectory.full_tokens
+        lead = len(trajectory.prompt_tokens) - 1
+        mask = np.concatenate([np.zeros(lead), np.asarray(trajectory.action_mask, dtype=np.float64)])
+
+        def laid_out(values_R: Any) -> TensorData:
+            return TensorData.of(np.concatenate([np.zeros(lead), np.asarray(values_R, dtype=np.float64)]) * mask)
+
+        own = np.full(len(trajectory.response_tokens), trajectory.advantage)
+        chosen = own if advantages is None else np.asarray(advantages, dtype=np.float64)
+        return cls(
+            ModelInput(tokens[:-1]),
+            {
+                "target_tokens": TensorData.of(tokens[1:]),
+                "logprobs": laid_out(trajectory.logprobs if logprobs is None else logprobs),
+                "advantages": laid_out(chosen * weight),
+                **{name: laid_out(values) for name, values in inputs.items()},
+            },
+        )
+
+    @classmethod
+    def supervised(cls, prompt: Sequence[int], completion: Sequence[int], weight: float = 1.0) -> Datum:
+        """A cross-entropy row: weight on every completion token, 0 on the prompt."""
+        tokens = [*prompt, *completion]
+        weights = [0.0] * (len(prompt) - 1) + [weight] * len(completion)
+        return cls(
+            ModelInput(tokens[:-1]),
+            {"target_tokens": TensorData.of(tokens[1:]), "weights": TensorData.of(np.asarray(weights))},
+        )
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample. `stop` None ends at the end-of-sequence token, [] never, else strings or token ids.
+
+    `seed` makes every draw a function of (seed, sample index, token position); None lets the client choose one.
+    Log-probs come back at `temperature`, before `top_k`, `top_p` and `min_p`; temperature 0 is greedy.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | Sequence[int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        rules = (
+            (
+                "max_tokens",
+                self.max_tokens is None or self.max_tokens >= 1,
+                "at least 1, or None for the whole context",
+            ),
+            ("temperature", 0 <= self.temperature < float("inf"), "a finite number, at least 0"),
+            ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
+        )
+        for name, fine, expected in rules:
+            if not fine:
+                raise ValueError(f"SamplingParams: {name}={getattr(self, name)!r}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class SampledSequence:
+    """One completion: sampled `tokens` [R], the stop token included, their `logprobs` [R] and why it ended.
+
+    `end_tokens` of them, at the end, are a stop token and no part of the answer's text; None where the sampler does
+    not say. A stop string stays in the text.
+    """
+
+    stop_reason: StopReason
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    end_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class SampleResponse:
+    """The completions of one prompt. `prompt_logprobs` [P] starts with None. `fingerprint` names the weights."""
+
+    sequences: list[SampledSequence]
+    prompt_logprobs: list[float | None] | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class AdamParams:
+    """One AdamW step. `grad_clip_norm` 0 means no clipping."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        below_one = ("beta1", "beta2")
+        for name, value in vars(self).items():
+            if not 0 <= value < (1 if name in below_one else float("inf")):
+                expected = "in [0, 1)" if name in below_one else "a finite number, at least 0"
+                raise ValueError(f"AdamParams: {name}={value!r}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class ForwardBackwardOutput:
+    """Per datum `{"logprobs": [T]}`, and metrics named `name:reduction`; `loss:sum` is always there."""
+
+    loss_fn_outputs: list[dict[str, TensorData]]
+    metrics: dict[str, float]
+    loss_fn_output_type: str = "TensorDataRecord"
+
+
+@dataclass(frozen=True)
+class OptimStepResponse:
+    """What the step reports, e.g. `grad_norm` before clipping."""
+
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class SaveWeightsResponse:
+    path: str
+
+
+class NonFiniteError(RuntimeError):
+    """A loss, log-prob or gradient was nan or infinite. `rows` are the datums it was first seen in (may be empty).
+
+    The policy keeps its weights and the gradients it had accumulated before the call.
+    """
+
+    def __init__(self, what: str, rows: Sequence[int]) -> None:
+        super().__init__(f"{what} is not finite" + (f" (first seen in rows {list(rows)[:8]})" if rows else ""))
+        self.rows = list(rows)
