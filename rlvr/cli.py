@@ -1,10 +1,11 @@
-"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `doctor`, `config`. Each command is a thin walk.
+"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `serve`, `doctor`, `config`. Each is a thin walk.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr evaluate runs/arithmetic
     rlvr verify answers.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
+    rlvr serve engine --model ./my-model --port 8000
     rlvr doctor runs/arithmetic
     rlvr config --config-name=gsm8k model.name=./my-model
 
@@ -60,7 +61,8 @@ def train(
     config_path: ConfigPath = None,
 ) -> None:
     """Train a model; the same command goes on where a stopped run was."""
-    from rlvr.build import build, build_source, circumstances, open_run, plan
+    from rlvr.build import build, build_source, open_run, plan, start_rewards
+    from rlvr.build_client import circumstances
     from rlvr.tracking import Console
     from rlvr.tracking.report import stored_summary
     from rlvr.training.journal import Journal
@@ -68,6 +70,7 @@ def train(
 
     loaded, settings = _configured(config_name, config, config_path, overrides)
     source = build_source(settings)
+    start_rewards(settings, source)
     folder, finished = open_run(loaded, settings)
     with Console() as console:
 
@@ -207,6 +210,36 @@ def show_config(
     typer.echo(dump(written(settings, loaded)))
     with Console() as console:
         console.plan(_shown(plan(settings, source)))
+
+
+serve_app = typer.Typer(help="Serve a model to other programs.", no_args_is_help=True)
+app.add_typer(serve_app, name="serve")
+
+
+@serve_app.command("engine")
+def serve_engine(
+    model: Annotated[list[str], typer.Option("--model", help="A folder, a hub name, or name=folder; more than one.")],
+    port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 8000,
+    host: Annotated[str, typer.Option("--host", help="Another than this machine's own needs API keys.")] = "127.0.0.1",
+    state: Annotated[Path, typer.Option("--state", help="Where all that survives a restart is.")] = Path("runs/server"),
+    alias: Annotated[list[str] | None, typer.Option("--alias", help="stable_reinforce=LOSS")] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="API keys, one a line; RLVR_API_KEYS adds to it.")] = None,
+    device: Annotated[str, typer.Option("--device")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype")] = "auto",
+    threads: Annotated[int, typer.Option("--threads", help="Torch's; 0 leaves them as they are.")] = 0,
+    max_rows: Annotated[int, typer.Option("--max-rows", help="Completions sampled at once.")] = 512,
+    log: Annotated[Path | None, typer.Option("--log", help="Default: server.log in the state folder.")] = None,
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve models to the tinker SDK: train adapters and sample, several clients at once.
+
+    rlvr serve engine --model Qwen/Qwen3-8B=./my-model --port 8000
+    """
+    from rlvr.service.tinker_api.serve import ServeOptions, aliases, serve
+
+    where = {"device": device, "dtype": dtype, "threads": threads, "max_rows": max_rows}
+    named = {"aliases": aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
+    serve(ServeOptions(model, host, port, state, **named, **where), _print)
 
 
 @app.callback(invoke_without_command=True)

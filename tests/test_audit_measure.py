@@ -80,9 +80,9 @@ def test_a_mistake_is_one_message(words: list[str], said: str, tmp_path: Path, c
     assert said in message and message.count("\n") == 1
 
 
-def test_a_label_that_is_none_is_refused_with_its_row(tmp_path: Path) -> None:
+def test_a_label_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"response": "1", "label": true}\n{"response": "1", "label": "yes"}\n')
-    with pytest.raises(ValueError, match=r"row 2.*label"):
+    with pytest.raises(ValueError, match=r"line 2.*label"):
         read_labelled(tmp_path / "p.jsonl")
 
 

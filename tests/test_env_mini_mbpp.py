@@ -194,14 +194,22 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         MiniMBPP().train(0, 0, "3")
 
 
-def test_a_run_reports_the_families_held_out_beside_the_problems(tmp_path: Path) -> None:
-    """The shipped recipe in small, through the real sandbox: every answer is judged."""
+def test_a_run_reports_the_families_held_out_beside_the_problems(tmp_path: Path, capsys: Any) -> None:
+    """The shipped recipe in small, through the real sandbox: every answer is judged. `rlvr evaluate` says the same."""
     small = ["sft.steps=2", "sft.batch_size=8", "sft.until=0", "training.steps=1", "training.prompts_per_step=2"]
     small += ["training.group_size=2", "evaluation.tasks=8", "evaluation.samples=2", f"run.root={tmp_path}"]
     assert run(["train", "--config-name=mini_mbpp", "run.name=small", *small]) == 0
     summary = json.loads((tmp_path / "small" / "summary.json").read_text())
     assert summary["tasks"] == 8 and summary["unjudged"] == 0
     assert summary["beside"]["held-out families"]["tasks"] == 2
+    capsys.readouterr()
+    assert run(["evaluate", str(tmp_path / "small")]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)["beside"]["held-out families"]
+    assert {name: told[name] for name in ("pass@1", "pass@2", "mean_reward")} == {
+        name: summary["beside"]["held-out families"]["final"][name] for name in ("pass@1", "pass@2", "mean_reward")
+    }
+    assert "pass@2, held-out families" in said.err and told["tasks"] == 2
 
 
 def test_a_wrong_letter_is_told_from_a_right_one() -> None:

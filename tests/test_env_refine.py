@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from code_rows import chat_tokenizer, problem
+from code_rows import chat_tokenizer, mbpp_file, model_folder, problem
 
+from rlvr.build import build_source, plan
 from rlvr.clients.mock import ScriptedSamplingClient
+from rlvr.config import load
+from rlvr.config.schema import configured
 from rlvr.envs.code import CodeSource, mbpp
 from rlvr.envs.refine import MAX_ERROR, CodeEnv
 from rlvr.messages import Datum, SamplingParams
@@ -17,7 +22,7 @@ from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.sandbox import Sandbox, Verdict
 from rlvr.training import samples
-from rlvr.types import Outcome, Task, Trajectory
+from rlvr.types import Outcome, Score, Task, Trajectory
 
 TEXT = chat_tokenizer()
 END = TEXT.eos_token_id
@@ -188,3 +193,26 @@ def test_mbpp_hands_its_turns_on(tmp_path: Any) -> None:
     result = asyncio.run(env.step(ids(f"def {name}(x):\n    return None\n[DONE]")))
     assert not result.episode_done and result.next_stop_condition == ["[DONE]", END]
     assert problem(int(name[4:]))["test_list"][0] in TEXT.decode(result.next_observation.to_ints())  # type: ignore[union-attr]
+
+
+def test_a_rollout_row_says_why_an_answer_failed_in_few_words() -> None:
+    """The test that failed; of a long detail the beginning and the end, where a traceback says what went wrong."""
+    t, _ = play("Square a number.", WRONG, max_turns=1)
+    t.scores = {"code": resolve_reward("code").score([t])[0], "broken": Score(None, Outcome.ERROR, "exception")}
+    kept = json.loads(samples.row(t))["scores"]
+    assert kept["code"]["detail"] == t.scores["code"].detail != "" and "detail" not in kept["broken"]
+    t.scores["broken"] = replace(t.scores["broken"], detail=f"Traceback{'x' * 9000}KeyError: 'gold'")
+    detail = json.loads(samples.row(t))["scores"]["broken"]["detail"]
+    assert len(detail) == 505 and detail.startswith("Traceback") and detail.endswith("KeyError: 'gold'")
+
+
+def test_the_plan_counts_the_tokens_of_every_turn(tmp_path: Path) -> None:
+    rows, model = mbpp_file(tmp_path), model_folder(tmp_path / "model")
+    words = [f"model.name={model}", f"env.kwargs.path={rows}", "rollout.max_tokens=4"]
+    words += ["training.steps=5", "num_train_problems=9"]
+    for turns, said in (
+        (1, "at most 800 tokens"),
+        (3, "at most 2,400 tokens in 3 turns"),
+    ):
+        config = configured(load("mbpp", None, [*words, f"env.kwargs.max_turns={turns}"]))
+        assert plan(config, build_source(config))["training"].endswith(said)

@@ -130,6 +130,41 @@ SAME = [
     ("sin(x)", "\\sin x"),
     ("\\text{no solution}", "No solution"),
     ("100 cm", "100\\text{ cm}"),
+    ("-1", "e^{i\\pi}"),
+    ("0", "e^{i\\pi}+1"),
+    ("-1", "e^{\\pi i}"),
+    ("e^{i\\pi}", "-1"),
+    ("\\frac{1}{2}+\\frac{\\sqrt3}{2}i", "e^{i\\pi/3}"),
+    ("\\frac{1}{2}+\\frac{\\sqrt3}{2}i", "e^{\\frac{\\pi i}{3}}"),
+    ("i", "e^{i\\pi/2}"),
+    ("1", "e^{2\\pi i}"),
+    ("i", "\\exp(i\\pi/2)"),
+    ("-1", "e^{3i\\pi}"),
+    ("2i", "2e^{i\\pi/2}"),
+    ("1+i", "\\sqrt2 e^{i\\pi/4}"),
+    ("-1", "e^{-i\\pi}"),
+    ("(3,-1)", "x=3, y=-1"),
+    ("(3,-1)", "y=-1, x=3"),
+    ("(3,-1)", "x=3 and y=-1"),
+    ("(1,2,3)", "x=1,y=2,z=3"),
+    ("x=3, y=-1", "(3,-1)"),
+    ("(x,y)=(3,-1)", "x = 3, y = -1"),
+    ("12", "12 sheep"),
+    ("3", "3 fish"),
+    ("7", "7 mice"),
+    ("12 \\text{ sheep}", "12"),
+    ("4", "4 geese"),
+    ("[1,3]", "[1,2] \\cup [2,3]"),
+    ("[1,3]", "[1,2)\\cup[2,3]"),
+    ("(-\\infty,\\infty)", "(-\\infty,1]\\cup(1,\\infty)"),
+    ("[1,2]\\cup[2,3]", "[1,3]"),
+    ("(0,3)", "(0,2)\\cup(1,3)"),
+    ("\\mathbb{R}", "x<1 or x\\ge 1"),
+    ("(1,2]", "(1,2)\\cup\\{2\\}"),
+    ("[0,\\pi]", "[0,\\sqrt2]\\cup[\\sqrt{2},\\pi]"),
+    ("(0,1)\\cup\\{2\\}", "\\{2\\}\\cup(0,1)"),
+    ("(-\\infty,1)\\cup[1,\\infty)", "x<1 or x>=1"),
+    ("[0,2)", "x \\in [0,1]\\cup[1,2)"),
 ]
 DIFFERENT = [
     ("1/3", "0.333333"),
@@ -222,6 +257,44 @@ DIFFERENT = [
     ("120", "100000!"),
     ("\\frac{3}{4}", "3 : 4"),
     ("16", "1/0"),
+    ("1", "e^{i\\pi}"),
+    ("-1", "e^{i}"),
+    ("-1", "e^{\\pi}"),
+    ("-1", "e^{2i\\pi}"),
+    ("1+i", "e^{i\\pi/4}"),
+    ("i", "e^{-i\\pi/2}"),
+    ("-1", "e^{i\\pi x}"),
+    ("(3,-1)", "x=-1, y=3"),
+    ("(3,-1)", "x=3"),
+    ("(3,-1)", "x=3, z=-1"),
+    ("(3,-1)", "a=3, b=-1"),
+    ("(3,-1)", "x=3, y=-1, z=0"),
+    ("(3,-1)", "3, -1"),
+    ("[3,-1]", "x=3, y=-1"),
+    ("(3,-1)", "x=3, x=-1"),
+    ("x=3,y=-1", "(-1,3)"),
+    ("(3,-1)", "x=3, y=-1 cm, z"),
+    ("(3,3)", "x=3"),
+    ("12", "12 wrong"),
+    ("12", "12 sock"),
+    ("12", "12 million"),
+    ("12", "12 maybe"),
+    ("12", "13 sheep"),
+    ("12 sheep", "12 fish"),
+    ("12", "12 sheepish"),
+    ("(0,2)", "(0,1)\\cup(1,2)"),
+    ("[1,3]", "[1,2], [2,3]"),
+    ("(-\\infty,\\infty)", "(-\\infty,1], [1,\\infty)"),
+    ("[1,3]", "[1,2]\\cup[3,3]"),
+    ("[1,3)", "[1,2]\\cup[2,3]"),
+    ("(1,3]", "[1,2]\\cup[2,3]"),
+    ("(-\\infty,1],[1,\\infty)", "(-\\infty,0],[0,\\infty)"),
+    ("(-\\infty,1],[1,\\infty)", "(-\\infty,\\infty)"),
+    ("[1,3]", "[1,2]\\cup[2.0000001,3]"),
+    ("(1,3]", "(1,2)\\cup\\{3\\}"),
+    ("[a,c]", "[a,b]\\cup[b,c]"),
+    ("(0,1)\\cup(2,3)", "(0,1)\\cup\\{2\\}\\cup(2,3)"),
+    ("[0,2]", "[0,\\sqrt2]\\cup[1.41421356237309505,2]"),
 ]
 
 
@@ -290,3 +363,38 @@ def test_equality_is_reflexive_and_symmetric(a, b):
 @given(FORMULAS, st.integers(1, 9))
 def test_what_was_changed_by_a_whole_number_is_never_equal(formula, change):
     assert verdict(formula, f"{formula}+{change}") is not True
+
+
+ENDS = st.integers(0, 6)
+PIECES = st.lists(
+    st.tuples(ENDS, ENDS, st.booleans(), st.booleans()).filter(lambda p: p[0] < p[1]), min_size=1, max_size=4
+)
+
+
+def holds(pieces, x):
+    return any(
+        low < x < high or (x == low and closed_low) or (x == high and closed_high)
+        for low, high, closed_low, closed_high in pieces
+    )
+
+
+@given(PIECES, PIECES)
+def test_unions_are_equal_exactly_where_they_hold_the_same_points(a, b):
+    """Ends are whole numbers, so the ends and the middles between them tell all unions apart."""
+    spelled = ["\\cup".join(f"{'(['[c]}{low},{high}{')]'[d]}" for low, high, c, d in pieces) for pieces in (a, b)]
+    points = [x / 2 for x in range(-1, 14)]
+    assert same(*spelled, Conventions()) is all(holds(a, x) == holds(b, x) for x in points)
+
+
+@given(PIECES, st.data())
+def test_a_union_is_the_same_however_it_is_cut(pieces, data):
+    cut = []
+    for low, high, closed_low, closed_high in pieces:
+        at = data.draw(st.sampled_from([low + (high - low) / 4, (low + high) / 2]))
+        left = data.draw(st.booleans())  # the point itself is in one of the two, or in both
+        cut += [(low, at, closed_low, left), (at, high, not left or data.draw(st.booleans()), closed_high)]
+    order = data.draw(st.permutations(cut))
+    gold, answer = (
+        "\\cup".join(f"{'(['[c]}{low},{high}{')]'[d]}" for low, high, c, d in some) for some in (pieces, order)
+    )
+    assert same(gold, answer, Conventions()) is True

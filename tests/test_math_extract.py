@@ -20,6 +20,12 @@ AUTO = ("boxed", "hash", "answer_is", "whole")
         ("The final answer is $\\frac{2}{3}$.", "\\frac{2}{3}"),
         ("The answer is 3.5. Done", "3.5"),
         ("answer: 5", "5"),
+        ("**Answer:** 5", "5"),
+        ("**Answer**: $5$ apples", "5"),  # what follows a formula is no part of it
+        ("**The answer is 5**", "5"),
+        ("Answer:\n5\nas said", "5"),
+        ("The answer is\n\\[\n\\frac{2}{3}\n\\]", "\\frac{2}{3}"),
+        ("The answer is:\n\n$$\n7\n$$\nas said", "7"),
         ("42", "42"),
         ("<think>\\boxed{1}</think> \\boxed{2}", "2"),
     ],

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from code_rows import REAL, mbpp_file, model_folder, problem
+from test_sandbox_isolation import WITHOUT_UNSHARE
 
 from rlvr.cli import run
 from rlvr.reward import register_reward, resolve_reward
@@ -71,16 +75,15 @@ def test_options_change_one_value_each() -> None:
     assert judged("def f(x): return 0", syntax_error_reward=-1).value == -0.5
 
 
-def test_the_efficiency_bonus_is_off_and_warned_of_where_it_is_asked_for() -> None:
+def test_the_efficiency_bonus_is_off_and_cautioned_of_where_it_is_asked_for() -> None:
     """Seed 001's: 0.2 for passed code of fewer than 100 characters."""
-    with pytest.warns(UserWarning, match="learns to golf"):
-        bonus = resolve_reward("code", efficiency_bonus=0.2)
+    bonus = resolve_reward("code", efficiency_bonus=0.2)
+    assert "learns to golf" in bonus.caution and not resolve_reward("code").caution
     short, long, wrong = bonus.score([answer(text, FOUR) for text in (RIGHT, LONG, "def f(x): return 0")])
     assert (short.value, long.value, wrong.value) == (1.2, 1.0, -0.5)
     assert (short.parts["short"], long.parts["short"]) == (1, 0) and short.outcome is Outcome.PASSED
     assert "short" not in judged(RIGHT).parts
-    with pytest.warns(UserWarning, match="learns to golf"):
-        tight = resolve_reward("code", efficiency_bonus=0.2, efficiency_max_chars=len(RIGHT))
+    tight = resolve_reward("code", efficiency_bonus=0.2, efficiency_max_chars=len(RIGHT))
     assert tight("", RIGHT, FOUR) == 1.0  # fewer than, not as many as
     long_prompt = f'def f(x):\n    """{"Square. " * 20}"""\n'
     row = {"prompt": long_prompt, "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9"}
@@ -192,6 +195,57 @@ def test_a_broken_sandbox_is_an_error_and_never_a_wrong_answer() -> None:
     assert "unshare is refused" in score.detail
 
 
+def train_words(folder: Path, *words: str) -> list[str]:
+    rows, model = mbpp_file(folder), model_folder(folder / "model")
+    sizes = ["num_train_problems=9", "rollout.max_tokens=4", "evaluation.tasks=3", "engine.threads=1"]
+    return ["train", "--config-name=mbpp", f"model.name={model}", f"env.kwargs.path={rows}", *sizes, *words]
+
+
+def test_a_run_that_pays_for_short_programs_is_warned_unless_it_watches_others(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = train_words(tmp_path, "reward.kwargs.efficiency_bonus=0.2", "training.steps=1")
+    assert run([*words, "run.name=golf"]) == 0
+    assert "can be hacked: efficiency_bonus pays for short programs" in " ".join(capsys.readouterr().out.split())
+    assert run([*words, "run.name=watched", "reward.watch=[exact_match]"]) == 0
+    assert "can be hacked" not in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("reward.kwargs.sandbox={limits: {memory: 1000}}", "limits.memory=1000: at least"),
+        ("reward.kwargs.sandbox={tiers: [docker]}", "tiers='docker'"),
+        (
+            "reward={type: composite, kwargs: {rewards: [{name: code, kwargs: {sandbox: {limits: {files: 0}}}}]}}",
+            "limits.files=0: at least 1",
+        ),
+    ],
+)
+def test_a_sandbox_that_cannot_be_is_refused_before_there_is_a_run(
+    settings: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(train_words(tmp_path, settings)) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_without_any_tier_training_and_grading_are_refused_before_they_begin(tmp_path: Path) -> None:
+    """In a process that may neither make namespaces nor use Landlock."""
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"response": RIGHT, **FOUR}) + "\n")
+    commands = [train_words(tmp_path), ["verify", "answers.jsonl", "--reward", "code", "--out", "v.jsonl"]]
+    confined = WITHOUT_UNSHARE.format(no_landlock=True, unsafe=False).partition("from rlvr.sandbox")[0]
+    code = f"{confined}\nfrom rlvr.cli import run\nprint([run(words) for words in {commands!r}])"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env
+    )
+    assert done.stdout.strip() == "[2, 2]", done.stderr
+    assert done.stderr.count("rlvr: reward 'code': no sandbox works here (namespaces: ") == 2
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "v.jsonl").exists()
+
+
 def test_a_broken_sandbox_stops_a_run_by_its_error_budget(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """The baseline already: no answer is judged, so there is nothing to report, and nothing is trained on."""
     monkeypatch.chdir(tmp_path)
@@ -201,12 +255,7 @@ def test_a_broken_sandbox_stops_a_run_by_its_error_budget(tmp_path: Path, monkey
         with Broken(allow_unsafe=True) as sandbox:
             return code(prompts, responses, metas, sandbox=sandbox)
 
-    rows, model = mbpp_file(tmp_path), model_folder(tmp_path / "model")
-    words = [
-        "train", "--config-name=mbpp", f"model.name={model}", f"env.kwargs.path={rows}", "num_train_problems=9",
-        "rollout.max_tokens=4", "evaluation.tasks=3", "engine.threads=1", "reward.type=code in a sandbox that breaks",
-    ]  # fmt: skip
-    assert run(words) == 1
+    assert run(train_words(tmp_path, "reward.type=code in a sandbox that breaks")) == 1
     said = capsys.readouterr().err
     assert "of 12" in said and "unshare is refused" in said, said
     assert not (tmp_path / "runs/mbpp/evaluations/baseline.json").exists()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tiny_run import TINY
 
-from rlvr.build import build_source, cores, evaluate_saved, open_run, plan
+from rlvr.build import build_source, evaluate_saved, open_run, plan
+from rlvr.build_client import cores
 from rlvr.cli import run
 from rlvr.config import Loaded, dump, load
 from rlvr.config.schema import configured, written
@@ -164,7 +165,7 @@ def test_another_seed_evaluates_the_same_adapter_on_the_same_base(tiny: Path, ca
 def test_numbers_that_are_not_finite_end_a_run_with_a_message(tiny: Path, capfd: Any) -> None:
     """Also where they come from a part that the training loop does not watch."""
     (tiny / "broken_env.py").write_text(
-        "from rlvr.protocols import NonFiniteError\n\ndef make():\n    raise NonFiniteError('a logit', [3])\n"
+        "from rlvr.messages import NonFiniteError\n\ndef make():\n    raise NonFiniteError('a logit', [3])\n"
     )
     text = TINY.replace("{name: rpn_arithmetic, kwargs: {complexity: [1, 1], flaw: 0.0}}", "{name: 'broken_env:make'}")
     (tiny / "broken.yaml").write_text(text)

@@ -306,6 +306,23 @@ def test_an_evaluation_by_itself_shows_every_interval_and_level():
     ]
 
 
+def test_an_evaluation_by_itself_shows_the_sets_beside():
+    """With the k that was asked for, and a rate stays one whatever its verifier is called."""
+    measured = {"pass@1": estimate(0.5, 0.4, 0.6), "pass@16": estimate(0.75, 0.7, 0.8)}
+    result = {
+        "checkpoint": "runs/a", "watched/my_reward": estimate(0.25, 0.2, 0.3), "tasks": 9,
+        "beside": {"held-out families": {**measured, "tasks": 1200, "unjudged": 2}},
+    }  # fmt: skip
+    assert evaluation_table(result).splitlines()[3:-1] == [
+        "watched/my_reward           25.0% [20.0, 30.0]",
+        "pass@1, held-out families   50.0% [40.0, 60.0]",
+        "pass@16, held-out families  75.0% [70.0, 80.0]",
+        "-" * 52,
+        "9 held-out tasks, weights runs/a",
+        "1,200 tasks of held-out families, 2 answers left out unjudged",
+    ]
+
+
 def test_the_final_table_shows_rates_as_percentages_and_rewards_as_decimals():
     assert final_table(SUMMARY) == TABLE
 

@@ -157,3 +157,64 @@ def test_rows_of_programs_are_run_against_their_tests(folder: Path) -> None:
     (folder / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(["verify", "mbpp.jsonl", "--reward", "code", "--out", "v.jsonl"]) == 0
     assert [row["outcome"] for row in verdicts(folder / "v.jsonl")] == ["passed", "failed"]
+
+
+def test_the_interval_is_wilsons_and_wider_where_answers_share_a_task(folder: Path, capsys: Any) -> None:
+    """30 rows of 60 passed: alone they are 60 facts; as 20 answers each to three tasks, three."""
+    rows = [{"response": str(i % 2), "gold": "1"} for i in range(60)]
+    tasks = [{"id": i, "task_id": f"t{i // 20}", "response": str(int(i < 30)), "gold": "1"} for i in range(60)]
+    for name, written in (("alone", rows), ("shared", tasks)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+        assert run(["verify", f"{name}.jsonl", *EXACT, "--out", f"{name}-v.jsonl"]) == 0
+    said = capsys.readouterr().err
+    assert "passed 30/60 = 50.00% [37.74, 62.26]\n" in said  # Wilson's, by hand
+    assert "passed 30/60 = 50.00% [12.53, 87.47]; answers to 3 tasks" in said  # a design effect of 20, so three rows
+    assert verdicts(folder / "shared-v.jsonl")[25] == {
+        **verdicts(folder / "shared-v.jsonl")[25], "index": 25, "id": 25, "task": "t1",
+    }  # fmt: skip
+    assert run(["verify", "shared.jsonl", *EXACT, "--out", "shared-v.jsonl"]) == 0  # all of it read back
+    assert "[12.53, 87.47]; answers to 3 tasks" in capsys.readouterr().err
+
+
+def test_fewer_rows_than_are_graded_is_refused(folder: Path, capsys: Any) -> None:
+    command = ["verify", "answers.jsonl", *EXACT, "--out", "v.jsonl"]
+    assert run(command) == 0
+    before = (folder / "v.jsonl").read_bytes()
+    capsys.readouterr()
+    assert run([*command, "--limit", "20"]) == 2
+    said = capsys.readouterr().err
+    assert "has 60 verdicts already, more than --limit 20" in said and "passed" not in said
+    assert (folder / "v.jsonl").read_bytes() == before
+    assert run([*command, "--limit", "60"]) == 0
+
+
+def test_a_bad_row_names_its_line_of_the_file(folder: Path) -> None:
+    """Blank lines count, as in an editor, and JSON's own "line 1" is not repeated."""
+    good = json.dumps({"response": "1", "gold": "1"})
+    (folder / "gaps.jsonl").write_text(f'\n{good}\n\n{{"response": 1x}}\n[2]\n{{"response": 5}}\n{{"gold": 1}}\n')
+    assert run(["verify", "gaps.jsonl", *EXACT, "--out", "v.jsonl"]) == 0
+    assert [row.get("detail", "") for row in verdicts(folder / "v.jsonl")] == [
+        "",
+        "line 4 is not JSON (Expecting ',' delimiter at character 15)",
+        "line 5 is a list, expected an object",
+        "line 6: the field 'response' holds no text (int)",
+        "line 7: the field 'response' holds no text (missing)",
+    ]
+
+
+@pytest.mark.parametrize("reward", ["math", "gsm8k", 'composite;rewards=[{"name": "exact_match"}]'])
+def test_the_gold_is_not_taken_for_the_answer(folder: Path, reward: str, capsys: Any) -> None:
+    (folder / "gold.jsonl").write_text(json.dumps({"answer": "4", "said": "4"}) + "\n")
+    name, _, option = reward.partition(";")
+    command = ["verify", "gold.jsonl", "--reward", name, "--workers", "1", "--out", "v.jsonl"]
+    command += ["--reward-option", option] if option else []
+    assert run([*command, "--response-field", "answer"]) == 2
+    assert "looks for the right answer" in capsys.readouterr().err and not (folder / "v.jsonl").exists()
+    assert run([*command, "--response-field", "said"]) == 0
+    assert [row["outcome"] for row in verdicts(folder / "v.jsonl")] == ["passed"]
+
+
+def test_a_field_named_answer_is_graded_where_the_gold_is_elsewhere(folder: Path) -> None:
+    (folder / "mine.jsonl").write_text(json.dumps({"answer": "1", "gold": "1"}) + "\n")
+    assert run(["verify", "mine.jsonl", *EXACT, "--response-field", "answer", "--out", "v.jsonl"]) == 0
+    assert [row["outcome"] for row in verdicts(folder / "v.jsonl")] == ["passed"]

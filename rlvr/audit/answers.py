@@ -30,13 +30,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.audit.rows import Bad, name_of, read_rows, response_field, trajectory
+from rlvr.audit.rates import PassRate
+from rlvr.audit.rows import Bad, names_of, read_rows, response_field, trajectory
 from rlvr.files import read_json, sha256, write_atomic
-from rlvr.reward import resolve_reward
-from rlvr.training.evaluate import share
+from rlvr.reward import Reward, resolve_reward
+from rlvr.training import samples
 from rlvr.types import Outcome, Trajectory
 
-DETAIL = 500  # characters of a verdict's detail that are written
 IN_FLIGHT = 8  # chunks per worker that wait or run: this bounds the memory
 CHUNK, MOST, WORK = 8, 256, 0.02  # rows that go to a worker at once: at first, at most, and as many as take so long
 
@@ -57,6 +57,7 @@ class Grader:
     def start(self) -> Iterator[Callable[[list[Trajectory | Bad]], Future[list[dict[str, Any]]]]]:
         """What takes some answers and gives a future of their verdicts."""
         reward = resolve_reward(self.reward, **self.options)
+        reward.start()
         workers = self.workers or len(os.sched_getaffinity(0))
         pool: Executor
         if reward.entry.batched:
@@ -80,8 +81,7 @@ def graded(name: str, options: dict[str, Any], answers: list[Trajectory | Bad]) 
             found: dict[str, Any] = {"value": None, "outcome": "invalid", "reason": "bad_row", "detail": answer.why}
         else:
             (score,) = reward.score([answer])
-            found = {"value": score.value, "outcome": score.outcome.value, "reason": score.reason}
-            found |= {"parts": score.parts, "detail": score.detail[:DETAIL]}
+            found = samples.verdict(score)
         found["seconds"] = round(time.perf_counter() - start, 6)
         verdicts.append({key: value for key, value in found.items() if value not in ("", {}) or key == "reason"})
     return verdicts
@@ -111,12 +111,16 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter[str])
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    rate: PassRate = field(default_factory=PassRate)
     kept: int = 0
     seconds: float = 0.0
 
     def add(self, verdict: Mapping[str, Any]) -> None:
+        """Count a row of the output; rows of one `task` are answers to the same."""
         self.outcomes[verdict["outcome"]] += 1
         self.reasons[verdict["outcome"], verdict.get("reason", "")] += 1
+        if verdict["outcome"] not in (Outcome.ERROR.value, Outcome.INVALID.value):
+            self.rate.add(verdict["outcome"] == Outcome.PASSED.value, verdict.get("task"))
 
     @property
     def rows(self) -> int:
@@ -131,9 +135,11 @@ class Tally:
         judged, passed = self.rows - self.unjudged, self.outcomes[Outcome.PASSED.value]
         lines = [f"{self.rows:,} rows" + (f", {self.kept:,} of them graded before" if self.kept else "")]
         if judged:
-            rate = share([1.0] * passed + [0.0] * (judged - passed))
+            rate = self.rate.interval()
+            several = f"; answers to {self.rate.num_tasks:,} tasks" if self.rate.num_tasks < judged else ""
             lines.append(
                 f"passed {passed:,}/{judged:,} = {100 * rate.value:.2f}% [{100 * rate.low:.2f}, {100 * rate.high:.2f}]"
+                f"{several}"
             )
         if self.unjudged:
             lines.append(f"{self.unjudged:,} rows could not be judged (error, invalid): no rate counts them")
@@ -178,20 +184,25 @@ def grade(
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit}: at least 1 is needed")
     rows = read_rows(source)
-    begun: list[Any] = []
+    begun: list[tuple[str, Any]] = []
     if field is None:
-        for row in rows:
-            begun.append(row)
+        for where, row in rows:
+            begun.append((where, row))
             if not isinstance(row, Bad):
                 field = response_field(row, source)
                 say(f"the answers are taken from the field {field!r}")
                 break
     assert field is not None  # a file without any good row was refused
+    _check_gold(resolve_reward(grader.reward, **grader.options), field)
     tally = Tally()
     start = time.perf_counter()
-    with _opened(out, source, grader, field, tally) as file, grader.start() as submit:
+    with grader.start() as submit, _opened(out, source, grader, field, limit, tally) as file:
         numbered = enumerate(islice(chain(begun, rows), limit))
-        todo = ((index, name_of(row, index), trajectory(row, field)) for index, row in numbered if index >= tally.kept)
+        todo = (
+            ({"index": index, **names_of(row, index)}, trajectory(where, row, field))
+            for index, (where, row) in numbered
+            if index >= tally.kept
+        )
         workers = grader.workers or len(os.sched_getaffinity(0))
         waiting: deque[tuple[list[Any], Future[list[dict[str, Any]]]]] = deque()
 
@@ -199,9 +210,9 @@ def grade(
 
         def write(chunk: list[Any], future: Future[list[dict[str, Any]]]) -> None:
             nonlocal size
-            for (index, name, _), verdict in zip(chunk, future.result(), strict=True):
-                tally.add(verdict)
-                file.write(json.dumps({"index": index, "id": name, **verdict}) + "\n")
+            for (names, _), told in zip(chunk, future.result(), strict=True):
+                tally.add(names | told)
+                file.write(json.dumps(names | told) + "\n")
             file.flush()
             size = min(MOST, max(CHUNK, int(WORK * len(chunk) / (sum(v["seconds"] for v in future.result()) + 1e-9))))
             tally.seconds = time.perf_counter() - start
@@ -209,7 +220,7 @@ def grade(
 
         try:
             while chunk := list(islice(todo, size)):
-                waiting.append((chunk, submit([answer for _, _, answer in chunk])))
+                waiting.append((chunk, submit([answer for _, answer in chunk])))
                 if len(waiting) >= IN_FLIGHT * workers:
                     write(*waiting.popleft())
             while waiting:
@@ -223,8 +234,22 @@ def grade(
     return tally
 
 
+def _check_gold(reward: Reward, field: str) -> None:
+    """ValueError where the answers would be taken from the field that holds what they are compared with."""
+    parts = reward.kwargs.get("rewards", ()) if reward.name == "composite" else ()
+    for part in (reward, *(resolve_reward(given["name"], **(given.get("kwargs") or {})) for given in parts)):
+        if part.entry.gold == field:
+            raise ValueError(
+                f"--response-field {field}: there the reward {part.name!r} looks for the right answer, so nothing "
+                "would be left to compare with. Name the field with the model's answers; if the file keeps them in "
+                f"{field!r}, rename it, and give the right ones that name"
+            )
+
+
 @contextmanager
-def _opened(out: Path | None, source: Path, grader: Grader, field: str, tally: Tally) -> Iterator[IO[str]]:
+def _opened(
+    out: Path | None, source: Path, grader: Grader, field: str, limit: int | None, tally: Tally
+) -> Iterator[IO[str]]:
     """The output, behind its whole rows of before; those are counted in `tally`."""
     if out is None:
         yield sys.stdout
@@ -243,6 +268,11 @@ def _opened(out: Path | None, source: Path, grader: Grader, field: str, tally: T
                 f"{origin.name}"
             )
         _keep_whole_rows(out, tally)
+        if limit is not None and tally.kept > limit:
+            raise ValueError(
+                f"{out} has {tally.kept:,} verdicts already, more than --limit {limit}: a summary would be of another "
+                "number of rows than asked for. Give another --out, or a limit of at least that many"
+            )
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(origin, json.dumps(asked, indent=2))

@@ -23,7 +23,7 @@ from typing import Any
 
 from rlvr.audit.rows import Bad, read_rows
 from rlvr.reward.registry import Reward
-from rlvr.training.evaluate import share
+from rlvr.training.evaluate import wilson
 from rlvr.types import Outcome, Score, Task, Trajectory
 
 BUILTIN = Path(__file__).parent / "data" / "math_pairs.jsonl"
@@ -33,12 +33,11 @@ def read_labelled(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package)."""
     source = BUILTIN if str(path) == "builtin" else Path(path)
     found: list[dict[str, Any]] = []
-    for index, row in enumerate(read_rows(source)):
-        where = f"{source}, row {index + 1}"
+    for place, row in read_rows(source):
         if isinstance(row, Bad):
-            raise ValueError(f"{where}: {row.why}; every row of a labelled file counts, mend or delete it")
+            raise ValueError(f"{source}, {row.why}; every row of a labelled file counts, mend or delete it")
         if not isinstance(row.get("response"), str) or not isinstance(row.get("label"), bool):
-            raise ValueError(f"{where}: expected a text 'response' and a 'label' that is true or false")
+            raise ValueError(f"{source}, {place}: expected a text 'response' and a 'label' that is true or false")
         found.append(row)
     return found
 
@@ -171,7 +170,7 @@ def _end(judged: Judged) -> str:
 def _interval(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
-    found = share(values)
+    found = wilson(sum(values) / len(values), len(values))
     return {"value": found.value, "low": found.low, "high": found.high, "rows": len(values)}
 
 

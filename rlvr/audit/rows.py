@@ -1,7 +1,8 @@
 """Rows of a file that anybody wrote: JSON lines or one JSON list, gzipped or not; each an answer and its task.
 
-A line that cannot be used, or is longer than ROW_BYTES, is a `Bad` row, never the end of the file. JSON lines are
-streamed, a JSON list is read whole. `python -m pytest tests/test_verify_command.py` exercises it.
+A line that cannot be used, or is longer than ROW_BYTES, is a `Bad` row, never the end of the file. Rows know their line
+of the file, blank lines counted. JSON lines are streamed, a JSON list is read whole.
+`python -m pytest tests/test_verify_command.py` exercises it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Bad:
     why: str
 
 
-def read_rows(path: Path) -> Iterator[Any]:
-    """Every row of the file, `Bad` where a line is no JSON object. ValueError where the file is of no use at all."""
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """("line 3", or "row 3" of a list, and the row); `Bad` where that is no object. ValueError for a useless file."""
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -51,9 +52,11 @@ def read_rows(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}); give a file of JSON lines") from error
 
 
-def _parsed(file: Any, path: Path) -> Iterator[Any]:
-    seen = good = 0
+def _parsed(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    number = seen = good = 0
     while line := file.readline(ROW_BYTES + 1):
+        number += 1
+        where = f"line {number}"
         if not line.strip() and len(line) <= ROW_BYTES:
             continue
         if not seen and line.lstrip(b"\xef\xbb\xbf \t").startswith(b"["):
@@ -63,20 +66,29 @@ def _parsed(file: Any, path: Path) -> Iterator[Any]:
         if len(line) > ROW_BYTES:
             while line and not line.endswith(b"\n"):
                 line = file.readline(ROW_BYTES)
-            yield Bad(f"longer than {ROW_BYTES >> 20} MiB")
+            yield where, Bad(f"{where} is longer than {ROW_BYTES >> 20} MiB")
             continue
         try:
             row = json.loads(line.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            yield Bad(f"not JSON ({str(error)[:200]})")
+            yield where, Bad(f"{where} is not JSON ({_why(error)})")
             continue
         good += isinstance(row, dict)
-        yield row if isinstance(row, dict) else Bad(f"a {type(row).__name__}, expected an object")
+        yield where, row if isinstance(row, dict) else _no_object(where, row)
     if not good:
         raise ValueError(f"{path} has no usable row ({seen} lines); expected JSON lines, or one JSON list of objects")
 
 
-def _listed(text: bytes, path: Path) -> Iterator[Any]:
+def _why(error: Exception) -> str:
+    """What is wrong with a line of JSON; Python's own words count lines within it, so that all are "line 1"."""
+    return f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+
+
+def _no_object(where: str, row: Any) -> Bad:
+    return Bad(f"{where} is a {type(row).__name__}, expected an object")
+
+
+def _listed(text: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     if len(text) >= LIST_BYTES:
         raise ValueError(
             f"{path} is a JSON list of {LIST_BYTES >> 30} GiB or more; make it JSON lines, which are streamed"
@@ -87,7 +99,9 @@ def _listed(text: bytes, path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} begins as a JSON list but is none ({str(error)[:200]})") from None
     if not any(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} has no usable row; expected a list of objects")
-    yield from (row if isinstance(row, dict) else Bad(f"a {type(row).__name__}, expected an object") for row in rows)
+    for number, row in enumerate(rows, 1):
+        where = f"row {number}"
+        yield where, row if isinstance(row, dict) else _no_object(where, row)
 
 
 def response_field(row: Mapping[str, Any], path: Path) -> str:
@@ -101,13 +115,14 @@ def response_field(row: Mapping[str, Any], path: Path) -> str:
     )
 
 
-def trajectory(row: Any, field: str) -> Trajectory | Bad:
+def trajectory(where: str, row: Any, field: str) -> Trajectory | Bad:
     """The row as the rewards take it: the answer, the prompt, and everything else as the task's meta."""
     if isinstance(row, Bad):
         return row
     response = text_of(row.get(field))
     if response is None:
-        return Bad(f"the field {field!r} holds no text ({type(row.get(field)).__name__})")
+        found = type(row[field]).__name__ if field in row else "missing"
+        return Bad(f"{where}: the field {field!r} holds no text ({found})")
     meta = {name: value for name, value in row.items() if name != field}
     prompt = next((text for name in PROMPT_FIELDS if (text := text_of(meta.get(name))) is not None), "")
     # Halves of surrogate pairs (JSON can hold them, UTF-8 cannot) would break whoever encodes the text.
@@ -125,7 +140,8 @@ def text_of(given: Any) -> str | None:
     return None
 
 
-def name_of(row: Any, index: int) -> Any:
-    """What a row calls itself, else its place in the file."""
-    given = None if isinstance(row, Bad) else next((row[k] for k in ("id", "task_id") if k in row), None)
-    return given if isinstance(given, (str, int)) else index
+def names_of(row: Any, index: int) -> dict[str, Any]:
+    """`id`: what a row calls itself, else its place in the file; `task`: its `task_id`, else its `id`, if any."""
+    given = {} if isinstance(row, Bad) else {k: row[k] for k in ("id", "task_id") if isinstance(row.get(k), (str, int))}
+    named = list(given.values())
+    return {"id": named[0], "task": named[-1]} if named else {"id": index}

@@ -44,10 +44,10 @@ class CodeSource(RowSource):
                 "shown (a check function is one hidden test), so nothing could be said of an attempt; use max_turns=1"
             )
         super().__init__(name, train, heldout, "code", demonstrations="solution")
-        self._visible, self._max_turns = visible, max_turns
+        self._visible, self.max_turns = visible, max_turns
 
     def env(self, task: Task, tokenizer: Any) -> CodeEnv:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return CodeEnv(task, tokenizer, stop=_stop(task, tokenizer), visible=self._visible, max_turns=self._max_turns)
+        return CodeEnv(task, tokenizer, stop=_stop(task, tokenizer), visible=self._visible, max_turns=self.max_turns)
 
     def demonstration(self, task: Task, key: int) -> str | None:
         """The reference program in the form that the prompt asks for."""

@@ -24,12 +24,15 @@ MANY_BOXES = ("last", "first", "agree", "join")
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(rf"([+-]?)\s?\$?\s?([+-]?)({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:\s?/\s?([0-9]+))?\s?%?")
 _UNIT = re.compile(r"\s?(?:[A-Za-z][^0-9+*/=^<>\\(){}\[\]-]*|\\text\{[^0-9\\{}]*\}\.?)")
-_ANSWER_IS = re.compile(r"answer is\b[\s:=*$\\(\[]{0,8}", re.IGNORECASE | re.ASCII)
-# What may follow the number after "answer is": closing marks, then the end, a word, or a space before no operator.
+# Where the last of these stands, the answer follows: "the answer is", "Answer:", "the result was".
+_ANSWER = re.compile(r"(?:answer|result) (?:is|are|was)\b|\banswer\*{0,2}\s{0,3}:", re.IGNORECASE | re.ASCII)
+_OPENED = re.compile(r"[\s:=*$\\(\[]{0,8}")
+# What may follow the number after it: closing marks, then the end, a word, or a space before no operator; not "or 6".
 _ENDS = re.compile(
-    r"(?:\*\*|\\[)\]]|[$)\]}\"'.,;:!?])*(?:$|(?=[A-Za-z]{2})|\s(?!\s*(?:[+*/^=<>]|-\s*[0-9(])))", re.ASCII
+    r"(?!(?:or|and)\s+[-$]?[0-9])"
+    r"(?:\*\*|\\[)\]]|[$)\]}\"'.,;:!?])*(?:$|(?=[A-Za-z]{2})|\s(?!\s*(?:[+*/^=<>]|-\s*[0-9(]|(?:or|and)\s+[-$]?[0-9])))",
+    re.ASCII | re.IGNORECASE,
 )
-_ANSWER = re.compile(r"(?:answer|result) (?:is|are|was)\b|\banswer\s{0,3}:", re.IGNORECASE | re.ASCII)
 _STOP = re.compile(r"\.(?:\s|$|\*)|,? (?:because|since|as|which|so|where|for|after|when)\b|[;!?](?:\s|$)")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,]|and\b|or\b|\$|\\)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
@@ -59,7 +62,7 @@ def final_answer(text: str) -> Fraction | None:
     """The number a solution ends on, by the first rule that yields one:
 
     1. the rest of the line after the last `####`;  2. the last `\\boxed{...}`;
-    3. the number after the last "answer is";  4. the whole text, if it is nothing but a number.
+    3. the number after the last "answer is", "Answer:" or "result is";  4. the whole text, if nothing but a number.
 
     After the number in 1 and 2, words without digits or operators are taken for its unit (`#### 18 dollars`).
     """
@@ -144,17 +147,29 @@ def _braced(text: str, start: int, most: int) -> str | None:
     return None
 
 
-def _sentence(text: str) -> str | None:
-    """What follows the last "answer is" up to the end of its sentence or line."""
+def _after_answer(text: str, most: int) -> str | None:
+    """So many characters after the last "answer is"."""
     places = deque(_ANSWER.finditer(text), maxlen=1)
-    if not places:
+    return text[places[0].end() : places[0].end() + most] if places else None
+
+
+def _sentence(text: str) -> str | None:
+    """What follows the last "answer is" up to the end of its sentence or line; the next line where its own is empty."""
+    rest = _after_answer(text, MAX_FORMULA)
+    if rest is None:
         return None
-    line = text[places[0].end() : places[0].end() + MAX_FORMULA].lstrip(" :=").partition("\n")[0]
+    rest = rest.lstrip(" :=\r\n\t")
+    if rest[:2] == "**" and rest[2:3].isspace():  # the end of "**Answer:**"
+        rest = rest[2:].lstrip()
+    line = rest.partition("\n")[0]
+    if line.count("**") == 1:  # the end of "**Answer: 5**"
+        line = rest = line.partition("**")[0]
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")):
-        if line.startswith(opening) and (end := line.find(closing, len(opening))) > 0:
-            tail = line[end + len(closing) :]
+        within = rest if opening in ("$$", "\\[") else line  # a display stands on lines of its own
+        if within.startswith(opening) and (end := within.find(closing, len(opening))) > 0:
+            tail = within[end + len(closing) :].partition("\n")[0]
             if not _GOES_ON.match(tail):
-                return line[len(opening) : end]
+                return within[len(opening) : end]
     end = _STOP.search(line)
     return line[: end.start()] if end else line
 
@@ -177,10 +192,10 @@ _PLACE = {"hash": _hash_line, "answer_is": _sentence, "last_line": _last_line, "
 
 
 def _after_answer_is(text: str) -> Fraction | None:
-    places = deque(_ANSWER_IS.finditer(text), maxlen=1)
-    if not places:
+    rest = _after_answer(text, MAX_ANSWER)
+    if rest is None:
         return None
-    rest = _plain(text[places[0].end() : places[0].end() + MAX_ANSWER])
+    rest = _plain(rest[_OPENED.match(rest).end() :])  # pyright: ignore[reportOptionalMemberAccess]
     found = _NUMBER.match(rest)
     return _value(found) if found and _ENDS.match(rest, found.end()) else None
 

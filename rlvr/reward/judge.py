@@ -133,6 +133,7 @@ def _prepare(**given: Any) -> dict[str, Any]:
     prepare=_prepare,
     caution="it is another model's opinion, which a policy learns to please; watch what you mean beside it, with a "
     "verifier that computes (reward.watch)",
+    gold="answer",
 )
 async def judge(
     prompts: Sequence[str],

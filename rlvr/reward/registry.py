@@ -24,6 +24,7 @@ from rlvr.types import Outcome, Score, Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])
 Prepare = Callable[..., dict[str, Any]]
+Caution = str | Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Entry:
     batched: bool = False
     passed_at: float = 1.0
     prepare: Prepare | None = None
-    caution: str = ""
+    caution: Caution = ""
+    gold: str = ""
+    start: Callable[..., object] | None = None
 
 
 _rewards: Registry[Entry] = Registry("reward")
@@ -48,19 +51,24 @@ def register_reward(
     batched: bool = False,
     passed_at: float = 1.0,
     prepare: Prepare | None = None,
-    caution: str = "",
+    caution: Caution = "",
+    gold: str = "",
+    start: Callable[..., object] | None = None,
 ) -> Callable[[F], F]:
     """Register a reward function under `name`; the function itself is returned unchanged.
 
     `batched` functions take lists and return a list. An answer counts as passed where the value is at least
     `passed_at`. `prepare(**options) -> options` may check and convert the options once, when the reward is resolved.
-    `caution` says how it is earned without being right: a run that trains on it is warned, unless it watches others.
+    `caution` says how it is earned without being right: a run that trains on it is warned, unless it watches others; it
+    may be a function of the options. `start(**options)` starts what the reward depends on (a sandbox, say), when a run
+    is built; it raises a ValueError where that is not to be had.
+    `gold` is the key of a task's meta where it looks for the right answer: no command takes that for the model's.
     """
 
     def register(function: F) -> F:
         Signature.of(f"reward {name!r}", function, batched)
         text = description or (function.__doc__ or "").strip().partition("\n")[0]
-        _rewards.add(name, Entry(function, text, batched, passed_at, prepare, caution), function)
+        _rewards.add(name, Entry(function, text, batched, passed_at, prepare, caution, gold, start), function)
         return function
 
     return register
@@ -147,6 +155,17 @@ class Reward:
         if kw:
             return resolve_reward(self, **kw)._value(prompt, response, meta)
         return self.judge(Case(prompt, response, meta)).value
+
+    @property
+    def caution(self) -> str:
+        """How it is earned, with these options, without being right; empty where nothing is known of that."""
+        known = self.entry.caution
+        return known if isinstance(known, str) else known(**self._options)
+
+    def start(self) -> None:
+        """Start what it depends on, before a run does; ValueError where that is not to be had here."""
+        if self.entry.start:
+            self.entry.start(**self._options)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """One `Score` per trajectory, in order; whatever the function does wrong becomes an `error` outcome."""

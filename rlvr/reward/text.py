@@ -220,7 +220,12 @@ def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"rewards": resolved}
 
 
-@register_reward("composite", batched=True, prepare=_parts)
+def _start_parts(rewards: Sequence[tuple[str, float, Reward]]) -> None:
+    for _, _, reward in rewards:
+        reward.start()
+
+
+@register_reward("composite", batched=True, prepare=_parts, start=_start_parts)
 def composite(
     prompts: Sequence[str],
     responses: Sequence[str],

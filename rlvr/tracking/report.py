@@ -73,19 +73,28 @@ def stored_summary(folder: Path) -> dict[str, Any]:
 
 
 def evaluation_table(result: Mapping[str, Any]) -> str:
-    """One evaluation by itself, as `rlvr evaluate` returns it: each metric with its 95 % interval, then by level."""
-    rule = "=" * sum(_WIDTHS[:2])
-    lines = [rule, f"{'Metric':<{_WIDTHS[0]}}Value [95% interval]", "-" * len(rule)]
-    levels: Mapping[str, Any] = result.get("by_level") or {}
-    for level, measured in [("", result), *levels.items()]:
+    """One evaluation by itself, as `rlvr evaluate` returns it: each metric with its 95 % interval, then by level, then
+    on the held-out sets beside.
+    """
+    parts: list[tuple[str, Mapping[str, Any]]] = [("", result)]
+    parts += [(f", level {level}", measured) for level, measured in (result.get("by_level") or {}).items()]
+    parts += [(f", {name}", measured) for name, measured in (result.get("beside") or {}).items()]
+    rows = [("Metric", "Value [95% interval]")]
+    for part, measured in parts:
         for name, estimate in measured.items():
             if isinstance(estimate, Mapping) and "value" in estimate:
-                label = name.replace("_", " ").title() if "reward" in name else name
-                text = _decimal(estimate) if "reward" in name else _rate(estimate)
-                lines.append(f"{f'{label}, level {level}' if level else label:<{_WIDTHS[0]}}{text}")
-    lines += ["-" * len(rule), f"{result['tasks']:,} held-out tasks, weights {result['checkpoint']}"]
+                label, text = (_LABELS[name], _decimal) if name == "mean_reward" else (name, _rate)
+                rows.append((label + part, text(estimate)))
+    first = max(_WIDTHS[0], *(len(label) + 2 for label, _ in rows))
+    rule = "=" * (first + _WIDTHS[1])
+    head, *body = (f"{label:<{first}}{text}" for label, text in rows)
+    lines = [rule, head, "-" * len(rule), *body, "-" * len(rule)]
+    lines += [f"{result['tasks']:,} held-out tasks, weights {result['checkpoint']}"]
     if result.get("unjudged", 0) > 0:
         lines.append(f"{result['unjudged']:,} answers could not be judged and are left out")
+    for name, measured in (result.get("beside") or {}).items():
+        left_out = f", {measured['unjudged']:,} answers left out unjudged" if measured["unjudged"] else ""
+        lines.append(f"{measured['tasks']:,} tasks of {name}{left_out}")
     return "\n".join([*lines, rule])
 
 

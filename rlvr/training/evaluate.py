@@ -242,13 +242,17 @@ def share(values: Sequence[float]) -> Interval:
     """Mean of values in [0, 1], one per task, with a Wilson interval at the effective sample size p(1-p)/se^2.
 
     Unlike mean +- 1.96 se it stays in [0, 1] and does not shrink to a point where every task passes.
-    Wilson 1927; the effective size is Kish's design effect.
+    The effective size is Kish's design effect. With one 0 or 1 a task it is n - 1, so a little wider than Wilson's.
     """
     n, p = len(values), mean(values)
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
     variance = std(values) ** 2 / max(n - 1, 1)
-    n = p * (1 - p) / variance if variance > 0 else float(n)
+    return wilson(p, p * (1 - p) / variance if variance > 0 else float(n))
+
+
+def wilson(p: float, n: float) -> Interval:
+    """The 95 % interval of a share p of n independent trials. Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
     centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n**2))
     return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))

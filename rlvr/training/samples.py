@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from rlvr.types import Trajectory
+from rlvr.types import Score, Trajectory
+
+HEAD, TAIL = 200, 300  # characters of a verdict's detail that are kept
 
 
 def told(trajectory: Trajectory) -> str:
     verdicts = [f"{s.outcome.value}{f' ({s.reason})' if s.reason else ''}" for s in trajectory.scores.values()]
     reward = "no reward" if trajectory.reward is None else f"reward {trajectory.reward:.3g}"
     return f"{reward}, {', '.join(verdicts)}"
+
+
+def verdict(score: Score) -> dict[str, Any]:
+    """A score as JSON. Of its detail the beginning and the end stay: a traceback says last what went wrong."""
+    detail = score.detail
+    if len(detail) > HEAD + TAIL:
+        detail = f"{detail[:HEAD]} ... {detail[-TAIL:]}"
+    told = {"value": score.value, "outcome": score.outcome.value, "reason": score.reason, "parts": score.parts}
+    return told | ({"detail": detail} if detail else {})
 
 
 def row(trajectory: Trajectory) -> str:
@@ -28,10 +40,7 @@ def row(trajectory: Trajectory) -> str:
                 **({} if t.answer is None else {"answer": t.answer}),  # its last turn, which alone is judged
                 "reward": t.reward,
                 "advantage": t.advantage,
-                "scores": {
-                    name: {"value": s.value, "outcome": s.outcome.value, "reason": s.reason, "parts": s.parts}
-                    for name, s in t.scores.items()
-                },
+                "scores": {name: verdict(score) for name, score in t.scores.items()},
                 "stop_reason": t.stop_reason.value if t.stop_reason else None,
                 "policy_version": t.policy_version,
                 "policy_fingerprint": t.policy_fingerprint,

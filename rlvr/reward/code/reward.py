@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
@@ -64,13 +63,6 @@ def _options(
         _check_settings(sandbox)
     elif sandbox is not None and not isinstance(sandbox, Sandbox):
         refuse("sandbox", sandbox, f"a rlvr.sandbox.Sandbox, or a mapping with some of {', '.join(_SETTINGS)}")
-    if efficiency_bonus:
-        warnings.warn(
-            "reward 'code': efficiency_bonus pays for short programs, not for fast ones: a policy learns to golf. "
-            "Watch the pass rate, not the reward",
-            UserWarning,
-            stacklevel=4,
-        )
     return {
         "partial": partial,
         "syntax_error_reward": float(syntax_error_reward),
@@ -81,7 +73,19 @@ def _options(
     }
 
 
-@register_reward("code", batched=True, prepare=_options)
+def _caution(efficiency_bonus: float, **_: Any) -> str:
+    golf = "efficiency_bonus pays for short programs, not for fast ones: a policy learns to golf; watch the pass rate"
+    return golf if efficiency_bonus else ""
+
+
+def _start(sandbox: Sandbox | Mapping[str, Any] | None, **_: Any) -> None:
+    try:
+        opened(sandbox)
+    except (OSError, RuntimeError, ValueError) as refusal:
+        raise ValueError(f"reward 'code': {refusal} (reward.kwargs.sandbox; `rlvr doctor` says what works)") from None
+
+
+@register_reward("code", batched=True, prepare=_options, caution=_caution, start=_start)
 def code(
     prompts: Sequence[str],
     responses: Sequence[str],

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
+from rlvr.reward.math.intervals import merged
 from rlvr.reward.math.kinds import Choice, Matrix, Ordered, Quantity, Relation, Text, Union, Unordered, Value
 from rlvr.reward.math.spelling import spelled, words
 from rlvr.reward.math.values import read
@@ -77,8 +78,10 @@ def _same(a: Value, b: Value, c: Conventions) -> bool | None:
         b = Relation("=", atom(b.name) - b.value)
     elif isinstance(b, Relation) and isinstance(a, Quantity) and a.name:
         a = Relation("=", atom(a.name) - a.value)
+    if isinstance(a, Union) or isinstance(b, Union):
+        return _unions(a, b, c)
     if type(a) is not type(b):
-        return _vectors(a, b, c)
+        return _named(a, b, c) if {type(a), type(b)} == {Ordered, Unordered} else _vectors(a, b, c)
     if isinstance(a, Quantity) and isinstance(b, Quantity):
         return _quantities(a, b, c)
     if isinstance(a, Ordered) and isinstance(b, Ordered):
@@ -87,8 +90,6 @@ def _same(a: Value, b: Value, c: Conventions) -> bool | None:
         return _in_order(a.items, b.items, c)
     if isinstance(a, Unordered) and isinstance(b, Unordered):
         return _without_order(a.items, b.items, c)
-    if isinstance(a, Union) and isinstance(b, Union):
-        return _without_order(a.parts, b.parts, c)
     if isinstance(a, Matrix) and isinstance(b, Matrix):
         if len(a.rows) != len(b.rows):
             return False
@@ -117,6 +118,30 @@ def _vectors(a: Value, b: Value, c: Conventions) -> bool | None:
         column = [row[0] for row in a.rows]
         return _in_order(column, b.items, c) if (b.opening, b.closing) == ("(", ")") else False
     return False
+
+
+def _named(a: Value, b: Value, c: Conventions) -> bool | None:
+    """`x = 3, y = -1` is the point (3, -1): the letters of coordinates have an order of their own, others none."""
+    point, given = (a, b) if isinstance(a, Ordered) else (b, a)
+    if not (isinstance(point, Ordered) and isinstance(given, Unordered)) or (point.opening, point.closing) != (
+        "(",
+        ")",
+    ):
+        return False
+    named = {item.name: replace(item, name="") for item in given.items if isinstance(item, Quantity)}
+    if len(given.items) != len(point.items) or sorted(named) not in (["x", "y"], ["x", "y", "z"]):
+        return False
+    in_order = [named[name] for name in sorted(named)]
+    return _in_order(point.items, in_order, c) if point is a else _in_order(in_order, point.items, c)
+
+
+def _unions(a: Value, b: Value, c: Conventions) -> bool | None:
+    """Unions and single intervals as sets, after joining what touches; a list of intervals only as it is written."""
+    left, right = (side.parts if isinstance(side, Union) else (side,) for side in (a, b))
+    written = _without_order(left, right, c) if isinstance(a, Union) and isinstance(b, Union) else False
+    if written or not all(isinstance(side, Ordered) or (isinstance(side, Union) and side.joined) for side in (a, b)):
+        return written
+    return _without_order(merged(left), merged(right), c)
 
 
 def _every(verdicts: Iterable[bool | None]) -> bool | None:

@@ -39,6 +39,15 @@ def logarithm(base: Ratio, argument: Ratio) -> Ratio:
     return atom(Function("logbase", (base, argument))) if exact is None else number(exact)
 
 
+def power(base: Ratio, exponent: Ratio) -> Ratio:
+    """base^exponent; e to a multiple of i pi by Euler's formula, where the angle's sine and cosine are known."""
+    if base == atom("e") and (turns := (exponent / (atom("i") * atom("pi"))).rational) is not None:
+        sine, cosine = _sine(turns), _sine(turns + Fraction(1, 2))
+        if sine is not None and cosine is not None:
+            return cosine + atom("i") * sine
+    return algebra.power(base, exponent)
+
+
 def applied(name: str, argument: Ratio) -> Ratio:
     if name == "ln" and argument.rational == 1:
         return number(0)

@@ -53,7 +53,10 @@ class Unordered:
 
 @dataclass(frozen=True)
 class Union:
+    """Intervals. `joined` by a sign or an "or", else a list of them, which stay apart."""
+
     parts: tuple[Value, ...]
+    joined: bool = True
 
 
 @dataclass(frozen=True)

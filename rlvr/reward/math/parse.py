@@ -118,7 +118,7 @@ class Reader:
                 value = algebra.factorial(value)
             elif self.peek() == "^" and not re.match(r"\^\s*\\circ", self.text[self.at : self.at + 10]):
                 self.at += 1
-                value = algebra.power(value, self.argument(signed=True))
+                value = functions.power(value, self.argument(signed=True))
             else:
                 self.depth -= 1
                 return value
@@ -196,7 +196,7 @@ class Reader:
             self.at = sign.end()
             argument = argument * atom("pi") / number(180)
         if name == "exp":
-            return algebra.power(atom("e"), argument)
+            return functions.power(atom("e"), argument)
         value = functions.logarithm(base, argument) if base is not None else functions.applied(name, argument)
         return value if exponent is None else algebra.power(value, exponent)
 

@@ -17,11 +17,14 @@ _KNOWN = {
     "litre": "liter", "people": "person", "deg": "degree", "rad": "radian", "mph": "mile per hour", "\u20ac": "euro",
     "\u00a3": "pound sterling", "square": "square", "us": "us", "sq": "square", "cu": "cubic", "children": "child",
     "bus": "bus", "gas": "gas", "series": "series", "penny": "cent", "pennies": "cent", "men": "man", "women": "woman",
+    "sheep": "sheep", "fish": "fish", "deer": "deer", "geese": "goose", "mice": "mouse", "teeth": "tooth",
+    "dice": "die", "oxen": "ox", "cattle": "cattle", "aircraft": "aircraft", "species": "species",
 }  # fmt: skip
 _UNITS = """unit square cubic point degree radian celsius fahrenheit kelvin person child man woman dollar cent euro yen
 rupee second minute hour day week month year decade century meter centimeter millimeter kilometer foot inch yard mile
 gram kilogram milligram ton tonne pound ounce liter milliliter gallon quart pint cup watt volt joule newton pascal hertz
-mole ampere ohm byte bit acre hectare knot revolution page way step us sterling"""
+mole ampere ohm byte bit acre hectare knot revolution page way step us sterling
+sheep fish deer goose mouse tooth die ox cattle aircraft species series"""
 # Words that change a number or take it back, and would else pass for a plural or follow "per" or "of".
 _NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
 these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth

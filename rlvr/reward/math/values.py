@@ -92,7 +92,8 @@ def _read(text: str) -> Value | None:
         raise Unreadable("inequalities joined by `and`: both hold, so they are no list")
     parts = split(text, (",", ";", " or ", " and "))
     if len(parts) > 1 and not (_PROSE.fullmatch(text) and not _short(parts)):
-        return _listed([part for part in parts if part.strip()])
+        joined = "," not in text and ";" not in text and len(split(text, (" and ",))) == 1
+        return _listed([part for part in parts if part.strip()], joined)
     return _single(text)
 
 
@@ -132,7 +133,8 @@ def _single(text: str) -> Value | None:
         raise
 
 
-def _listed(parts: list[str]) -> Value | None:
+def _listed(parts: list[str], joined: bool = False) -> Value | None:
+    """A list or set; intervals `joined` by "or" are a union, others stay apart."""
     if len(parts) > MAX_ITEMS:
         raise TooLarge(f"{len(parts)} items, at most {MAX_ITEMS}")
     items: list[Value] = []
@@ -142,7 +144,7 @@ def _listed(parts: list[str]) -> Value | None:
         else:
             items.append(value)
     if items and all(isinstance(item, Union) or _is_interval(item) for item in items):
-        return _union(items)
+        return _union(items, joined)
     units = {item.unit for item in items if isinstance(item, Quantity)}
     if len(units) == 2 and "" in units:  # 3 and 5 cm
         unit = max(units)
@@ -183,13 +185,13 @@ def _atoms(value: Ordered) -> set[object]:
     return {name for item in value.items if isinstance(item, Quantity) for name in algebra.atoms(item.value)}
 
 
-def _union(parts: Iterable[Value | None]) -> Union:
+def _union(parts: Iterable[Value | None], joined: bool = True) -> Union:
     flat: list[Value] = []
     for part in parts:
         if part is None:
             raise Unreadable("a part of a union that is not known")
         flat.extend(part.parts if isinstance(part, Union) else (part,))
-    return Union(tuple(flat))
+    return Union(tuple(flat), joined)
 
 
 def _bracketed(text: str) -> Ordered | None:
