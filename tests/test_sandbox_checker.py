@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import inspect
 import json
 import os
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from rlvr.sandbox import Sandbox, checker
 from rlvr.sandbox.remote import Link, Names, Remote
+from rlvr.sandbox.setup_parts import walk
 from tests.code_rows import REAL
 from tests.sandbox_pair import judge, rows
 
@@ -292,3 +295,11 @@ def test_mbpps_own_solutions_pass_and_nearly_all_asserts_are_split() -> None:
     for problem in problems[::8]:
         got = rows(problem["code"], problem["test_list"], setup=problem["test_setup_code"])
         assert got == [(True, "")] * len(got), problem["task_id"]
+
+
+def test_walk_finds_what_ast_walk_finds_but_for_operators_and_contexts() -> None:
+    silent = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+    tree = ast.parse("\n".join(inspect.getsource(module) for module in (ast, inspect, json)))
+    wanted = [node for node in ast.walk(tree) if node is not tree and not isinstance(node, silent)]
+    assert len(wanted) > 10_000
+    assert [id(node) for node in walk(tree)] == [id(node) for node in wanted]

@@ -130,6 +130,9 @@ def test_programs_are_judged_by_what_they_print_and_how_they_end(sandbox: Sandbo
     assert said(sandbox.verify(program + "1 / 0", tests[:1])) == ("failed", "exception", ["exception"])
     assert said(sandbox.verify("print(3)", tests)) == ("failed", "wrong_output", ["", "wrong_output"])
     assert sandbox.verify("print(3)", tests).path == "stdio"
+    for broken in ("print(3", "(" * 300 + ")" * 300, "\0"):
+        assert said(sandbox.verify(broken, tests[:1])) == ("failed", "syntax_error", ["syntax_error"])
+    assert said(sandbox.verify("exec('print(3')", tests[:1])) == ("failed", "exception", ["exception"])
     assert said(sandbox.verify("print(3, flush=True)\nwhile True: pass", tests[:1], timeout_s=0.5))[1] == "timeout"
 
 
@@ -288,3 +291,21 @@ def test_a_worker_is_started_anew_after_many_verifications() -> None:
         assert sandbox.verify("def f(): return 1", ["assert f() == 1"]).passed and sandbox.pids == before
         assert sandbox.verify("def f(): return 1", ["assert f() == 1"]).passed
         assert len(sandbox.pids) == 2 and not set(sandbox.pids) & set(before)
+
+
+def test_an_answer_starts_without_the_modules_that_few_need_and_its_values_of_theirs_travel(sandbox: Sandbox) -> None:
+    """Each module that a solver holds makes every fork dearer."""
+    count = "import sys\ndef held(names): return [name for name in names if name in sys.modules]"
+    few = ["datetime", "decimal", "fractions", "numbers", "socket", "threading"]
+    assert sandbox.verify(count, [f"assert held({few}) == []"]).passed
+    solution = (
+        "import datetime, decimal, fractions\n"
+        "def made():\n"
+        "    times = [datetime.date(2020, 1, 2), datetime.timedelta(3)]\n"
+        "    return [*times, decimal.Decimal('1.5'), fractions.Fraction(1, 3)]"
+    )
+    test = (
+        "from datetime import date, timedelta\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        "assert made() == [date(2020, 1, 2), timedelta(3), Decimal('1.5'), Fraction(1, 3)]"
+    )
+    assert sandbox.verify(solution, [test]).passed

@@ -10,6 +10,9 @@ to the first call: what is wrong or hangs then is the test's doing. A frame from
 
 from __future__ import annotations
 
+import datetime  # noqa: F401 - for the codec, which must not import while it judges
+import decimal  # noqa: F401
+import fractions  # noqa: F401
 import gc
 import reprlib
 import resource

@@ -12,10 +12,9 @@ as tuples, default dictionaries as dictionaries.
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import fractions
+import importlib
 import itertools
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +45,7 @@ _ITERATORS = tuple(
     {type(iter(kind)) for kind in ([], (), set(), {}, "", b"", range(0), {}.values(), {}.items(), reversed([]))}
     | {type(_ for _ in ()), map, filter, zip, enumerate, reversed}
 )
-_TIMES = (datetime.datetime, datetime.date, datetime.time)  # a datetime is a date: the narrower one first
+_TIMES = ("datetime", "date", "time")
 _BASES = (float, int, str, bytes, bytearray, complex, list, tuple, set, frozenset, deque, Counter, OrderedDict, dict)
 
 
@@ -105,13 +104,13 @@ class Encoder:
             return ["c", self.encode(number.real), self.encode(number.imag)]
         if kind is range:
             return ["r", *(self.encode(part) for part in (value.start, value.stop, value.step))]
-        if kind is fractions.Fraction:
+        if kind is _known("fractions", "Fraction"):
             return ["F", self.encode(value.numerator), self.encode(value.denominator)]
-        if kind is decimal.Decimal:
+        if kind is _known("decimal", "Decimal"):
             return ["D", str(value)]
-        if kind is datetime.timedelta:
+        if kind is _known("datetime", "timedelta"):
             return ["T", "timedelta", value.days, value.seconds, value.microseconds]
-        if kind in _TIMES and getattr(value, "tzinfo", None) is None:
+        if any(kind is _known("datetime", name) for name in _TIMES) and getattr(value, "tzinfo", None) is None:
             return ["T", kind.__name__, value.isoformat()]
         if kind in _VIEWS:
             return [_VIEWS[kind], *self._all(value, depth + 1)]
@@ -126,6 +125,11 @@ class Encoder:
         if self.opaque is None:
             raise Unfit(f"a {kind.__name__}")
         return self.opaque(value)
+
+
+def _known(module: str, name: str) -> Any:
+    """A type, None where nobody has imported it: a fork is cheaper for each module that its zygote does without."""
+    return getattr(sys.modules.get(module), name, None)
 
 
 def _is_itertools(kind: type) -> bool:
@@ -192,18 +196,22 @@ class Decoder:
             parts = [self.decode(part, depth + 1) for part in rest]
             if any(type(part) not in ((int, float) if tag == "c" else (int,)) for part in parts):
                 raise Unfit("not an encoded value")
-            return {"c": complex, "r": range, "F": fractions.Fraction}[tag](*parts)
+            made = {"c": complex, "r": range}.get(tag)
+            return (made or importlib.import_module("fractions").Fraction)(*parts)
         if tag == "D":
             if len(rest[0]) > 10_000:
                 raise Unfit("a decimal of too many digits")
-            number = decimal.Decimal(rest[0])
+            number = importlib.import_module("decimal").Decimal(rest[0])
             if abs(number.adjusted()) > 10_000:  # cheap to write, and millions of digits as an integer
                 raise Unfit("a decimal of too large an exponent")
             return number
         if tag == "T":
+            times = importlib.import_module("datetime")
             if rest[0] == "timedelta":
-                return datetime.timedelta(*rest[1:])
-            return {kind.__name__: kind for kind in _TIMES}[rest[0]].fromisoformat(rest[1])
+                return times.timedelta(*rest[1:])
+            if rest[0] not in _TIMES:
+                raise Unfit("a time of no known kind")
+            return getattr(times, rest[0]).fromisoformat(rest[1])
         if self.opaque is None or len(data) < 2:
             raise Unfit(f"an opaque value ({str(rest[-1])[:50] if rest else ''})")
         if tag == "G":

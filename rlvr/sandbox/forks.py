@@ -76,3 +76,10 @@ def fill_pools() -> list[object]:
             if last - before == size and before % POOL < size + 48:
                 break
     return kept
+
+
+def trim() -> None:
+    """Give free pages of libc's heap back: a fork copies the table of all there are. Not every libc can."""
+    give_back = getattr(_libc, "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)

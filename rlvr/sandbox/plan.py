@@ -21,7 +21,7 @@ from typing import Any
 
 from rlvr.sandbox.codec import MODULES, Encoder, Unfit
 from rlvr.sandbox.remote import BadTest
-from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, inner, loaded, stored
+from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, inner, loaded, nodes, stored, walk
 
 PURE = (
     "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float",
@@ -105,13 +105,13 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
         raise BadTest(f"a class of the setup uses {min(parts.hidden)!r} of it, which the answer must not get to see")
     own = set().union(*(stored(tree) for tree in trees), imported, stored(parts.here))
     free = {name for tree in trees for name in loaded(tree)} - own - BUILTINS - SUPPLIED.keys()
-    calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node.func for tree in trees for node in nodes(tree) if isinstance(node, ast.Call)]
     called = {function.id for function in calls if isinstance(function, ast.Name)}
     if not free and not entry_point:
         free |= called & BUILTINS  # `assert sum(10, 15) == 6`: the answer's function has a builtin's name
     if "check" in own and not entry_point and not any("check" in loaded(tree) for tree in trees):
         raise BadTest("the test defines check(candidate), and no entry point says what the candidate is")
-    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)]
     for derived in sorted(name for node in classes for base in node.bases for name in loaded(base) & free):
         raise BadTest(f"the test derives a class from {derived!r} of the answer, which lives elsewhere")
     known = own | called | inner(trees) | stored(after) | {entry_point or ""}
@@ -121,7 +121,7 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
         unmet = sorted(operands(tree) & free - known)
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
-    handlers = [node.type for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    handlers = [node.type for tree in trees for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
     caught = set().union(*(loaded(kind) for kind in handlers if kind is not None)) & free
     plans: list[Split | Statements] = []
     earlier = stored(parts.here) if parts.needs else set()
@@ -148,9 +148,7 @@ def missing(*trees: ast.Module) -> None:
 
 def operands(tree: ast.AST) -> set[str]:
     """Names that stand alone on one side of a comparison."""
-    sides = [
-        side for node in ast.walk(tree) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)
-    ]
+    sides = [side for node in nodes(tree) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)]
     return {side.id for side in sides if isinstance(side, ast.Name)}
 
 
@@ -175,7 +173,7 @@ def split(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -
 
 def light(tree: ast.AST) -> bool:
     """Whether these statements may run where the next verification runs, too."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, LIGHT_NODES):
             return False
         if isinstance(node, ast.Attribute):
@@ -194,7 +192,7 @@ def light(tree: ast.AST) -> bool:
 
 def grows(tree: ast.AST) -> bool:
     """Whether a value that came back could become far larger in this expression."""
-    for node in ast.walk(tree):
+    for node in [tree, *walk(tree)]:
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, GROWTH):
             name, parts = "", [node]
         elif isinstance(node, ast.Call):
@@ -205,7 +203,7 @@ def grows(tree: ast.AST) -> bool:
             continue
         if name and name not in GROWING:
             continue
-        if any(isinstance(part, ast.Name) and part.id not in BUILTINS for one in parts for part in ast.walk(one)):
+        if any(isinstance(part, ast.Name) and part.id not in BUILTINS for one in parts for part in [one, *walk(one)]):
             return True
     return False
 
@@ -260,9 +258,10 @@ class Cut(ast.NodeTransformer):
 
     def pure(self, tree: ast.AST) -> bool:
         """Can be evaluated without changing anything, from nothing but plain data."""
-        bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        found = [tree, *walk(tree)]
+        bound = {n.id for n in found if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
         values = {f"_{number}" for number in range(len(self.calls))}
-        for node in ast.walk(tree):
+        for node in found:
             if not isinstance(node, PURE_NODES):
                 return False
             if isinstance(node, ast.Attribute):

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
-import socket
-import threading
 from collections.abc import Callable
 
 from rlvr.sandbox import seccomp
@@ -28,6 +25,9 @@ def escapes(tier: str, supervisor: int) -> list[str]:
 
     The first thing that works ends it: where a file can be read, nothing is tried that could do harm.
     """
+    import fcntl  # in here: a zygote, which has this module, forks faster without these
+    import socket
+
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name: str, *arguments: object) -> Callable[[], None]:
@@ -100,6 +100,7 @@ def spoil_scratch() -> None:
 
 def missing(tier: str) -> list[str]:
     """What honest answers need and did not get."""
+    import threading
 
     def scratch() -> None:
         with open("/tmp/probe", "w") as file:

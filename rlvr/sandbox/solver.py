@@ -21,7 +21,6 @@ import marshal
 import operator
 import os
 import sys
-import threading
 import types
 import warnings
 from typing import Any
@@ -29,6 +28,7 @@ from typing import Any
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, Decoder, Encoder, Unfit
 
 HANDLES = 10_000
+NO_PROGRAM = 78  # exit status of a program that does not compile
 FRAME = 64 << 20
 OPS = {
     **{
@@ -128,6 +128,8 @@ def run_program(job: dict[str, Any], channel: int) -> None:
     if len(data) <= 4096:
         feed()
     else:
+        import threading
+
         threading.Thread(target=feed, daemon=True).start()
     os.dup2(read, 0)
     os.close(read)
@@ -139,9 +141,13 @@ def run_program(job: dict[str, Any], channel: int) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     try:
+        code = compile(job["solution"], "<answer>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        os._exit(NO_PROGRAM)
+    try:
         for text in job.get("imports", ()):
             exec(compile(text, "<imports>", "exec", dont_inherit=True), module.__dict__)
-        exec(compile(job["solution"], "<answer>", "exec", dont_inherit=True), module.__dict__)
+        exec(code, module.__dict__)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise RuntimeError("exit status") from None

@@ -31,7 +31,7 @@ from rlvr.sandbox.pool import Lost, Pair, Refused
 from rlvr.sandbox.verdict import Limits, Verdict
 
 TIERS = ("namespaces", "landlock")
-SIGXCPU, SIGKILL, OUT_OF_MEMORY = 24, 9, 77
+SIGXCPU, SIGKILL, OUT_OF_MEMORY, NO_PROGRAM = 24, 9, 77, 78
 LOST_IN_A_ROW = 3  # tests run alone that ended the answer's process: the rest will, too
 
 
@@ -282,7 +282,9 @@ def _fail_program(rows: Rows, ending: dict[str, Any]) -> Rows:
     if (ending.get("status"), ending.get("code")) == ("exited", 0):
         return rows
     lost = _fill([[False, "lost", ""]], ending)[0]
-    if lost[1] == "exited":
+    if lost[1] == "exited" and ending.get("code") == NO_PROGRAM:  # one that says so of itself earns no more by it
+        lost = [False, "syntax_error", "the program does not compile"]
+    elif lost[1] == "exited":
         lost = [False, "exception", f"the program ended with exit status {ending.get('code')}"]
     return [lost if row[0] or row[1] == "wrong_output" else row for row in rows]
 

@@ -19,6 +19,7 @@ came about, and takes everything inside with it. `python -m pytest tests/test_sa
 
 from __future__ import annotations
 
+import _socket as socket  # without the enumerations of `socket`, which cost every fork
 import gc
 import importlib
 import json
@@ -27,7 +28,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import struct
 import sys
 import time
@@ -115,6 +115,7 @@ class Zygote:
     def serve(self) -> None:
         gc.collect()
         self.kept = forks.fill_pools()
+        forks.trim()
         gc.freeze()
         gc.disable()
         job = receive(self.control)
