@@ -28,9 +28,11 @@ _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you 
 # Keys that take one of a few words, where no table of the code lists them. A test tries every word.
 _RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "client": ("local", "mock"),
+    "client": ("local", "tinker", "mock"),
     "training.mode": ("rlvr", "sft"),
     "training.control": ("none", "random_reward"),
+    "training.schedule": ("sync", "fixed_lag", "completion", "null"),
+    "training.stale": ("pace", "discard"),
     "training.optimizer.decay": _RATES,
     "sft.optimizer.decay": _RATES,
     "curriculum.by": (*_LEVELS, "threshold", "tasks"),
@@ -127,8 +129,10 @@ def roads() -> str:
     from rlvr.algorithms import roads as module
     from rlvr.clients.local import LocalTrainingClient
     from rlvr.clients.mock import MockTrainingClient
+    from rlvr.clients.tinker import TinkerTrainingClient
 
-    head, *rows = module.table({"local": LocalTrainingClient, "mock": MockTrainingClient})
+    clients = {"local": LocalTrainingClient, "tinker": TinkerTrainingClient, "mock": MockTrainingClient}
+    head, *rows = module.table(clients)
     listed = _paragraphs(module).split("\n\n")
     explained = next(part for part in listed if part.startswith("- "))
     return f"{explained}\n\n{_table(head, [[f'`{key}`', *cells] for key, *cells in rows])}"

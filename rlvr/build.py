@@ -7,16 +7,13 @@ without it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlvr.algorithms.roads import check_roads
-from rlvr.clients.mock import MockTrainingClient
+from rlvr.build_client import OFFERS, build_client, vocabulary, weights_hash
 from rlvr.config import Loaded, difference, dump, load, read
 from rlvr.config.schema import Config, configured, written
 from rlvr.envs import resolve_environment
@@ -24,17 +21,17 @@ from rlvr.envs.prompt import encode_prompt
 from rlvr.files import verified, write_atomic
 from rlvr.protocols import TaskSource
 from rlvr.reward import Reward, resolve_reward
-from rlvr.toy import toy_policy
 from rlvr.tracking import Console
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
 from rlvr.training.curriculum import Curriculum
-from rlvr.training.evaluate import evaluate, evaluation_params, heldout_split
-from rlvr.training.loops import Job
-from rlvr.training.start import is_model, model_and_tokenizer, start_folder
+from rlvr.training.evaluate import Evaluation, beside, evaluate, evaluation_params, heldout_split
+from rlvr.training.job import Job
+from rlvr.training.start import is_model, remote_start, start_folder
 from rlvr.training.step import Trainer, check_recipe
+from rlvr.types import Task
 
-EXTRA = "pip install 'rlvr[train]'"
+ELSEWHERE = ("model.base_url", "model.api_key")  # where a server is and how to get in: no part of what a run computes
 # What another evaluation of saved weights may ask for otherwise than their run did.
 EVALUATION_KEYS = ("evaluation.", "engine.", "seed", "model.device", "model.dtype")
 
@@ -51,10 +48,10 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
             "go on with another value than it began with; give a fixed one"
         )
     wanted = written(config, loaded)
-    where = ("run.resume", "run.name", "run.root")
+    where = ("run.resume", "run.name", "run.root", *ELSEWHERE)
     environment = {key: value for key, value in journal.from_environment(loaded.values, loaded.raw) if key not in where}
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
-    ignore = ["run.resume", "tracking", *(key for key in loaded.timed if key == "run.name")]
+    ignore = ["run.resume", "tracking", *ELSEWHERE, *(key for key in loaded.timed if key == "run.name")]
 
     def changes(folder: Path) -> list[str]:
         hidden = journal.changed_environment(folder, environment)
@@ -100,10 +97,12 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
     algorithm = config.algorithm.resolve()
     if t.mode == "rlvr":
         check_recipe(algorithm, config.rollout, t)
-        if config.client == "mock":  # the local client offers every road
-            check_roads(algorithm, MockTrainingClient)
+        if offers := OFFERS.get(config.client):
+            check_roads(algorithm, offers)
     answers = t.prompts_per_step * t.group_size
-    tokens, updates = t.steps * answers * (config.rollout.max_tokens or 0), t.ppo_epochs * t.num_minibatches
+    updates = t.ppo_epochs * t.num_substeps
+    turns: int = getattr(source, "max_turns", 1)  # max_tokens counts for each
+    tokens = t.steps * answers * turns * (config.rollout.max_tokens or 0)
     until = f", or until {100 * t.until:g}% of held-out answers pass" if t.until and e.every else ""
     waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
     lines = {
@@ -117,7 +116,8 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
         lines |= {
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} answers = "
-            f"{t.steps * answers:,} answers, at most {tokens:,} tokens{waves}{until}",
+            f"{t.steps * answers:,} answers, at most {tokens:,} tokens"
+            f"{f' in {turns} turns' if turns > 1 else ''}{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all",
         }
     tasks, _ = heldout_split(source, e, looks=bool(config.sft.until or e.every))
@@ -126,7 +126,11 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
 
 def _model(config: Config, source: TaskSource) -> str:
     if config.client == "mock":
-        return f"a table of token logits over {len(_vocabulary(config, source))} words, all weights (client=mock)"
+        return f"a table of token logits over {len(vocabulary(config, source))} words, all weights (client=mock)"
+    if config.client == "tinker":
+        start = config.model.start_from
+        model = remote_start(start) if start else config.model.name
+        return f"{model}, an adapter that {config.model.base_url or 'a Tinker server'} trains (client=tinker)"
     model = config.model.name or f"{config.model.config.get('model_type', '?')} from random weights"
     if config.model.start_from:
         place = start_folder(config.model.start_from)
@@ -138,7 +142,7 @@ def build_source(config: Config) -> TaskSource:
     """The environment; ValueError too where the config names a reward that does not exist, or the client cannot be."""
     source = resolve_environment(config.env.name, **config.env.kwargs)
     if config.client == "mock":
-        _vocabulary(config, source)
+        vocabulary(config, source)
     resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     build_watched(config)
     config.algorithm.resolve()
@@ -167,103 +171,23 @@ def build_watched(config: Config) -> list[Reward]:
     return [resolve_reward(name) for name in names]
 
 
-def _vocabulary(config: Config, source: TaskSource) -> list[str]:
-    """The words that the toy policy can say."""
-    words = getattr(source, "vocabulary", None)
-    if not words:
-        raise ValueError(
-            f"client=mock: the environment {config.env.name!r} has no `vocabulary` to make a table of logits "
-            "over; use env.name=toy, give the environment a `vocabulary` (a list of words), or use client=local"
-        )
-    return list(words)
-
-
-def cores() -> int:
-    """The cores that this process may use, where the system says which (Linux), else all there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def build_engine(config: Config, source: TaskSource) -> Any:
-    """The engine with its model."""
-    try:
-        import torch
-
-        from rlvr.engine.engine import Engine
-        from rlvr.engine.model import build_model, load_model
-        from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer, quiet
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
-    quiet()  # its advice is for people who call it, not for people who call us
-    torch.set_num_threads(config.engine.threads or cores())
-    options = config.model
-    where = {"device": options.device, "dtype": options.dtype}
-    name, tokenizer = model_and_tokenizer(options.name, options.tokenizer, options.start_from)
-    if name:
-        model = load_model(name, load_tokenizer(tokenizer), **where)
-    else:
-        if options.tokenizer in ("words", "characters", "pieces"):
-            words = getattr(source, "vocabulary", None)
-            if not words:
-                raise ValueError(
-                    f"model.tokenizer={options.tokenizer}: the environment {config.env.name!r} has no `vocabulary` to "
-                    "build it from; name a tokenizer's folder or hub name instead"
-                )
-            ends = {"end": getattr(source, "end_word", "<end>"), "pad": getattr(source, "pad_word", "<pad>")}
-            tokenizer = build_tokenizer(options.tokenizer, words, **ends)
-        elif options.tokenizer:
-            tokenizer = load_tokenizer(options.tokenizer)
-        else:
-            raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
-        model = build_model(options.config, tokenizer, seed=config.seed, **where)
-    return Engine(model, config.engine)
-
-
-def build_client(
-    config: Config, source: TaskSource, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
-) -> Any:
-    """The training client with its untrained policy; it saves in `folder`. `say` and `warn` hear about the model."""
-    if config.client == "mock":
-        policy = toy_policy(_vocabulary(config, source), config.seed, end=getattr(source, "end_word", "<end>"))
-        say(f"{len(policy.logits):,} trainable parameters, float64 in numpy")
-        return MockTrainingClient(policy, folder)
-    engine = build_engine(config, source)
-    from rlvr.clients.local import LocalTrainingClient
-
-    policy = engine.create_policy("policy", lora=config.model.lora, seed=config.seed)
-    for note in engine.model.notes:
-        warn(note)
-    say(
-        f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
-        f"{engine.model.device}".replace("torch.", "")
-    )
-    return LocalTrainingClient(engine, policy, folder)
-
-
-def circumstances(client: Any) -> dict[str, str | int]:
-    """What the bits of a run depend on beside its config."""
-    if isinstance(client, MockTrainingClient):
-        return {"numpy": np.__version__}
-    import torch
-
-    device = next(iter(client.policy.parameters.values())).device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    return {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": name}
+def start_rewards(config: Config, source: TaskSource) -> None:
+    """Start what the verifiers depend on, a sandbox say; ValueError where it is not to be had on this machine."""
+    for reward in (resolve_reward(config.reward.type or source.reward, **config.reward.kwargs), *build_watched(config)):
+        reward.start()
 
 
 def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> Job:
     """The whole job, ready for `rlvr.training.loops.Loop`."""
     source = build_source(config)
+    start_rewards(config, source)
     reward = resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     algorithm = config.algorithm.resolve()
     watched = build_watched(config)
-    if reward.entry.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
-        warn(f"the reward {reward.name!r} can be hacked: {reward.entry.caution}")
+    if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
+        warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
     trackers = Trackers(config.tracking, folder, folder.name, read(folder / "resolved.yaml"), warn)
     client = build_client(config, source, folder / "checkpoints", say, warn)
-    if config.model.start_from and config.client == "local" and not is_model(start_folder(config.model.start_from)):
-        from rlvr.engine.checkpoint import load_adapter
-
-        load_adapter(start_folder(config.model.start_from), client.policy)
     check_prompts(config, source, client.get_tokenizer())
     curriculum = Curriculum(source, config.curriculum, config.seed)
     for text in curriculum.advice() if config.training.mode == "rlvr" else ():
@@ -293,7 +217,7 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
         seed=config.seed,
         folder=folder,
         trackers=trackers,
-        weights_sha256=client.policy.sha256,
+        weights_sha256=weights_hash(client),
     )
 
 
@@ -325,26 +249,41 @@ def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[
     elif wrong := verified(place):
         raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
     source = build_source(config)
-    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None)
-    client.load_state(str(place)).result()
+    start_rewards(config, source)
+    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
+    client.load_state(journal.weights_at(place)).result()
     asked, reward = config.evaluation, resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
     tasks, _ = heldout_split(source, asked, looks=bool(config.sft.until or asked.every))
     if len(tasks) < asked.tasks and any("evaluation.tasks=" in text for text in overrides):
         console.warn(f"evaluation.tasks={asked.tasks}, but {config.env.name} holds out {len(tasks)} tasks to report on")
+    sampler, watched = client.create_sampling_client(), build_watched(config)
+
+    def evaluated(chosen: list[Task], progress: Callable[[int], None] = lambda done: None) -> Evaluation:
+        return evaluate(
+            source,
+            chosen,
+            sampler,
+            reward,
+            evaluation_params(config.rollout, asked),
+            samples=asked.samples,
+            k=asked.k or asked.samples,
+            seed=seed,
+            error_budget=config.training.error_budget,
+            watched=watched,
+            progress=progress,
+        )
+
+    def told(result: Evaluation, level: str | None = None) -> dict[str, Any]:
+        return {name: asdict(value) for name, value in result.metrics(level).items()}
+
     console.phase("evaluation", len(tasks), unit="tasks")
-    result = evaluate(
-        source,
-        tasks,
-        client.create_sampling_client(),
-        reward,
-        evaluation_params(config.rollout, asked),
-        samples=asked.samples,
-        k=asked.k or asked.samples,
-        seed=seed,
-        error_budget=config.training.error_budget,
-        watched=build_watched(config),
-        progress=lambda done: console.step({}, done),
-    )
-    told = {name: asdict(value) for name, value in result.metrics().items()}
-    levels = {level: {name: asdict(v) for name, v in result.metrics(level).items()} for level in result.levels}
-    return {"checkpoint": str(place), **told, "by_level": levels, "tasks": len(tasks), "unjudged": result.unjudged}
+    result = evaluated(tasks, lambda done: console.step({}, done))
+    others = {name: (len(chosen), evaluated(chosen)) for name, chosen in beside(source, asked).items()}
+    return {
+        "checkpoint": str(place),
+        **told(result),
+        "by_level": {level: told(result, level) for level in result.levels},
+        "beside": {name: {**told(e), "tasks": n, "unjudged": e.unjudged} for name, (n, e) in others.items()},
+        "tasks": len(tasks),
+        "unjudged": result.unjudged,
+    }

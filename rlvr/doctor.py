@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import rlvr
-from rlvr.build import cores
+from rlvr.build_client import cores
 from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
 from rlvr.tracking import readable
 from rlvr.tracking.console import shown
-from rlvr.training.loops import RunOptions
+from rlvr.training.job import RunOptions
 from rlvr.training.signal import WINDOW, findings, rl_rows, stalled, told
 
 NEEDED, ROOM = 0.1, 2.0  # GB free: less than the first stops a run at its first checkpoint, less than the second soon

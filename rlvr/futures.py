@@ -19,6 +19,8 @@ class Future(Protocol[T_co]):
 
     def result(self, timeout: float | None = None) -> T_co: ...
 
+    async def result_async(self, timeout: float | None = None) -> T_co: ...
+
     def __await__(self) -> Generator[Any, None, T_co]: ...
 
 
@@ -57,5 +59,8 @@ class LazyFuture(Generic[T]):
             raise self._error
         return cast(T, self._value)
 
+    async def result_async(self, timeout: float | None = None) -> T:
+        return await asyncio.to_thread(self.result, timeout)
+
     def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.to_thread(self.result).__await__()
+        return self.result_async().__await__()

@@ -1,84 +1,100 @@
 """What is said to samplers and trainers, and what they answer: the messages of the four primitives.
 
 Names and fields are those of the public `tinker` SDK, so that a recipe written for it runs in-process by changing an
-import. Left out on purpose: images. No torch: a `TensorData` holds a numpy array.
+import. Left out on purpose: images. No torch: a `TensorData` (`rlvr.tensors`) holds a numpy array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rlvr.tensors import TensorData, as_array
 from rlvr.types import StopReason, Trajectory
 
 
 @dataclass(frozen=True)
-class ModelInput:
-    """Token ids a model reads. `ModelInput.from_ints([1, 2, 3]).to_ints() == [1, 2, 3]`."""
+class EncodedTextChunk:
+    """A run of token ids inside a `ModelInput`."""
 
-    tokens: list[int]
-
-    @classmethod
-    def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
-        return cls(list(tokens))
-
-    def to_ints(self) -> list[int]:
-        return list(self.tokens)
+    tokens: Sequence[int]
 
     @property
     def length(self) -> int:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, eq=False)
-class TensorData:
-    """A numeric array on its way to or from an engine: float32 or int64, any shape."""
+@dataclass(frozen=True, init=False)
+class ModelInput:
+    """Token ids a model reads. `ModelInput.from_ints([1, 2, 3]).to_ints() == [1, 2, 3]`.
 
-    data: np.ndarray
+    Also made of text chunks, which are joined: `ModelInput(chunks=[EncodedTextChunk([1, 2]), EncodedTextChunk([3])])`.
+    """
+
+    tokens: list[int]
+
+    def __init__(self, tokens: Sequence[int] | None = None, *, chunks: Sequence[Any] | None = None) -> None:
+        if (tokens is None) == (chunks is None):
+            raise ValueError("ModelInput: give either tokens or chunks (ModelInput.empty() for nothing)")
+        if chunks is not None:
+            tokens = [token for chunk in chunks for token in _text(chunk)]
+        object.__setattr__(self, "tokens", tokens if isinstance(tokens, list) else list(tokens or ()))
 
     @classmethod
-    def of(cls, values: Any) -> TensorData:
-        """From a list, a numpy array or anything array-like (a torch CPU tensor too)."""
-        array = np.asarray(values)
-        return cls(array.astype(np.int64 if array.dtype.kind in "iub" else np.float32))
+    def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
+        return cls(list(tokens))
 
     @classmethod
-    def from_numpy(cls, array: np.ndarray) -> TensorData:
-        return cls.of(array)
+    def empty(cls) -> ModelInput:
+        return cls([])
 
-    @classmethod
-    def from_torch(cls, tensor: Any) -> TensorData:
-        return cls.of(tensor.detach().cpu().numpy())
+    def append(self, chunk: EncodedTextChunk) -> ModelInput:
+        """A new input with the chunk's tokens at its end."""
+        return ModelInput([*self.tokens, *_text(chunk)])
 
-    def to_numpy(self) -> np.ndarray:
-        return self.data
+    def append_int(self, token: int) -> ModelInput:
+        return ModelInput([*self.tokens, token])
 
-    def to_torch(self) -> Any:
-        import torch
-
-        return torch.from_numpy(self.data.copy())  # pyright: ignore[reportUnknownMemberType]
-
-    def tolist(self) -> list[Any]:
-        return self.data.tolist()
+    def to_ints(self) -> list[int]:
+        return list(self.tokens)
 
     @property
-    def shape(self) -> list[int]:
-        return list(self.data.shape)
+    def chunks(self) -> list[EncodedTextChunk]:
+        return [EncodedTextChunk(self.tokens)] if self.tokens else []
 
     @property
-    def dtype(self) -> str:
-        return "int64" if self.data.dtype.kind == "i" else "float32"
+    def length(self) -> int:
+        return len(self.tokens)
 
 
-@dataclass(frozen=True)
+def _text(chunk: Any) -> Sequence[int]:
+    if (tokens := getattr(chunk, "tokens", None)) is None:
+        raise ValueError(
+            f"ModelInput: a chunk of kind {type(chunk).__name__}; only text (EncodedTextChunk) is read here"
+        )
+    return tokens
+
+
+# What a plain list or array under a known name is taken for: [0, 1] as weights are floats all the same.
+_FLOATS = ("weights", "advantages", "logprobs", "clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask")
+
+
+@dataclass(frozen=True, init=False)
 class Datum:
-    """One row of training: `model_input` [T] and arrays of length T, e.g. `target_tokens`, `logprobs`, `advantages`."""
+    """One row of training: `model_input` [T] and arrays of length T, e.g. `target_tokens`, `logprobs`, `advantages`.
+
+    An array may be given as a `TensorData`, a list, or a numpy or torch array.
+    """
 
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
+
+    def __init__(self, model_input: ModelInput, loss_fn_inputs: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "model_input", model_input)
+        object.__setattr__(self, "loss_fn_inputs", {name: _tensor(name, v) for name, v in loss_fn_inputs.items()})
 
     @classmethod
     def from_trajectory(
@@ -122,6 +138,16 @@ class Datum:
         )
 
 
+def _tensor(name: str, given: Any) -> TensorData:
+    if isinstance(given, TensorData):
+        return given
+    try:
+        given = given.to_numpy() if hasattr(given, "sparse_crow_indices") else given  # the SDK's own TensorData
+        return TensorData(np.array(as_array(given)), "float32" if name in _FLOATS else None)
+    except ValueError as error:
+        raise ValueError(f"Datum: loss_fn_inputs[{name!r}]: {error}") from error
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample. `stop` None ends at the end-of-sequence token, [] never, else strings or token ids.
@@ -160,22 +186,28 @@ class SampledSequence:
     """One completion: sampled `tokens` [R], the stop token included, their `logprobs` [R] and why it ended.
 
     `end_tokens` of them, at the end, are a stop token and no part of the answer's text; None where the sampler does
-    not say. A stop string stays in the text.
+    not say. A stop string stays in the text. `topk_logprobs` [R], where they were asked for: the likeliest tokens of
+    each position with their log-probs, likeliest first.
     """
 
     stop_reason: StopReason
     tokens: list[int]
     logprobs: list[float] | None = None
     end_tokens: int | None = None
+    topk_logprobs: list[list[tuple[int, float]]] | None = None
 
 
 @dataclass(frozen=True)
 class SampleResponse:
-    """The completions of one prompt. `prompt_logprobs` [P] starts with None. `fingerprint` names the weights."""
+    """The completions of one prompt. `fingerprint` names the weights.
+
+    `prompt_logprobs` and `topk_prompt_logprobs` [P], at temperature 1, start with None and are there where asked for.
+    """
 
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     fingerprint: str = ""
+    topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 All episodes of a call move in lockstep, one turn at a time: every observation of a turn is submitted before the first
 answer is read. So the engine sees the same batches whatever the environments' own timing, and a resumed step repeats
 to the bit. The first turn of a group whose observations are equal is one `sample` call: the prompt is computed once.
+`play` is the same for groups that need not wait for each other: it awaits answers, so many of them share a thread.
 
 Also hands on `Trajectory` and `TrajectoryBatch`, which users import from here.
 """
@@ -10,29 +11,47 @@ Also hands on `Trajectory` and `TrajectoryBatch`, which users import from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rlvr import draws
-from rlvr.messages import ModelInput, SampledSequence, SamplingParams
+from rlvr.futures import Future
+from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.protocols import Env, SamplingClient, TaskSource
 from rlvr.reward import Reward
 from rlvr.types import StopReason, Task, Trajectory, TrajectoryBatch
 
-__all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "rollout", "score"]
+__all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "play", "rollout", "score"]
 
 T = TypeVar("T")
 
 
+class GroupBuilder(Protocol):
+    """What makes the episodes of a task that share something, and may reward them as a group.
+
+    A task source that has `group_builder(task, tokenizer, size)` is asked for one a group. `compute_group_rewards`
+    gets one trajectory an episode, its last, and gives (reward, metrics) for each. `cleanup` is always called.
+    """
+
+    async def make_envs(self) -> Sequence[Env]: ...
+
+    async def compute_group_rewards(
+        self, trajectories: list[Trajectory], envs: Sequence[Env]
+    ) -> list[tuple[float, dict[str, float]]]: ...
+
+    async def cleanup(self) -> None: ...
+
+
 @dataclass
 class Group:
-    """`envs` are fresh episodes of one task; their rollouts are compared with each other."""
+    """`envs` are fresh episodes of one task, or `builder` makes them; their rollouts are compared with each other."""
 
     id: str
     task: Task
     envs: list[Env]
+    builder: GroupBuilder | None = None
 
 
 @dataclass
@@ -54,6 +73,8 @@ class _Episode:
     unscored: bool = False
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    turn_starts: list[int] = field(default_factory=list[int])
+    reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     closed: list[Trajectory] = field(default_factory=list[Trajectory])
     done: bool = False
 
@@ -64,10 +85,13 @@ class _Episode:
 
 def open_groups(source: TaskSource, tasks: Sequence[Task], group_size: int, tokenizer: Any, prefix: str) -> list[Group]:
     """One group of `group_size` fresh episodes per task, with ids `prefix/0`, `prefix/1`, ..."""
-    return [
-        Group(f"{prefix}/{i}", task, [source.env(task, tokenizer) for _ in range(group_size)])
-        for i, task in enumerate(tasks)
-    ]
+    return [open_group(source, task, group_size, tokenizer, f"{prefix}/{i}") for i, task in enumerate(tasks)]
+
+
+def open_group(source: TaskSource, task: Task, size: int, tokenizer: Any, id: str) -> Group:
+    if builder := getattr(source, "group_builder", None):
+        return Group(id, task, [], builder(task, tokenizer, size))
+    return Group(id, task, [source.env(task, tokenizer) for _ in range(size)])
 
 
 def rollout(
@@ -85,7 +109,32 @@ def rollout(
     index and the turn, on nothing else. `version` is recorded as `policy_version`. A first observation of more than
     `max_prompt_tokens` is a ValueError that names the task.
     """
-    return _finished(_rollout(groups, sampler, params, seed, version, max_prompt_tokens))
+    return _finished(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, _at_once))
+
+
+async def play(
+    group: Group,
+    sampler: SamplingClient,
+    params: SamplingParams,
+    *,
+    seed: int,
+    version: int,
+    max_prompt_tokens: int | None = None,
+) -> list[Trajectory]:
+    """One group of episodes, as `rollout` plays it, for an event loop that has others to play meanwhile."""
+    return await _rollout([group], sampler, params, seed, version, max_prompt_tokens, _in_turn)
+
+
+Read = Callable[[Future[SampleResponse]], Awaitable[SampleResponse]]
+
+
+async def _at_once(future: Future[SampleResponse]) -> SampleResponse:
+    """Block: results are read in the order of the requests, and nothing else happens meanwhile."""
+    return future.result()
+
+
+async def _in_turn(future: Future[SampleResponse]) -> SampleResponse:
+    return await future
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
@@ -105,7 +154,44 @@ async def _rollout(
     seed: int,
     version: int,
     max_prompt_tokens: int | None,
+    read: Read,
 ) -> list[Trajectory]:
+    try:
+        for group in groups:
+            if group.builder is not None:
+                group.envs = list(await group.builder.make_envs())
+        episodes = await _episodes(groups, sampler, params, seed, max_prompt_tokens, read)
+        tokenizer = sampler.get_tokenizer()
+        played = [(e, _close(e, tokenizer, params)) for e in episodes]
+        for group in groups:
+            if group.builder is not None:
+                await _reward_group(group.builder, group, [(e, last) for e, last in played if e.group is group])
+    finally:
+        for group in groups:
+            if group.builder is not None:
+                await group.builder.cleanup()
+    trajectories = [t for episode, last in played for t in (*episode.closed, last)]
+    return [replace(t, policy_version=version) for t in trajectories]
+
+
+async def _reward_group(builder: GroupBuilder, group: Group, played: list[tuple[_Episode, Trajectory]]) -> None:
+    lasts = [last for _, last in played]
+    given = await builder.compute_group_rewards(lasts, group.envs)
+    for last, (reward, metrics) in zip(lasts, given, strict=True):
+        last.reward = (last.reward or 0.0) + reward
+        last.metadata.update(metrics)
+        last.reports.append(dict(metrics))
+
+
+async def _episodes(
+    groups: Sequence[Group],
+    sampler: SamplingClient,
+    params: SamplingParams,
+    seed: int,
+    max_prompt_tokens: int | None,
+    read: Read,
+) -> list[_Episode]:
+    """Play all episodes to their ends, a turn of all at a time."""
     tokenizer = sampler.get_tokenizer()
     episodes: list[_Episode] = []
     for group in groups:
@@ -122,16 +208,14 @@ async def _rollout(
         answers: list[tuple[_Episode, SampledSequence]] = []
         pending = [(batch, _submit(batch, sampler, params, seed, turn)) for batch in _calls(running)]
         for batch, future in pending:
-            response = future.result()
+            response = await read(future)
             for episode in batch:
                 if response.fingerprint not in episode.fingerprints:
                     episode.fingerprints.append(response.fingerprint)
             answers.extend(zip(batch, response.sequences, strict=True))
         await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
         turn += 1
-    finished = [_close(e, tokenizer, params) for e in episodes]
-    trajectories = [t for e, last in zip(episodes, finished, strict=True) for t in (*e.closed, last)]
-    return [replace(t, policy_version=version) for t in trajectories]
+    return episodes
 
 
 def _calls(running: list[_Episode]) -> list[list[_Episode]]:
@@ -168,6 +252,7 @@ def _submit(batch: list[_Episode], sampler: SamplingClient, params: SamplingPara
 
 async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, params: SamplingParams) -> None:
     episode.turn = len(episode.tokens)
+    episode.turn_starts.append(episode.turn)
     episode.tokens += answer.tokens
     if answer.logprobs is None:
         episode.unscored = True  # never made up: such a trajectory can be judged and cannot train
@@ -182,6 +267,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, para
     result = await episode.env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
     episode.reward += result.reward
     episode.metrics.update(result.metrics)
+    episode.reports.append(dict(result.metrics))
     if result.episode_done or result.next_observation is None:
         episode.done = True
         return
@@ -194,6 +280,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, para
     else:  # history was rewritten: what came before is a trajectory of its own
         episode.closed.append(_close(episode, tokenizer, params))
         episode.prompt, episode.tokens, episode.logprobs, episode.mask = now, [], [], []
+        episode.turn_starts, episode.reports = [], []
     episode.stop = result.next_stop_condition or episode.stop
 
 
@@ -217,6 +304,8 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
         stop_reason=episode.stop_reason,
         temperature=params.temperature,
         policy_fingerprint="+".join(episode.fingerprints),
+        turn_starts=episode.turn_starts,
+        reports=episode.reports,
     )
 
 

@@ -95,9 +95,10 @@ class Trajectory:
     `answer` is what verifiers judge: the policy's last turn, where an environment spoke in between (its words are no
     answer), and None for the whole response. `penalty` is what an algorithm takes off the reward before the advantage
     (a KL penalty, an overlong one): the reward itself stays what the verifiers said. `reference_logprobs` [R] are those
-    under a reference policy, where asked for. `reward` is 0.0 until scored and None after a verifier error or an
-    invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint leaves the token fields
-    empty; such a trajectory cannot train.
+    under a reference policy, where asked for. `turn_starts` are the places in the response where the policy began to
+    speak, `reports` what the environment measured, a mapping a turn. `reward` is 0.0 until scored and None after a
+    verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
+    leaves the token fields empty; such a trajectory cannot train.
     """
 
     prompt: str
@@ -121,6 +122,8 @@ class Trajectory:
     penalty: float = 0.0
     reference_logprobs: list[float] = field(default_factory=list[float])
     answer: str | None = None
+    turn_starts: list[int] = field(default_factory=list[int])
+    reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

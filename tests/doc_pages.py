@@ -56,7 +56,7 @@ SMALLER = {
         *WARM_UP,
         *STEPS,
         *LOOKS,
-        "training.num_minibatches=1",
+        "training.num_substeps=1",
         "evaluation.every=0",
         "evaluation.quick_tasks=4",
     ],
@@ -88,6 +88,12 @@ SCRIPTS = {
         "evaluation.k=2",
         "engine.threads=1",
     ],
+}
+RECIPES = {  # commands of the form `python -m rlvr.recipes.NAME`
+    "rl_loop": ["batch_size=2", "group_size=2", "max_tokens=8", "max_steps=2"],
+    "rl_basic": ["max_tokens=8", "max_steps=2", "batch_size=2", "group_size=2", *LOOKS, "engine.threads=1"],
+    "math_rl": ["max_tokens=8", "max_steps=2", "batch_size=2", "group_size=2", *LOOKS, "engine.threads=1"],
+    "sl_basic": ["max_tokens=8", "max_steps=2", "batch_size=4", *LOOKS, "engine.threads=1"],
 }
 CONFIGURED = ("examples/run_rlvr.py", "rlvr/run_rlvr.py")  # scripts that take a config's name, by default this one:
 DEFAULT = "train_rlvr_model"
@@ -217,6 +223,13 @@ def command(line: str, words: list[str]) -> None:
             words = [*words[:at], "pairs.jsonl", *words[at + 1 :]]
         code = run([*words[1:], *small])
         assert code == 0, f"{line}: exit code {code}"
+    elif words[:2] == ["python", "-m"]:
+        small = RECIPES[words[2].removeprefix("rlvr.recipes.")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *words[1:], *small], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     elif words[0] in ("python", "python3"):
         script = words[1]
         assert (ROOT / script).is_file(), f"{line}: there is no {script}"

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.build import build, build_source, circumstances, open_run, plan
+from rlvr.build import build, build_source, open_run, plan
+from rlvr.build_client import circumstances
 from rlvr.cli import run
 from rlvr.config import load
 from rlvr.config.schema import configured
@@ -84,7 +85,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     [
         (),
         ("algorithm.name=reinforce_ema", "algorithm.entropy_coef=0.01"),
-        ("algorithm.name=gspo", "training.num_minibatches=2", "algorithm.kl_coef=0.01"),
+        ("algorithm.name=gspo", "training.num_substeps=2", "algorithm.kl_coef=0.01"),
         ("algorithm.name=ppo", "algorithm.kl_coef=0.01", "algorithm.kl_in=loss", "algorithm.kl_estimator=k3"),
     ],
     ids=["reinforce", "moving baseline", "gspo, KL in the reward", "ppo, KL in the loss"],

@@ -72,7 +72,7 @@ def test_an_answer_under_way_is_finished_with_its_own_weights(lora: Any, client:
         future = sampler.sample(PROMPT, 2, params())
         if half_way:
             for _ in range(4):
-                trainer._engine._advance()
+                trainer._engine.advance()
         step(trainer)
         newer = trainer.create_sampling_client().sample(PROMPT, 2, params())
         assert texts(newer.result()) != expected  # the new weights' rows do not join the old ones' batch

@@ -173,9 +173,11 @@ def gen() -> Any:
 ALONE = ["env.name=toy", "client=mock", "rollout.max_tokens=8", "reward.type=length_penalty", "sft.steps=1"]
 NEEDED = {  # what a word needs beside it
     "client=local": ["model.name=my-model"],
+    "client=tinker": ["model.name=served"],
     "algorithm.loss=gspo": ["algorithm.clip_low=0.1", "algorithm.clip_high=0.1"],
     "curriculum.by=schedule": ['curriculum.schedule=[[0,{"":1}]]'],
     "sft.curriculum.by=schedule": ['sft.curriculum.schedule=[[0,{"":1}]]'],
+    "training.stale=discard": ["training.schedule=completion", "training.max_steps_off_policy=1"],
     "algorithm.kl_": ["algorithm.kl_coef=0.1"],
     "algorithm.entropy": ["algorithm.entropy_coef=0.1"],
 }

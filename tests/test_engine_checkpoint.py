@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import CONFIGS, data, gradients, plain_logprobs
 
+from rlvr.engine.checkpoint import load_policy, save_policy
 from rlvr.engine.model import build_model, load_model
 from rlvr.engine.options import LoraConfig
 from rlvr.engine.tokenizer import load_tokenizer
@@ -66,6 +67,33 @@ def test_loading_drops_gradients(client: Callable[..., Any]) -> None:
     trainer.forward_backward(data(), "ppo")
     trainer.load_state_with_optimizer(path).result()
     assert not gradients(trainer)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_accumulated_gradients_are_saved_and_come_back_to_the_bit(
+    lora: Any, dtype: Any, client: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Saved in the middle of an accumulation, loaded elsewhere: the same gradients, and the same weights later."""
+    one, other = client(lora=lora, dtype=dtype), client(lora=lora, dtype=dtype, name="other", seed=3)
+    model = one._engine.model
+    step(one, 0)
+    for name, accumulated in (("nothing", False), ("something", True)):
+        if accumulated:
+            one.forward_backward(data(seed=1), "ppo")
+        with new_folder(tmp_path / name) as folder:
+            save_policy(folder, one.policy, model, optimizer=True, gradients=True)
+        other.forward_backward(data(seed=7), "ppo")  # something to be replaced
+        load_policy(tmp_path / name, other.policy, other._engine.model, optimizer=True, gradients=True)
+        assert bool(gradients(one)) == accumulated
+        assert gradients(other).keys() == gradients(one).keys()
+        assert all(torch.equal(g, gradients(one)[k]) for k, g in gradients(other).items())
+    step(one, 2)
+    step(other, 2)
+    assert other.policy.sha256() == one.policy.sha256()
+    with pytest.raises(ValueError, match=r"gradients\.safetensors"):
+        path = Path(one.save_state("without").result().path)
+        load_policy(path, other.policy, other._engine.model, optimizer=True, gradients=True)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])

@@ -71,11 +71,11 @@ def test_a_late_request_joins_the_running_ones(fresh: Callable[..., Any]) -> Non
     snapshot = engine.create_policy("p").snapshot()
     long = engine.sample(snapshot, ModelInput(PROMPTS[0]), 2, params(0, tokens=30))
     for _ in range(5):
-        engine._advance()
+        assert engine.advance() == []
     short = engine.sample(snapshot, ModelInput(PROMPTS[2]), 2, params(1, tokens=4))
-    assert not engine._scheduler.rows[0].request.done
+    assert not engine._sampler.scheduler.rows[0].request.done
     joined = texts(short.result())
-    assert 5 < len(engine._scheduler.rows[0].tokens) < 30  # the long one went on beside it
+    assert 5 < len(engine._sampler.scheduler.rows[0].tokens) < 30  # the long one went on beside it
     other = fresh("qwen3")
     alone = other.create_policy("p").snapshot()
     assert texts(long.result()) == texts(other.sample(alone, ModelInput(PROMPTS[0]), 2, params(0, tokens=30)).result())
@@ -122,7 +122,7 @@ def test_more_samples_than_rows(client: Callable[..., Any]) -> None:
     got = narrow.create_sampling_client().sample(*asked).result()
     assert len(got.sequences) == 10
     assert texts(got) == texts(wide.create_sampling_client().sample(*asked).result())
-    assert narrow._engine._cache.shape[0] <= 3
+    assert narrow._engine._sampler.cache.shape[0] <= 3
 
 
 def test_greedy_and_filtered_rows_share_a_batch_with_plain_ones(client: Callable[..., Any]) -> None:
@@ -206,6 +206,7 @@ def test_budget_and_context_end_an_answer_with_length(client: Callable[..., Any]
         ([-1, 3], 1, [], "token -1, outside 0..16"),
         ([1], 0, [], "num_samples=0"),
         ([1], 1, "", "empty stop string"),
+        ([1], 1, [3, None], "stop holds None, expected strings or token ids"),
     ],
 )
 def test_bad_requests_are_refused_at_once(
@@ -215,7 +216,7 @@ def test_bad_requests_are_refused_at_once(
     trainer = client("qwen3")
     with pytest.raises(ValueError, match=message):
         trainer.create_sampling_client().sample(ModelInput(prompt), count, params(stop=stop))
-    assert not trainer._engine._scheduler.waiting
+    assert not trainer._engine._sampler.scheduler.waiting
 
 
 def test_prompt_log_probs_start_with_none_and_are_those_of_a_plain_pass(client: Callable[..., Any]) -> None:
@@ -227,7 +228,8 @@ def test_prompt_log_probs_start_with_none_and_are_those_of_a_plain_pass(client: 
     assert got[0] is None
     assert got[1:] == pytest.approx(plain_logprobs(trainer._engine.model.module, [1], prompt[1:]), abs=1e-5)
     response = sampler.sample(ModelInput(prompt), 1, params(), include_prompt_logprobs=True).result()
-    assert response.prompt_logprobs == got
+    assert response.prompt_logprobs[0] is None
+    assert response.prompt_logprobs[1:] == pytest.approx(got[1:], abs=1e-5)
     assert sampler.sample(ModelInput(prompt), 1, params()).result().prompt_logprobs is None
     assert sampler.compute_logprobs(ModelInput([3])).result() == [None]
 
@@ -308,7 +310,7 @@ def test_a_failed_batch_fails_its_requests_and_no_others(
     for future in doomed:
         with pytest.raises(RuntimeError, match=r"out of memory|interrupted by KeyboardInterrupt"):
             future.result()
-    assert not trainer._engine._scheduler.rows
+    assert not trainer._engine._sampler.scheduler.rows
     assert texts(sampler.sample(ModelInput([1, 2]), 2, params(1)).result()) == expected
 
 
@@ -335,11 +337,11 @@ def test_scheduler_fills_free_rows_within_its_limits(fresh: Callable[..., Any]) 
     snapshot = engine.create_policy("p").snapshot()
     for prompt, count in (([1, 2], 1), ([3, 4, 5], 2), ([6], 3)):
         engine.sample(snapshot, ModelInput(prompt), count, params())
-    first = engine._scheduler.admit()
+    first = engine._sampler.scheduler.admit()
     assert [len(rows) for rows in first] == [1, 2]  # a third prompt would make 3 x 3 padded tokens
-    engine._scheduler.rows.extend(row for rows in first for row in rows)
-    assert [[row.index for row in rows] for rows in engine._scheduler.admit()] == [[0]]  # one seat is left
-    assert engine._scheduler.waiting[0].started == 1
+    engine._sampler.scheduler.rows.extend(row for rows in first for row in rows)
+    assert [[row.index for row in rows] for rows in engine._sampler.scheduler.admit()] == [[0]]  # one seat is left
+    assert engine._sampler.scheduler.waiting[0].started == 1
 
 
 def test_tensor_inputs_may_mix_widths_between_rows(client: Callable[..., Any]) -> None:

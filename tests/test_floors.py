@@ -14,18 +14,19 @@ import rlvr
 
 ROOT = Path(rlvr.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("draws", "files", "futures", "messages", "protocols", "registry", "types"), 0),
+    **dict.fromkeys(("draws", "files", "futures", "messages", "protocols", "registry", "tensors", "types"), 0),
     **dict.fromkeys(("algorithms", "sandbox"), 1),
     **dict.fromkeys(("engine", "reward"), 2),
-    "clients": 3,
+    **dict.fromkeys(("clients", "model_info", "renderers"), 3),
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
     **dict.fromkeys(("toy", "training"), 5),
-    **dict.fromkeys(("build", "config"), 6),
+    **dict.fromkeys(("build", "build_client", "config"), 6),
     **dict.fromkeys(("audit", "doctor", "service"), 7),
     "cli": 8,
-    "run_rlvr": 9,
+    **dict.fromkeys(("recipes", "run_rlvr"), 9),
 }
-BESIDE = {("build", "config")}  # on one floor only these may meet: build turns config into objects
+# On one floor only these may meet: build turns config into objects.
+BESIDE = {("build", "config"), ("build", "build_client"), ("build_client", "config")}
 HEAVY = (
     "torch",
     "transformers",

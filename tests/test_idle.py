@@ -86,7 +86,7 @@ def test_a_table_of_logits_needs_no_model_and_says_so_of_one() -> None:
         configured(load(None, "toy.yaml", ["model.device=cpu"]))
     with pytest.raises(ValueError, match="neither of name and config"):
         configured(load(None, "toy.yaml", ["client=local"]))
-    with pytest.raises(ValueError, match="expected local or mock"):
+    with pytest.raises(ValueError, match="expected local, tinker or mock"):
         configured(load(None, "toy.yaml", ["client=remote"]))
 
 

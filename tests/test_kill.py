@@ -27,7 +27,7 @@ model:
 rollout: {max_tokens: 10}
 curriculum: {by: pass_rate}
 sft: {steps: 12, batch_size: 16, until: 0.9, check_every: 5, optimizer: {learning_rate: 0.01}}
-training: {steps: 14, prompts_per_step: 6, group_size: 4, refill: 1, num_minibatches: 2,
+training: {steps: 14, prompts_per_step: 6, group_size: 4, refill: 1, num_substeps: 2,
            optimizer: {learning_rate: 0.001}}
 evaluation: {tasks: 30, samples: 2, every: 5, quick_tasks: 10, quick_samples: 2}
 run: {checkpoint_every: 4, rollouts_per_step: 4}
@@ -71,11 +71,11 @@ while True:
 
 
 def run_until_done(
-    folder: Path, seed: int, kills: int, lora: str
+    folder: Path, seed: int, kills: int, lora: str, *words: str
 ) -> tuple[int, dict[str, object], list[dict[str, object]]]:
     folder.mkdir()
     (folder / "tiny.yaml").write_text(CONFIG.replace("LORA", lora))
-    command = ["train", f"--config={folder / 'tiny.yaml'}", f"run.root={folder / 'runs'}"]
+    command = ["train", f"--config={folder / 'tiny.yaml'}", f"run.root={folder / 'runs'}", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, "|".join(command), str(seed), str(kills)],

@@ -17,7 +17,10 @@ MEANS: dict[str, tuple[str, dict[str, Any]] | None] = {
     **dict.fromkeys(("num_iterations", "max_steps"), ("7", {"training.steps": 7})),
     **dict.fromkeys(("problems_per_iteration", "prompts_per_step"), ("6", {"training.prompts_per_step": 6})),
     **dict.fromkeys(("samples_per_problem", "num_generations", "group_size"), ("4", {"training.group_size": 4})),
-    **dict.fromkeys(("num_substeps", "num_minibatches"), ("3", {"training.num_minibatches": 3})),
+    "num_substeps": ("4", {"training.num_substeps": 4}),
+    "num_minibatches": ("2", {"training.num_minibatches": 2}),
+    "groups_per_batch": ("6", {"training.prompts_per_step": 6}),
+    "max_steps_off_policy": ("3", {"training.max_steps_off_policy": 3}),
     "ppo_epochs": ("2", {"training.ppo_epochs": 2}),
     "max_prompt_length": ("9", {"training.max_prompt_tokens": 9}),
     **dict.fromkeys(
@@ -40,6 +43,8 @@ MEANS: dict[str, tuple[str, dict[str, Any]] | None] = {
     **dict.fromkeys(("mask_truncated_completions", "mask_truncated"), ("true", {"algorithm.mask_truncated": True})),
     "lora_rank": ("8", {"model.lora.rank": 8}),
     "base_model": ("./m", {"model.name": "./m"}),
+    "base_url": ("http://127.0.0.1:8000", {"model.base_url": "http://127.0.0.1:8000"}),
+    "api_key": ("tml-a-key", {"model.api_key": "tml-a-key"}),
     "start_from_checkpoint": ("./runs/sft", {"model.start_from": "./runs/sft"}),
     "num_train_problems": ("100", {"env.kwargs.num_train_problems": 100}),
     "complexity_range": ("[1, 2]", {"env.kwargs.complexity": [1, 2]}),
@@ -236,7 +241,7 @@ def test_null_takes_a_word_back() -> None:
 def test_a_users_file_overrides_a_shipped_one_whatever_the_spelling() -> None:
     Path("mine.yaml").write_text("defaults: [train_rlvr_test]\nmax_steps: 3\nprompts_per_step: 2\n")
     got = configured(load(None, "mine.yaml")).training
-    assert (got.steps, got.prompts_per_step, got.num_minibatches) == (3, 2, 1)  # 16 answers make one update
+    assert (got.steps, got.prompts_per_step, got.num_substeps) == (3, 2, 1)  # 16 answers make one update
 
 
 # --- worked out from several -------------------------------------------------------------------------------------
@@ -246,7 +251,7 @@ def test_epochs_and_batches_become_steps_prompts_and_minibatches() -> None:
     """2 epochs x 640 samples / 64 answers a step = 20 steps; 64 / 16 answers to a prompt = 4; 64 / 32 = 2 updates."""
     text = "rlvr_training: {num_epochs: 2, samples_per_epoch: 640, batch_size: 64, mini_batch_size: 32}\n"
     got = config(text, "num_generations=16").training
-    assert (got.steps, got.prompts_per_step, got.group_size, got.num_minibatches) == (20, 4, 16, 2)
+    assert (got.steps, got.prompts_per_step, got.group_size, got.num_substeps) == (20, 4, 16, 2)
     assert config(text).training.prompts_per_step == 8  # 64 / 8, the default group
 
 
@@ -255,15 +260,15 @@ def test_without_a_batch_size_the_step_is_what_ours_says() -> None:
     got = config(
         "training: {prompts_per_step: 5, num_epochs: 3, samples_per_epoch: 80, mini_batch_size: 20}\n"
     ).training
-    assert (got.steps, got.prompts_per_step, got.num_minibatches) == (6, 5, 2)
+    assert (got.steps, got.prompts_per_step, got.num_substeps) == (6, 5, 2)
 
 
 def test_a_key_of_ours_on_the_command_line_wins_over_what_files_work_out() -> None:
     text = "rlvr_training: {num_epochs: 2, samples_per_epoch: 640, batch_size: 64, mini_batch_size: 32}\n"
     assert config(text, "training.steps=3").training.steps == 3
-    assert config(text, "training.num_minibatches=1").training.num_minibatches == 1
+    assert config(text, "training.num_substeps=1").training.num_substeps == 1
     got = config(text, "prompts_per_step=4").training  # 32 answers a step: 1280 / 32, 32 / 32
-    assert (got.steps, got.prompts_per_step, got.num_minibatches) == (40, 4, 1)
+    assert (got.steps, got.prompts_per_step, got.num_substeps) == (40, 4, 1)
     assert config(text, "rlvr_training.num_epochs=1").training.steps == 10
 
 

@@ -14,7 +14,9 @@ from rlvr.futures import Future, LazyFuture
 from rlvr.messages import Datum, ForwardBackwardOutput, SamplingParams
 from rlvr.reward import resolve_reward
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
-from rlvr.training.step import Schedule, Trainer, TrainingOptions, TrainingStopped
+from rlvr.training.errors import TrainingStopped
+from rlvr.training.options import Schedule, TrainingOptions
+from rlvr.training.step import Trainer
 from rlvr.types import Task
 
 
@@ -105,7 +107,7 @@ def test_refill_samples_further_waves_until_enough_groups_teach() -> None:
 
 
 def test_minibatches_and_epochs_use_every_trajectory_and_count_their_updates() -> None:
-    t = trainer(num_minibatches=3, ppo_epochs=2)
+    t = trainer(num_substeps=3, ppo_epochs=2)
     collected = t.collect(0)
     metrics = t.update(0, collected)
     assert metrics["updates"] == 6

@@ -56,8 +56,46 @@ def _sent(rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], name:
     return np.concatenate(parts).astype(np.float64)
 
 
+class Differences:
+    """Sums over tokens that come in parts: of d = p - q, of what follows from it, and of q where it is given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.largest = 0.0
+        self._d = self._abs = self._squared = self._k3 = self._q = 0.0
+
+    def add(self, d: Array, q: Array | None = None) -> None:
+        self.count += len(d)
+        self.largest = max(self.largest, float(np.abs(d).max()))
+        self._d += float(d.sum())
+        self._abs += float(np.abs(d).sum())
+        self._squared += float((d**2).sum())
+        self._k3 += float((np.exp(d) - 1 - d).sum())
+        self._q += 0.0 if q is None else float(q.sum())
+
+    @property
+    def mean(self) -> float:
+        return self._d / max(1, self.count)
+
+    @property
+    def mean_abs(self) -> float:
+        return self._abs / max(1, self.count)
+
+    @property
+    def mean_square(self) -> float:
+        return self._squared / max(1, self.count)
+
+    @property
+    def mean_k3(self) -> float:
+        return self._k3 / max(1, self.count)
+
+    @property
+    def mean_q(self) -> float:
+        return self._q / max(1, self.count)
+
+
 class Measured:
-    """Running sums over the optimizer steps of one update."""
+    """Running sums over the optimizer steps of one update; each is one forward-backward pass or several joined."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         bounds = algorithm.thresholds
@@ -66,37 +104,69 @@ class Measured:
         self.updates = self.trajectories = self.tokens = 0
         self.loss = self.entropy_loss = self.kl_loss = 0.0  # means over the optimizer steps
         self.clipped = {"low": 0, "high": 0}
-        self.approx_kl = self.kl = 0.0
-        self.gap = self.gap_max = self.kl_v1 = self.kl_v2 = 0.0
         self.ratio_max = 1.0
         self.grad_norm = self.learning_rate = 0.0
+        self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
+        self._epoch = Differences()  # of every token when it was first trained on
+        self._last = Differences()  # of the optimizer step under way
+        self._kl = Differences()  # what the reference adds, of the same step
+        self._look: float | None = None  # a divergence that was measured without a step
 
     @property
     def clipped_share(self) -> float:
         return (self.clipped["low"] + self.clipped["high"]) / max(1, self.tokens)
 
+    @property
+    def gap(self) -> float:
+        """Mean absolute difference between sampler and trainer over the first optimizer step, before it."""
+        return self._first.mean_abs
+
+    @property
+    def approx_kl(self) -> float:
+        return self._last.mean_k3 if self._look is None else self._look
+
+    @property
+    def kl(self) -> float:
+        return self._kl.mean
+
+    def looked(self, approx_kl: float) -> None:
+        """The divergence that decided against a further step."""
+        self._look = approx_kl
+
     def add(
-        self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
+        self,
+        rows: Sequence[tuple[Trajectory, float]],
+        data: Sequence[Datum],
+        output: ForwardBackwardOutput,
+        *,
+        joined: bool = False,
+        again: bool = False,
     ) -> None:
-        """Take in a forward-backward pass, made before its optimizer step."""
-        first = self.updates == 0
+        """Take in a forward-backward pass, made before its optimizer step.
+
+        `joined` to the pass before, it is part of the same optimizer step; `again` says that an earlier epoch trained
+        on the same tokens.
+        """
         tokens = Tokens.of([t for t, _ in rows], data, output)
         delta = tokens.now - tokens.sampled
         old, advantage = _sent(rows, data, "logprobs"), tokens.advantage
         ratio = self._ratio(rows, data, output) if self.algorithm.loss == "gspo" else np.exp(tokens.now - old)
-        self.updates += 1
+        if not joined:
+            self.updates += 1
+            self._last, self._kl, self._look = Differences(), Differences(), None
         self.tokens += len(delta)
-        if first:
-            self.trajectories = len(rows)
-            self.kl_v1, self.kl_v2 = float(-delta.mean()), float(0.5 * (delta**2).mean())
-            self.gap, self.gap_max = float(np.abs(delta).mean()), float(np.abs(delta).max())
+        self._last.add(delta)
+        if self.updates == 1:
+            self.trajectories += len(rows)
+            self._first.add(delta)
+        if not again:
+            self._epoch.add(delta, tokens.sampled)
         bounds = np.full(len(delta), True)  # cispo bounds a weight whatever the advantage; the others cut a gradient
         down, up = (bounds, bounds) if self.algorithm.loss == "cispo" else (advantage < 0, advantage > 0)
         self.clipped["low"] += int(((ratio < self.low) & down).sum())
         self.clipped["high"] += int(((ratio > self.high) & up).sum())
-        self.approx_kl = tokens.approx_kl
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
-        self._losses(rows, tokens, output)
+        self._losses(rows, tokens, output, joined)
 
     def _ratio(
         self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
@@ -109,13 +179,15 @@ class Measured:
             ratios.append(np.full(trajectory.num_action_tokens, math.exp(mean)))
         return np.concatenate(ratios)
 
-    def _losses(self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput) -> None:
+    def _losses(
+        self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput, joined: bool
+    ) -> None:
         weight = np.concatenate([np.full(t.num_action_tokens, w) for t, w in rows])
         kl = entropy = 0.0
         if tokens.reference is not None:
             d = tokens.reference - tokens.now
             k = KL_TERMS[self.algorithm.kl_estimator](d)
-            self.kl = float(k.mean())
+            self._kl.add(k)
             if self.algorithm.kl_in == "loss":
                 kl = self.algorithm.kl_coef * float((weight * k).sum())
         if self.algorithm.entropy_coef:
@@ -127,7 +199,7 @@ class Measured:
         n = self.updates
         for name, value in (("loss", output.metrics["loss:sum"]), ("entropy_loss", entropy), ("kl_loss", kl)):
             before = getattr(self, name)
-            setattr(self, name, before + (value - before) / n)
+            setattr(self, name, before + (value - (0.0 if joined else before)) / n)
 
     def metrics(self) -> dict[str, float]:
         """The update's metrics; nothing but zeros of work done where there was no update."""
@@ -139,16 +211,18 @@ class Measured:
         return {
             **done,
             "learning_rate": self.learning_rate,
+            "optim/lr": self.learning_rate,
             "grad_norm": self.grad_norm,
             "loss": self.loss,
             **kl,
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
-            "optim/kl_sample_train_v1": self.kl_v1,
-            "optim/kl_sample_train_v2": self.kl_v2,
+            "optim/kl_sample_train_v1": -self._epoch.mean,
+            "optim/kl_sample_train_v2": 0.5 * self._epoch.mean_square,
             "sampling/sampling_logp_difference/mean": self.gap,
-            "sampling/sampling_logp_difference/max": self.gap_max,
+            "sampling/sampling_logp_difference/max": self._first.largest,
             "sampling/importance_sampling_ratio/max": self.ratio_max,
             "optim/approx_kl": self.approx_kl,
+            "optim/entropy": -self._epoch.mean_q,
         }

@@ -2,15 +2,24 @@
 
 The first pass asks for the log-probs p of the targets; automatic differentiation of the user's function gives
 g = dL/dp; the second is a cross-entropy with the weights -g, whose gradient is sum g dp/d(weights): the chain rule.
-Exercised by `tests/test_clients_local.py` and `tests/test_clients_mock.py`. torch is imported when it is called.
+
+`named_loss` is such a function for a named loss with inputs that the protocol has no place for: a KL to a reference,
+dro's weights. Exercised by `tests/test_clients_local.py`, `tests/test_clients_mock.py` and
+`tests/test_clients_tinker.py`. torch is imported when it is called.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from rlvr.messages import Datum, ForwardBackwardOutput, NonFiniteError, TensorData
 from rlvr.protocols import CustomLoss, TrainingClient
+
+# Inputs that our engine takes beside those of a named loss, and the Tinker protocol does not.
+BESIDE = frozenset({"kl_weights", "reference_logprobs", "beta_weights"})
 
 
 def two_passes(
@@ -33,7 +42,7 @@ def two_passes(
         raise ValueError(
             f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on a custom loss; known: temperature"
         )
-    zero = [_weighted(d, [0.0] * d.model_input.length) for d in data]
+    zero = [weighted(d, [0.0] * d.model_input.length) for d in data]
     first = client.forward(zero, "cross_entropy", loss_fn_config).result()
     leaves = [out["logprobs"].to_torch().requires_grad_(True) for out in first.loss_fn_outputs]
     loss, metrics = _result(loss_fn(data, leaves))
@@ -47,8 +56,7 @@ def two_passes(
     if bad or not bool(torch.isfinite(loss)):
         raise NonFiniteError("the custom loss or its gradient", bad)
     second = [
-        _weighted(d, torch.zeros_like(leaf) if g is None else -g)
-        for d, leaf, g in zip(data, leaves, grads, strict=True)
+        weighted(d, torch.zeros_like(leaf) if g is None else -g) for d, leaf, g in zip(data, leaves, grads, strict=True)
     ]
     surrogate = client.forward_backward(second, "cross_entropy", loss_fn_config).result()
     values = {"loss:sum": float(loss.detach()), "surrogate_loss:sum": surrogate.metrics["loss:sum"]}
@@ -74,7 +82,43 @@ def _told(value: Any) -> str:
     return f"a {type(value).__name__}{shape}"
 
 
-def _weighted(datum: Datum, weights: Any) -> Datum:
+def needs_custom(data: Sequence[Datum]) -> bool:
+    """Whether a batch has inputs that the protocol's losses do not take. ValueError for one that has no road at all."""
+    given = set[str]().union(*(datum.loss_fn_inputs for datum in data))
+    if "entropy_weights" in given:
+        raise ValueError(
+            "entropy_weights: the exact entropy needs the whole distribution, which stays on the server; use the "
+            "sampled one (algorithm.entropy=sampled)"
+        )
+    return bool(given & BESIDE)
+
+
+def named_loss(name: str, config: Mapping[str, float] | None = None) -> CustomLoss:
+    """One of the engine's losses as a function of per-token log-probs, with every input that the engine takes."""
+    import torch
+
+    from rlvr.engine.losses import LOSSES, kl_penalty
+
+    if name not in LOSSES:
+        raise ValueError(f"loss_fn {name!r} is unknown; known: {', '.join(LOSSES)}")
+    settings = {**LOSSES[name].config, "kl_estimator": 1.0, **(config or {})}
+
+    def loss(data: list[Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        row_N, p_N = torch.repeat_interleave(torch.tensor([len(p) for p in logprobs])), torch.cat(logprobs)
+        inputs = {
+            key: torch.from_numpy(np.concatenate([datum.loss_fn_inputs[key].data for datum in data]))
+            for key in data[0].loss_fn_inputs
+        }
+        terms_N = LOSSES[name].terms(p_N, inputs, settings, row_N)
+        if "kl_weights" in inputs:
+            terms_N = terms_N + kl_penalty(p_N, inputs, settings["kl_estimator"])
+        return terms_N.sum(), {}
+
+    return loss
+
+
+def weighted(datum: Datum, weights: Any) -> Datum:
+    """The datum as a row of cross-entropy."""
     return Datum(
         datum.model_input,
         {"target_tokens": datum.loss_fn_inputs["target_tokens"], "weights": TensorData.of(weights)},

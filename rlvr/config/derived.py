@@ -2,7 +2,7 @@
 two switches as an estimator, and the section `rlvr` as one of the two classic algorithms.
 
     steps = num_epochs x samples_per_epoch / answers of a step
-    prompts_per_step = batch_size / group_size           num_minibatches = answers of a step / mini_batch_size
+    prompts_per_step = batch_size / group_size           num_substeps = answers of a step / mini_batch_size
 
 Everything here has to divide; where it does not, the error says which numbers. The defaults of the classic algorithms
 are those of `REINFORCEConfig` and `PPOConfig`. Exercised by `python -m pytest tests/test_spellings.py`.
@@ -17,7 +17,7 @@ from typing import Any
 from rlvr.algorithms.classic import PPOConfig, REINFORCEConfig
 from rlvr.config.pool import DEFAULT, TYPED, Given, Pool
 from rlvr.config.spellings import WORDS
-from rlvr.training.step import TrainingOptions
+from rlvr.training.options import TrainingOptions
 
 Ours = Callable[[str], Given | None]
 CLASSIC: dict[str, tuple[str, type]] = {
@@ -152,11 +152,11 @@ def _sizes(pool: Pool, ours: Ours) -> None:
         what = f"{epochs.words} x {samples.words} over {sized}"
         made = _divided(_whole(epochs) * _whole(samples), answers, what, "change one of them, or give training.steps")
         pool.add("training.steps", _made(made, [epochs, samples], " x "))
-    cut = _pick(pool, ours, "training.num_minibatches")
+    cut = _pick(pool, ours, "training.num_substeps")
     if mini is not None and (cut is None or cut.rank <= mini.rank):
         overridden = any(given and given.rank > mini.rank for given in (batch, *asked.values()))
         if overridden and answers < _whole(mini):  # a batch made smaller than its parts were meant to be is one part
             mini = replace(mini, value=answers)
         what = f"{sized} in updates of {mini.words}"
-        made = _divided(answers, _whole(mini), what, "change one of them, or give training.num_minibatches")
-        pool.add("training.num_minibatches", _made(made, [mini], ""))
+        made = _divided(answers, _whole(mini), what, "change one of them, or give training.num_substeps")
+        pool.add("training.num_substeps", _made(made, [mini], ""))

@@ -15,7 +15,7 @@ from rlvr.algorithms.rows import CLIPPED, row_named
 from rlvr.config.compose import CLI, Loaded
 from rlvr.config.pool import SHIPPED_FILES
 from rlvr.reward import known_rewards, options_of
-from rlvr.training.step import TrainingOptions
+from rlvr.training.options import TrainingOptions
 
 if TYPE_CHECKING:
     from rlvr.config.schema import Config
@@ -29,7 +29,7 @@ def without_divergence_limit(values: Mapping[str, Any]) -> tuple[dict[str, Any],
     if not isinstance(training, Mapping) or not training.get("target_kl"):
         return dict(values), []
     defaults = {f.name: f.default for f in fields(TrainingOptions)}
-    if any(training.get(key, defaults[key]) != 1 for key in ("ppo_epochs", "num_minibatches")):
+    if any(training.get(key, defaults[key]) != 1 for key in ("ppo_epochs", "num_substeps")):
         return dict(values), []
     kept = {key: value for key, value in training.items() if key != "target_kl"}
     return {**values, "training": kept}, [("training.target_kl", "there is one update a step")]
@@ -50,17 +50,30 @@ def settle(config: Config) -> tuple[Config, Idle]:
     if dropped:
         idle += [(f"algorithm.{cell}", why) for cell, why in dropped.items()]
         config = replace(config, algorithm=replace(cells, **dict.fromkeys(dropped)))
-    if config.training.refill:
-        algorithm = config.algorithm.resolve()
-        if not (algorithm.uses_groups and algorithm.drop_equal_groups):
-            idle.append(("training.refill", f"{algorithm.name} with {algorithm.advantage} keeps every group"))
-            config = replace(config, training=replace(config.training, refill=0))
+    if why := _without_refill(config):
+        idle.append(("training.refill", why))
+        config = replace(config, training=replace(config.training, refill=0))
+    if config.training.num_minibatches > 1 and cells.reduction is None and row.reduction == "token_mean":
+        # Tokens of a batch that is not there yet cannot be counted: what is streamed has a constant denominator.
+        config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
     others = _kwargs_of_other_rewards(config.reward.type, config.reward.kwargs)
     if others:
         idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
         kept = {key: value for key, value in config.reward.kwargs.items() if key not in others}
         config = replace(config, reward=replace(config.reward, kwargs=kept))
     return config, idle
+
+
+def _without_refill(config: Config) -> str:
+    """Why groups that teach nothing are not replaced, '' where they may be."""
+    if not config.training.refill:
+        return ""
+    if config.training.order != "sync":
+        return f"under training.schedule={config.training.order} the next prompts are drawn before a batch is known"
+    algorithm = config.algorithm.resolve()
+    if algorithm.uses_groups and algorithm.drop_equal_groups:
+        return ""
+    return f"{algorithm.name} with {algorithm.advantage} keeps every group"
 
 
 def _kwargs_of_other_rewards(name: str | None, kwargs: Mapping[str, Any]) -> list[str]:
@@ -76,6 +89,13 @@ def without_effect(config: Config) -> Idle:
     idle = [("rollout.seed", "every draw of a run follows from seed")]
     if config.client == "mock":
         idle += [(key, "client=mock is a table of logits and builds no model") for key in ("model", "engine")]
+    if config.client == "tinker":
+        there = ("model.config", "model.device", "model.dtype", "model.lora.alpha", "engine")
+        idle += [(key, "client=tinker: the model is at a server, which decides this") for key in there]
+        if config.model.start_from:
+            idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
+    else:
+        idle += [(key, "only client=tinker speaks to a server") for key in ("model.base_url", "model.api_key")]
     if config.sft.steps == 0:
         idle += [(f"sft.{key}", "sft.steps is 0") for key in ("batch_size", "until", "optimizer", "curriculum")]
     if config.curriculum.by != "pass_rate":
@@ -94,6 +114,10 @@ def without_effect(config: Config) -> Idle:
             ]
     if not config.tracking.mlflow:
         idle += [(f"tracking.{key}", "tracking.mlflow is false") for key in ("mlflow_uri", "experiment")]
+    if config.training.order != "completion":
+        idle.append(("training.stale", "training.schedule is not completion: no group is ever too old"))
+    elif config.training.max_steps_off_policy == 0:
+        idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
     if config.training.control != "none":
         idle.append(("training.until", "a control run must not stop by the verifier's verdicts"))
     if config.training.mode == "sft":

@@ -20,9 +20,9 @@ from rlvr.messages import SamplingParams
 from rlvr.tracking import TrackingOptions
 from rlvr.training.curriculum import CurriculumOptions
 from rlvr.training.evaluate import EvaluationOptions
-from rlvr.training.loops import RunOptions
+from rlvr.training.job import RunOptions
+from rlvr.training.options import TrainingOptions
 from rlvr.training.sft import SftOptions
-from rlvr.training.step import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class ModelOptions:
     `tokenizer` is a folder or hub name, or `words`, `characters` or `pieces` for one built from the
     environment's vocabulary.
     `lora` trains an adapter instead of all weights. `device` and `dtype`: auto, or cpu, cuda, float32, bfloat16.
+    With client=tinker `name` and `start_from` (tinker://...) are the server's, at `base_url`; the `api_key` is never
+    written down. Without them the `tinker` SDK looks where it always does (TINKER_BASE_URL, TINKER_API_KEY).
     """
 
     name: str | None = None
@@ -42,6 +44,8 @@ class ModelOptions:
     dtype: str = "auto"
     lora: LoraConfig | None = None
     start_from: str | None = None
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.name and self.config:
@@ -103,8 +107,8 @@ class AlgorithmOptions:
 class Config:
     """Everything that can be set. Defaults are those of the parts themselves.
 
-    `client` is who samples and learns: `local`, the engine in this process, or `mock`, a table of logits that needs no
-    model.
+    `client` is who samples and learns: `local`, the engine in this process; `tinker`, a server that speaks the Tinker
+    protocol; or `mock`, a table of logits that needs no model.
     """
 
     env: EnvOptions
@@ -126,8 +130,12 @@ class Config:
         if not 0 <= self.seed < 2**63:
             said = str(self.seed) if abs(self.seed) < 10**30 else "a number of more than 30 digits"
             raise ValueError(f"seed={said}; expected a whole number from 0 to 2**63 - 1")
-        if self.client not in ("local", "mock"):
-            raise ValueError(f"client={self.client!r}; expected local or mock")
+        if self.client not in ("local", "mock", "tinker"):
+            raise ValueError(f"client={self.client!r}; expected local, tinker or mock")
+        if self.client == "tinker" and not (self.model.name or self.model.start_from):
+            raise ValueError(
+                "client=tinker: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"
+            )
         if self.client == "local" and not (self.model.name or self.model.config or self.model.start_from):
             raise ValueError(
                 "model: neither of name and config given; name a folder or hub model, or describe one to build"
@@ -169,6 +177,8 @@ def written(config: Config, loaded: Loaded) -> dict[str, Any]:
     def merged(full: Any, raw: Any, key: str) -> Any:
         if isinstance(raw, str) and "${" in raw:
             return raw
+        if key == ".model.api_key":
+            return None  # never written; who goes on with the run gives it again
         held: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
         if is_dataclass(full) and not isinstance(full, type):  # a field that is not in `raw` has its default
             alike(raw is None or isinstance(raw, Mapping), key)

@@ -67,7 +67,7 @@ class Spelling:
     @property
     def key(self) -> str:
         """The keys of ours that it sets, for people."""
-        ours = {"~batch_size": "training.prompts_per_step", "~mini_batch_size": "training.num_minibatches"}
+        ours = {"~batch_size": "training.prompts_per_step", "~mini_batch_size": "training.num_substeps"}
         ours |= dict.fromkeys(("~num_epochs", "~samples_per_epoch"), "training.steps")
         ours |= dict.fromkeys(("~use_baseline", "~normalize_advantages"), "algorithm.advantage")
         return ", ".join(ours.get(target, target) for target in self.targets)
@@ -84,10 +84,13 @@ TABLE: tuple[Spelling, ...] = (
     *_words("num_epochs", "~num_epochs", "with samples_per_epoch: steps = num_epochs x samples_per_epoch / batch_size"),
     *_words("samples_per_epoch", "~samples_per_epoch", "answers sampled in an epoch; see num_epochs"),
     *_words("batch_size", "~batch_size", "answers of a step: prompts_per_step = batch_size / group_size"),
-    *_words("mini_batch_size", "~mini_batch_size", "answers of an update: num_minibatches = batch_size / this"),
+    *_words("mini_batch_size", "~mini_batch_size", "answers of an update: num_substeps = batch_size / this"),
     *_words("problems_per_iteration prompts_per_step", "training.prompts_per_step", "prompts of a step"),
     *_words("samples_per_problem num_generations group_size", "training.group_size", "answers to a prompt"),
-    *_words("num_substeps num_minibatches", "training.num_minibatches", "optimizer steps into which a batch is cut"),
+    *_words("groups_per_batch", "training.prompts_per_step", "prompts of a step, each with a group of answers"),
+    *_words("num_substeps", "training.num_substeps", "optimizer steps into which a batch is cut"),
+    *_words("num_minibatches", "training.num_minibatches", "forward-backward calls of an optimizer step, streamed"),
+    *_words("max_steps_off_policy", "training.max_steps_off_policy", "steps by which answers may be too old"),
     *_words("ppo_epochs", "training.ppo_epochs", "how often a batch is used"),
     *_words("max_prompt_length", "training.max_prompt_tokens", "longest prompt, in tokens"),
     *_words(
@@ -113,6 +116,8 @@ TABLE: tuple[Spelling, ...] = (
     *_words("mask_truncated_completions mask_truncated", "algorithm.mask_truncated", "answers cut short teach nothing"),
     *_words("lora_rank", "model.lora.rank", "train an adapter of this rank"),
     *_words("base_model", "model.name", "a model's folder or hub name"),
+    *_words("base_url", "model.base_url", "the address of a Tinker server, with client=tinker"),
+    *_words("api_key", "model.api_key", "the key for it; better in TINKER_API_KEY"),
     *_words("start_from_checkpoint", "model.start_from", "weights to start from: a run, checkpoint, model or adapter"),
     # tasks and rewards
     *_words("num_train_problems", "env.kwargs.num_train_problems", "train on the first so many problems"),
@@ -165,6 +170,8 @@ def place(key: str) -> Spelling | None:
     if is_ours(key):
         return None
     parent, _, word = key.rpartition(".")
+    if key == "model.client":
+        return Spelling(word, ("client",), "who samples and learns")
     if key == "rlvr.algorithm":
         return Spelling(word, ("~algorithm",), "reinforce, ppo, or a row of the algorithm table")
     found = WORDS.get(word)

@@ -16,23 +16,31 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers.pytorch_utils import Conv1D
 
+from rlvr.engine.adapter_files import CURE, PEFT_PREFIX, write_adapter
 from rlvr.engine.model import LanguageModel, without_progress_bar
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
 from rlvr.files import read_json, verified
 
-PEFT_PREFIX = "base_model.model."
-_CURE = "load another checkpoint, or train anew"
 
-
-def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
+def save_policy(
+    folder: Path,
+    policy: Policy,
+    model: LanguageModel,
+    *,
+    optimizer: bool,
+    gradients: bool = False,
+    tokenizer: bool = True,
+) -> None:
     """Write into `folder`, which exists and is empty (the caller makes it atomic: see `rlvr.files.new_folder`).
 
-    OSError where the disk is full or may not be written.
+    With `gradients` also what was accumulated since the last optimizer step; without `tokenizer` what only a reader
+    with the model at hand can use. OSError where the disk is full or may not be written.
     """
     try:
-        _save(folder, policy, model, optimizer=optimizer)
+        _save(folder, policy, model, optimizer=optimizer, gradients=gradients)
+        if tokenizer:
+            model.tokenizer.save_pretrained(folder)
     except Exception as error:
         # safetensors and tokenizers hide the system's error number in their text.
         if hidden := re.search(r"\(os error (\d+)\)", str(error)):
@@ -41,15 +49,12 @@ def save_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
         raise
 
 
-def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
+def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool, gradients: bool) -> None:
     if policy.lora is None:
         with without_progress_bar():
             model.module.save_pretrained(folder)
     else:
-        weights = {PEFT_PREFIX + k: p.detach().cpu().contiguous() for k, p in policy.parameters.items()}
-        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        (folder / "adapter_config.json").write_text(json.dumps(_peft_config(policy, model), indent=2))
-    model.tokenizer.save_pretrained(folder)
+        write_adapter(folder, policy, model)
     counters: dict[str, Any] = {
         "name": policy.name,
         "version": policy.version,
@@ -60,19 +65,31 @@ def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool
         tensors, steps = _optimizer_state(policy)
         save_file(tensors, folder / "optimizer.safetensors")
         counters["optimizer_steps"] = steps
+    if gradients:
+        summed = {k: m.grad.detach().cpu().contiguous() for k, m in policy.masters.items() if m.grad is not None}
+        save_file(summed, folder / "gradients.safetensors")
     (folder / "policy.json").write_text(json.dumps(counters, indent=2))
 
 
-def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool) -> None:
-    """Replace the weights (and optimizer state) of `policy`; ValueError naming the file if they do not fit."""
+def load_policy(
+    folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool, gradients: bool = False
+) -> None:
+    """Replace the weights (and optimizer state) of `policy`; ValueError naming the file if they do not fit.
+
+    Accumulated gradients are dropped, or with `gradients` replaced by those that were saved.
+    """
     weights, counters = _read(folder, policy, model)
     try:
         state = load_file(folder / "optimizer.safetensors") if optimizer else {}
+        summed = load_file(folder / "gradients.safetensors") if gradients else {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     steps = counters.get("optimizer_steps") if optimizer else {}
     if problem := _unfit(policy, state, steps) if optimizer else "":
         raise ValueError(f"checkpoint {folder}: {problem}; load another one, or the weights alone (load_state)")
+    for key, gradient in summed.items():
+        if key not in policy.masters or policy.masters[key].shape != gradient.shape:
+            raise ValueError(f"checkpoint {folder}: gradients.safetensors has {key}, which does not fit this policy")
     policy.about_to_change()
     with torch.no_grad():
         for key, p in policy.parameters.items():
@@ -80,6 +97,8 @@ def load_policy(folder: Path, policy: Policy, model: LanguageModel, *, optimizer
             if policy.masters[key] is not p:
                 policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
     policy.clear_gradients()
+    for key, gradient in summed.items():
+        policy.masters[key].grad = gradient.to(policy.masters[key].device)
     policy.version = counters["version"]
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
     if steps:
@@ -90,7 +109,7 @@ def load_adapter(folder: Path, policy: Policy) -> None:
     """Start a policy's adapter from one in peft's format, ours or another's; ValueError where they are not alike."""
     if policy.lora is None:
         raise ValueError(f"{folder} is an adapter, and all weights are trained here: set model.lora, or merge it first")
-    told = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
+    told = read_json(folder / "adapter_config.json", "the config of an adapter", CURE)
     given, own = (told.get("r"), told.get("lora_alpha")), (policy.lora.rank, policy.lora.alpha)
     if given != own or told.get("use_dora") or told.get("use_rslora"):
         raise ValueError(
@@ -121,11 +140,8 @@ def load_adapter(folder: Path, policy: Policy) -> None:
 def saved_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
     """The saved weights as a view beside the live ones: to sample from them, or to be the reference of a KL."""
     weights, counters = _read(folder, policy, model)
-    snapshot = Snapshot(policy)
-    snapshot.copy = {key: value.to(policy.parameters[key].device) for key, value in weights.items()}
-    snapshot.version = counters["version"]
-    snapshot.fingerprint = f"{policy.name}@{snapshot.version}"
-    return snapshot
+    copy = {key: value.to(policy.parameters[key].device) for key, value in weights.items()}
+    return Snapshot(f"{policy.name}@{counters['version']}", policy=policy, copy=copy, scale=policy.scale)
 
 
 def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -149,6 +165,10 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         if key not in stored or stored[key].shape != p.shape:
             found = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"
             raise ValueError(f"checkpoint {folder} does not fit this model: {key} {found}, expected {list(p.shape)}")
+    if policy.lora is not None and (more := sorted(stored.keys() - policy.parameters.keys())):
+        raise ValueError(
+            f"checkpoint {folder} does not fit this policy: it adapts {more[0]} too; see LoraConfig.targets"
+        )
     if (saved := counters["lora"]) != _lora(policy):
         raise ValueError(f"checkpoint {folder} has lora {saved}, this policy {_lora(policy)}; give it the same")
     weights = {key: stored[key].detach().to(p.dtype) for key, p in policy.parameters.items()}
@@ -159,11 +179,11 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
 
 def _counters(path: Path) -> dict[str, Any]:
     """What `policy.json` says, each entry of its kind."""
-    counters = read_json(path, "the counters of a policy", _CURE)
+    counters = read_json(path, "the counters of a policy", CURE)
     kinds = {"version": int, "weights_sha256": str, "lora": (dict, type(None))}
     wrong = [name for name, kind in kinds.items() if name not in counters or not isinstance(counters[name], kind)]
     if wrong or isinstance(counters["version"], bool) or not 0 <= counters["version"] < 2**63:
-        raise ValueError(f"{path}: no usable {', '.join(wrong) or 'version'} in it; {_CURE}")
+        raise ValueError(f"{path}: no usable {', '.join(wrong) or 'version'} in it; {CURE}")
     return counters
 
 
@@ -206,21 +226,3 @@ def _load_optimizer(policy: Policy, tensors: dict[str, torch.Tensor], steps: dic
             "step": torch.tensor(float(count)),
             **{m: tensors[f"{m}.{key}"].to(master.device, copy=True) for m in ("exp_avg", "exp_avg_sq")},
         }
-
-
-def _peft_config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
-    assert policy.lora is not None
-    layers = [model.module.get_submodule(key.rsplit(".lora_", 1)[0]) for key in policy.parameters]
-    names = sorted({key.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for key in policy.parameters})
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model.name,
-        "r": policy.lora.rank,
-        "lora_alpha": policy.lora.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": names,
-        "inference_mode": True,
-        "fan_in_fan_out": any(isinstance(layer, Conv1D) for layer in layers),
-    }

@@ -1,10 +1,11 @@
 """The engine: one model, many policies on it, one lock around the chip.
 
-Sampling requests queue up and are computed by the thread that first asks for one of their results; all that is queued
-by then runs together. A loop that submits a whole batch before it reads a result therefore gets the same batches,
-and the same bits, every time. Training calls run under the same lock, in the order they are asked for.
+Sampling requests queue up (`enqueue`) and every `advance` takes all that runs one step further. A server's one thread
+calls both; `sample` is both as a future, whose reader advances until its answer is there. A loop that submits a whole
+batch before it reads a result therefore gets the same batches, and the same bits, every time. Training calls run under
+the same lock, in the order they are asked for.
 
-`rlvr.clients.local` speaks the Tinker protocol over this; nothing above the clients uses it directly.
+`rlvr.clients.local` and the server speak the Tinker protocol over this; nothing else above the engine uses it directly.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
+from pathlib import Path
+from typing import Any
 
 from rlvr import draws
+from rlvr.engine.adapter_files import read_adapter
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.options import EngineLimits, LoraConfig
-from rlvr.engine.policy import Policy, Snapshot, weights_of
-from rlvr.engine.runner import RowCache, prefill, recompute
-from rlvr.engine.sampling import sample
-from rlvr.engine.scheduler import Request, Row, Scheduler
-from rlvr.engine.step import Learner, checked, routed, supervised_view
+from rlvr.engine.policy import NO_ADAPTER, Policy, Snapshot
+from rlvr.engine.sampler import Sampler
+from rlvr.engine.scheduler import Request
+from rlvr.engine.step import Learner, checked, supervised_view
 from rlvr.futures import LazyFuture
 from rlvr.messages import (
     AdamParams,
@@ -46,38 +47,82 @@ class Engine:
         self.lock = threading.RLock()
         self.bank: LoraBank | None = None
         self.policies: dict[str, Policy] = {}
-        self._scheduler = Scheduler(limits.max_rows, limits.micro_tokens)
-        self._cache = RowCache()
+        self._sampler = Sampler(model, limits)
         self._learner = Learner(model, None, limits.micro_tokens, limits.logit_elements)
         self._unseeded = itertools.count()
+        self._base: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # of the model alone, which must not be trained then
         self._questions: list[weakref.ref[Question]] = []  # weak: an answer nobody waits for holds no weights
 
     def create_policy(self, name: str, *, lora: LoraConfig | None = None, seed: int = 0) -> Policy:
         """A trainable set of weights: an adapter with `lora`, else the model itself (then the only policy)."""
-        if name in self.policies:
-            raise ValueError(f"a policy named {name!r} exists already")
-        if any(p.lora is None or lora is None for p in self.policies.values()):
-            raise ValueError("full fine-tuning changes the base weights and cannot share an engine; give it its own")
         with self.lock:
-            if lora is None:
-                parameters = self.model.parameters()
-                for p in parameters.values():
-                    p.requires_grad_(True)
-            else:
-                for p in self.model.parameters().values():
-                    p.requires_grad_(False)
-                if self.bank is None:
-                    self.bank = self._learner.bank = LoraBank(self.model.module)
-                parameters = self.bank.new(lora, seed)
+            if name in self.policies:
+                raise ValueError(f"a policy named {name!r} exists already")
+            others = self.policies or self.bank or self._base
+            if any(p.lora is None for p in self.policies.values()) or (lora is None and others):
+                raise ValueError(
+                    "full fine-tuning changes the base weights and cannot share an engine; give it its own"
+                )
+            for p in self.model.parameters().values():
+                p.requires_grad_(lora is None)
+            parameters = self.model.parameters() if lora is None else self._adapters().new(lora, seed)
             self.policies[name] = Policy(name, parameters, lora)
-        return self.policies[name]
+            return self.policies[name]
+
+    def drop_policy(self, name: str) -> None:
+        """Forget an adapter: it cannot be trained any more. Its snapshots, and what they are sampling, live on."""
+        with self.lock:
+            if name not in self.policies:
+                raise ValueError(f"there is no policy named {name!r} to drop; known: {', '.join(self.policies)}")
+            if self.policies[name].lora is None:
+                raise ValueError(f"policy {name!r} is the model itself and cannot be dropped; drop the engine")
+            del self.policies[name]
+
+    def _adapters(self) -> LoraBank:
+        if self.bank is None:
+            self.bank = self._learner.bank = self._sampler.bank = LoraBank(self.model)
+        return self.bank
+
+    # Snapshots
+
+    def snapshot(self, policy: Policy) -> Snapshot:
+        """The weights as they are now; under the lock, so never in the middle of a step."""
+        with self.lock:
+            return policy.snapshot()
+
+    def base_snapshot(self) -> Snapshot:
+        """The model without any adapter. Its rows share batches with those of adapters."""
+        with self.lock:
+            self._base_stays("the base model alone")
+            snapshot = Snapshot(f"{self.model.name or 'base'}@0", copy=NO_ADAPTER)
+            self._base.add(snapshot)
+            return snapshot
+
+    def load_snapshot(self, folder: Path) -> Snapshot:
+        """The adapter saved in `folder` (peft's format, any rank), to sample from; no policy is needed for it."""
+        with self.lock:
+            self._base_stays(f"the adapter {folder}")
+            config, weights, fingerprint = read_adapter(folder, self._adapters())
+            return Snapshot(fingerprint, copy=weights, scale=config.alpha / config.rank)
+
+    def _base_stays(self, what: str) -> None:
+        if any(p.lora is None for p in self.policies.values()):
+            raise ValueError(f"{what} cannot be sampled from: all weights of the model are trained in this engine")
 
     # Sampling
 
-    def sample(
-        self, snapshot: Snapshot, prompt: ModelInput, count: int, params: SamplingParams
-    ) -> LazyFuture[SampleResponse]:
-        """Queue `count` completions of one prompt. Without a seed in the params each call draws anew."""
+    def enqueue(
+        self,
+        snapshot: Snapshot,
+        prompt: ModelInput,
+        count: int,
+        params: SamplingParams,
+        *,
+        prompt_logprobs: bool = False,
+        topk_prompt: int = 0,
+        topk_sample: int = 0,
+    ) -> Request:
+        """Check a request and put it in line; `advance` computes. Without a seed in the params each call draws anew."""
         tokens = prompt.to_ints()
         room = self.model.context - len(tokens)
         if not tokens:
@@ -92,15 +137,19 @@ class Engine:
             raise ValueError(f"sample: the prompt holds token {wrong}, outside 0..{self.model.vocabulary - 1}")
         if count < 1:
             raise ValueError(f"sample: num_samples={count}, expected at least 1")
+        for name, asked in (("topk_prompt_logprobs", topk_prompt), ("topk_sample_logprobs", topk_sample)):
+            if not 0 <= asked <= self.model.vocabulary:
+                raise ValueError(f"sample: {name}={asked}, expected 0 (off) to {self.model.vocabulary} (every token)")
+        ids, strings = self._stops(params)
         if params.seed is None:
             params = replace(params, seed=draws.key("unseeded", snapshot.fingerprint, next(self._unseeded)))
-        ids, strings = self._stops(params)
         budget = min(params.max_tokens or room, room)
-        request = Request(tokens, count, params, snapshot, budget, ids, strings)
-        request.future = LazyFuture(lambda: self._finish(request))
+        request = Request(
+            tokens, count, params, snapshot, budget, ids, strings, prompt_logprobs, topk_prompt, topk_sample
+        )
         with self.lock:
-            self._scheduler.add(request)
-        return request.future
+            self._sampler.scheduler.add(request)
+        return request
 
     def _stops(self, params: SamplingParams) -> tuple[frozenset[int], tuple[str, ...]]:
         if params.stop is None:
@@ -113,98 +162,46 @@ class Engine:
         strings = tuple(s for s in stops if isinstance(s, str))
         if "" in strings:
             raise ValueError("sample: an empty stop string would end every answer at once")
+        if wrong := [s for s in stops if not isinstance(s, (str, int))]:
+            raise ValueError(f"sample: stop holds {wrong[0]!r:.80}, expected strings or token ids (whole numbers)")
         return frozenset(s for s in stops if isinstance(s, int)), strings
+
+    def advance(self) -> list[Request]:
+        """One step of everything that runs, and the requests that ended with it, answered or failed.
+
+        Whoever else asks for a result of this engine advances too: then look at `request.done`.
+        """
+        with self.lock:
+            return self._sampler.advance()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is waiting or running."""
+        return self._sampler.idle
+
+    def cancel(self, request: Request) -> None:
+        """Drop what is left of a request, which then has failed; what runs beside it goes on untouched."""
+        with self.lock:
+            self._sampler.cancel(request)
+
+    def release(self) -> None:
+        """Give back the memory that sampling holds and does not use: for a server, when nothing runs for a while."""
+        with self.lock:
+            self._sampler.release()
+
+    def sample(
+        self, snapshot: Snapshot, prompt: ModelInput, count: int, params: SamplingParams, **wanted: Any
+    ) -> LazyFuture[SampleResponse]:
+        """`enqueue`, as a future that advances the engine until its own request is done."""
+        request = self.enqueue(snapshot, prompt, count, params, **wanted)
+        return LazyFuture(lambda: self._finish(request))
 
     def _finish(self, request: Request) -> SampleResponse:
         with self.lock:
             while not request.done:
-                self._advance()
-        if request.error is not None:
-            raise request.error
+                assert not self.idle, "a request that is not done is in no line"
+                self._sampler.advance()
         return request.response()
-
-    @torch.inference_mode()
-    def _advance(self) -> None:
-        """One step of everything that runs: admit and prefill newcomers, or one token for each running row."""
-        scheduler, groups = self._scheduler, []
-        try:
-            if groups := scheduler.admit():
-                self._prefill(groups)
-            else:
-                rows = scheduler.rows
-                with self._weights(rows):
-                    if self.model.caches:
-                        last = torch.tensor([row.tokens[-1] for row in rows])
-                        at = torch.tensor([row.length - 1 for row in rows])
-                        hidden = self._cache.decode(self.model, last, at)
-                    else:
-                        hidden = recompute(self.model, [row.request.prompt + row.tokens for row in rows])
-                    ended = self._extend(rows, hidden)
-                self._retire(ended)
-        except BaseException as error:
-            known = isinstance(error, Exception)
-            cause = error if known else RuntimeError(f"sampling was interrupted by {type(error).__name__}")
-            scheduler.abandon(cause, [row for group in groups for row in group])
-            if not known:
-                raise
-
-    def _prefill(self, groups: list[list[Row]]) -> None:
-        """Compute each newcomer's prompt once, draw first tokens for all its rows, and seat those that go on."""
-        rows = [row for group in groups for row in group]
-        source = [g for g, group in enumerate(groups) for _ in group]
-        prompts = [group[0].request.prompt for group in groups]
-        with self._weights([group[0] for group in groups]):
-            if self.model.caches:
-                hidden, layers = prefill(self.model, prompts)
-            else:
-                hidden, layers = recompute(self.model, prompts), []
-            ended = set(self._extend(rows, hidden[torch.tensor(source, device=hidden.device)]))
-        staying = [i for i in range(len(rows)) if i not in ended]
-        running = self._scheduler.rows
-        if staying and self.model.caches:
-            seats = range(len(running), len(running) + len(staying))
-            needed = max(len(row.request.prompt) + row.request.budget for row in rows)
-            self._cache.place(
-                layers,
-                [source[i] for i in staying],
-                [len(rows[i].request.prompt) for i in staying],
-                rows=list(seats),
-                capacity=len(running) + len(staying),
-                length=min(needed, 2 * max(len(row.request.prompt) for row in rows) + 64),
-            )
-        running.extend(rows[i] for i in staying)
-
-    def _extend(self, rows: Sequence[Row], hidden_RD: torch.Tensor) -> list[int]:
-        device = self.model.device
-        params = [row.request.params for row in rows]
-
-        def column(name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-            return torch.tensor([getattr(p, name) for p in params], device=device, dtype=dtype)
-
-        filters = None
-        if any(p.top_k != -1 or p.top_p < 1 or p.min_p > 0 for p in params):
-            filters = (column("top_k"), column("top_p", torch.float64), column("min_p", torch.float64))
-        tokens, logprobs = sample(
-            self.model.head(hidden_RD),
-            column("temperature"),
-            torch.tensor([row.key for row in rows], device=device),
-            torch.tensor([len(row.tokens) for row in rows], device=device),
-            filters,
-        )
-        return self._scheduler.advance(rows, tokens.tolist(), logprobs.tolist(), self.model.tokenizer)
-
-    def _retire(self, ended: list[int]) -> None:
-        sources, targets = self._scheduler.retire(ended)
-        if self.model.caches:
-            self._cache.move(sources, targets)
-
-    def _weights(self, rows: Sequence[Row]):
-        from contextlib import ExitStack
-
-        stack = ExitStack()
-        stack.enter_context(weights_of(self.model, rows[0].request.snapshot))
-        stack.enter_context(routed(self.bank, [row.request.snapshot for row in rows]))
-        return stack
 
     # Training
 
@@ -218,16 +215,17 @@ class Engine:
         backward: bool = True,
     ) -> ForwardBackwardOutput:
         with self.lock:
+            self._known(policy)
             return self._learner.forward_backward(policy, data, loss_fn, config, backward=backward)
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         with self.lock:
+            self._known(policy)
             return self._learner.optim_step(policy, adam)
 
-    def snapshot(self, policy: Policy) -> Snapshot:
-        """The weights as they are now; under the lock, so never in the middle of a step."""
-        with self.lock:
-            return policy.snapshot()
+    def _known(self, policy: Policy) -> None:
+        if self.policies.get(policy.name) is not policy:
+            raise ValueError(f"policy {policy.name!r} was dropped and cannot be trained; create one and load its state")
 
     def logprobs(
         self, snapshot: Snapshot, prompt: ModelInput, temperature: float = 1.0
@@ -263,17 +261,14 @@ class Engine:
     def _compute(self, questions: list[Question]) -> None:
         """Answers are set when all are there: who is interrupted asks again."""
         first, rows = questions[0], [q.row for q in questions if q.row is not None]
-        settings = {"temperature": first.temperature}
         try:
-            output = self._learner.forward_backward(
-                first.snapshot.policy, rows, "cross_entropy", settings, backward=False, snapshot=first.snapshot
-            )
+            found = self._learner.logprobs(first.snapshot, rows, first.temperature)
         except Exception as error:
             for q in questions:
                 q.error = error
             return
-        for q, out in zip(questions, output.loss_fn_outputs, strict=True):
-            q.answer = [None, *out["logprobs"].tolist()]
+        for q, logprobs in zip(questions, found, strict=True):
+            q.answer = [None, *logprobs.tolist()]
 
 
 @dataclass(eq=False)

@@ -2,14 +2,16 @@
 
 Adapters are addressed per row: each row of a batch names its adapter, so that rows of different adapters share one
 pass over the base weights (the reason this is ours: peft's own mixed path cannot train). The model is not rewritten;
-every adapted linear layer gets one forward hook that adds the low-rank term of the current route. Parameters are fp32
-whatever the model's dtype. Files are in peft's format and load there.
+every adapted linear layer gets one forward hook that adds the low-rank term of the current route. The head is no such
+layer: it reads chosen tokens of a batch, not its rows, and is run again in the backward pass; `LoraBank.head` gives it
+as a function with its adapters inside. Parameters are fp32 whatever the model's dtype. Files are in peft's format and
+load there. Exercised by `tests/test_engine_lora.py` and `tests/test_engine_targets.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,71 +19,147 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from rlvr import draws
+from rlvr.engine.model import LanguageModel
 from rlvr.engine.options import LoraConfig
+from rlvr.engine.policy import Snapshot, weights_of
 
 Route = list[tuple[Tensor | None, Mapping[str, Tensor], float]]  # rows (None: all), adapter weights, scale
+ATTENTION = ("attn", "attention")  # how the modules of an attention block are called
 
 
 class LoraBank:
     """The hooks on one model, and the route that rows take through them."""
 
-    def __init__(self, module: nn.Module) -> None:
-        head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # pyright: ignore
-        self.linears = {
-            name: layer
-            for name, layer in module.named_modules()
-            if isinstance(layer, (nn.Linear, Conv1D)) and layer is not head
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        head = model.module.get_output_embeddings() if hasattr(model.module, "get_output_embeddings") else None
+        self.linears: dict[str, nn.Linear | Conv1D] = {
+            name: layer for name, layer in model.module.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
         }
-        if not self.linears:
+        self.head_name = next((name for name, layer in self.linears.items() if layer is head), None)
+        if not self.linears.keys() - {self.head_name}:
             raise ValueError("lora: this model has no linear layer to adapt; use full fine-tuning")
         self.route: Route = []
         for name, layer in self.linears.items():
-            layer.register_forward_hook(self._hook(name))
+            # A model that cannot be split runs its head inside its own pass: there it is a layer like any other.
+            if name != self.head_name or not model.splits:
+                layer.register_forward_hook(self._hook(name))
 
     def _hook(self, name: str):
-        down_name, up_name = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
-
         def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            for rows, weights, scale in self.route:
-                if down_name not in weights:
-                    continue
-                down, up = weights[down_name].to(output.dtype), weights[up_name].to(output.dtype)
-                x = inputs[0] if rows is None else inputs[0][rows]
-                term = nn.functional.linear(nn.functional.linear(x, down), up) * scale
-                output = output + term if rows is None else output.index_add(0, rows, term)
-            return output
+            return adapted(name, self.route, inputs[0], output)
 
         return add
 
-    def targets(self, config: LoraConfig) -> list[str]:
-        """Full names of the layers `config` adapts; a target that matches nothing is a ValueError."""
-        known = sorted({name.rsplit(".", 1)[-1] for name in self.linears})
-        if missing := [t for t in config.targets if t not in known]:
-            raise ValueError(
-                f"lora.targets: {', '.join(missing)} not among this model's linear layers: {', '.join(known)}"
-            )
-        return [n for n in self.linears if not config.targets or n.rsplit(".", 1)[-1] in config.targets]
+    def head(self, rows: Sequence[Snapshot]) -> Callable[[Tensor], Tensor]:
+        """The head with its adapters: of all its inputs for one snapshot, else of input i for `rows[i]`."""
+        down = f"{self.head_name}.lora_A.weight"
+        if not self.model.splits or not any(down in s.tensors for s in rows):
+            return self.model.head
+        route, name = self._route(rows), self.head_name
+        assert name is not None
+        return lambda hidden_ND: adapted(name, route, hidden_ND, self.model.head(hidden_ND))
+
+    def matching(self, targets: Sequence[str]) -> list[str]:
+        """Full names of the layers that `targets` mean, as peft reads them; ValueError for one that means nothing.
+
+        A target is a layer's own name (`q_proj`), the end of its path (`attn.c_proj`) or all of it. None given: every
+        layer but the head.
+        """
+        if not targets:
+            return [name for name in self.linears if name != self.head_name]
+        ends = {target: [n for n in self.linears if n == target or n.endswith(f".{target}")] for target in targets}
+        if missing := [target for target, found in ends.items() if not found]:
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in self.linears}))
+            raise ValueError(f"lora.targets: {', '.join(missing)} not among this model's linear layers: {known}")
+        chosen = {name for found in ends.values() for name in found}
+        return [name for name in self.linears if name in chosen]
 
     def new(self, config: LoraConfig, seed: int) -> dict[str, nn.Parameter]:
         """Fresh adapter weights: A uniform (Kaiming, a = sqrt 5, as peft), B zero, so the policy starts as the base."""
         weights: dict[str, nn.Parameter] = {}
-        for name in self.targets(config):
-            layer = self.linears[name]
-            # GPT-2's Conv1D is a linear layer with its weight transposed.
-            width_in, width_out = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
+        for name in self.matching(config.targets):
+            width_in, width_out = self.widths(name)
+            device = self.linears[name].weight.device
             generator = torch.Generator().manual_seed(draws.key("lora", seed, name))
             bound = 1 / math.sqrt(width_in)
             down = (torch.rand(config.rank, width_in, generator=generator) * 2 - 1) * bound
-            weights[f"{name}.lora_A.weight"] = nn.Parameter(down.to(layer.weight.device))
-            weights[f"{name}.lora_B.weight"] = nn.Parameter(
-                torch.zeros(width_out, config.rank, device=layer.weight.device)
-            )
+            weights[f"{name}.lora_A.weight"] = nn.Parameter(down.to(device))
+            weights[f"{name}.lora_B.weight"] = nn.Parameter(torch.zeros(width_out, config.rank, device=device))
         return weights
 
+    def widths(self, name: str) -> tuple[int, int]:
+        """What layer `name` takes in and gives out. GPT-2's Conv1D is a linear layer with its weight transposed."""
+        layer = self.linears[name]
+        first, second = layer.weight.shape
+        return (first, second) if isinstance(layer, Conv1D) else (second, first)
+
+    def _route(self, rows: Sequence[Snapshot]) -> Route:
+        """Each adapter with the rows that are its; a row of the base model alone is in no entry."""
+        distinct = list({id(s.tensors): s for s in rows}.values())
+        if len(distinct) == 1:
+            return [(None, distinct[0].tensors, distinct[0].scale)] if distinct[0].tensors else []
+        members = {id(s.tensors): [i for i, r in enumerate(rows) if r.tensors is s.tensors] for s in distinct}
+        device = self.model.device
+        return [
+            (torch.tensor(members[id(s.tensors)], device=device), s.tensors, s.scale) for s in distinct if s.tensors
+        ]
+
     @contextmanager
-    def routed(self, route: Route) -> Iterator[None]:
-        self.route = route
+    def routed(self, rows: Sequence[Snapshot]) -> Iterator[None]:
+        """Send a batch through its adapters: one snapshot for all rows, or one per row."""
+        self.route = self._route(rows)
         try:
             yield
         finally:
             self.route = []
+
+
+def adapted(name: str, route: Route, given: Tensor, output: Tensor) -> Tensor:
+    """`output` of layer `name` for the input `given`, plus the low-rank terms of the adapters on the route."""
+    down_name, up_name = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
+    for rows, weights, scale in route:
+        if down_name not in weights:
+            continue
+        down, up = weights[down_name].to(output.dtype), weights[up_name].to(output.dtype)
+        x = given if rows is None else given[rows]
+        term = nn.functional.linear(nn.functional.linear(x, down), up) * scale
+        output = output + term if rows is None else output.index_add(0, rows, term)
+    return output
+
+
+@contextmanager
+def running(
+    model: LanguageModel, bank: LoraBank | None, rows: Sequence[Snapshot]
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Run the model with the weights of one snapshot, or of one per row of the batch; the head with theirs comes back.
+
+    The head may be used after the block too (adapters only: the backward pass runs it again).
+    """
+    with weights_of(rows[0]):
+        if bank is None or rows[0].full:
+            yield model.head
+        else:
+            with bank.routed(rows):
+                yield bank.head(rows)
+
+
+def lora_targets(model: LanguageModel, *, attn: bool, mlp: bool, unembed: bool) -> tuple[str, ...]:
+    """`LoraConfig.targets` by role: the linear layers of attention blocks, all others of a block, the head.
+
+    The path tells the role: `h.0.attn.c_proj` is attention, `h.0.mlp.c_proj` and a layer outside any attention block
+    (OPT's `fc1`) are not. An adapter on a head whose weights are the embedding's too changes the head alone.
+    """
+    head = model.module.get_output_embeddings()
+    chosen: list[str] = []
+    for name, layer in model.module.named_modules():
+        if not isinstance(layer, (nn.Linear, Conv1D)):
+            continue
+        attends = any(word in part for part in name.split(".")[:-1] for word in ATTENTION)
+        if unembed if layer is head else attn if attends else mlp:
+            chosen.append(name)
+    if not chosen:
+        raise ValueError(
+            f"lora: attn={attn}, mlp={mlp}, unembed={unembed} adapts no linear layer of this model; choose another part"
+        )
+    return tuple(chosen)

@@ -29,12 +29,16 @@ ENTROPY_INPUT = "entropy_weights"
 @dataclass(frozen=True)
 class Loss:
     """A named loss: its function, the inputs it needs besides `target_tokens`, its settings with defaults, and the
-    inputs it may also be given (in every datum of a call, or in none)."""
+    inputs it may also be given (in every datum of a call, or in none).
+
+    A `wide` loss also takes several targets per token: `target_tokens` and what it needs are then [T, K].
+    """
 
     terms: LossFn
     needs: tuple[str, ...]
     config: dict[str, float] = field(default_factory=dict[str, float])
     takes: tuple[str, ...] = (*KL_INPUTS, ENTROPY_INPUT)
+    wide: bool = False
 
 
 def _ratio(p: Tensor, q: Tensor) -> Tensor:
@@ -42,8 +46,9 @@ def _ratio(p: Tensor, q: Tensor) -> Tensor:
 
 
 def cross_entropy(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-w p."""
-    return -inputs["weights"] * p
+    """-w p; of K targets per token (a teacher's distribution, say) -sum_k w_k p_k."""
+    terms = -inputs["weights"] * p
+    return terms if p.ndim == 1 else terms.sum(-1)
 
 
 def importance_sampling(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
@@ -103,7 +108,7 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
 _POLICY = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss(cross_entropy, ("weights",)),
+    "cross_entropy": Loss(cross_entropy, ("weights",), wide=True),
     "importance_sampling": Loss(importance_sampling, _POLICY),
     "ppo": Loss(ppo, _POLICY, _CLIP),
     "cispo": Loss(cispo, _POLICY, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
@@ -122,15 +127,18 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / T) at the targets, [N] in fp32, without ever holding the [N, vocabulary] matrix.
 
-    With `entropy` also the entropy of each distribution, [N]. Tokens are taken `chunk` at a time. With more than one
-    chunk the backward pass computes each chunk's logits again instead of keeping them: a third more work in the head
-    for O(chunk * vocabulary) memory.
+    Targets [N, K] give [N, K]. With `entropy` also the entropy of each distribution, [N]. Tokens are taken `chunk` at a
+    time. With more than one chunk the backward pass computes each chunk's logits again instead of keeping them: a third
+    more work in the head for O(chunk * vocabulary) memory.
     """
 
     def chunk_logprobs(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden).float() / temperature
         norm = logits.logsumexp(-1)
-        chosen = logits.gather(-1, targets[:, None])[:, 0] - norm
+        if targets.ndim == 1:
+            chosen = logits.gather(-1, targets[:, None])[:, 0] - norm
+        else:
+            chosen = logits.gather(-1, targets) - norm[:, None]
         spread = norm - (logits.softmax(-1) * logits).sum(-1) if entropy else norm.detach()
         return chosen, spread
 

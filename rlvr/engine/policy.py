@@ -15,7 +15,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlvr.engine.model import LanguageModel
 from rlvr.engine.options import LoraConfig
 
 
@@ -51,7 +50,7 @@ class Policy:
         return self.lora.alpha / self.lora.rank if self.lora else 1.0
 
     def snapshot(self) -> Snapshot:
-        snapshot = Snapshot(self)
+        snapshot = Snapshot(self.fingerprint, policy=self, scale=self.scale)
         self._snapshots.add(snapshot)
         return snapshot
 
@@ -81,39 +80,63 @@ class Policy:
 
 
 class Snapshot:
-    """The weights of a policy at one moment; `copy` is None while they are still the live ones."""
+    """Weights that stay what they are: a policy's at one moment, a saved adapter's, or those of the base model alone.
 
-    def __init__(self, policy: Policy) -> None:
+    `copy` is None while they are still the live ones of `policy`.
+    """
+
+    def __init__(
+        self,
+        fingerprint: str,
+        *,
+        policy: Policy | None = None,
+        copy: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        assert policy is not None or copy is not None
         self.policy = policy
-        self.version = policy.version
-        self.fingerprint = policy.fingerprint
-        self.copy: dict[str, Tensor] | None = None
+        self.copy = copy
+        self.scale = scale
+        self.fingerprint = fingerprint
+
+    @property
+    def full(self) -> bool:
+        """Whether these are all the model's weights, not an adapter beside them."""
+        return self.policy is not None and self.policy.lora is None
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        return self.policy.parameters if self.copy is None else self.copy
+        if self.copy is not None:
+            return self.copy
+        assert self.policy is not None
+        return self.policy.parameters
 
     @property
     def batch_key(self) -> int:
-        """Rows may share a batch when this is equal: adapters of one base always may."""
-        if self.policy.lora:
+        """Rows may share a batch when this is equal: adapters of one base, and the base itself, always may."""
+        if not self.full:
             return 0
         return id(self.policy) if self.copy is None else id(self.copy)
 
 
+NO_ADAPTER: Mapping[str, Tensor] = {}  # what a snapshot of the base model adds to it
+
+
 @contextmanager
-def weights_of(model: LanguageModel, snapshot: Snapshot) -> Iterator[None]:
+def weights_of(snapshot: Snapshot) -> Iterator[None]:
     """Run the base model with a snapshot's full weights. Does nothing for adapters or live weights."""
-    if snapshot.policy.lora or snapshot.copy is None:
+    if not snapshot.full or snapshot.copy is None:
         yield
         return
-    live = {name: p.data for name, p in snapshot.policy.parameters.items()}
+    assert snapshot.policy is not None
+    parameters = snapshot.policy.parameters
+    live = {name: p.data for name, p in parameters.items()}
     try:
-        for name, p in snapshot.policy.parameters.items():
+        for name, p in parameters.items():
             p.data = snapshot.copy[name]
         yield
     finally:
-        for name, p in snapshot.policy.parameters.items():
+        for name, p in parameters.items():
             p.data = live[name]
 
 

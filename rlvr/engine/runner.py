@@ -53,12 +53,13 @@ class RowLayer(CacheLayerMixin):
 
 
 class RowCache(Cache):
-    """Keys and values of the running rows. Grows by doubling; never shrinks while rows run."""
+    """Keys and values of the running rows. Grows by doubling, within `most`; shrinks only when told to."""
 
     layers: Any  # of `RowLayer`, all with keys and values once there are any
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 0) -> None:
         super().__init__(layers=[])
+        self.most = most  # places, rows x length, that room is made for unless the rows need more; 0 for any number
         self.rows = torch.empty(0, dtype=torch.long)
         self.positions = torch.empty(0, dtype=torch.long)
         self.length = 0
@@ -76,6 +77,7 @@ class RowCache(Cache):
     ) -> None:
         """Copy prompt `source[i]`, `lengths[i]` tokens of it, to row `rows[i]`; make room for capacity x length."""
         self._reserve(prompts, capacity, length)
+        self.length = max(self.length, *lengths)  # what `move` must carry, until the next step says
         device = prompts[0][0].device
         of, to, most = torch.tensor(source, device=device), torch.tensor(rows, device=device), max(lengths)
         for layer, (keys, values) in zip(self.layers, prompts, strict=True):
@@ -85,18 +87,28 @@ class RowCache(Cache):
     def _reserve(self, like: KeyValues, rows: int, length: int) -> None:
         if rows <= self.shape[0] and length <= self.shape[1]:
             return
-        rows, length = (
-            max(need, have if need <= have else 2 * have) for need, have in zip((rows, length), self.shape, strict=True)
-        )
+        wanted = zip((rows, length), self.shape, strict=True)
+        room = [max(need, have if need <= have else 2 * have) for need, have in wanted]
+        if self.most and room[0] * room[1] > self.most:
+            room = [rows, max(length if rows > 1 else room[1], self.most // rows)]
+        rows, length = room
         if not self.layers:
             self.layers = [RowLayer(self) for _ in like]
         for layer, (keys, values) in zip(self.layers, like, strict=True):
             for name, example in (("keys", keys), ("values", values)):
                 grown = example.new_zeros(rows, example.shape[1], length, example.shape[3])
                 if (old := getattr(layer, name)) is not None:
-                    grown[: old.shape[0], :, : old.shape[2]] = old
+                    grown[: old.shape[0], :, : old.shape[2]] = old[:rows, :, :length]
                 setattr(layer, name, grown)
         self.shape = (rows, length)
+
+    def shrink(self, rows: int, length: int) -> None:
+        """Keep room for no more than `rows` rows of `length` tokens."""
+        self.shape = (min(rows, self.shape[0]), min(length, self.shape[1]))
+        self.length = min(self.length, length)
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                setattr(layer, name, getattr(layer, name)[: self.shape[0], :, : self.shape[1]].clone())
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Overwrite rows `target` by rows `source` (disjoint)."""
@@ -112,7 +124,7 @@ class RowCache(Cache):
         """Feed each of the first R rows one token at its position; the hidden state behind it, [R, D]."""
         self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), positions_R.to(model.device)
         self.length = int(positions_R.max()) + 1
-        self._reserve([(layer.keys, layer.values) for layer in self.layers], self.shape[0], self.length)
+        self._reserve([(layer.keys, layer.values) for layer in self.layers], len(tokens_R), self.length)
         columns = torch.arange(self.length, device=model.device)
         mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
         if model.adds_masks:
@@ -126,23 +138,26 @@ class RowCache(Cache):
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValues]:
-    """The hidden state behind each prompt's last token [P, D], and the keys and values of all of them.
+    """The hidden states of all prompts [P, L, D], and the keys and values of all of them.
 
     Prompts are padded on the right, where a causal model's real tokens cannot see.
     """
     cache = DynamicCache()
-    hidden = model.hidden(padded(prompts, model.device), past_key_values=cache)
-    last = torch.tensor([len(p) - 1 for p in prompts], device=model.device)
+    hidden_PLD = model.hidden(padded(prompts, model.device), past_key_values=cache)
     stored: Any = cache.layers
-    layers = [(layer.keys, layer.values) for layer in stored]
-    return hidden[torch.arange(len(prompts), device=model.device), last], layers  # pyright: ignore[reportReturnType]
+    return hidden_PLD, [(layer.keys, layer.values) for layer in stored]
 
 
 def recompute(model: LanguageModel, rows: Sequence[Sequence[int]]) -> Tensor:
-    """The hidden state behind each row's last token [R, D] without any cache: for models ours does not fit."""
-    hidden = model.hidden(padded(rows, model.device))
-    last = torch.tensor([len(row) - 1 for row in rows], device=model.device)
-    return hidden[torch.arange(len(rows), device=model.device), last]
+    """The hidden states of all rows [R, L, D] without any cache: for models ours does not fit."""
+    return model.hidden(padded(rows, model.device))
+
+
+def behind(hidden_RLD: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+    """The hidden state behind each row's last token [R, D]."""
+    device = hidden_RLD.device
+    last = torch.tensor([len(row) - 1 for row in rows], device=device)
+    return hidden_RLD[torch.arange(len(rows), device=device), last]
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -5,6 +5,9 @@ Legend: R = rows (one per completion being sampled), V = vocabulary.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -75,19 +78,48 @@ def sample(
     keys_R: Tensor,
     positions_R: Tensor,
     filters: tuple[Tensor, Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
-    """Tokens [R] and their log-probs [R] under softmax(logits / T), before any filter.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [R], their log-probs [R] and those of all tokens [R, V] under softmax(logits / T), before any filter.
 
-    Temperature 0 is greedy, with the log-prob at temperature 1. `filters` holds top_k, top_p and min_p per row, None
-    where no row asks for any.
+    Temperature 0 is greedy, with the log-probs at temperature 1. `filters` holds top_k, top_p and min_p per row, None
+    where no row asks for any. A row whose logits are not finite gets the log-prob nan and a token that means nothing:
+    it may be another caller's than its neighbours.
     """
     greedy_R = temperature_R == 0
     scale = torch.where(greedy_R, torch.ones_like(temperature_R), temperature_R)
     logprobs_RV = (logits_RV.float() / scale[:, None]).log_softmax(-1)
-    if not bool(torch.isfinite(logprobs_RV.amax(-1)).all()):
-        raise NonFiniteError("a logit of the policy", [])
+    broken_R = ~torch.isfinite(logprobs_RV.amax(-1))
+    any_broken = bool(broken_R.any())
+    if any_broken:
+        logprobs_RV = logprobs_RV.masked_fill(broken_R[:, None], 0.0)
     source = logprobs_RV if filters is None else filtered(logprobs_RV, *filters)
     tokens_R = pick(source, keys_R, positions_R)
     if bool(greedy_R.any()):
         tokens_R = torch.where(greedy_R, logprobs_RV.argmax(-1), tokens_R)
-    return tokens_R, logprobs_RV.gather(-1, tokens_R[:, None])[:, 0]
+    logprobs_R = logprobs_RV.gather(-1, tokens_R[:, None])[:, 0]
+    return tokens_R, logprobs_R.masked_fill(broken_R, torch.nan) if any_broken else logprobs_R, logprobs_RV
+
+
+def best(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Per row the `count` likeliest tokens with their log-probs, likeliest first."""
+    values, ids = logprobs_RV.topk(count, dim=-1)
+    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+def score_prompt(
+    head: Callable[[Tensor], Tensor], hidden_PD: Tensor, tokens_P: Tensor, chunk: int, top: int
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Log-probs at temperature 1 of each token given the hidden state before it, and the `top` likeliest in its place.
+
+    `chunk` positions at a time, so the logits of a long prompt are never there at once.
+    """
+    logprobs: list[float] = []
+    likeliest: list[list[tuple[int, float]]] = []
+    for hidden, tokens in zip(hidden_PD.split(chunk), tokens_P.split(chunk), strict=True):
+        table = head(hidden).float().log_softmax(-1)
+        logprobs += table.gather(-1, tokens[:, None])[:, 0].tolist()
+        if top:
+            likeliest += best(table, top)
+    if not all(map(math.isfinite, logprobs)):
+        raise NonFiniteError("a log-prob of the prompt", [])
+    return logprobs, likeliest

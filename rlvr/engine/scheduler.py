@@ -8,15 +8,16 @@ requests give the same batches again.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr import draws
+from rlvr.engine.options import EngineLimits
 from rlvr.engine.policy import Snapshot
-from rlvr.futures import LazyFuture
-from rlvr.messages import SampledSequence, SampleResponse, SamplingParams
+from rlvr.messages import NonFiniteError, SampledSequence, SampleResponse, SamplingParams
 from rlvr.types import StopReason
 
 
@@ -29,19 +30,42 @@ class Request:
     params: SamplingParams
     snapshot: Snapshot
     budget: int
-    stop_tokens: frozenset[int]
-    stop_strings: tuple[str, ...]
+    stop_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    prompt_logprobs: bool = False
+    topk_prompt: int = 0
+    topk_sample: int = 0
     started: int = 0
     finished: dict[int, SampledSequence] = field(default_factory=dict[int, SampledSequence])
+    prompt_scores: tuple[list[float], list[list[tuple[int, float]]]] | None = None
     error: Exception | None = None
-    future: LazyFuture[SampleResponse] | None = None
 
     @property
     def done(self) -> bool:
         return self.error is not None or len(self.finished) == self.count
 
+    @property
+    def reach(self) -> int:
+        """The tokens that a row of it may come to hold."""
+        return len(self.prompt) + self.budget
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether its prompt's log-probs are asked for and not there yet."""
+        return (self.prompt_logprobs or self.topk_prompt > 0) and self.prompt_scores is None
+
     def response(self) -> SampleResponse:
-        return SampleResponse([self.finished[i] for i in range(self.count)], fingerprint=self.snapshot.fingerprint)
+        """What was asked for; raises the error if it failed."""
+        if self.error is not None:
+            raise self.error
+        assert self.done
+        logprobs, likeliest = self.prompt_scores or ([], [])
+        return SampleResponse(
+            [self.finished[i] for i in range(self.count)],
+            [None, *logprobs] if self.prompt_logprobs else None,
+            self.snapshot.fingerprint,
+            [None, *likeliest] if self.topk_prompt else None,
+        )
 
 
 @dataclass(eq=False)
@@ -53,17 +77,23 @@ class Row:
     key: int
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+    likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
 
     @property
     def length(self) -> int:
         """Tokens in the cache once the last sampled one is fed."""
         return len(self.request.prompt) + len(self.tokens)
 
+    @property
+    def over(self) -> bool:
+        return self.request.error is not None or self.index in self.request.finished
+
 
 class Scheduler:
-    def __init__(self, max_rows: int, prefill_tokens: int) -> None:
-        self.max_rows = max_rows
-        self.prefill_tokens = prefill_tokens
+    def __init__(self, limits: EngineLimits) -> None:
+        self.max_rows = limits.max_rows
+        self.cache_tokens = limits.cache_tokens
+        self.prefill_tokens = limits.micro_tokens
         self.waiting: deque[Request] = deque()
         self.rows: list[Row] = []
 
@@ -71,9 +101,12 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> list[list[Row]]:
-        """New rows by request, as many as fit: within `max_rows`, `prefill_tokens` (padded), and one set of weights."""
+        """New rows by request, as many as fit: within `max_rows`, `prefill_tokens` (padded), `cache_tokens` (rows times
+        the longest they may become), and one set of weights.
+        """
         chosen: list[list[Row]] = []
         free, longest = self.max_rows - len(self.rows), 0
+        reach = max((row.request.reach for row in self.rows), default=0)
         weights = self.rows[0].request.snapshot.batch_key if self.rows else None
         while self.waiting and free:
             request = self.waiting[0]
@@ -85,6 +118,13 @@ class Scheduler:
             if chosen and longest * (len(chosen) + 1) > self.prefill_tokens:
                 break
             take = min(free, request.count - request.started)
+            reach = max(reach, request.reach)
+            if self.cache_tokens:
+                take = min(take, self.cache_tokens // reach - (self.max_rows - free))
+                if take < 1:
+                    if self.rows or chosen:
+                        break
+                    take = 1
             seed = request.params.seed
             assert seed is not None
             indices = range(request.started, request.started + take)
@@ -95,43 +135,54 @@ class Scheduler:
                 self.waiting.popleft()
         return chosen
 
-    def advance(
-        self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any
-    ) -> list[int]:
-        """Record one new token per row; the positions (in `rows`) of those that ended with it."""
-        ended: list[int] = []
-        for i, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
+    def advance(self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> None:
+        """Record one new token per row. What goes wrong with one row's token is its own request's failure alone."""
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            request = row.request
+            if request.error is not None:
+                continue
+            if math.isnan(logprob):
+                request.error = NonFiniteError("a logit of the policy", [])
+                continue
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            request = row.request
             end_tokens = int(token in request.stop_tokens)
-            if end_tokens or (request.stop_strings and ends_with_stop(tokenizer, row.tokens, request.stop_strings)):
-                reason = StopReason.STOP
-            elif len(row.tokens) >= request.budget:
-                reason = StopReason.LENGTH
-            else:
+            try:
+                stops = request.stop_strings
+                stopped = end_tokens or (stops and ends_with_stop(tokenizer, row.tokens, stops))
+            except Exception as error:
+                request.error = error
                 continue
-            request.finished[row.index] = SampledSequence(reason, row.tokens, row.logprobs, end_tokens)
-            ended.append(i)
-        return ended
+            if stopped or len(row.tokens) >= request.budget:
+                reason = StopReason.STOP if stopped else StopReason.LENGTH
+                likeliest = row.likeliest if request.topk_sample else None
+                sequence = SampledSequence(reason, row.tokens, row.logprobs, end_tokens, likeliest)
+                request.finished[row.index] = sequence
 
-    def retire(self, ended: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Drop the ended rows; (source, target) of the moves that close the gaps they leave."""
+    def retire(self) -> tuple[list[int], list[int]]:
+        """Drop the rows that are over; (source, target) of the moves that close the gaps they leave.
+
+        A request that failed takes its waiting part along.
+        """
+        ended = [i for i, row in enumerate(self.rows) if row.over]
         gone, size = set(ended), len(self.rows) - len(ended)
         targets = [i for i in ended if i < size]
         sources = [i for i in range(size, len(self.rows)) if i not in gone]
         for source, target in zip(sources, targets, strict=True):
             self.rows[target] = self.rows[source]
         del self.rows[size:]
+        if any(r.error is not None for r in self.waiting):
+            self.waiting = deque(r for r in self.waiting if r.error is None)
         return sources, targets
 
     def abandon(self, error: Exception, newcomers: Sequence[Row] = ()) -> None:
         """Fail every request that was under way: its rows' cache is in an unknown state.
 
-        `newcomers` were admitted and have no seat yet.
+        `newcomers` were admitted and have no seat yet. A request whose last completion had just ended is whole.
         """
         for request in {row.request for row in (*self.rows, *newcomers)} | {r for r in self.waiting if r.started}:
-            request.error = error
+            if not request.done:
+                request.error = error
         self.rows.clear()
         self.waiting = deque(r for r in self.waiting if r.error is None)
 

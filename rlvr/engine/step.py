@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvr.engine.lora import LoraBank
+from rlvr.engine.lora import LoraBank, running
 from rlvr.engine.losses import ENTROPY_INPUT, KL_INPUTS, LOSSES, Loss, kl_penalty, token_logprobs
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.policy import Policy, Snapshot, weights_of
+from rlvr.engine.policy import Policy, Snapshot
 from rlvr.engine.runner import padded
 from rlvr.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
 
@@ -68,27 +68,41 @@ def checked(
             if name not in datum.loss_fn_inputs:
                 raise ValueError(f"datum {i} lacks {name!r}, which {loss_fn} needs")
             array = datum.loss_fn_inputs[name].data
-            if array.shape != (length,):
-                raise ValueError(f"datum {i}: {name} has shape {list(array.shape)}, expected [{length}], one per token")
+            if array.shape != (expected := _shape(datum, name, loss)):
+                per = "one per token" if len(expected) == 1 else "as the target_tokens"
+                raise ValueError(f"datum {i}: {name} has shape {list(array.shape)}, expected {list(expected)}, {per}")
             if name == "target_tokens" and array.dtype.kind != "i":
                 raise ValueError(f"datum {i}: target_tokens are {array.dtype}, expected integers")
+        if kl and _width(datum):
+            raise ValueError(f"datum {i}: a KL needs one target per token, got {_width(datum)}: give 1-D target_tokens")
     # All values at once: a call may hold thousands of short rows.
-    ends = np.cumsum([datum.model_input.length for datum in data])
 
-    def first(wrong_N: np.ndarray) -> int:
-        return int(np.searchsorted(ends, wrong_N.argmax(), side="right"))
+    def first(wrong: np.ndarray, arrays: Sequence[np.ndarray]) -> int:
+        return int(np.searchsorted(np.cumsum([a.size for a in arrays]), wrong.argmax(), side="right"))
 
     for name in needs:
-        bad_N = ~np.isfinite(np.concatenate([datum.loss_fn_inputs[name].data for datum in data]))
-        if bad_N.any():
-            raise ValueError(f"datum {first(bad_N)}: {name} holds nan or infinity")
-    inputs_N = np.fromiter((t for datum in data for t in datum.model_input.tokens), dtype=np.int64, count=int(ends[-1]))
-    for ids_N in (inputs_N, np.concatenate([datum.loss_fn_inputs["target_tokens"].data for datum in data])):
-        bad_N = (ids_N < 0) | (ids_N >= model.vocabulary)
-        if bad_N.any():
-            token = ids_N[bad_N.argmax()]
-            raise ValueError(f"datum {first(bad_N)} holds token {token}, outside the vocabulary of {model.vocabulary}")
+        arrays = [datum.loss_fn_inputs[name].data.reshape(-1) for datum in data]
+        if (bad := ~np.isfinite(np.concatenate(arrays))).any():
+            raise ValueError(f"datum {first(bad, arrays)}: {name} holds nan or infinity")
+    inputs = [np.fromiter(datum.model_input.tokens, np.int64, datum.model_input.length) for datum in data]
+    for arrays in (inputs, [datum.loss_fn_inputs["target_tokens"].data.reshape(-1) for datum in data]):
+        ids = np.concatenate(arrays)
+        if (bad := (ids < 0) | (ids >= model.vocabulary)).any():
+            which, token = first(bad, arrays), ids[bad.argmax()]
+            raise ValueError(f"datum {which} holds token {token}, outside the vocabulary of {model.vocabulary}")
     return settings
+
+
+def _width(datum: Datum) -> int:
+    """Targets per token: 0 where `target_tokens` are one row, K where they are [T, K]."""
+    shape = datum.loss_fn_inputs["target_tokens"].data.shape
+    return shape[1] if len(shape) == 2 else 0
+
+
+def _shape(datum: Datum, name: str, loss: Loss) -> tuple[int, ...]:
+    """The shape that input `name` of a datum must have."""
+    length, wide = datum.model_input.length, _width(datum)
+    return (length, wide) if wide and loss.wide and name in ("target_tokens", *loss.needs) else (length,)
 
 
 def needed(data: Sequence[Datum], loss: Loss) -> tuple[str, ...]:
@@ -101,12 +115,19 @@ def needed(data: Sequence[Datum], loss: Loss) -> tuple[str, ...]:
 
 
 def micro_batches(data: Sequence[Datum], micro_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Longest rows first, so that memory peaks at once and rows of like length share a batch."""
-    order = sorted(range(len(data)), key=lambda i: (-data[i].model_input.length, i))
+    """Longest rows first, so that memory peaks at once and rows of like length share a batch.
+
+    Rows with several targets per token share one only with those of as many: none is padded to another's number.
+    """
+    order = sorted(range(len(data)), key=lambda i: (-_width(data[i]), -data[i].model_input.length, i))
     batches: list[list[int]] = []
     for i in order:
-        longest = data[batches[-1][0]].model_input.length if batches else 0
-        if not batches or longest * (len(batches[-1]) + 1) > micro_tokens:
+        first = data[batches[-1][0]] if batches else None
+        if (
+            first is None
+            or first.model_input.length * (len(batches[-1]) + 1) > micro_tokens
+            or _width(first) != _width(data[i])
+        ):
             batches.append([])
         batches[-1].append(i)
     return [
@@ -132,7 +153,6 @@ class Learner:
         config: dict[str, float] | None = None,
         *,
         backward: bool = True,
-        snapshot: Snapshot | None = None,
     ) -> ForwardBackwardOutput:
         """Add d(sum of token losses) / d(weights) to the policy's gradients; log-probs of every target come back."""
         settings = checked(data, loss_fn, config, self.model)
@@ -143,7 +163,7 @@ class Learner:
         try:
             for batch in micro_batches(data, self.micro_tokens, self.model.device):
                 with torch.set_grad_enabled(backward):
-                    logprobs_N, terms_N, bonus_N = self._run(policy, snapshot, batch, data, loss_fn, settings)
+                    logprobs_N, terms_N, bonus_N = self._run(policy.snapshot(), batch, data, loss_fn, settings)
                 total += self._value(batch, logprobs_N, terms_N)
                 bonus += float(bonus_N.detach().double().sum())
                 if backward:
@@ -167,10 +187,22 @@ class Learner:
             metrics["entropy_loss:sum"] = -bonus
         return ForwardBackwardOutput(outputs, metrics)
 
+    @torch.no_grad()
+    def logprobs(self, snapshot: Snapshot, data: Sequence[Datum], temperature: float) -> list[np.ndarray]:
+        """Log-probs of every target [T] under a snapshot's weights; no policy and no gradient is touched."""
+        data = supervised_view(data)
+        settings = checked(data, "cross_entropy", {"temperature": temperature}, self.model)
+        found: list[np.ndarray] = [np.empty(0) for _ in data]
+        for batch in micro_batches(data, self.micro_tokens, self.model.device):
+            logprobs_N, terms_N, _ = self._run(snapshot, batch, data, "cross_entropy", settings)
+            self._value(batch, logprobs_N, terms_N)
+            for i, piece in zip(batch.indices, logprobs_N.cpu().split(batch.lengths), strict=True):
+                found[i] = piece.numpy()
+        return found
+
     def _run(
         self,
-        policy: Policy,
-        snapshot: Snapshot | None,
+        source: Snapshot,
         batch: MicroBatch,
         data: Sequence[Datum],
         loss_fn: str,
@@ -185,14 +217,13 @@ class Learner:
             flat = flat if name == "target_tokens" else flat.astype(np.float32, copy=False)
             return torch.from_numpy(flat).to(device)
 
-        source = snapshot or policy.snapshot()
-        with weights_of(self.model, source), routed(self.bank, [source]):
+        with running(self.model, self.bank, [source]) as head:
             hidden_BTD = self.model.hidden(batch.tokens_BT)
             hidden_ND = hidden_BTD[batch.real_BT]
             targets_N = laid_out("target_tokens")
             entropy = ENTROPY_INPUT in names
             logprobs_N, entropy_N = token_logprobs(
-                self.model.head, hidden_ND, targets_N, settings["temperature"], self.chunk, entropy
+                head, hidden_ND, targets_N, settings["temperature"], self.chunk, entropy
             )
         inputs = {name: laid_out(name) for name in names}
         row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(device)
@@ -205,7 +236,8 @@ class Learner:
         return logprobs_N, terms_N - bonus_N, bonus_N
 
     def _value(self, batch: MicroBatch, logprobs_N: Tensor, terms_N: Tensor) -> float:
-        finite_N = torch.isfinite(logprobs_N.detach()) & torch.isfinite(terms_N.detach())
+        finite_N = torch.isfinite(logprobs_N.detach()).reshape(len(terms_N), -1).all(-1)
+        finite_N &= torch.isfinite(terms_N.detach())
         if not bool(finite_N.all()):
             row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(finite_N.device)
             raise NonFiniteError("a loss", sorted({batch.indices[int(r)] for r in row_N[~finite_N]}))
@@ -248,25 +280,9 @@ class Learner:
         return OptimStepResponse({"grad_norm": norm})
 
 
-def routed(bank: LoraBank | None, rows: Sequence[Snapshot]):
-    """Route a batch through its adapters: one snapshot for all rows, or one per row."""
-    from contextlib import nullcontext
-
-    if bank is None or not any(s.policy.lora for s in rows):
-        return nullcontext()
-    distinct = list({id(s.tensors): s for s in rows}.values())
-    if len(distinct) == 1:
-        return bank.routed([(None, distinct[0].tensors, distinct[0].policy.scale)])
-    device = next(iter(distinct[0].tensors.values())).device
-    members = {id(s.tensors): [i for i, r in enumerate(rows) if r.tensors is s.tensors] for s in distinct}
-    return bank.routed(
-        [(torch.tensor(members[id(s.tensors)], device=device), s.tensors, s.policy.scale) for s in distinct]
-    )
-
-
 def supervised_view(data: Sequence[Datum]) -> list[Datum]:
     """The same rows with zero cross-entropy weights: to ask for log-probs alone."""
-    zero = [TensorData(np.zeros(d.model_input.length, dtype=np.float32)) for d in data]
+    zero = [TensorData(np.zeros(d.loss_fn_inputs["target_tokens"].data.shape, dtype=np.float32)) for d in data]
     return [
         replace(d, loss_fn_inputs={"target_tokens": d.loss_fn_inputs["target_tokens"], "weights": z})
         for d, z in zip(data, zero, strict=True)

@@ -3,6 +3,8 @@
 A built one is an ordinary `PreTrainedTokenizerFast` (saved beside the weights, loadable by `AutoTokenizer`): one token
 a word, split at blanks, one token a character, or pieces of source code. Its vocabulary is what the environment can
 say, so nothing is ever unknown; a word outside it is an error, not `<unk>`.
+
+Exercised by tests/test_engine_tokenizer.py.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ KINDS = ("words", "characters", "pieces")
 # A line break with its indentation; else a word, a letter in quotes, a digit or a run of symbols, each with the blank
 # before it. What a program takes over from its problem is then mostly one token, and not the one that data have.
 PIECE = r"\n *| ?[A-Za-z_]+|'\w'|,? ?\d| ?[^\w\s']+|\s|."
+CHARACTER = r"[\s\S]"  # `.` leaves out line breaks, and not every Oniguruma knows the option that lets it take them
 
 
 def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str) -> Any:
@@ -33,7 +36,7 @@ def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str)
     if kind == "words":
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     elif kind == "characters":
-        core.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(CHARACTER), behavior="isolated")
         core.decoder = decoders.Fuse()
     elif kind == "pieces":
         core = Tokenizer(models.WordPiece(ids, continuing_subword_prefix="", max_input_chars_per_word=1000))

@@ -1,6 +1,7 @@
 """Environments: where tasks come from and how an episode runs. Importing this package registers the built-in ones."""
 
 from rlvr.envs import code as code
+from rlvr.envs import groups as groups
 from rlvr.envs import gsm8k as gsm8k
 from rlvr.envs import jsonl as jsonl
 from rlvr.envs import math as math

@@ -119,14 +119,25 @@ class Curriculum:
 
     def tasks(self, count: int, step: int, wave: int = 0) -> list[Task]:
         """The next `count` tasks of the run."""
+        return [self.task(level, index) for level, index in self.draw(count, step, wave)]
+
+    def task(self, level: str, index: int) -> Task:
+        return self.source.train(self.seed, index, level)
+
+    def draw(self, count: int, step: int, wave: int = 0) -> list[tuple[str, int]]:
+        """The next `count` tasks by level and index."""
         weights, levels = self.weights(step), list(self.drawn)
         key = draws.key("curriculum", self.seed, step, wave)
-        chosen: list[Task] = []
+        chosen: list[tuple[str, int]] = []
         for position in range(count):
             level = levels[draws.choice(weights, key, position)] if len(levels) > 1 else levels[0]
-            chosen.append(self.source.train(self.seed, self.drawn[level], level))
+            chosen.append((level, self.drawn[level]))
             self.drawn[level] += 1
         return chosen
+
+    def skip(self, level: str, index: int) -> None:
+        """That task was drawn already, by an attempt that was killed."""
+        self.drawn[level] = max(self.drawn[level], index + 1)
 
     def observe(self, passes: Mapping[str, Sequence[bool]]) -> None:
         """Fold a step's verdicts, by level, into the running pass rates."""

@@ -5,6 +5,7 @@ its line is there and its files have their checksums; whatever was done after th
 from the start of that step, with the same draws, so the outcome is the same bits. Metric rows beyond it are dropped.
 
     runs/<name>/resolved.yaml  metrics.jsonl  journal.jsonl  checkpoints/  rollouts/  evaluations/  curve.png
+    runs/<name>/inflight/         (answers that a pipelined run has not learned from yet: `rlvr.training.pipelined`)
     runs/<name>/environment.json  (salted hashes of the values that came from `${oc.env:...}`)
     runs/<name>/summary.json      (last: a run with a summary is finished)
 """
@@ -24,10 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.files import checked_name, read_json, remove_leftovers, verified, write_atomic
+from rlvr.files import checked_name, new_folder, read_json, remove_leftovers, verified, write_atomic
+from rlvr.training.payload import damaged as damaged_file
 
 # What may lie in a run folder before its `resolved.yaml` does: an attempt that was killed while it made the folder.
 _BEGUN = re.compile(r"\.lock|environment\.json|\.(environment\.json|resolved\.yaml)\.[0-9a-f]+\.tmp")
+
+
+REMOTE = "remote.json"
+PARTS = ("checkpoints", "rollouts", "evaluations", "inflight")  # the folders of a run folder
 
 
 class RunLocked(ValueError):
@@ -47,11 +53,15 @@ class Position:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A safe point: where the run was, where the weights are, and all state that is not weights."""
+    """A safe point: where the run was, where the weights are, and all state that is not weights.
+
+    `inflight` is the hash of the file of answers that belongs to it, '' where there is none.
+    """
 
     position: Position
     path: str
     state: dict[str, Any] = field(default_factory=dict[str, Any])
+    inflight: str = ""
     line: int = field(default=0, compare=False)  # of `journal.jsonl`, for messages
 
 
@@ -60,10 +70,10 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for part in ("checkpoints", "rollouts", "evaluations"):
+        for part in PARTS:
             (folder / part).mkdir(parents=True, exist_ok=True)
         self._lock = locked(folder)
-        for place in (folder, *(folder / p for p in ("checkpoints", "rollouts", "evaluations"))):
+        for place in (folder, *(folder / part for part in PARTS)):
             remove_leftovers(place)
         try:
             self.events, whole = _events(folder)
@@ -97,10 +107,22 @@ class Journal:
         """Make a saved checkpoint count, then delete discarded ones and older ones beyond the last `keep`."""
         at = checkpoint.position
         self.resolve(checkpoint.path)
-        self.write("checkpoint", phase=at.phase, step=at.step, path=checkpoint.path, state=checkpoint.state)
+        more = {"inflight": checkpoint.inflight} if checkpoint.inflight else {}
+        self.write("checkpoint", phase=at.phase, step=at.step, path=checkpoint.path, state=checkpoint.state, **more)
         kept = {event["path"] for event in _standing(self.events)[:keep]}
         for path in {e["path"] for e in self.events if e["event"] in ("checkpoint", "discarded")} - kept:
             shutil.rmtree(self.resolve(path), ignore_errors=True)
+            self.inflight(path).unlink(missing_ok=True)
+
+    def inflight(self, path: str) -> Path:
+        """The file of the answers in flight that belong to a checkpoint."""
+        return self.folder / "inflight" / f"{Path(path).name}.json"
+
+    @property
+    def oldest_kept(self) -> Position:
+        """Where a run could have to go on from, should every checkpoint after the oldest one kept be damaged."""
+        there = [e for e in _standing(self.events) if self.resolve(e["path"]).exists()]
+        return Position(there[-1]["phase"], there[-1]["step"]) if there else Position()
 
     def resolve(self, path: str) -> Path:
         """Checkpoint paths are stored relative to the run folder, so that a run can be moved."""
@@ -114,9 +136,12 @@ class Journal:
         for number, event in enumerate(_standing(self.events)):
             folder = self.resolve(event["path"])
             wrong = verified(folder)
+            if not wrong and (sha256 := event.get("inflight")):
+                wrong = damaged_file(self.inflight(event["path"]), sha256)
             if not wrong:
                 line = 1 + next(i for i, other in enumerate(self.events) if other is event)
-                return Checkpoint(Position(event["phase"], event["step"]), event["path"], event["state"], line)
+                at = Position(event["phase"], event["step"])
+                return Checkpoint(at, event["path"], event["state"], event.get("inflight", ""), line)
             if number == 0 or os.path.exists(folder):  # an older one that is not there was deleted on purpose
                 warn(f"checkpoint {event['path']} is damaged ({wrong}); falling back to the one before")
                 self.write("discarded", path=event["path"], why=wrong)
@@ -196,6 +221,8 @@ def _unusable(event: Mapping[str, Any]) -> str:
     for name in ("phase", "step"):
         if type(event.get(name)) is not int or not 0 <= event[name] < 2**63:
             return f"checkpoint without a {name}, a whole number from 0"
+    if not isinstance(event.get("inflight", ""), str):
+        return f"checkpoint whose answers in flight have the hash {event['inflight']!r:.40}, expected text"
     return "" if isinstance(event.get("state"), dict) else "checkpoint without a state"
 
 
@@ -224,6 +251,22 @@ def _standing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             last.pop(event["path"], None)
             last[event["path"]] = event
     return [event for event in reversed(last.values()) if event["event"] == "checkpoint"]
+
+
+def keep_remote(folder: Path, path: str) -> None:
+    """A checkpoint folder of ours for weights that a server keeps (`tinker://...`): it says where they are."""
+    with new_folder(folder) as place:
+        (place / REMOTE).write_text(json.dumps({"path": path}))
+
+
+def weights_at(folder: Path) -> str:
+    """Where the weights of a checkpoint are: its folder, or the path at the server that `keep_remote` wrote down."""
+    if not (folder / REMOTE).exists():
+        return str(folder)
+    path = read_json(folder / REMOTE, "the path of weights that a server keeps").get("path")
+    if not isinstance(path, str) or "://" not in path:
+        raise ValueError(f"{folder / REMOTE}: {path!r:.80} is no path at a server, such as tinker://run/weights/name")
+    return path
 
 
 def stored_checkpoint(folder: Path) -> Path | None:

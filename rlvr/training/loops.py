@@ -10,25 +10,22 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rlvr import draws
 from rlvr.files import verified, write_atomic
-from rlvr.messages import NonFiniteError, SamplingParams
-from rlvr.protocols import TaskSource, TrainingClient
-from rlvr.reward import Reward
+from rlvr.messages import NonFiniteError
 from rlvr.tracking import Console, MetricsLog, plot_curve
-from rlvr.tracking.trackers import Trackers
 from rlvr.training import samples
+from rlvr.training.completion import Completion
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStopped
 from rlvr.training.evaluate import (
     Evaluation,
-    EvaluationOptions,
     beside,
     compare,
     evaluate,
@@ -36,10 +33,12 @@ from rlvr.training.evaluate import (
     heldout_split,
     stored_evaluation,
 )
-from rlvr.training.journal import Checkpoint, Journal, Position, unlike
-from rlvr.training.sft import SftOptions, sft_step
+from rlvr.training.job import Job
+from rlvr.training.journal import Checkpoint, Journal, Position, keep_remote, unlike, weights_at
+from rlvr.training.pipelined import FixedLag
+from rlvr.training.sft import sft_step
 from rlvr.training.signal import StallWatch, told
-from rlvr.training.step import Collected, Trainer, TrainingOptions
+from rlvr.training.step import Collected
 from rlvr.types import Task
 
 # Reinforcement learning is measured from where the warm-up left the policy; supervised learning from its start.
@@ -54,49 +53,15 @@ CURE = (
 )
 
 
+def pipeline(job: Job, journal: Journal) -> FixedLag | Completion | None:
+    """What makes the steps of RL where sampling runs ahead of them; None where the trainer makes them one by one."""
+    if job.training.mode != "rlvr" or job.training.order == "sync":
+        return None
+    return Completion(job.trainer, journal) if job.training.order == "completion" else FixedLag(job.trainer, journal)
+
+
 class Interrupted(Exception):
     """The user asked to stop; everything done so far is safe."""
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Where a run lives (`root`/`name`; the name of the config by default) and how often it is made safe.
-
-    `rollouts_per_step` answers a step are kept to look at, 0 for none.
-    """
-
-    root: str = "runs"
-    name: str | None = None
-    resume: bool = True
-    checkpoint_every: int = 20
-    keep_checkpoints: int = 2
-    rollouts_per_step: int = 32
-
-    def __post_init__(self) -> None:
-        if self.checkpoint_every < 1 or self.keep_checkpoints < 2:
-            raise ValueError(
-                f"run: checkpoint_every={self.checkpoint_every} (expected at least 1), keep_checkpoints="
-                f"{self.keep_checkpoints} (expected at least 2: the last one may turn out damaged)"
-            )
-
-
-@dataclass
-class Job:
-    """Everything a run needs, already built."""
-
-    client: TrainingClient
-    source: TaskSource
-    reward: Reward
-    params: SamplingParams
-    trainer: Trainer
-    sft: SftOptions
-    training: TrainingOptions
-    evaluation: EvaluationOptions
-    options: RunOptions
-    seed: int
-    folder: Path
-    trackers: Trackers
-    weights_sha256: Callable[[], str]
 
 
 class Loop:
@@ -109,6 +74,7 @@ class Loop:
         self.heldout, self.validation = heldout_split(job.source, job.evaluation, looks=looks)
         self.beside = beside(job.source, job.evaluation)
         self.phases = PHASES[job.training.mode]
+        self.pipeline = pipeline(job, journal)
         self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
         self.watch = StallWatch()
         self.started = time.perf_counter()
@@ -120,7 +86,12 @@ class Loop:
         position = self._restore()
         rows = self.log.rows()
         self.watch = StallWatch(rows)
-        with self.log, self._listening(), self.job.trackers.running(rows, (Interrupted, KeyboardInterrupt)):
+        with (
+            self.log,
+            closing(self.pipeline or self.job.trainer),
+            self._listening(),
+            self.job.trackers.running(rows, (Interrupted, KeyboardInterrupt)),
+        ):
             for number, phase in enumerate(self.phases):
                 if number < position.phase:
                     continue
@@ -147,11 +118,13 @@ class Loop:
         position = checkpoint.position if checkpoint else Position()
         if checkpoint:
             self._check(checkpoint)
-            self.job.client.load_state_with_optimizer(str(self.journal.resolve(checkpoint.path))).result()
+            self.job.client.load_state_with_optimizer(weights_at(self.journal.resolve(checkpoint.path))).result()
             self.sft_curriculum.restore(checkpoint.state["sft"])
             self.job.trainer.restore(checkpoint.state["rl"])
             self.seconds_before = checkpoint.state["seconds"]
             self.console.note(f"resuming: {(*self.phases, 'done')[position.phase]}, {position.step} steps done")
+        if self.pipeline is not None:
+            self.pipeline.restore(checkpoint, self._rl_steps(position))
         self.log.keep(lambda row: Position(self.phases.index(row["phase"]), int(row["step"])) < position)
         for number, phase in enumerate(self.phases):
             if number >= position.phase:
@@ -179,7 +152,8 @@ class Loop:
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
-        return {"sft": self.sft_curriculum.state(), "rl": self.job.trainer.state(), "seconds": self.seconds}
+        state = {"sft": self.sft_curriculum.state(), "rl": self.job.trainer.state(), "seconds": self.seconds}
+        return state if self.pipeline is None else {**state, "pipeline": self.pipeline.state()}
 
     def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
         """Steps `first` to `steps` of a phase, made safe every now and then, at the end, and when asked to stop.
@@ -223,15 +197,30 @@ class Loop:
                 "back: it cannot be made again from later weights. Or start anew under another run.name"
             )
         if not kept.exists():
-            job.client.save_weights_for_sampler(REFERENCE).result()
-        job.trainer.reference = job.client.create_sampling_client(str(kept))
+            saved = job.client.save_weights_for_sampler(REFERENCE).result()
+            if "://" in saved.path:
+                keep_remote(kept, saved.path)
+        job.trainer.reference = job.client.create_sampling_client(weights_at(kept))
 
     def _save(self, position: Position) -> None:
         self.log.sync()
-        saved = self.job.client.save_state(self._name(position)).result()
+        name = self._name(position)
+        inflight = self.pipeline.keep(name) if self.pipeline is not None and position.step else ""
+        saved = self.job.client.save_state(name).result()
         path = Path(saved.path)
+        if "://" in saved.path:
+            path = self.job.folder / "checkpoints" / name
+            keep_remote(path, saved.path)
         relative = str(path.relative_to(self.job.folder)) if path.is_relative_to(self.job.folder) else saved.path
-        self.journal.checkpoint(Checkpoint(position, relative, self._state()), self.job.options.keep_checkpoints)
+        checkpoint = Checkpoint(position, relative, self._state(), inflight)
+        self.journal.checkpoint(checkpoint, self.job.options.keep_checkpoints)
+        if self.pipeline is not None:
+            self.pipeline.forget(self._rl_steps(self.journal.oldest_kept))
+
+    def _rl_steps(self, at: Position) -> int:
+        """Steps of RL that are done at a position of the run."""
+        rl = self.phases.index("rl")
+        return at.step if at.phase == rl else 0 if at.phase < rl else self.job.training.steps
 
     def _sft_step(self, step: int) -> dict[str, float]:
         job = self.job
@@ -244,19 +233,15 @@ class Loop:
         return metrics
 
     def _rl_step(self, step: int) -> dict[str, float]:
-        job, collected = self.job, None
+        job = self.job
         try:
-            collected = job.trainer.collect(step)
-            began = time.perf_counter()
-            metrics = job.trainer.update(step, collected)
+            metrics, collected = (self.pipeline or job.trainer).learn(step)
         except NonFiniteError as error:
             kept = job.folder / f"failed-batch-{step:06d}.jsonl"
-            write_atomic(kept, "".join(samples.row(t) for t in collected.batch) if collected else "")
+            write_atomic(kept, "".join(samples.row(t) for t in job.trainer.under_way))
             raise TrainingStopped(
                 f"step {step}: {error}. The batch is in {kept}. {CURE} (training.optimizer)"
             ) from error
-        metrics["time/sampling"], metrics["time/scoring"] = collected.seconds_sampling, collected.seconds_scoring
-        metrics["time/update"] = time.perf_counter() - began
         self._keep_rollouts(step, collected)
         every = job.evaluation.every
         if every and (step + 1) % every == 0 and step + 1 < job.training.steps:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from rlvr.algorithms.advantages import teaches
 from rlvr.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
 
+GOOD = 0.5  # the cookbook's bound between a group that is all good and one that is all bad
+
 
 def last_of_rollouts(batch: TrajectoryBatch) -> list[Trajectory]:
     """One trajectory a rollout, the last: the one that was judged. A rewritten history makes several of one rollout."""
@@ -38,7 +40,9 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         "frac_reward_zero_std": mean([float(not teaches(g)) for g in known]),
         "env/all/correct": mean([float(p) for p in passed]),
         "env/all/reward/total": answers.mean_reward,
-        "env/all/by_group/frac_mixed": mean([float(teaches(g)) for g in known]),
+        "reward/total": answers.mean_reward,
+        **_by_group(known),
+        **_by_turn(batch, len(answers)),
         "completions/mean_length": mean([t.num_action_tokens for t in batch]),
         "completions/max_length": float(max((t.num_action_tokens for t in batch), default=0)),
         "completions/clipped_ratio": mean([float(t.truncated) for t in answers]),
@@ -49,6 +53,8 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         "rollout/groups": float(len(groups)),
         "rollout/tokens": float(sum(t.num_action_tokens for t in batch)),
     }
+    for name, values in _reported(batch).items():  # what the verifier says of the same name comes first
+        stats.setdefault(f"env/all/{name}", mean(values))
     for part in sorted({p for v in judged for p in v.parts}):
         stats[f"rewards/{reward}/{part}/mean"] = mean([v.parts[part] for v in judged if part in v.parts])
     for level, passes in passes_by_level(batch, reward).items():
@@ -57,3 +63,40 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         given = [t.scores[name].value for t in answers if name in t.scores]
         stats[f"rewards/{name}/mean"] = mean([value for value in given if value is not None])
     return stats
+
+
+def _by_group(groups: list[list[Trajectory]]) -> dict[str, float]:
+    """Shares of groups whose rewards differ, or are all equal and at least `GOOD` (all good) or below (all bad)."""
+    worst = [min(t.reward for t in g if t.reward is not None) for g in groups]
+    mixed = [teaches(g) for g in groups]
+    return {
+        "env/all/by_group/frac_mixed": mean([float(m) for m in mixed]),
+        "env/all/by_group/frac_all_good": mean([float(not m and w >= GOOD) for m, w in zip(mixed, worst, strict=True)]),
+        "env/all/by_group/frac_all_bad": mean([float(not m and w < GOOD) for m, w in zip(mixed, worst, strict=True)]),
+    }
+
+
+def _by_turn(batch: TrajectoryBatch, episodes: int) -> dict[str, float]:
+    """Tokens the policy wrote and read, a turn; a turn reads all that came before it, not only what is new."""
+    starts = [(t, start) for t in batch for start in t.turn_starts or [0]]
+    acted = float(sum(t.num_action_tokens for t in batch))
+    read = float(sum(len(t.prompt_tokens) + start for t, start in starts))
+    turns = float(len(starts))
+    return {
+        "env/all/ac_tokens_per_turn": acted / turns if turns else 0.0,
+        "env/all/ob_tokens_per_turn": read / turns if turns else 0.0,
+        "env/all/turns_per_episode": turns / episodes if episodes else 0.0,
+        "env/all/total_episodes": float(episodes),
+        "env/all/total_turns": turns,
+        "env/all/total_ac_tokens": acted,
+        "env/all/total_ob_tokens": read,
+    }
+
+
+def _reported(batch: TrajectoryBatch) -> dict[str, list[float]]:
+    """What environments measured, by name, over the turns (and groups' rewards) that report it: missing is not zero."""
+    values: dict[str, list[float]] = {}
+    for report in (report for t in batch for report in t.reports):
+        for name, value in report.items():
+            values.setdefault(name, []).append(float(value))
+    return dict(sorted(values.items()))

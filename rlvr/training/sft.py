@@ -11,7 +11,7 @@ from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.messages import Datum
 from rlvr.protocols import TaskSource, TrainingClient
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
-from rlvr.training.step import Schedule
+from rlvr.training.options import Schedule
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ def _policy(recent: Rows) -> Iterator[Finding]:
             "hint",
             "clipped",
             f"the clip removed the gradient of {_percent(clipped)} of the trained tokens",
-            "fewer updates a batch (training.ppo_epochs, training.num_minibatches), or a lower "
+            "fewer updates a batch (training.ppo_epochs, training.num_substeps), or a lower "
             "training.optimizer.learning_rate",
         )
 

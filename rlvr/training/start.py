@@ -2,7 +2,8 @@
 
 A run folder of ours (its newest whole checkpoint), one of its checkpoints, a model folder as `transformers` writes it,
 or an adapter in peft's format. A whole model takes the place of the base model, under an adapter too; an adapter is
-where the policy's own adapter starts. Exercised by `python -m pytest tests/seeds/test_seed_001.py`.
+where the policy's own adapter starts. With client=tinker it is a path at the server (`remote_start`). Exercised by
+`python -m pytest tests/seeds/test_seed_001.py tests/test_clients_tinker.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlvr.files import verified
-from rlvr.training.journal import stored_checkpoint
+from rlvr.training.journal import stored_checkpoint, weights_at
 
 _EXPECTED = (
     "a run folder, one of its checkpoints, a model folder (config.json and its weights) or an adapter "
@@ -22,21 +23,38 @@ def start_folder(given: str) -> Path:
     """The folder that holds the weights; ValueError where there are none to be had."""
     if "://" in given:
         raise ValueError(
-            f"model.start_from={given!r}: weights that a service keeps cannot be started from, as no client here reads "
-            f"{given.partition('://')[0]}:// paths; download them and give {_EXPECTED}"
+            f"model.start_from={given!r}: weights that a server keeps, which no engine in this process reads: give "
+            f"client=tinker with the server's model.base_url, or download them and give {_EXPECTED}"
         )
-    place = Path(given).expanduser()
-    if (place / "resolved.yaml").exists():
-        newest = stored_checkpoint(place)
-        if newest is None:
-            raise ValueError(f"model.start_from={given!r}: this run has no whole checkpoint yet")
-        place = newest
+    place = _checkpoint(given)
     if not (is_model(place) or (place / "adapter_config.json").exists()):
         found = "there is no such folder" if not place.is_dir() else "it holds no weights that are known here"
         raise ValueError(f"model.start_from={given!r}: {found}; expected {_EXPECTED}")
     if (place / "policy.json").exists() and (wrong := verified(place)):
         raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {wrong}")
     return place
+
+
+def remote_start(given: str) -> str:
+    """The path at a server of the weights; of a run or a checkpoint, what it says about where it keeps them."""
+    path = given if "://" in given else weights_at(_checkpoint(given))
+    if not path.startswith("tinker://"):
+        raise ValueError(
+            f"model.start_from={given!r}: client=tinker starts from tinker:// paths, or from a run that kept its "
+            "weights at the same server; to go on from a folder use client=local"
+        )
+    return path
+
+
+def _checkpoint(given: str) -> Path:
+    """The newest whole checkpoint where a run's folder is given, else the folder itself."""
+    place = Path(given).expanduser()
+    if not (place / "resolved.yaml").exists():
+        return place
+    newest = stored_checkpoint(place)
+    if newest is None:
+        raise ValueError(f"model.start_from={given!r}: this run has no whole checkpoint yet")
+    return newest
 
 
 def is_model(place: Path) -> bool:

@@ -168,7 +168,7 @@ def weights(place: str) -> str:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("tinker://a/b", "no client here reads tinker:// paths"),
+        ("tinker://a/b", "give client=tinker"),
         ("./nowhere", "there is no such folder"),
         ("./empty", "it holds no weights that are known here"),
     ],

@@ -184,7 +184,7 @@ def test_every_parameter_name_reaches_the_run() -> None:
     got = config("train_rlvr_model", *(f"rlvr_training.{word}={value}" for word, value in words.items()))
     training, rollout = got.training, got.rollout
     assert training.steps == 3 * 320 // 160 == 6
-    assert training.prompts_per_step * training.group_size == 160 and training.num_minibatches == 160 // 40
+    assert training.prompts_per_step * training.group_size == 160 and training.num_substeps == 160 // 40
     assert (training.max_prompt_tokens, rollout.max_tokens) == (11, 21)
     Curriculum(build_source(got), got.sft.curriculum, 0)  # the warm-up has no levels of its own that could be missing
     assert got.env.kwargs["complexity"] == [2, 3] and training.optimizer.learning_rate == 0.0007

@@ -1,0 +1,157 @@
+"""From a config to the training client it asks for: a table of logits, an engine in this process, or a server.
+
+torch is imported inside, when a model is really needed here: `client=mock` runs without it. Exercised by
+`python -m pytest tests/test_build.py tests/test_clients_tinker.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvr.clients.mock import MockTrainingClient
+from rlvr.clients.tinker import TinkerTrainingClient, connect
+from rlvr.config.schema import Config
+from rlvr.protocols import TaskSource
+from rlvr.toy import toy_policy
+from rlvr.training.start import is_model, model_and_tokenizer, remote_start, start_folder
+
+EXTRA = "pip install 'rlvr[train]'"
+# Clients that do not offer every road to the gradient, as the local one does.
+OFFERS: Mapping[str, Any] = {"mock": MockTrainingClient, "tinker": TinkerTrainingClient}
+
+
+def vocabulary(config: Config, source: TaskSource) -> list[str]:
+    """The words that the toy policy can say."""
+    words = getattr(source, "vocabulary", None)
+    if not words:
+        raise ValueError(
+            f"client=mock: the environment {config.env.name!r} has no `vocabulary` to make a table of logits "
+            "over; use env.name=toy, give the environment a `vocabulary` (a list of words), or use client=local"
+        )
+    return list(words)
+
+
+def cores() -> int:
+    """The cores that this process may use, where the system says which (Linux), else all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def build_engine(config: Config, source: TaskSource) -> Any:
+    """The engine with its model."""
+    try:
+        import torch
+
+        from rlvr.engine.engine import Engine
+        from rlvr.engine.model import build_model, load_model
+        from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer, quiet
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
+    quiet()  # its advice is for people who call it, not for people who call us
+    torch.set_num_threads(config.engine.threads or cores())
+    options = config.model
+    where = {"device": options.device, "dtype": options.dtype}
+    name, tokenizer = model_and_tokenizer(options.name, options.tokenizer, options.start_from)
+    if name:
+        model = load_model(name, load_tokenizer(tokenizer), **where)
+    else:
+        if options.tokenizer in ("words", "characters", "pieces"):
+            words = getattr(source, "vocabulary", None)
+            if not words:
+                raise ValueError(
+                    f"model.tokenizer={options.tokenizer}: the environment {config.env.name!r} has no `vocabulary` to "
+                    "build it from; name a tokenizer's folder or hub name instead"
+                )
+            ends = {"end": getattr(source, "end_word", "<end>"), "pad": getattr(source, "pad_word", "<pad>")}
+            tokenizer = build_tokenizer(options.tokenizer, words, **ends)
+        elif options.tokenizer:
+            tokenizer = load_tokenizer(options.tokenizer)
+        else:
+            raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
+        model = build_model(options.config, tokenizer, seed=config.seed, **where)
+    return Engine(model, config.engine)
+
+
+def build_client(
+    config: Config,
+    source: TaskSource,
+    folder: Path,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+    *,
+    fresh: bool = True,
+) -> Any:
+    """The training client with its untrained policy; it saves in `folder`. `say` and `warn` hear about the model.
+
+    Unless it is `fresh`, its weights are about to be loaded: `model.start_from` need not be there any more.
+    """
+    if config.client == "mock":
+        policy = toy_policy(vocabulary(config, source), config.seed, end=getattr(source, "end_word", "<end>"))
+        say(f"{len(policy.logits):,} trainable parameters, float64 in numpy")
+        return MockTrainingClient(policy, folder)
+    if config.client == "tinker":
+        return _remote_client(config, say, warn, fresh)
+    engine = build_engine(config, source)
+    from rlvr.clients.local import LocalTrainingClient
+
+    policy = engine.create_policy("policy", lora=config.model.lora, seed=config.seed)
+    for note in engine.model.notes:
+        warn(note)
+    say(
+        f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
+        f"{engine.model.device}".replace("torch.", "")
+    )
+    if fresh and config.model.start_from and not is_model(start_folder(config.model.start_from)):
+        from rlvr.engine.checkpoint import load_adapter
+
+        load_adapter(start_folder(config.model.start_from), policy)
+    return LocalTrainingClient(engine, policy, folder)
+
+
+def _remote_client(
+    config: Config, say: Callable[[str], None], warn: Callable[[str], None], fresh: bool
+) -> TinkerTrainingClient:
+    options = config.model
+    if options.tokenizer:
+        from rlvr.engine.tokenizer import load_tokenizer, quiet
+
+        quiet()
+    client = connect(
+        options.name,
+        start_from=remote_start(options.start_from) if fresh and options.start_from else None,
+        lora=options.lora,
+        seed=config.seed,
+        base_url=options.base_url,
+        api_key=options.api_key,
+        tokenizer=load_tokenizer(options.tokenizer) if options.tokenizer else None,
+    )
+    if (temperature := config.rollout.temperature) != 1 and config.training.mode == "rlvr":
+        warn(
+            f"rollout.temperature={temperature:g}, but a Tinker server scores answers at temperature 1: the gradient "
+            "is of another policy than the one that sampled. training.gap_stop is off for this; watch "
+            "sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
+        )
+    say(f"{client.base_model} at {options.base_url or 'the server that the tinker SDK finds'}")
+    return client
+
+
+def weights_hash(client: Any) -> Callable[[], str]:
+    """What computes the hash of a client's weights; of weights on a server it is ''."""
+    return (lambda: "") if isinstance(client, TinkerTrainingClient) else client.policy.sha256
+
+
+def circumstances(client: Any) -> dict[str, str | int]:
+    """What the bits of a run depend on beside its config."""
+    if isinstance(client, MockTrainingClient):
+        return {"numpy": np.__version__}
+    if isinstance(client, TinkerTrainingClient):
+        return {"server": client.base_model}
+    import torch
+
+    device = next(iter(client.policy.parameters.values())).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": name}

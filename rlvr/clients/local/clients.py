@@ -1,0 +1,232 @@
+"""The two clients over an engine in this process.
+
+`LocalTrainingClient(engine, policy, folder)` trains one policy; `create_sampling_client()` gives a sampler bound to
+its weights as they are now. Saved states live in `folder` under their names. Each client is its own future, because
+the SDK's makers of clients return futures of them. The `..._async` forms compute where they are called, in order, as
+training must; only the wait for a result leaves the event loop free. Exercised by `tests/test_clients_local.py` and
+`tests/test_local_surface.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar
+
+from rlvr.clients.custom import two_passes
+from rlvr.clients.local.types import GetInfoResponse, ModelData
+from rlvr.engine.checkpoint import load_policy, save_policy, saved_snapshot
+from rlvr.engine.engine import Engine
+from rlvr.engine.losses import LOSSES
+from rlvr.engine.policy import Policy, Snapshot
+from rlvr.files import checked_name, new_folder
+from rlvr.futures import Future, LazyFuture
+from rlvr.messages import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    OptimStepResponse,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsResponse,
+)
+from rlvr.protocols import CustomLoss
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def awaitable(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The `..._async` form of a method: what it returns, from a coroutine."""
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return method(*args, **kwargs)
+
+    return call
+
+
+class Made:
+    """A client that is there already, where a future of one is asked for: `.result()` and `await` give itself."""
+
+    def result(self, timeout: float | None = None) -> Self:
+        return self
+
+    async def result_async(self, timeout: float | None = None) -> Self:
+        return self
+
+    def __await__(self) -> Generator[None, None, Self]:
+        yield from ()
+        return self
+
+
+class LocalSamplingClient(Made):
+    """Samples from the weights of one moment, whatever is trained later."""
+
+    def __init__(self, engine: Engine, snapshot: Snapshot) -> None:
+        self._engine = engine
+        self._snapshot = snapshot
+
+    @property
+    def fingerprint(self) -> str:
+        return self._snapshot.fingerprint
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+    ) -> Future[SampleResponse]:
+        return self._engine.sample(
+            self._snapshot,
+            prompt,
+            num_samples,
+            sampling_params,
+            prompt_logprobs=include_prompt_logprobs,
+            topk_prompt=topk_prompt_logprobs,
+            topk_sample=topk_sample_logprobs,
+        )
+
+    async def sample_async(self, *args: Any, **kwargs: Any) -> SampleResponse:
+        """`sample`, and its result: what is asked for at once runs together."""
+        return await self.sample(*args, **kwargs)
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        """Log-prob of every token given those before it, None for the first; what is asked at once runs together."""
+        return self._engine.logprobs(self._snapshot, prompt, temperature)
+
+    async def compute_logprobs_async(self, prompt: ModelInput, temperature: float = 1.0) -> list[float | None]:
+        return await self.compute_logprobs(prompt, temperature)
+
+    def get_base_model(self) -> str:
+        return self._engine.model.name
+
+    def get_tokenizer(self) -> Any:
+        return self._engine.model.tokenizer
+
+
+class LocalTrainingClient(Made):
+    """Trains one policy of an engine. Calls run when they are made: the futures are already done.
+
+    What is saved for samplers goes to `sampler_folder`, by default where states go.
+    """
+
+    scores_at_temperature = True  # `loss_fn_config={"temperature": T}` is honoured
+    losses = frozenset(LOSSES)
+    roads = frozenset({"advantage", "inputs", "custom", "logits", "reference"})
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy,
+        folder: Path,
+        sampler_folder: Path | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._folder = folder
+        self._sampler_folder = sampler_folder or folder
+        self.user_metadata = dict(user_metadata or {})
+
+    @property
+    def model_id(self) -> str:
+        return self._policy.name
+
+    def get_info(self) -> GetInfoResponse:
+        model, lora = self._engine.model, self._policy.lora
+        data = ModelData(model.name, model.module.config.model_type, model.name)
+        return GetInfoResponse(data, self.model_id, model.name, lora is not None, lora.rank if lora else None)
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        return LazyFuture.done(self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config))
+
+    def forward(
+        self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        return LazyFuture.done(
+            self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config, backward=False)
+        )
+
+    def forward_backward_custom(
+        self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom`)."""
+        return LazyFuture.done(two_passes(self, data, loss_fn, loss_fn_config))
+
+    def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
+        return LazyFuture.done(self._engine.optim_step(self._policy, adam_params))
+
+    def save_state(
+        self, name: str, ttl_seconds: int | None = None, overwrite: bool = True
+    ) -> Future[SaveWeightsResponse]:
+        """Weights and optimizer, to go on from."""
+        return self._save(self._folder, name, ttl_seconds, overwrite, optimizer=True)
+
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None, overwrite: bool = True
+    ) -> Future[SaveWeightsResponse]:
+        """The weights alone."""
+        return self._save(self._sampler_folder, name, ttl_seconds, overwrite, optimizer=False)
+
+    def _save(
+        self, place: Path, name: str, ttl_seconds: int | None, overwrite: bool, *, optimizer: bool
+    ) -> Future[SaveWeightsResponse]:
+        if ttl_seconds is not None:
+            raise ValueError(f"ttl_seconds={ttl_seconds}: folders on this disk do not expire; leave it out")
+        path = place / checked_name(name, "checkpoint name")
+        if path.exists() and not overwrite:
+            raise ValueError(f"checkpoint {path} exists already; give another name, or overwrite=True")
+        with self._engine.lock, new_folder(path) as folder:
+            save_policy(folder, self._policy, self._engine.model, optimizer=optimizer)
+        return LazyFuture.done(SaveWeightsResponse(str(path)))
+
+    def load_state(self, path: str) -> Future[None]:
+        return self._load(path, optimizer=False)
+
+    def load_state_with_optimizer(self, path: str) -> Future[None]:
+        return self._load(path, optimizer=True)
+
+    def _load(self, path: str, *, optimizer: bool) -> Future[None]:
+        with self._engine.lock:
+            load_policy(Path(path), self._policy, self._engine.model, optimizer=optimizer)
+        return LazyFuture.done(None)
+
+    def create_sampling_client(self, model_path: str | None = None) -> LocalSamplingClient:
+        """A sampler for the weights as they are now, or for those saved at `model_path`."""
+        if model_path is None:
+            return LocalSamplingClient(self._engine, self._engine.snapshot(self._policy))
+        with self._engine.lock:
+            return LocalSamplingClient(self._engine, saved_snapshot(Path(model_path), self._policy, self._engine.model))
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
+        """A sampler for the weights as they are now; with a name they are saved too."""
+        if name is not None:
+            self.save_weights_for_sampler(name).result()
+        return self.create_sampling_client()
+
+    def get_tokenizer(self) -> Any:
+        return self._engine.model.tokenizer
+
+    forward_async = awaitable(forward)
+    forward_backward_async = awaitable(forward_backward)
+    forward_backward_custom_async = awaitable(forward_backward_custom)
+    optim_step_async = awaitable(optim_step)
+    save_state_async = awaitable(save_state)
+    save_weights_for_sampler_async = awaitable(save_weights_for_sampler)
+    load_state_async = awaitable(load_state)
+    load_state_with_optimizer_async = awaitable(load_state_with_optimizer)
+    get_info_async = awaitable(get_info)
+    create_sampling_client_async = awaitable(create_sampling_client)
+    save_weights_and_get_sampling_client_async = awaitable(save_weights_and_get_sampling_client)

@@ -1,0 +1,85 @@
+"""The public `tinker` SDK as our clients use it: its futures, its errors and its types, as ours.
+
+Exercised by tests/test_clients_tinker.py. The SDK is imported when it is first needed (extra: `rlvr[tinker]`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from rlvr.messages import Datum, ForwardBackwardOutput, ModelInput, NonFiniteError
+from rlvr.tensors import TensorData
+
+T = TypeVar("T")
+EXTRA = "pip install 'rlvr[tinker]'"
+
+
+def sdk() -> Any:
+    """The `tinker` SDK; ValueError where it is not installed."""
+    try:
+        import tinker
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; client=tinker needs the extra: {EXTRA}") from error
+    return tinker
+
+
+class RemoteFuture(Generic[T]):
+    """What the SDK's future will hold, read by `read`; the SDK's errors become ours."""
+
+    def __init__(self, future: Any, read: Callable[[Any], T]) -> None:
+        self._future, self._read = future, read
+
+    def result(self, timeout: float | None = None) -> T:
+        with told():
+            return self._read(self._future.result(timeout))
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        with told():
+            return self._read(await self._future.result_async(timeout))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result_async().__await__()
+
+
+@contextlib.contextmanager
+def told() -> Generator[None]:
+    """The SDK's errors as ours: ValueError for what the server refuses, RuntimeError for what it could not do."""
+    tinker = sdk()
+    try:
+        yield
+    except tinker.RequestFailedError as error:
+        text = str(error).removeprefix("Request failed: ").partition(" for self.request_id")[0]  # the SDK's frame
+        if " is not finite" in text:  # as our own server says it
+            raise NonFiniteError(text.partition(" is not finite")[0], []) from error
+        kind = ValueError if error.category == "user" else RuntimeError
+        raise kind(f"the Tinker server: {text}") from error
+    except tinker.APIStatusError as error:
+        detail = error.body.get("detail") if isinstance(error.body, dict) else None
+        kind = ValueError if error.status_code < 500 else RuntimeError
+        raise kind(f"the Tinker server refused ({error.status_code}): {detail or error}") from error
+    except tinker.APIConnectionError as error:
+        raise RuntimeError(f"the Tinker server cannot be reached: {error}") from error
+
+
+def to_input(prompt: ModelInput) -> Any:
+    return sdk().types.ModelInput.from_ints(prompt.to_ints())
+
+
+def to_datum(datum: Datum) -> Any:
+    types = sdk().types
+    inputs = {name: types.TensorData.from_numpy(tensor.data) for name, tensor in datum.loss_fn_inputs.items()}
+    return types.Datum(model_input=to_input(datum.model_input), loss_fn_inputs=inputs)
+
+
+def from_output(output: Any) -> ForwardBackwardOutput:
+    rows = [{name: TensorData(t.to_numpy()) for name, t in row.items()} for row in output.loss_fn_outputs]
+    bad = [i for i, row in enumerate(rows) if "logprobs" in row and not np.isfinite(row["logprobs"].data).all()]
+    metrics = dict(output.metrics)
+    if bad or not math.isfinite(metrics.get("loss:sum", 0.0)):
+        raise NonFiniteError("a loss on the server", bad)
+    return ForwardBackwardOutput(rows, metrics, output.loss_fn_output_type)

@@ -1,0 +1,239 @@
+"""Our loops on any server that speaks the Tinker protocol, through the public `tinker` SDK (extra: `rlvr[tinker]`).
+
+`connect(...)` gives a `TinkerTrainingClient`. What the wire has no place for is refused here, or takes two passes: a
+loss that needs more inputs than its named form is computed by `rlvr.clients.custom` (torch, in this process). Exercised
+by tests/test_clients_tinker.py. Left out on purpose: training without an adapter, scores at another temperature than
+1, `min_p`, exact entropy; the wire has none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlvr.clients.custom import named_loss, needs_custom, two_passes, weighted
+from rlvr.clients.sdk import RemoteFuture, from_output, sdk, to_datum, to_input, told
+from rlvr.engine.options import LoraConfig
+from rlvr.files import checked_name
+from rlvr.futures import Future, LazyFuture
+from rlvr.messages import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    OptimStepResponse,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsResponse,
+)
+from rlvr.protocols import CustomLoss
+from rlvr.types import StopReason
+
+SCHEME = "tinker://"
+
+
+class TinkerSamplingClient:
+    """Samples from weights on a server. `fingerprint` says which, as far as this process knows."""
+
+    def __init__(self, client: Any, fingerprint: str, tokenizer: Any = None) -> None:
+        self._client, self.fingerprint, self._tokenizer = client, fingerprint, tokenizer
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+    ) -> Future[SampleResponse]:
+        types, asked = sdk().types, sampling_params
+        if asked.min_p:
+            raise ValueError(f"sample: min_p={asked.min_p} has no place in the Tinker protocol; use top_p or top_k")
+        params = types.SamplingParams(
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            stop=asked.stop,
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+        )
+        future = self._client.sample(to_input(prompt), num_samples, params, include_prompt_logprobs)
+        return RemoteFuture(future, self._response)
+
+    def _response(self, response: Any) -> SampleResponse:
+        sequences = [SampledSequence(StopReason(s.stop_reason), s.tokens, s.logprobs) for s in response.sequences]
+        return SampleResponse(sequences, response.prompt_logprobs, self.fingerprint)
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        if temperature != 1.0:
+            raise ValueError(
+                f"compute_logprobs: a Tinker server scores at temperature 1, not {temperature:g}; sample at "
+                "rollout.temperature=1, or leave out what compares with a reference (algorithm.kl_coef)"
+            )
+        return RemoteFuture(self._client.compute_logprobs(to_input(prompt)), list)
+
+    def get_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = self._client.get_tokenizer()
+        return self._tokenizer
+
+
+class TinkerTrainingClient:
+    """Trains an adapter on a server, which keeps what is saved: paths are `tinker://` paths.
+
+    The SDK loads weights by making a new training run of them: after `load_state` this client speaks to another one.
+    """
+
+    scores_at_temperature = False
+    overlaps = True  # the model is elsewhere: sampling goes on while a step is made (`rlvr.training.pipelined`)
+    losses = frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"})
+    roads = frozenset({"advantage", "inputs", "custom", "reference"})
+
+    def __init__(self, service: Any, client: Any, *, tokenizer: Any = None) -> None:
+        self._service, self._client, self._tokenizer = service, client, tokenizer
+        self._steps = 0
+        self._sampler: TinkerSamplingClient | None = None
+
+    @property
+    def base_model(self) -> str:
+        return str(self._client.get_info().model_data.model_name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights as they are now: the server's name for the run, and the steps made by this client."""
+        return f"{self._client.model_id}@{self._steps}"
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """One call, or two passes where the loss is given inputs that the wire does not know (`kl_weights`, say)."""
+        if needs_custom(data):
+            return LazyFuture.done(two_passes(self, data, named_loss(loss_fn, loss_fn_config)))
+        return self._pass(self._client.forward_backward, data, loss_fn, loss_fn_config)
+
+    def forward(
+        self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        if needs_custom(data):
+            return LazyFuture.done(self._valued(data, named_loss(loss_fn, loss_fn_config)))
+        return self._pass(self._client.forward, data, loss_fn, loss_fn_config)
+
+    def _pass(
+        self, call: Callable[..., Any], data: list[Datum], loss_fn: str, config: Mapping[str, float] | None
+    ) -> Future[ForwardBackwardOutput]:
+        if not data:
+            raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
+        if "temperature" in (config or {}):
+            raise ValueError("loss_fn_config: a Tinker server scores at temperature 1; leave temperature out")
+        with told():
+            return RemoteFuture(
+                call([to_datum(datum) for datum in data], loss_fn, dict(config or {}) or None), from_output
+            )
+
+    def _valued(self, data: list[Datum], loss: CustomLoss) -> ForwardBackwardOutput:
+        """A forward pass, with the value of a loss that is computed here."""
+        output = self.forward([weighted(datum, [0.0] * datum.model_input.length) for datum in data]).result()
+        value, _ = loss(data, [out["logprobs"].to_torch() for out in output.loss_fn_outputs])
+        return ForwardBackwardOutput(output.loss_fn_outputs, {"loss:sum": float(value)})
+
+    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
+        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom`)."""
+        return LazyFuture.done(two_passes(self, data, loss_fn))
+
+    def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
+        self._steps += 1
+        with told():
+            future = self._client.optim_step(sdk().types.AdamParams(**vars(adam_params)))
+        return RemoteFuture(future, lambda response: OptimStepResponse(dict(response.metrics or {})))
+
+    def save_state(self, name: str) -> Future[SaveWeightsResponse]:
+        """Weights and optimizer, in place of what this run saved by that name before."""
+        checked_name(name, "checkpoint name")
+        with told():
+            return RemoteFuture(self._client.save_state(name, overwrite=True), _saved)
+
+    def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]:
+        checked_name(name, "checkpoint name")
+        with told():
+            return RemoteFuture(self._client.save_weights_for_sampler(name), _saved)
+
+    def load_state(self, path: str) -> Future[None]:
+        return LazyFuture.done(self._load(self._service.create_training_client_from_state, path))
+
+    def load_state_with_optimizer(self, path: str) -> Future[None]:
+        return LazyFuture.done(self._load(self._service.create_training_client_from_state_with_optimizer, path))
+
+    def _load(self, make: Callable[[str], Any], path: str) -> None:
+        with told():
+            self._client = make(_checked(path)).result()
+        self._steps, self._sampler = 0, None
+
+    def create_sampling_client(self, model_path: str | None = None) -> TinkerSamplingClient:
+        """A sampler for the weights as they are now, or for those saved at `model_path`."""
+        if model_path is None:
+            return self.save_weights_and_get_sampling_client()
+        path = _checked(model_path)
+        with told():
+            return TinkerSamplingClient(self._client.create_sampling_client(path).result(), path, self._tokenizer)
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> TinkerSamplingClient:
+        """A sampler for the weights as they are now; the same one until they change. With a name they are saved too."""
+        if name is not None:
+            self.save_weights_for_sampler(name).result()
+        if self._sampler is None or self._sampler.fingerprint != self.fingerprint:
+            with told():
+                client = self._client.save_weights_and_get_sampling_client().result()
+            self._sampler = TinkerSamplingClient(client, self.fingerprint, self._tokenizer)
+        return self._sampler
+
+    def get_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = self._client.get_tokenizer()
+        return self._tokenizer
+
+    def close(self) -> None:
+        """End the session at the server, and its heartbeat. What was saved stays."""
+        with told():
+            self._service.close("success").result()
+
+
+def connect(
+    base_model: str | None,
+    *,
+    start_from: str | None = None,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    tokenizer: Any = None,
+) -> TinkerTrainingClient:
+    """A client that trains a new adapter of `base_model`, or goes on from the weights at `start_from`.
+
+    `base_url` and `api_key` None: where the SDK itself looks (TINKER_BASE_URL, TINKER_API_KEY, its credentials file).
+    The adapter covers all linear layers but the head, as our own engine's do.
+    """
+    tinker, lora = sdk(), lora or LoraConfig()
+    if lora.targets:
+        raise ValueError(f"model.lora.targets={list(lora.targets)}: the Tinker protocol takes no list; leave it out")
+    try:
+        service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
+        with told():
+            if start_from is not None:
+                client = service.create_training_client_from_state(_checked(start_from)).result()
+            else:
+                client = service.create_lora_training_client(
+                    base_model, rank=lora.rank, seed=seed, train_unembed=False
+                ).result()
+    except tinker.TinkerError as error:
+        raise ValueError(f"client=tinker: {error}") from error
+    return TinkerTrainingClient(service, client, tokenizer=tokenizer)
+
+
+def _saved(saved: Any) -> SaveWeightsResponse:
+    return SaveWeightsResponse(saved.path)
+
+
+def _checked(path: str) -> str:
+    if not path.startswith(SCHEME):
+        raise ValueError(f"{path}: a Tinker server keeps its weights at {SCHEME} paths; give what save_state returned")
+    return path

@@ -1,0 +1,1 @@
+"""What this machine offers to others over HTTP."""

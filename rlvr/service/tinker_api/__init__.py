@@ -1,0 +1,1 @@
+"""A server that speaks the protocol of the public `tinker` SDK over the local engine."""

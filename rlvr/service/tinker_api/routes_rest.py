@@ -1,0 +1,139 @@
+"""What can be looked up and changed by name: training runs, checkpoints, downloads. And what is refused, by name.
+
+Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse
+
+from rlvr.service.tinker_api import bodies
+from rlvr.service.tinker_api.boundary import SIGNED, Refused
+from rlvr.service.tinker_api.caller import Asks
+from rlvr.service.tinker_api.errors import Forbidden, NotFound
+
+router = APIRouter()
+URL_SECONDS = 3_600
+SECRET = secrets.token_bytes(32)  # a new one at every start: addresses given out before end with it
+NOT_OFFERED = {
+    "audit": ("GET", "an audit log"),
+    "billing/usage/events": ("GET", "billing"),
+    "billing/usage/checkpoints/current": ("GET", "billing"),
+    "sessions/search": ("POST", "a search of sessions (list_sessions lists yours)"),
+    "sessions/{session_id}/trace_export": ("GET", "traces of sessions"),
+    "sessions/{session_id}/project": ("PUT", "projects"),
+    "copy_weights": ("POST", "copies of weights (publish a checkpoint, and others can load it)"),
+}
+
+
+@router.get("/training_runs")
+async def training_runs(
+    caller: Asks, limit: int = 20, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
+) -> dict[str, Any]:
+    _no_project(project_id)
+    return await caller.ask(caller.core.training_runs, limit, offset)
+
+
+@router.get("/training_runs/{run}")
+async def training_run(run: str, caller: Asks, access_scope: str = "owned") -> dict[str, Any]:
+    return await caller.ask(caller.core.training_run, run)
+
+
+@router.get("/training_runs/{run}/checkpoints")
+async def run_checkpoints(run: str, caller: Asks) -> dict[str, Any]:
+    return await caller.ask(caller.core.checkpoints, run, 1_000)
+
+
+@router.get("/checkpoints")
+async def checkpoints(
+    caller: Asks, limit: int = 100, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
+) -> dict[str, Any]:
+    _no_project(project_id)
+    return await caller.ask(caller.core.checkpoints, None, limit, offset)
+
+
+@router.delete("/training_runs/{run}/checkpoints/{kind}/{name}", status_code=204)
+async def delete(run: str, kind: str, name: str, caller: Asks) -> Response:
+    await caller.ask(caller.core.delete_checkpoint, f"tinker://{run}/{kind}/{name}")
+    return Response(status_code=204)
+
+
+@router.post("/training_runs/{run}/checkpoints/{kind}/{name}/publish", status_code=204)
+async def publish(run: str, kind: str, name: str, caller: Asks) -> Response:
+    await caller.ask(caller.core.publish, f"tinker://{run}/{kind}/{name}", True)
+    return Response(status_code=204)
+
+
+@router.delete("/training_runs/{run}/checkpoints/{kind}/{name}/publish", status_code=204)
+async def unpublish(run: str, kind: str, name: str, caller: Asks) -> Response:
+    await caller.ask(caller.core.publish, f"tinker://{run}/{kind}/{name}", False)
+    return Response(status_code=204)
+
+
+@router.put("/training_runs/{run}/checkpoints/{kind}/{name}/ttl", status_code=204)
+async def set_ttl(run: str, kind: str, name: str, body: bodies.Ttl, caller: Asks) -> Response:
+    await caller.ask(caller.core.set_ttl, f"tinker://{run}/{kind}/{name}", body.ttl_seconds)
+    return Response(status_code=204)
+
+
+@router.post("/weights_info")
+async def weights_info(body: bodies.WeightsPath, caller: Asks) -> dict[str, Any]:
+    return await caller.ask(caller.core.weights_info, body.tinker_path)
+
+
+@router.get("/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls")
+async def external_weights_urls(run: str, kind: str, name: str, caller: Asks) -> dict[str, Any]:
+    """An address per file, good for an hour without a key: whoever has it may download that file."""
+    if kind != "external_weights":
+        raise NotFound(f"tinker://{run}/{kind}/{name} has no files to take away; save_weights_external makes some")
+    files = await caller.ask(caller.core.external_files, run, name)
+    until, base = int(time.time()) + URL_SECONDS, str(caller.request.base_url).rstrip("/")
+    urls = {
+        file: f"{base}{SIGNED}{signature(caller.owner, run, name, file, until)}/{until}/{caller.owner}/{quote(run)}/"
+        f"{quote(name)}/{quote(file)}"
+        for file in files
+    }
+    return {"urls": urls, "expires": datetime.fromtimestamp(until, UTC).isoformat()}
+
+
+@router.get("/external/{signed}/{until}/{owner}/{run}/{name}/{file:path}")
+async def external_file(
+    signed: str, until: int, owner: str, run: str, name: str, file: str, caller: Asks
+) -> FileResponse:
+    if not hmac.compare_digest(signed, signature(owner, run, name, file, until)) or until < time.time():
+        raise Forbidden("this address is not good any more; ask for external_weights_urls again")
+    found: Path | None = caller.core.external_files(owner, run, name).get(file)
+    if found is None:
+        raise NotFound(f"there is no file {file[:200]!r}")
+    return FileResponse(found)
+
+
+def signature(owner: str, run: str, name: str, file: str, until: int) -> str:
+    said = "\n".join((owner, run, name, file, str(until))).encode()
+    return hmac.new(SECRET, said, hashlib.sha256).hexdigest()
+
+
+def _no_project(project: str | None) -> None:
+    if project:
+        raise Refused(400, f"project_id {project[:100]!r}: this server has no projects; leave it out")
+
+
+def _refuse(path: str, method: str, what: str) -> None:
+    async def refused() -> None:
+        raise Refused(400, f"this server does not offer {what}")
+
+    router.add_api_route(f"/{path}", refused, methods=[method], name=f"refused {path}")
+
+
+for _path, (_method, _what) in NOT_OFFERED.items():
+    _refuse(_path, _method, _what)

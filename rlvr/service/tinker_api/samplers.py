@@ -1,0 +1,118 @@
+"""Sampling sessions: which weights each samples from, on disk and in memory.
+
+A session samples from a base model, a saved checkpoint as it was when the session was opened, or the weights of one
+moment of a run (`ephemeral`, of which the newest few are kept; `inflight`: the newest that the run published so). They
+survive a restart. Loading happens on
+the worker's thread, when the first request needs it. Exercised by tests/test_tinker_core_sampling.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlvr.service.tinker_api.checkpoints import Checkpoints
+from rlvr.service.tinker_api.errors import NotFound, UserError
+from rlvr.service.tinker_api.limits import ServerLimits
+from rlvr.service.tinker_api.policies import Lane
+from rlvr.service.tinker_api.store import Row, Store
+
+if TYPE_CHECKING:
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.policy import Snapshot
+
+KINDS = ("snapshot", "inflight")
+
+
+class Samplers:
+    def __init__(
+        self, store: Store, checkpoints: Checkpoints, limits: ServerLimits, clock: Callable[[], float]
+    ) -> None:
+        self._store, self._checkpoints, self._limits, self._clock = store, checkpoints, limits, clock
+        self._loaded: OrderedDict[str, Snapshot] = OrderedDict()  # by name, least recently used first
+        self._lock = threading.Lock()
+
+    def row(self, sampler: str) -> Row | None:
+        return self._store.one("SELECT * FROM samplers WHERE id = ?", sampler)
+
+    def create(self, sampler: str, session: str, owner: str, base_model: str, path: str | None, number: int) -> None:
+        """A session on a base model, or on what request `number` of a run saved at `path`."""
+        row = {
+            "id": sampler, "session": session, "owner": owner, "base_model": base_model, "model": None, "path": path,
+            "folder": None, "kind": "snapshot", "created": self._clock(), "number": number,
+        }  # fmt: skip
+        self._store.insert("samplers", row)
+
+    def publish(self, sampler: str, lane: Lane, seq: int, folder: Path, kind: str, snapshot: Snapshot) -> None:
+        """A new session on the weights a run has after request `seq`; the oldest sessions of that run lose theirs."""
+        self._store.insert(
+            "samplers",
+            {
+                "id": sampler, "session": sampler.rsplit(":sample:", 1)[0], "owner": lane.owner,
+                "base_model": lane.base_model, "model": lane.model, "path": None, "folder": str(folder), "kind": kind,
+                "created": self._clock(), "number": seq,
+            },
+        )  # fmt: skip
+        with self._lock:
+            self._loaded[str(folder)] = snapshot
+        old = self._store.all(
+            "SELECT id, folder FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT -1 OFFSET ?",
+            lane.model,
+            self._limits.ephemeral_samplers,
+        )
+        for row in old:
+            self._store.run("UPDATE samplers SET folder = '' WHERE id = ?", row["id"])
+            with self._lock:
+                self._loaded.pop(row["folder"], None)
+            shutil.rmtree(row["folder"], ignore_errors=True)
+
+    def place(self, row: Row) -> tuple[Path | None, str]:
+        """(where its weights are, None for the base model; a name for them that no others have ever had).
+
+        NotFound where they are no more.
+        """
+        if row["kind"] == "inflight":
+            row = (
+                self._store.one(
+                    "SELECT * FROM samplers WHERE model = ? AND kind = 'inflight' ORDER BY number DESC LIMIT 1",
+                    row["model"],
+                )
+                or row
+            )
+        if row["path"] is not None:
+            path, _ = self._checkpoints.find(row["owner"], row["path"])
+            folder = self._checkpoints.folder(path, row["number"])
+            if not folder.is_dir():
+                raise NotFound(
+                    f"{row['id']}: the weights it was opened on are gone: {path} was deleted, or saved more than "
+                    f"{self._limits.replaced_samplers} times since. Open another sampling session on it"
+                )
+            return folder, str(folder)
+        if row["folder"] == "":
+            raise NotFound(
+                f"{row['id']}: its weights are gone; unnamed sampler weights are kept for the newest "
+                f"{self._limits.ephemeral_samplers} saves of a training run. Save by name to keep them for longer"
+            )
+        if row["folder"] is None:
+            return None, f"base:{row['base_model']}"
+        return Path(row["folder"]), row["folder"]
+
+    def snapshot(self, row: Row, engine: Engine) -> Snapshot:
+        """Its weights, in memory."""
+        folder, key = self.place(row)
+        with self._lock:
+            snapshot = self._loaded.pop(key, None)
+        if snapshot is None:
+            try:
+                snapshot = engine.load_snapshot(folder) if folder else engine.base_snapshot()
+            except ValueError as error:
+                raise UserError(str(error).replace(str(folder), row["path"] or row["id"])) from error
+        with self._lock:
+            self._loaded[key] = snapshot
+            while len(self._loaded) > self._limits.loaded_samplers:
+                self._loaded.popitem(last=False)
+        return snapshot

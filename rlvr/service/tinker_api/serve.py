@@ -1,0 +1,208 @@
+"""`rlvr serve engine`: models become engines, engines a `Core`, and uvicorn answers for it until it is told to stop.
+
+Everything that can be wrong with the options is found before a model is loaded. Exercised by tests/test_tinker_serve.py
+and, through tests/tinker_server.py, by every test that talks to a real server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvr.service.tinker_api.limits import ServerLimits
+from rlvr.service.tinker_api.tenants import VARIABLE, Keys
+
+EXTRA = 'pip install "rlvr[train,serve]"'
+ANY_KEY = "tml-no-key-needed"  # the SDK insists on one
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `rlvr serve engine` was asked for. `models` are `folder`, `hub/name` or `name=folder`."""
+
+    models: list[str]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    state: Path = Path("runs/server")
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
+    keys: Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    max_rows: int = 512
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    max_body: int = 64 << 20
+    log: Path | None = None
+    log_level: str = "info"
+
+
+def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; what runs is finished and every training run is on disk when this returns."""
+    try:
+        import fastapi  # noqa: F401 - say it is missing before anything is loaded
+        import uvicorn
+
+        from rlvr.service.tinker_api.app import create_app
+        from rlvr.service.tinker_api.core import Core, checked_aliases
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; serving needs two extras: {EXTRA}") from error
+    from rlvr.service.tinker_api.logs import start_logging
+
+    named = named_models(options.models)
+    checked_aliases(options.aliases)
+    keys = Keys.load(options.keys)
+    check_exposure(options.host, keys)
+    listening = bound(options.host, options.port)
+    with listening:
+        options.state.mkdir(parents=True, exist_ok=True)
+        start_logging(options.log or options.state / "server.log", options.log_level)
+        engines = {name: build_engine(folder, options) for name, folder in named.items()}
+        core = Core(engines, options.state, aliases=options.aliases, limits=options.limits)
+        try:
+            app = create_app(core, keys, max_body=options.max_body)
+            config = uvicorn.Config(
+                app, log_config=None, access_log=False, timeout_graceful_shutdown=10, timeout_keep_alive=75
+            )
+
+            def begun() -> None:
+                for line in welcome(options, engines, keys, listening.getsockname()):
+                    say(line)
+
+            server_class(uvicorn)(config, begun, app.waiting.close).run(sockets=[listening])
+            say("stopping: the request that runs is finished, then every training run is written to disk")
+        finally:
+            core.close()
+
+
+def server_class(uvicorn: Any) -> Any:
+    """uvicorn's server: says when it answers, lets held polls go when it stops, leaves the exit code to us."""
+
+    class Server(uvicorn.Server):
+        def __init__(self, config: Any, begun: Callable[[], None], release: Callable[[], None]) -> None:
+            super().__init__(config)
+            self.begun, self.release = begun, release
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            self.begun()
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            def stop(number: int, frame: Any) -> None:
+                self.release()
+                self.handle_exit(number, frame)  # a second Ctrl-C does not wait for connections
+
+            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    return Server
+
+
+def named_models(given: list[str]) -> dict[str, str]:
+    """{name clients ask for: folder or hub name}."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not equals or Path(text).exists():
+            name, folder = text, text
+        if not name or not folder:
+            raise ValueError(f"--model {text!r}: expected a folder, a hub name, or name=folder")
+        if name in found:
+            raise ValueError(
+                f"--model {name!r} is given twice; write name=folder to serve a second one by another name"
+            )
+        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1
+        if looks_local and not (Path(folder).expanduser() / "config.json").is_file():
+            raise ValueError(
+                f"--model {text!r}: {folder} is no folder with a model (no config.json there); expected one that "
+                "save_pretrained or a download wrote, or the name of a model on the hub (owner/name)"
+            )
+        found[name] = str(Path(folder).expanduser()) if looks_local else folder
+    if not found:
+        raise ValueError("which model? give --model with a folder, a hub name, or name=folder")
+    return found
+
+
+def aliases(given: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if bad := [text for text, (name, _, loss) in zip(given, pairs, strict=True) if not (name and loss)]:
+        raise ValueError(f"--alias {bad[0]!r}: expected name=loss, e.g. stable_reinforce=cispo")
+    return {name: loss for name, _, loss in pairs}
+
+
+def check_exposure(host: str, keys: Keys) -> None:
+    """Without keys anybody who reaches the port may train and read: this machine only."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ValueError(f"--host {host!r}: expected an IP address of this machine, or localhost") from error
+    if not local and not keys:
+        raise ValueError(
+            f"--host {host} can be reached from other machines, and no API key is set: everybody could train and read "
+            f"here. Give --keys FILE (one key a line, each beginning with tml-) or {VARIABLE}, or listen on 127.0.0.1"
+        )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """The listening socket, before anything is loaded: a port that is taken is said at once. Port 0: any free one."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ValueError(
+            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); give another --port "
+            "(0 takes any that is free)"
+        ) from error
+    return listening
+
+
+def build_engine(folder: str, options: ServeOptions) -> Any:
+    try:
+        import torch
+
+        from rlvr.engine.engine import Engine
+        from rlvr.engine.model import load_model
+        from rlvr.engine.options import EngineLimits
+        from rlvr.engine.tokenizer import load_tokenizer, quiet
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; serving needs two extras: {EXTRA}") from error
+    quiet()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model = load_model(folder, load_tokenizer(folder), device=options.device, dtype=options.dtype)
+    return Engine(model, EngineLimits(max_rows=options.max_rows))
+
+
+def welcome(options: ServeOptions, engines: dict[str, Any], keys: Keys, address: Any) -> list[str]:
+    """What is served, where, and how to use it."""
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    url = f"http://{host}:{address[1]}"
+    lines: list[str] = []
+    for name, engine in engines.items():
+        size = sum(parameter.numel() for parameter in engine.model.parameters().values())
+        kind = f"{size / 1e6:,.1f} M parameters, context {engine.model.context}, {engine.model.dtype}".replace(
+            "torch.", ""
+        )
+        lines.append(f"serving {name} ({kind}, {engine.model.device})")
+    if not keys:
+        lines.append("no API keys: whoever has an account on this machine can use it")
+    for name, loss in options.aliases.items():
+        lines.append(f"alias: loss_fn {name} is computed as {loss}, which is another loss")
+    lines.append(f"listening at {url}, state in {options.state}")
+    key = "<one of the server's keys>" if keys else ANY_KEY
+    lines.append(f"use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}")
+    logging.getLogger("rlvr").info("serving %s at %s", ", ".join(engines), url)
+    return lines

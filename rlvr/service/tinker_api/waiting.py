@@ -1,0 +1,41 @@
+"""Long polls: requests that are held open until there is an answer, and let go when the server stops.
+
+Exercised by tests/test_tinker_http.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+POLL_SECONDS = 25.0  # the SDK gives a poll 45
+
+
+class Waiting:
+    def __init__(self, poll_seconds: float = POLL_SECONDS) -> None:
+        self.poll_seconds = poll_seconds
+        self._polls: set[asyncio.Task[Any]] = set()
+        self.closing = False
+
+    async def hold(self, answer: Awaitable[T]) -> T | None:
+        """The answer; None where the server stops first."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._polls.add(task)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not self.closing:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self._polls.discard(task)
+
+    def close(self) -> None:
+        """Every held poll answers `not yet`. To be called from the event loop."""
+        self.closing = True
+        for task in self._polls:
+            task.cancel()

@@ -1,0 +1,447 @@
+"""Our clients and loops on a real server of the Tinker protocol, by the public SDK, beside the engine in process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tinker")
+pytest.importorskip("fastapi")
+
+from tinker_server import TinkerServer
+from tiny import END, LENGTHS, PAD, PROMPTS, data, params
+
+from rlvr.algorithms import resolve_algorithm
+from rlvr.algorithms.roads import check_roads
+from rlvr.build import build, open_run, plan
+from rlvr.build_client import circumstances
+from rlvr.cli import run
+from rlvr.clients.custom import named_loss
+from rlvr.clients.sdk import RemoteFuture, told
+from rlvr.clients.tinker import TinkerTrainingClient, connect
+from rlvr.config import load
+from rlvr.config.schema import configured, written
+from rlvr.engine.options import LoraConfig
+from rlvr.envs import resolve_environment
+from rlvr.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
+from rlvr.protocols import SamplingClient, TrainingClient
+from rlvr.tracking import Console
+from rlvr.training.journal import Journal
+from rlvr.training.loops import Loop
+
+# The SDK leaves its connections to the garbage collector.
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
+LORA = LoraConfig(rank=4)
+ADAM = AdamParams(learning_rate=0.05, eps=1e-8)
+
+
+def toy_model(folder: Path) -> None:
+    """A random model that can say the words of the environment `toy`, and read its questions."""
+    from rlvr.engine.model import build_model
+    from rlvr.engine.tokenizer import build_tokenizer
+
+    source = resolve_environment("toy")
+    tasks = [*source.heldout(None), *(source.train(7, i, source.levels[0]) for i in range(40))]
+    words = sorted({*source.vocabulary, *(word for task in tasks for word in task.prompt_text.split())})
+    tokenizer = build_tokenizer("words", words, end=END, pad=PAD)
+    config = {
+        "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.3,
+    }  # fmt: skip
+    save(build_model(config, tokenizer, seed=1, device="cpu", dtype="float32"), tokenizer, folder)
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.module.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, pristine: Callable[[str], Any], tokenizer: Any
+) -> Iterator[TinkerServer]:
+    """Serves the tiny qwen3 of the other tests as `tiny`, and a model for the environment `toy`."""
+    root = tmp_path_factory.mktemp("served")
+    save(pristine("qwen3"), tokenizer, root / "tiny")
+    toy_model(root / "toy")
+    with TinkerServer(
+        {"tiny": root / "tiny", "toy": root / "toy"}, root / "state", keys="tml-mine-alone,tml-another-one"
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def remote(server: TinkerServer, tokenizer: Any) -> Iterator[Callable[..., TinkerTrainingClient]]:
+    made: list[TinkerTrainingClient] = []
+
+    def make(base_model: str | None = "tiny", **how: Any) -> TinkerTrainingClient:
+        how = {"lora": LORA, "tokenizer": tokenizer, "api_key": server.key, **how}
+        made.append(connect(base_model, base_url=server.url, **how))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+    made.clear()
+    gc.collect()  # here, where its warnings are expected
+
+
+def beside(rows: list[Datum]) -> list[Datum]:
+    """The rows with a KL to a reference, which the protocol has no place for."""
+    rng = np.random.default_rng(5)
+    return [
+        Datum(
+            row.model_input,
+            {
+                **{k: v for k, v in row.loss_fn_inputs.items() if k in ("target_tokens", "logprobs", "advantages")},
+                "kl_weights": TensorData.of(rng.random(row.model_input.length)),
+                "reference_logprobs": TensorData.of(-3 * rng.random(row.model_input.length)),
+            },
+        )
+        for row in rows
+    ]
+
+
+def needed(rows: list[Datum], *names: str) -> list[Datum]:
+    return [Datum(r.model_input, {name: r.loss_fn_inputs[name] for name in ("target_tokens", *names)}) for r in rows]
+
+
+POLICY = ("logprobs", "advantages")
+CALLS: list[tuple[str, dict[str, float], list[Datum]]] = [
+    ("cross_entropy", {}, needed(data(), "weights")),
+    ("importance_sampling", {}, needed(data(), *POLICY)),
+    ("ppo", {"clip_low_threshold": 0.5, "clip_high_threshold": 1.1}, needed(data(), *POLICY)),
+    ("cispo", {}, needed(data(), *POLICY)),
+    ("dro", {"beta": 0.3}, needed(data(), *POLICY)),
+    ("gspo", {}, needed(data(), *POLICY, "sequence_ratio_mask")),
+    ("ppo", {"kl_estimator": 3.0}, beside(data())),
+    ("importance_sampling", {"kl_estimator": 2.0}, beside(data())),
+]
+
+
+def test_a_server_gives_what_the_engine_in_process_gives(remote: Callable[..., Any], client: Callable[..., Any]):
+    """Every named loss, and those with a KL in two passes: losses, log-probs, gradient norms, and the policy after."""
+    there, here = remote(seed=3), client(lora=LORA, seed=3)
+    assert isinstance(there, TrainingClient) and there.base_model == "tiny"
+    for loss_fn, config, rows in CALLS:
+        ours, theirs = (c.forward_backward(rows, loss_fn, config).result() for c in (here, there))
+        assert theirs.metrics["loss:sum"] == pytest.approx(ours.metrics["loss:sum"], rel=1e-4, abs=1e-4)
+        for one, other in zip(ours.loss_fn_outputs, theirs.loss_fn_outputs, strict=True):
+            np.testing.assert_allclose(other["logprobs"].data, one["logprobs"].data, atol=1e-5)
+        only = there.forward(rows, loss_fn, config).result()
+        assert only.metrics["loss:sum"] == pytest.approx(ours.metrics["loss:sum"], rel=1e-4, abs=1e-4)
+        norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (here, there)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+
+
+def test_a_custom_loss_gives_the_gradient_of_the_named_one(remote: Callable[..., Any]):
+    """`forward_backward_custom` of ppo's own formula, and ppo; the metrics of the user's function come back."""
+    rows = needed(data(), *POLICY)
+    named, custom = remote(seed=1), remote(seed=1)
+
+    def loss(batch: list[Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        value, _ = named_loss("ppo")(batch, logprobs)
+        return value, {"rows": float(len(batch))}
+
+    first, second = named.forward_backward(rows, "ppo").result(), custom.forward_backward_custom(rows, loss).result()
+    assert second.metrics["loss:sum"] == pytest.approx(first.metrics["loss:sum"], rel=1e-5)
+    assert second.metrics["rows"] == len(LENGTHS)
+    norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (named, custom)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_samples_are_those_of_the_engine_in_process(remote: Callable[..., Any], client: Callable[..., Any]):
+    """The same seeds draw the same tokens; log-probs of answers and prompts agree."""
+    there, here = remote().save_weights_and_get_sampling_client(), client(lora=LORA).create_sampling_client()
+    assert isinstance(there, SamplingClient)
+    for prompt in PROMPTS:
+        how = params(seed=2**62 + 7, tokens=6, temperature=0.8, top_p=0.9)
+        ours, theirs = (s.sample(ModelInput(prompt), 3, how, True).result() for s in (here, there))
+        assert [s.tokens for s in theirs.sequences] == [s.tokens for s in ours.sequences]
+        assert [s.stop_reason for s in theirs.sequences] == [s.stop_reason for s in ours.sequences]
+        for one, other in zip(ours.sequences, theirs.sequences, strict=True):
+            np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-5)
+        assert theirs.prompt_logprobs[0] is None
+        known = there.compute_logprobs(ModelInput(prompt)).result()
+        assert known[1:] == theirs.prompt_logprobs[1:] == pytest.approx(ours.prompt_logprobs[1:], abs=1e-5)
+
+
+def test_results_can_be_awaited_together(remote: Callable[..., Any]):
+    sampler = remote().save_weights_and_get_sampling_client()
+
+    async def all_of_them() -> list[Any]:
+        futures = [sampler.sample(ModelInput(prompt), 2, params()) for prompt in PROMPTS]
+        return await asyncio.gather(*(asyncio.wait_for(f.result_async(), 60) for f in futures[1:]), _of(futures[0]))
+
+    async def _of(future: Any) -> Any:
+        return await future
+
+    assert [len(response.sequences) for response in asyncio.run(all_of_them())] == [2] * len(PROMPTS)
+
+
+def test_weights_are_named_by_run_and_step_and_sampled_as_they_were(remote: Callable[..., Any]):
+    """A sampler stays what it was; the next one differs; without a step in between it is the same one."""
+    trainer, prompt = remote(), ModelInput([1, 2, 3])
+    before = trainer.save_weights_and_get_sampling_client()
+    assert trainer.save_weights_and_get_sampling_client() is before
+    known = before.compute_logprobs(prompt).result()
+    trainer.forward_backward(CALLS[0][2], "cross_entropy").result()
+    trainer.optim_step(ADAM).result()
+    after = trainer.save_weights_and_get_sampling_client()
+    assert after.fingerprint != before.fingerprint == before.sample(prompt, 1, params()).result().fingerprint
+    assert before.compute_logprobs(prompt).result() == known != after.compute_logprobs(prompt).result()
+
+
+def test_a_saved_state_goes_on_with_the_same_bits(remote: Callable[..., Any]):
+    """With the optimizer the next step is that of the run that never stopped; without it another."""
+    rows, ends = CALLS[0][2], []
+
+    def step(client: TinkerTrainingClient) -> None:
+        client.forward_backward(rows, "cross_entropy").result()
+        client.optim_step(ADAM).result()
+
+    trainer = remote(seed=2)
+    step(trainer)
+    saved = trainer.save_state("half").result().path
+    assert saved.startswith("tinker://") and trainer.save_state("half").result().path == saved
+    sampled = trainer.save_weights_for_sampler("kept").result().path
+    step(trainer)
+    other = remote()
+    for loaded in (None, other.load_state_with_optimizer, other.load_state):
+        if loaded is not None:
+            loaded(saved).result()
+            step(other)
+        ends.append((trainer if loaded is None else other).forward(rows).result().metrics["loss:sum"])
+    assert ends[0] == ends[1] != ends[2]
+    known = trainer.create_sampling_client(sampled).compute_logprobs(ModelInput([1, 2, 3])).result()
+    assert len(known) == 3
+    assert remote(None, start_from=saved).forward(rows).result().metrics["loss:sum"] != ends[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda c: c.forward_backward(needed(data(), "weights"), "ppo"), r"datum 0 lacks 'logprobs', which ppo needs$"),
+        (lambda c: c.forward_backward(needed(data(), "weights"), "nope"), "loss_fn 'nope' is unknown"),
+        (lambda c: c.forward_backward([], "ppo"), "data is empty"),
+        (lambda c: c.forward_backward(data(), "ppo", {"temperature": 0.5}), "scores at temperature 1"),
+        (
+            lambda c: c.forward_backward([Datum(ModelInput([1]), {"entropy_weights": TensorData.of([1.0])})], "ppo"),
+            "entropy_weights: the exact entropy needs the whole distribution",
+        ),
+        (lambda c: c.load_state("runs/x"), "expected|keeps its weights at tinker:// paths"),
+        (lambda c: c.load_state("tinker://run/weights/none"), "refused .404.*no checkpoint tinker://run/weights/none"),
+        (lambda c: c.save_state("a/b"), "checkpoint name 'a/b'"),
+        (lambda c: c.create_sampling_client("tinker://run/sampler_weights/none"), "no checkpoint"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_at_once(remote: Callable[..., Any], call: Any, told: str):
+    """As a ValueError, and the client can go on."""
+    client = remote()
+    with pytest.raises(ValueError, match=told):
+        call(client).result()
+    assert client.forward(CALLS[0][2]).result().metrics["loss:sum"] > 0
+
+
+def test_mistakes_of_a_sampler_are_said_too(remote: Callable[..., Any]):
+    sampler = remote().save_weights_and_get_sampling_client()
+    with pytest.raises(ValueError, match=r"min_p=0\.1 has no place"):
+        sampler.sample(ModelInput([1]), 1, SamplingParams(min_p=0.1))
+    with pytest.raises(ValueError, match=r"temperature 1, not 0\.7"):
+        sampler.compute_logprobs(ModelInput([1]), temperature=0.7)
+    with pytest.raises(ValueError, match="the prompt has 600 tokens and the model's context is 256"):
+        sampler.sample(ModelInput([1] * 600), 1, params()).result()
+
+
+def test_who_may_not_come_in_is_told_why(remote: Callable[..., Any]):
+    with pytest.raises(ValueError, match="'nobody' is not served here; served: tiny, toy"):
+        remote("nobody")
+    with pytest.raises(ValueError, match="must start with the 'tml-' prefix"):
+        remote(api_key="mine")
+    with pytest.raises(ValueError, match="is not one of this server's"):
+        remote(api_key="tml-wrong")
+    saved = remote().save_state("mine").result().path
+    with pytest.raises(ValueError, match="no checkpoint"):
+        remote(None, start_from=saved, api_key="tml-another-one")
+    with pytest.raises(ValueError, match=r"model.lora.targets=\['lm_head'\]"):
+        remote(lora=LoraConfig(targets=("lm_head",)))
+
+
+def test_a_server_that_says_nan_stops_the_step():
+    """Also a server that is not ours, which may answer a loss that is no number."""
+    import tinker
+    from tinker import types
+
+    class Answered:
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+        def result(self, timeout: float | None = None) -> Any:
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    from rlvr.clients.sdk import from_output
+
+    rows = [{"logprobs": types.TensorData.from_numpy(np.array([-1.0, value], np.float32))} for value in (0, np.nan)]
+    output = types.ForwardBackwardOutput("x", rows, {"loss:sum": 1.0})  # pyright: ignore
+    with pytest.raises(NonFiniteError, match="rows") as error:
+        RemoteFuture(Answered(output), from_output).result()
+    assert error.value.rows == [1]
+    said = "Request failed: a gradient is not finite for self.request_id='1' and"
+    with pytest.raises(NonFiniteError, match=r"^a gradient is not finite$"), told():
+        raise tinker.RequestFailedError(said, "1", "user")  # pyright: ignore
+    with pytest.raises(RuntimeError, match=r"^the Tinker server: the disk is full$"), told():
+        raise tinker.RequestFailedError("Request failed: the disk is full for self.request_id='1'", "1", "server")  # pyright: ignore
+
+
+RUN = """
+client: tinker
+seed: 7
+env: {name: toy}
+reward: {kwargs: {keywords: [answer, solution]}}
+model: {name: toy, lora: {rank: 8}}
+rollout: {max_tokens: 16}
+algorithm: {name: reinforce}
+training: {steps: 12, prompts_per_step: 8, group_size: 4, optimizer: {learning_rate: 2e-2}}
+evaluation: {samples: 8, tasks: 16}
+run: {checkpoint_every: 4, rollouts_per_step: 2}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: TinkerServer) -> Path:
+    """A folder to work in, with run.yaml; the server is where the SDK looks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", server.key)
+    tokenizer = server.state.parent / "toy"
+    (tmp_path / "run.yaml").write_text(RUN.replace("name: toy, lora", f"name: toy, tokenizer: {tokenizer}, lora"))
+    return tmp_path
+
+
+class Killed(KeyboardInterrupt):
+    pass
+
+
+class KillingConsole(Console):
+    """Ends the attempt after some steps of a phase: nothing is saved at that moment."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._last = step
+
+    def step(self, metrics: dict[str, float], done: int) -> None:
+        super().step(metrics, done)
+        if "loss" in metrics and done == self._last:
+            raise Killed
+
+
+def attempt(*words: str, killed_at: int = 0) -> dict[str, Any]:
+    composed = load(None, "run.yaml", words)
+    config = configured(composed)
+    folder, _ = open_run(composed, config)
+    with KillingConsole(killed_at) as console, Journal(folder) as journal:
+        job = build(config, folder, console.note, console.warn)
+        journal.attempt(circumstances(job.client), console.warn)
+        try:
+            return Loop(job, journal, console).run()
+        finally:
+            job.client.close()
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    stored = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if not k.startswith("time/") and k != "tokens_per_second"} for r in stored]
+
+
+def near(row: dict[str, Any]) -> dict[str, Any]:
+    """Equal up to rounding: which requests a server computes together depends on when they come."""
+    return {k: v if isinstance(v, str) else pytest.approx(v, rel=1e-3, abs=1e-4) for k, v in row.items()}
+
+
+def test_our_loop_learns_at_a_server_and_its_weights_evaluate_alike(here: Path, capsys: Any):
+    """`rlvr train` with client=tinker: held-out answers get better (p < 0.01), `rlvr evaluate` finds the same, and
+    another run starts from what it saved."""
+    assert run(["train", "--config=run.yaml"]) == 0
+    summary = json.loads((here / "runs" / "run" / "summary.json").read_text())
+    assert summary["final"]["pass@1"]["value"] > summary["baseline"]["pass@1"]["value"] + 0.15
+    assert summary["p_value"] < 0.01 and summary["weights_sha256"] == ""
+    capsys.readouterr()
+    assert run(["evaluate", "runs/run"]) == 0
+    assert json.loads(capsys.readouterr().out)["pass@1"] == summary["final"]["pass@1"]
+    for name, start in (("folder", "runs/run"), ("path", last_state(here / "runs" / "run"))):
+        words = [f"start_from_checkpoint={start}", f"run.name={name}", "training.steps=1", "model.lora=null"]
+        again = attempt(*words)
+        assert again["baseline"]["pass@1"] == summary["final"]["pass@1"]
+
+
+def last_state(folder: Path) -> str:
+    return json.loads((folder / "checkpoints" / "done-000000" / "remote.json").read_text())["path"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("algorithm.name=ppo", "algorithm.kl_coef=0.01", "algorithm.kl_in=loss")],
+    ids=["reinforce", "ppo, KL in the loss"],
+)
+def test_a_killed_run_goes_on_where_it_was(here: Path, words: tuple[str, ...]):
+    """Stopped between checkpoints: the same steps as undisturbed, though the server has a new training run for them."""
+    words = (*words, "training.steps=4", "evaluation.tasks=2", "run.checkpoint_every=2")
+    calm = attempt(*words, "run.name=calm")
+    with pytest.raises(Killed):
+        attempt(*words, "run.name=torn", killed_at=3)
+    torn = attempt(*words, "run.name=torn")
+    assert {**torn, "seconds": 0} == {**calm, "seconds": 0}
+    assert steps(here / "runs" / "torn") == [near(row) for row in steps(here / "runs" / "calm")]
+
+
+def config_of(*words: str) -> Any:
+    return configured(load(None, "run.yaml", words), pytest.fail)
+
+
+def test_what_the_server_decides_cannot_be_set_here(here: Path):
+    with pytest.raises(ValueError, match=r"model\.device \(client=tinker: the model is at a server"):
+        config_of("model.device=cpu")
+    with pytest.raises(ValueError, match=r"model\.lora\.alpha"):
+        config_of("model.lora.alpha=7")
+    with pytest.raises(ValueError, match=r"model\.lora\.rank \(the weights of model.start_from bring"):
+        config_of("model.start_from=tinker://a/weights/b", "model.lora.rank=4")
+    with pytest.raises(ValueError, match=r"base_url \(only client=tinker speaks to a server"):
+        config_of("client=local", "base_url=http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"client=tinker: model.name is missing"):
+        config_of("model.name=null")
+    assert config_of("model.client=tinker").client == "tinker"
+    with pytest.raises(ValueError, match="needs the road 'logits', which TinkerTrainingClient does not offer"):
+        check_roads(resolve_algorithm("ppo", entropy_coef=0.1, entropy="exact"), TinkerTrainingClient)
+    with pytest.raises(ValueError, match="client=tinker starts from tinker:// paths"):
+        plan(config_of("model.start_from=.", "model.lora=null"), resolve_environment("toy"))
+
+
+def test_another_temperature_is_warned_of(here: Path):
+    warned: list[str] = []
+    composed = load(None, "run.yaml", ["rollout.temperature=0.7"])
+    folder, _ = open_run(composed, configured(composed))
+    build(configured(composed), folder, lambda text: None, warned.append)
+    assert any("rollout.temperature=0.7, but a Tinker server scores answers at temperature 1" in w for w in warned)
+
+
+def test_the_key_is_never_written(here: Path, server: TinkerServer, monkeypatch: pytest.MonkeyPatch):
+    """Typed or from the environment; and a run goes on with another key, at another address."""
+    monkeypatch.setenv("MY_KEY", "tml-another-one")
+    typed = load(None, "run.yaml", [f"api_key={server.key}", f"base_url={server.url}"])
+    assert configured(typed).model.api_key == server.key and server.key not in repr(configured(typed))
+    folder, _ = open_run(typed, configured(typed))
+    kept = load(None, "run.yaml", ["api_key=${oc.env:MY_KEY}"])
+    assert configured(kept).model.api_key == "tml-another-one"
+    assert written(configured(kept), kept)["model"]["api_key"] == "${oc.env:MY_KEY}"
+    assert open_run(kept, configured(kept)) == (folder, False)
+    text = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert server.key not in text and "tml-another-one" not in text

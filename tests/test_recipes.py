@@ -1,0 +1,198 @@
+"""The recipes run as commands: a warm-up on conversations, then reinforcement learning, by a loop and by our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import string
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import CONFIGS
+
+from rlvr.recipes import math_rl, rl_basic, rl_loop, sl_basic
+from rlvr.recipes.schedules import AsyncConfig, StreamMinibatchConfig
+from rlvr.recipes.words import Recipe, parse
+
+LIGHT = ["evaluation.tasks=4", "engine.threads=1", "model.device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny base model that has no chat template."""
+    from rlvr.engine.model import build_model
+    from rlvr.engine.tokenizer import build_tokenizer
+
+    place = tmp_path_factory.mktemp("base") / "model"
+    tokenizer = build_tokenizer("pieces", string.printable, end="<eos>", pad="<pad>")
+    model = build_model(CONFIGS["qwen3"], tokenizer, seed=1, device="cpu", dtype="float32")
+    model.module.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GSM8K's two files, with questions made here whose answers are single digits."""
+    place = tmp_path_factory.mktemp("rows")
+    for split, first in (("train", 0), ("test", 100)):
+        made = [{"question": f"{i} pens?", "answer": f"#### {i % 3}"} for i in range(first, first + 12)]
+        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    return place
+
+
+@pytest.fixture(scope="module")
+def warm(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base model after `sl_basic` on answers that are a box with any of three digits in it."""
+    from rlvr.envs.problems import SUFFIX
+
+    place = tmp_path_factory.mktemp("warm")
+    talks = [
+        [{"role": "user", "content": f"{i} pens?{SUFFIX}"}, {"role": "assistant", "content": f"\\boxed{{{i * 7 % 3}}}"}]
+        for i in range(40)
+    ]
+    (place / "talks.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    words = [f"model_name={base}", f"data={place / 'talks.jsonl'}", f"log_path={place / 'run'}", "batch_size=20"]
+    words += ["max_steps=60", "learning_rate=0.01", "max_tokens=12", "model.lora=null", *LIGHT]
+    assert Recipe("sl_basic", sl_basic.WORDS).run(words) == 0
+    losses = [row["loss"] for row in metrics(place / "run") if row["phase"] == "sft"]
+    assert losses[-1] < 0.5 * losses[0]
+    [checkpoint] = (place / "run" / "checkpoints").glob("done-*")
+    return checkpoint
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_loop_learns_from_rewards_and_logs_them(warm: Path, rows: Path, tmp_path: Path) -> None:
+    """`reward/total` is in metrics.jsonl under log_path, as pandas reads it; the adapter is saved."""
+    words = [f"model_name={warm}", f"data={rows}", f"log_path={tmp_path}", "batch_size=4", "group_size=8"]
+    rl_loop.main(parse(rl_loop.Config, [*words, "max_tokens=12", "learning_rate=1e-3", "lora_rank=4"]))
+    found = metrics(tmp_path)
+    assert [row["step"] for row in found] == [0, 1, 2]
+    assert all(0 <= row["reward/total"] <= 1 for row in found)
+    assert any(0 < row["reward/total"] < 1 and row["trained/answers"] >= 8 for row in found), found
+    assert list((tmp_path / "weights").glob("*/train-0/weights/final/adapter_model.safetensors"))
+
+
+def test_the_loop_gives_the_same_through_the_sdk_and_a_server(warm: Path, rows: Path, tmp_path: Path) -> None:
+    """`base_url` asks a server by the public SDK: the same rewards, step by step, as the loop in one process."""
+    pytest.importorskip("tinker", reason="the SDK is what speaks to the server")
+    (tmp_path / "tiny").symlink_to(warm)  # where the SDK looks for a tokenizer of the model's name
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TINKER_API_KEY": "tml-test", "CUDA_VISIBLE_DEVICES": ""}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+    words = ["model_name=tiny", f"data={rows}", "batch_size=4", "group_size=4", "max_tokens=12", "lora_rank=4"]
+    words += ["learning_rate=1e-3", "max_steps=2"]
+    recipe = [sys.executable, "-m", "rlvr.recipes.rl_loop", *words]
+    serve = [sys.executable, "-m", "rlvr.cli", "serve", "engine", "--model=tiny=./tiny", "--port=0", "--device=cpu"]
+    server = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
+    try:
+        assert server.stdout is not None
+        url = next(found[0] for line in server.stdout if (found := re.search(r"http://127.0.0.1:\d+", line)))
+        for more in (["log_path=here"], ["log_path=there", f"base_url={url}"]):
+            done = subprocess.run([*recipe, *more], capture_output=True, timeout=120, **how)
+            assert done.returncode == 0, done.stderr
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+    here, there = ([row["reward/total"] for row in metrics(tmp_path / name)] for name in ("here", "there"))
+    assert here == there and len(here) == 2
+
+
+def test_rl_basic_trains_with_the_cookbooks_reward(warm: Path, rows: Path, tmp_path: Path) -> None:
+    """Format and correctness are in the metrics, under the cookbook's names; log_path is the run's folder."""
+    words = [f"model_name={warm}", f"data={rows}", f"log_path={tmp_path / 'run'}", "batch_size=4", "group_size=4"]
+    words += [
+        "max_steps=2",
+        "learning_rate=0.001",
+        "max_tokens=12",
+        "lora_rank=4",
+        *LIGHT,
+        "env.kwargs.options.convo_prefix=null",
+    ]
+    assert Recipe("rl_basic", rl_basic.WORDS).run(words) == 0
+    found = [row for row in metrics(tmp_path / "run") if row["phase"] == "rl"]
+    assert len(found) == 2
+    for row in found:
+        assert row["env/all/reward/total"] == row["reward/total"]
+        expected = row["env/all/correct"] + 0.1 * (row["env/all/format"] - 1)
+        assert row["reward/total"] == pytest.approx(expected)
+    assert any(0 < row["env/all/correct"] < 1 for row in found)
+
+
+def test_math_rl_streams_sums_made_by_a_builder(warm: Path, tmp_path: Path) -> None:
+    """`env=arithmetic` with the cookbook's word for minibatches; the last batch is held out for the evaluation."""
+    words = [f"model_name={warm}", "env=arithmetic", f"log_path={tmp_path / 'run'}", "max_steps=1", "lora_rank=4"]
+    words += ["stream_minibatch_config.groups_per_batch=4", "stream_minibatch_config.num_minibatches=2", *LIGHT]
+    words += ["algorithm.reduction=sequence_sum", "env.kwargs.options.largest=2", "evaluation.samples=4"]
+    assert math_rl.run(words) == 0
+    [row] = [row for row in metrics(tmp_path / "run") if row["phase"] == "rl"]
+    assert row["rollout/groups"] == 4.0
+
+
+def test_the_two_schedules_become_settings() -> None:
+    stream = StreamMinibatchConfig(groups_per_batch=128, num_minibatches=8)
+    assert stream.settings() == ["training.prompts_per_step=128", "training.num_minibatches=8"]
+    late = AsyncConfig(max_steps_off_policy=3, groups_per_batch=64)
+    assert late.settings() == ["training.prompts_per_step=64", "training.max_steps_off_policy=3"]
+
+
+@dataclass
+class Words:
+    name: str = "a"
+    size: int = 1
+    rate: float = 0.1
+    most: int | None = 3
+    place: str | None = None
+
+
+def test_words_become_fields_of_their_kind() -> None:
+    assert parse(Words, []) == Words()
+    given = ["name=b=c", "size=2", "rate=1e-4", "most=None", "place=/tmp", "size=3"]
+    assert parse(Words, given) == Words("b=c", 3, 1e-4, None, "/tmp")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nam=x"], "'nam' is no setting of this recipe"),
+        (["size=two"], "size='two': expected a whole number"),
+        (["rate=high"], "rate='high': expected a number"),
+        (["--size=2"], "'--size=2': expected key=value"),
+        (["size"], "'size': expected key=value"),
+    ],
+)
+def test_a_wrong_word_is_named(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(Words, words)
+
+
+def test_a_recipe_takes_its_words_and_every_setting_of_train(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Recipe("rl_basic", rl_basic.WORDS)
+    assert recipe.overrides(["batch_size=2", "evaluation.tasks=3", "seed=4", "log_path=/tmp/x/y"]) == [
+        "training.prompts_per_step=2",
+        "evaluation.tasks=3",
+        "seed=4",
+        "run.root=/tmp/x",
+        "run.name=y",
+    ]
+    assert recipe.run(["batchsize=2"]) == 2
+    assert "'batchsize' is no setting of rl_basic" in capsys.readouterr().err
+    assert math_rl.run(["env=chess"]) == 2
+    assert "expected arithmetic, gsm8k or package.module:Builder" in capsys.readouterr().err
+
+
+def test_the_recipes_are_commands() -> None:
+    """`python -m`, with a mistake: one line on standard error and exit code 2, before anything heavy is loaded."""
+    for name in ("rl_basic", "rl_loop", "math_rl", "sl_basic"):
+        done = subprocess.run(
+            [sys.executable, "-m", f"rlvr.recipes.{name}", "nonsense=1"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2, done.stderr
+        assert f"{name}: 'nonsense' is no setting" in done.stderr

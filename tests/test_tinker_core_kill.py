@@ -1,0 +1,54 @@
+"""A server killed at any moment goes on to the same bits: no optimizer step is lost, none is made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+SCRIPT = Path(__file__).parent / "tinker_core.py"
+STEPS = 12
+
+
+def lived(state: Path, *lives: str) -> tuple[dict[str, Any], list[str]]:
+    """(final hash and steps, what the client was told), with the ids of the run taken out."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(state), str(STEPS), *lives],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [re.sub(r"[0-9a-f]{32}:", "RUN:", line) for line in (state / "answers.txt").read_text().splitlines()]
+    return json.loads(done.stdout.splitlines()[-1]), told
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+    found = lived(tmp_path_factory.mktemp("whole"), "whole")
+    assert found[0]["steps"] == STEPS and len(found[1]) == 3 * STEPS + STEPS // 3 * 2 + 1
+    return found
+
+
+def test_killed_between_an_optimizer_step_and_its_record(tmp_path: Path, undisturbed: Any) -> None:
+    """The step was made in memory, nobody was told: after the restart it is made once more from the same weights."""
+    assert lived(tmp_path, "step1", "step4", "step2", "whole") == undisturbed
+
+
+def test_killed_at_random_moments(tmp_path: Path, undisturbed: Any) -> None:
+    dice = random.Random(5)
+    lives = [f"{0.15 + dice.random() * 1.2:.3f}" for _ in range(6)]
+    assert lived(tmp_path, *lives, "whole") == undisturbed
+    [run] = (tmp_path / "runs").iterdir()
+    assert len(list((run / "live").iterdir())) == 1, "snapshots that were replaced are gone"
+    assert not list(run.rglob(".*")), "and what was half written"

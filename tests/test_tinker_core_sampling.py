@@ -1,0 +1,223 @@
+"""The core of the Tinker server as a sampler: which weights answer, beside whom, and for how long they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from tinker_core import MODEL, Client, Started, counters, sampled, train
+
+from rlvr.messages import ModelInput, SamplingParams
+from rlvr.service.tinker_api.core import Core
+from rlvr.service.tinker_api.errors import Gone, NotFound
+from rlvr.service.tinker_api.operations import SaveForSampler, SaveWeights
+from rlvr.service.tinker_api.paths import CheckpointPath
+from rlvr.service.tinker_api.promises import Json, Pending
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Started]:
+    servers = Started(tmp_path)
+    yield servers
+    servers.close()
+
+
+def test_sampling_goes_on_while_somebody_trains(start: Started) -> None:
+    client, sampler = Client(core := start()), Client(core, "bob")
+    client.make()
+    base = core.create_sampler("bob", sampler.session, 1, MODEL)
+    queue = [client.gradients(seq, seed=seq) for seq in range(1, 61)]
+    request, ids = core.sample("bob", base, 1, ModelInput([1, 2, 3]), 2, SamplingParams(max_tokens=8, stop=[]))
+    assert [len(tokens) for tokens in sampled(sampler.wait(request))] == [8, 8] and len(set(ids)) == 2
+    assert isinstance(asyncio.run(core.result("anna", queue[-1], 0)), Pending)
+    client.wait(queue[-1])
+
+
+def test_samples_come_from_the_weights_of_their_session(start: Started) -> None:
+    """The base model's, those of a save, those of a moment: the same before and after a restart."""
+    client = Client(start())
+    client.make()
+    train(client, 2, seed=0)
+    client.do(7, SaveForSampler(None, 5))
+    named = client.do(8, SaveForSampler("named"))
+    assert isinstance(named, Json)
+    train(client, 1, seed=3, first=9)
+    client.do(12, SaveForSampler(None, 6))
+    core = client.core
+    sessions = [
+        core.create_sampler("anna", client.session, 7, MODEL),
+        core.create_sampler("anna", client.session, 8, model_path=named.value["path"]),
+        *(f"{client.session}:sample:{n}" for n in (5, 6)),
+    ]
+
+    def texts(seed: int) -> list[list[list[int]]]:
+        asked = SamplingParams(max_tokens=12, seed=seed, stop=[])
+        ids = [client.core.sample("anna", s, seed, ModelInput([1, 2, 3]), 4, asked)[0] for s in sessions]
+        return [sampled(client.wait(i)) for i in ids]
+
+    base, save, moment, later = first = texts(1)
+    assert save == moment and len({str(t) for t in (base, moment, later)}) == 3
+    lost = core.sample("anna", sessions[0], 99, ModelInput([1]), 1, SamplingParams(max_tokens=2))[0]
+    client.core = start()
+    with pytest.raises(Gone):
+        client.wait(lost)
+    assert texts(1) == first
+    assert client.core.sampler("anna", sessions[1])["model_path"] == named.value["path"]
+
+
+def test_weights_saved_again_under_their_name_are_the_ones_sampled_from(start: Started) -> None:
+    """And a run whose adapter went to disk meanwhile leaves its samplers as they were."""
+    client = Client(start(live_policies=1))
+    client.make()
+    asked = SamplingParams(max_tokens=12, seed=1, stop=[])
+    told: list[list[list[int]]] = []
+    for n in range(2):
+        train(client, 2, seed=n, first=7 * n + 1)
+        saved = client.do(7 * n + 7, SaveForSampler("mine"))
+        assert isinstance(saved, Json)
+        sampler = client.core.create_sampler("anna", client.session, n, model_path=saved.value["path"])
+        request = client.core.sample("anna", sampler, 1, ModelInput([1, 2, 3]), 4, asked)[0]
+        told.append(sampled(client.wait(request)))
+    assert told[0] != told[1]
+    client.do(15, SaveForSampler(None, 50))
+    other = Client(client.core, "bob")
+    other.make()
+    train(other, 1, seed=3)
+    request = client.core.sample("anna", f"{client.session}:sample:50", 1, ModelInput([1, 2, 3]), 4, asked)[0]
+    assert sampled(client.wait(request)) == told[1]
+
+
+def test_a_session_keeps_the_weights_it_was_opened_on_when_their_name_is_saved_to_again(start: Started) -> None:
+    """Before and after a restart; what no open session samples from goes, and of the others the newest few stay."""
+    limits = {"replaced_samplers": 2, "snapshot_steps": 1, "snapshot_share": 1e6}
+    client = Client(start(**limits))
+    client.make()
+    asked = SamplingParams(max_tokens=12, seed=1, stop=[])
+
+    def text(n: int, seq: int) -> list[list[int]]:
+        sampler = f"{client.session}:sample:{n}"
+        return sampled(client.wait(client.core.sample("anna", sampler, seq, ModelInput([1, 2, 3]), 4, asked)[0]))
+
+    def saved_and_opened(n: int) -> None:
+        train(client, 2, seed=n, first=7 * n + 1)
+        saved = client.do(7 * n + 7, SaveForSampler("mine"))
+        assert isinstance(saved, Json)
+        client.core.create_sampler("anna", client.session, n, model_path=saved.value["path"])
+
+    saved_and_opened(0)
+    first = text(0, 1)
+    saved_and_opened(1)
+    second = text(1, 1)
+    assert first == text(0, 2) != second
+    client.core = start(**limits)
+    assert (text(0, 3), text(1, 3)) == (first, second)
+    saved_and_opened(2)
+    saved_and_opened(3)
+    with pytest.raises(NotFound, match="more than 2 times"):
+        text(0, 4)
+    assert text(1, 4) == second
+    folder = client.core._checkpoints.folder(CheckpointPath(client.run, "sampler_weights", "mine"), 28).parent
+    assert {f.name for f in folder.iterdir()} == {"14", "21", "28"}
+    client.core.finish_session("anna", client.session, "success")
+    client.do(29, SaveForSampler("mine"))
+    assert [f.name for f in folder.iterdir()] == ["29"]
+
+
+def test_a_log_that_is_run_again_does_not_refuse_or_turn_back_what_was_saved(start: Started, tmp_path: Path) -> None:
+    """Of two saves under a name the first was no overwrite; after a kill both are told again as they were."""
+    client = Client(start())
+    client.make()
+    told = [client.do(1, SaveWeights("mine"))]
+    train(client, 1, seed=0, first=2)
+    told.append(client.do(5, SaveWeights("mine", overwrite=True)))
+    last = counters(tmp_path, client.run, "mine")
+    for worker, policies in zip(client.core._workers.values(), client.core._policies.values(), strict=True):
+        worker.stop()  # and no snapshot: as after a kill
+        policies.close = lambda: None
+    client.core = start()
+    assert [client.wait(f"{client.run}:{seq}") for seq in (1, 5)] == told
+    assert counters(tmp_path, client.run, "mine") == last and last["version"] == 1
+
+
+def test_only_the_newest_unnamed_samplers_are_kept_and_inflight_ones_follow(start: Started) -> None:
+    client = Client(start(ephemeral_samplers=2))
+    client.make()
+    client.do(1, SaveForSampler(None, 100, kind="inflight"))
+    asked = SamplingParams(max_tokens=12, seed=1, stop=[])
+
+    def text(n: int, seq: int) -> list[list[int]]:
+        sampler = f"{client.session}:sample:{n}"
+        return sampled(client.wait(client.core.sample("anna", sampler, seq, ModelInput([1, 2, 3]), 4, asked)[0]))
+
+    before = text(100, 1)
+    train(client, 2, seed=0, first=2)
+    client.do(8, SaveForSampler(None, 101, kind="inflight"))
+    client.do(9, SaveForSampler(None, 102))
+    client.do(10, SaveForSampler(None, 103))
+    assert text(103, 1) == text(102, 1) != before
+    with pytest.raises(NotFound, match="newest 2 saves"):
+        text(100, 2)
+
+
+def test_one_message_twice_is_one_sample_and_a_seedless_one_is_drawn_by_its_number(start: Started) -> None:
+    client = Client(core := start())
+    base = core.create_sampler("anna", client.session, 1, MODEL)
+    asked = SamplingParams(max_tokens=10, stop=[])
+    ids = [core.sample("anna", base, n, ModelInput([1, 2]), 3, asked)[0] for n in (1, 1, 2)]
+    assert ids[0] == ids[1] != ids[2]
+    first, _, other = (sampled(client.wait(i)) for i in ids)
+    assert first != other
+    cursor, finished = asyncio.run(core.completions("anna", base, 0, 0, [], 5))
+    assert {r for r, bad, _ in finished} == {ids[0], ids[2]}
+    assert asyncio.run(core.completions("anna", base, 0, cursor, [ids[0]], 0)) == (cursor, [])
+
+
+def asks(core: Core, sampler: str, seq: int = 1, tokens: int = 240) -> str:
+    return core.sample("anna", sampler, seq, ModelInput([1, 2]), 4, SamplingParams(max_tokens=tokens, stop=[]))[0]
+
+
+def test_samples_of_a_client_that_vanished_are_given_up_and_may_be_asked_for_again(start: Started) -> None:
+    """Who is silent is gone after a while; a heartbeat, or asking for the result, is enough to be there."""
+    core = start(session_seconds=1.0)
+    clients = [Client(core) for _ in range(4)]
+    bases = [core.create_sampler("anna", client.session, 1, MODEL) for client in clients]
+    hold(core)  # nothing is computed meanwhile
+    silent, beating, polling, closed = requests = [asks(core, base) for base in bases]
+    core.finish_session("anna", clients[3].session, "success")
+    with pytest.raises(Gone):
+        clients[3].wait(closed)
+    for _ in range(8):
+        time.sleep(0.2)
+        core.heartbeat("anna", clients[1].session)
+        assert isinstance(asyncio.run(core.result("anna", polling, 0)), Pending)
+    with pytest.raises(Gone, match="send the request again"):
+        clients[0].wait(silent)
+    cursor, told = asyncio.run(core.completions("anna", bases[0], 0, 0, [], 0))
+    assert [(request, failed) for request, failed, _ in told] == [(silent, True)], "who waits for any hears of it"
+    assert asks(core, bases[0]) == silent, "the same message is the same request, and runs now"
+    assert asyncio.run(core.completions("anna", bases[0], 0, cursor, [], 0)) == (cursor, [])
+    let_go(core)
+    for request in (silent, beating, polling):
+        while isinstance(outcome := asyncio.run(core.result("anna", request, 0.2)), Pending):
+            for client in clients[:3]:
+                core.heartbeat("anna", client.session)
+        assert [len(tokens) for tokens in sampled(outcome)] == [240] * 4
+    assert core._quota._samples == {} and len(set(requests)) == 4
+    assert asyncio.run(core.completions("anna", bases[0], 0, cursor, [], 0))[1][0][:2] == (silent, False)
+
+
+def hold(core: Core) -> None:
+    """Keep the engine's thread from computing."""
+    for engine in core._engines.values():
+        engine.lock.acquire()
+
+
+def let_go(core: Core) -> None:
+    for engine in core._engines.values():
+        engine.lock.release()

@@ -1,0 +1,411 @@
+"""The real `tinker` SDK against a real server: training and sampling, held against the engine in this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tinker_model import write_model
+from tinker_server import TinkerServer
+
+from rlvr import messages
+
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+types = tinker.types
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+
+# The SDK leaves its connections to the garbage collector.
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
+NAME = "Qwen/Qwen3-8B"
+ADAM = types.AdamParams(learning_rate=1e-2, eps=1e-8)
+SOON = 20.0  # seconds in which a refusal has to be there; the SDK repeats what it takes for an outage for 300
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder in which the hub name of a model is a folder, as the SDK's tokenizer look-up likes it."""
+    folder = tmp_path_factory.mktemp("sdk")
+    write_model(folder / NAME)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[TinkerServer]:
+    with TinkerServer({NAME: place / NAME}, place / "state", keys="tml-alice-0001,tml-bob-00002") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(server: TinkerServer) -> Iterator[Any]:
+    made = tinker.ServiceClient(base_url=server.url, api_key="tml-alice-0001")
+    yield made
+    made.close("success").result()
+    del made
+    gc.collect()  # here, where its warnings are expected
+
+
+@pytest.fixture(scope="module")
+def trainer(service: Any) -> Any:
+    return service.create_lora_training_client(base_model=NAME, rank=4, seed=3).result()
+
+
+@pytest.fixture(scope="module")
+def engine(place: Path) -> Any:
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.model import load_model
+    from rlvr.engine.tokenizer import load_tokenizer
+
+    folder = str(place / NAME)
+    return Engine(load_model(folder, load_tokenizer(folder), device="cpu", dtype="float32"))
+
+
+def rows(count: int = 3, seed: int = 0, *, length: int = 9) -> list[Any]:
+    """Datums of the SDK with what any loss needs."""
+    rng = np.random.default_rng(seed)
+    made: list[Any] = []
+    for i in range(count):
+        tokens = rng.integers(0, 300, length + i % 3 + 1)
+        n = len(tokens) - 1
+        values = {
+            "target_tokens": tokens[1:].astype(np.int64),
+            "weights": rng.random(n).astype(np.float32),
+            "logprobs": (-5.5 - rng.random(n) * 0.5).astype(np.float32),
+            "advantages": rng.normal(size=n).astype(np.float32),
+            "sequence_ratio_mask": np.ones(n, np.float32),
+        }
+        made.append(
+            types.Datum(
+                model_input=types.ModelInput.from_ints(tokens[:-1].tolist()),
+                loss_fn_inputs={name: types.TensorData.from_numpy(value) for name, value in values.items()},
+            )
+        )
+    return made
+
+
+def ours(data: list[Any], *names: str) -> list[messages.Datum]:
+    """The same rows as our own messages."""
+    return [
+        messages.Datum(
+            messages.ModelInput(row.model_input.to_ints()),
+            {name: messages.TensorData.of(row.loss_fn_inputs[name].to_numpy()) for name in names},
+        )
+        for row in data
+    ]
+
+
+def only(data: list[Any], *names: str) -> list[Any]:
+    return [
+        types.Datum(model_input=row.model_input, loss_fn_inputs={name: row.loss_fn_inputs[name] for name in names})
+        for row in data
+    ]
+
+
+def prompt(*tokens: int) -> Any:
+    return types.ModelInput.from_ints(list(tokens or (5, 6, 7, 8)))
+
+
+RATIO = ("target_tokens", "logprobs", "advantages")
+LOSSES: list[tuple[str, tuple[str, ...], dict[str, float]]] = [
+    ("cross_entropy", ("target_tokens", "weights"), {}),
+    ("importance_sampling", RATIO, {}),
+    ("ppo", RATIO, {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
+    ("cispo", RATIO, {"clip_high_threshold": 1.05}),
+    ("dro", RATIO, {"beta": 0.05}),
+    ("gspo", (*RATIO, "sequence_ratio_mask"), {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
+]
+
+
+@pytest.mark.parametrize(("loss", "names", "config"), LOSSES, ids=[row[0] for row in LOSSES])
+def test_a_loss_is_the_engines_own(
+    trainer: Any, engine: Any, loss: str, names: tuple[str, ...], config: dict[str, float]
+) -> None:
+    """Over the wire: the log-probs and the loss of the engine in this process (a new adapter changes nothing)."""
+    from rlvr.engine.options import LoraConfig
+
+    data = only(rows(), *names)
+    found = trainer.forward(data, loss, config or None).result()
+    policy = engine.create_policy(f"here {loss}", lora=LoraConfig(rank=4, alpha=32.0), seed=0)
+    expected = engine.forward_backward(policy, ours(data, *names), loss, config, backward=False)
+    assert found.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-6)
+    for mine, theirs in zip(expected.loss_fn_outputs, found.loss_fn_outputs, strict=True):
+        assert theirs["logprobs"].to_numpy() == pytest.approx(mine["logprobs"].data, abs=1e-6)
+
+
+def test_two_dimensional_targets_come_back_in_their_shape_dense_and_sparse(trainer: Any) -> None:
+    torch = pytest.importorskip("torch")
+    tokens = prompt(5, 6, 7, 8, 9, 10)
+    targets = torch.tensor([[6, 1], [7, 2], [8, 3], [9, 4], [10, 5], [11, 6]])
+    weights = torch.zeros(6, 2)
+    weights[2, 0], weights[5, 1] = 1.0, 0.5
+    datum = types.Datum(model_input=tokens, loss_fn_inputs={"target_tokens": targets, "weights": weights})
+    found = trainer.forward([datum], "cross_entropy").result()
+    logprobs = found.loss_fn_outputs[0]["logprobs"].to_torch()
+    assert logprobs.shape == (6, 2)
+    assert found.metrics["loss:sum"] == pytest.approx(float(-(weights * logprobs).sum()), rel=1e-5)
+    flat = types.Datum(model_input=tokens, loss_fn_inputs={"target_tokens": targets[:, 0], "weights": weights[:, 0]})
+    column = trainer.forward([flat], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_torch()
+    assert torch.allclose(column[2], logprobs[2, 0], atol=1e-6)
+
+
+def test_steps_learn_and_say_how_large_the_gradient_was(service: Any) -> None:
+    client = service.create_lora_training_client(base_model=NAME, rank=8, seed=1).result()
+    data = only(rows(2, seed=5), "target_tokens", "weights")
+    losses: list[float] = []
+    for _ in range(6):  # both are sent before either is waited for
+        back, step = client.forward_backward(data, "cross_entropy"), client.optim_step(ADAM)
+        losses.append(back.result().metrics["loss:sum"])
+        assert step.result().metrics["grad_norm"] > 0
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_gradients_of_several_calls_add_up_and_a_forward_leaves_none(service: Any) -> None:
+    data = only(rows(4, seed=6), "target_tokens", "weights")
+    norms: list[float] = []
+    for parts in ([data], [data[:1], data[1:]]):
+        client = service.create_lora_training_client(base_model=NAME, rank=4, seed=9).result()
+        client.forward(data, "cross_entropy").result()
+        for part in parts:
+            client.forward_backward(part, "cross_entropy")
+        norms.append(client.optim_step(ADAM).result().metrics["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_a_batch_of_three_chunks_runs_in_its_order(trainer: Any) -> None:
+    """The SDK sends the first chunk last; the results are those of the rows, in the order of the rows."""
+    data = only(rows(2_100, seed=7, length=2), "target_tokens", "weights")
+    found = trainer.forward(data, "cross_entropy").result()
+    assert len(found.loss_fn_outputs) == 2_100
+    for i in (0, 1_023, 1_024, 2_099):
+        alone = trainer.forward([data[i]], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+        assert found.loss_fn_outputs[i]["logprobs"].to_numpy() == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_custom_loss_has_the_gradient_of_the_loss_it_equals(service: Any) -> None:
+    data = only(rows(2, seed=8), "target_tokens", "weights")
+
+    def negative_loglikelihood(data: Any, logprobs: Any) -> Any:
+        loss = sum(-(row.loss_fn_inputs["weights"].to_torch() * p).sum() for row, p in zip(data, logprobs, strict=True))
+        return loss, {"nll": float(loss.detach())}
+
+    norms: list[float] = []
+    for custom in (True, False):
+        client = service.create_lora_training_client(base_model=NAME, rank=4, seed=9).result()
+        if custom:
+            found = client.forward_backward_custom(data, negative_loglikelihood).result()
+            assert found.metrics["nll"] > 0
+        else:
+            client.forward_backward(data, "cross_entropy").result()
+        norms.append(client.optim_step(ADAM).result().metrics["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_weights_go_to_disk_and_come_back_with_and_without_the_optimizer(service: Any) -> None:
+    data = only(rows(2, seed=10), "target_tokens", "weights")
+    client = service.create_lora_training_client(base_model=NAME, rank=4, seed=2).result()
+
+    def step(some: Any) -> float:
+        some.forward_backward(data, "cross_entropy").result()
+        return some.optim_step(ADAM).result().metrics["grad_norm"]
+
+    def loss(some: Any) -> float:
+        return some.forward(data, "cross_entropy").result().metrics["loss:sum"]
+
+    for _ in range(3):
+        step(client)
+    path = client.save_state("three", ttl_seconds=7_200, user_metadata={"note": "kept"}).result().path
+    assert path == f"tinker://{client.model_id}/weights/three"
+    saved = loss(client)
+    step(client)
+    after = loss(client)
+
+    whole = service.create_training_client_from_state_with_optimizer(path).result()
+    bare = service.create_training_client_from_state(path).result()
+    assert loss(whole) == loss(bare) == saved
+    step(whole), step(bare)
+    assert loss(whole) == after
+    assert loss(bare) != after  # Adam starts anew
+    with pytest.warns(FutureWarning, match="DEPRECATED"):
+        client.load_state_with_optimizer(path).result()
+    assert loss(client) == saved
+    with pytest.warns(FutureWarning, match="DEPRECATED"):
+        client.load_state(path).result()
+    assert loss(client) == saved
+
+
+def test_a_name_is_taken_once_unless_overwriting_is_asked_for(service: Any) -> None:
+    client = service.create_lora_training_client(base_model=NAME, rank=4).result()
+    client.save_state("once").result()
+    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+        client.save_state("once").result()
+    assert client.save_state("once", overwrite=True).result().path.endswith("/once")
+    for name in ("../up", "a/b", "", "x" * 300):
+        with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError)):
+            client.save_state(name).result()
+
+
+def test_sampling_is_from_the_weights_that_were_saved(service: Any) -> None:
+    """Named, unnamed, and in flight: the log-probs of the run at the moment of saving, and later ones elsewhere."""
+    data = only(rows(2, seed=11), "target_tokens", "weights")
+    client = service.create_lora_training_client(base_model=NAME, rank=4, seed=2).result()
+    client.forward_backward(data, "cross_entropy").result()
+    client.optim_step(ADAM).result()
+    tokens = data[0].model_input
+    here = client.forward(data[:1], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+    path = client.save_weights_for_sampler("named").result().path
+    samplers = [
+        service.create_sampling_client(model_path=path).result(),
+        client.create_sampling_client(path).result(),
+        client.save_weights_and_get_sampling_client().result(),
+        client.save_weights_and_get_sampling_client(kind="inflight").result(),
+    ]
+    client.forward_backward(data, "cross_entropy").result()
+    client.optim_step(ADAM).result()
+    # Targets are the inputs moved by one, so the trainer's log-probs are the sampler's from its second token on.
+    for sampler in samplers:
+        found = sampler.compute_logprobs(tokens).result()
+        assert found[0] is None
+        assert np.array(found[1:]) == pytest.approx(here[: len(found) - 1], abs=1e-5)
+        assert sampler.get_base_model() == NAME
+    base = service.create_sampling_client(base_model=NAME).result().compute_logprobs(tokens).result()
+    assert np.abs(np.array(base[1:]) - here[: len(base) - 1]).max() > 1e-3
+
+
+def test_what_is_sampled_comes_with_its_logprobs_stops_and_seeds(service: Any, place: Path, engine: Any) -> None:
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    how = types.SamplingParams(max_tokens=12, seed=4, temperature=1.0, stop=[])
+    one, two = (sampler.sample(prompt(), num_samples=3, sampling_params=how).result() for _ in range(2))
+    assert [s.tokens for s in one.sequences] == [s.tokens for s in two.sequences]
+    assert len({tuple(s.tokens) for s in one.sequences}) == 3
+    assert all(len(s.tokens) == 12 and s.stop_reason == "length" for s in one.sequences)
+    for sequence in one.sequences:
+        whole = sampler.compute_logprobs(prompt(5, 6, 7, 8, *sequence.tokens)).result()
+        assert np.array(sequence.logprobs) == pytest.approx(np.array(whole[4:]), abs=1e-4)
+    same = engine.base_snapshot()
+    here = messages.SamplingParams(max_tokens=12, seed=4, stop=[])
+    expected = engine.sample(same, messages.ModelInput([5, 6, 7, 8]), 3, here).result()
+    assert [s.tokens for s in expected.sequences] == [s.tokens for s in one.sequences]
+    stop = one.sequences[0].tokens[3]
+    ended = sampler.sample(
+        prompt(), num_samples=1, sampling_params=types.SamplingParams(max_tokens=12, seed=4, stop=[stop])
+    ).result()
+    assert ended.sequences[0].stop_reason == "stop"
+    assert ended.sequences[0].tokens == one.sequences[0].tokens[: one.sequences[0].tokens.index(stop) + 1]
+
+
+def test_prompts_can_be_scored_with_their_best_tokens(service: Any) -> None:
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    found = sampler.sample(
+        prompt(5, 6, 7), num_samples=1, sampling_params=types.SamplingParams(max_tokens=2, temperature=0.0, stop=[]),
+        include_prompt_logprobs=True, topk_prompt_logprobs=3, topk_sample_logprobs=2,
+    ).result()  # fmt: skip
+    assert found.prompt_logprobs[0] is None and len(found.prompt_logprobs) == 3
+    table = found.topk_prompt_logprobs
+    assert table is not None and len(table) == 3 and not table[0]
+    assert [len(row) for row in table[1:]] == [3, 3]
+    best = found.sequences[0].topk_logprobs
+    assert best is not None and best[0][0][0] == found.sequences[0].tokens[0]  # greedy takes the best
+    assert best[0][0][1] == pytest.approx(found.sequences[0].logprobs[0], abs=1e-5)
+
+
+def test_a_sampler_travels_as_a_handle_and_as_a_pickle(
+    service: Any, server: TinkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pickle
+
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-alice-0001")
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    here = sampler.compute_logprobs(prompt()).result()
+    other = type(sampler).from_sampler_handle(sampler.get_sampler_handle(), api_key="tml-alice-0001")
+    assert other.compute_logprobs(prompt()).result() == here
+    assert pickle.loads(pickle.dumps(sampler)).compute_logprobs(prompt()).result() == here
+
+
+def test_a_client_knows_its_model_and_its_tokenizer(
+    service: Any, trainer: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    info = trainer.get_info()
+    assert (info.model_data.model_name, info.is_lora, info.lora_rank) == (NAME, True, 4)
+    text = "What is 1 + 2?"
+    for client in (trainer, service.create_sampling_client(base_model=NAME).result()):
+        words = client.get_tokenizer()
+        assert words.decode(words.encode(text)) == text
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("a token outside the vocabulary", {"target_tokens": np.full(4, 9_999)}, "9999"),
+    ("not a number", {"weights": np.array([1, np.nan, 1, 1], np.float32)}, "finite|nan"),
+    ("another length", {"weights": np.ones(3, np.float32)}, "weights"),
+    ("a missing input", {"weights": None, "target_tokens": None}, "target_tokens"),
+]
+
+
+@pytest.mark.parametrize(("what", "change", "said"), BAD, ids=[row[0] for row in BAD])
+def test_a_bad_row_is_an_answer_at_once_and_the_run_goes_on(
+    service: Any, what: str, change: dict[str, Any], said: str
+) -> None:
+    client = service.create_lora_training_client(base_model=NAME, rank=4).result()
+    inputs = {"target_tokens": np.array([6, 7, 8, 9]), "weights": np.ones(4, np.float32), **change}
+    given = {name: types.TensorData.from_numpy(value) for name, value in inputs.items() if value is not None}
+    datum = types.Datum(model_input=prompt(), loss_fn_inputs=given)
+    begun = time.monotonic()
+    with pytest.raises(tinker.RequestFailedError, match=said) as refused:
+        client.forward_backward([datum], "cross_entropy").result()
+    assert refused.value.category is types.RequestErrorCategory.User
+    assert time.monotonic() - begun < SOON
+    good = only(rows(1), "target_tokens", "weights")
+    assert client.forward_backward(good, "cross_entropy").result().metrics["loss:sum"] > 0
+    assert client.optim_step(ADAM).result().metrics["grad_norm"] > 0
+
+
+def test_losses_that_are_none_are_refused_and_the_unpublished_one_with_its_alternatives(trainer: Any) -> None:
+    data = only(rows(1), *RATIO)
+    with pytest.raises(tinker.RequestFailedError, match=r"not published.*cispo.*--alias stable_reinforce"):
+        trainer.forward_backward(data, "stable_reinforce").result()
+    with pytest.raises(tinker.RequestFailedError, match="no_such_loss"):
+        trainer.forward_backward(data, "no_such_loss").result()
+
+
+def test_mistakes_are_told_within_seconds(service: Any, trainer: Any) -> None:
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    short = types.SamplingParams(max_tokens=4)
+    asked: list[tuple[str, Any]] = [
+        ("not served here", lambda: service.create_lora_training_client(base_model="no/model").result()),
+        ("not served here", lambda: service.create_sampling_client(base_model="no/model").result()),
+        ("no checkpoint", lambda: service.create_training_client_from_state("tinker://a:train:0/weights/x").result()),
+        ("no checkpoint", lambda: service.create_sampling_client(model_path="tinker://a:train:0/weights/x").result()),
+        ("rank", lambda: service.create_lora_training_client(base_model=NAME, rank=100_000).result()),
+        ("context|512", lambda: sampler.sample(prompt(*[5] * 600), 1, short).result()),
+        ("vocabulary|9999", lambda: sampler.sample(prompt(9_999), 1, short).result()),
+        ("empty|at least", lambda: sampler.sample(types.ModelInput.empty(), 1, short).result()),
+        ("num_samples", lambda: sampler.sample(prompt(), 0, short).result()),
+        ("temperature", lambda: sampler.sample(prompt(), 1, types.SamplingParams(temperature=-1)).result()),
+        ("prompt_alt_tokens_k", lambda: sampler.sample(prompt(), 1, short, prompt_alt_tokens_k=2).result()),
+        ("AdamW", lambda: trainer.optim_step(types.DimuonParams(learning_rate=0.1)).result()),
+        ("learning_rate", lambda: trainer.optim_step(types.AdamParams(learning_rate=-1.0)).result()),
+    ]
+    for said, call in asked:
+        begun = time.monotonic()
+        with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError), match=said):
+            call()
+        assert time.monotonic() - begun < SOON, said
+
+
+def test_what_belongs_to_another_key_is_not_there(server: TinkerServer, service: Any, trainer: Any) -> None:
+    path = trainer.save_state("mine", overwrite=True).result().path
+    bob = tinker.ServiceClient(base_url=server.url, api_key="tml-bob-00002")
+    with pytest.raises(tinker.NotFoundError, match="no checkpoint"):
+        bob.create_training_client_from_state(path).result()
+    tinker.RestClient(base_url=server.url, api_key="tml-alice-0001").publish_checkpoint_from_tinker_path(path).result()
+    assert bob.create_training_client_from_state(path).result().get_info().lora_rank == 4
+    with pytest.raises(tinker.AuthenticationError, match="API key"):
+        tinker.RestClient(base_url=server.url, api_key="tml-mallory").whoami().result()
+    bob.close("success").result()
