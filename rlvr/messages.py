@@ -187,7 +187,7 @@ class SampledSequence:
 
     `end_tokens` of them, at the end, are a stop token and no part of the answer's text; None where the sampler does
     not say. A stop string stays in the text. `topk_logprobs` [R], where they were asked for: the likeliest tokens of
-    each position with their log-probs, likeliest first.
+    each position with their log-probs, likeliest first. `sequence_id` is a server's name for it, None without one.
     """
 
     stop_reason: StopReason
@@ -195,6 +195,7 @@ class SampledSequence:
     logprobs: list[float] | None = None
     end_tokens: int | None = None
     topk_logprobs: list[list[tuple[int, float]]] | None = None
+    sequence_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,14 @@ class SampleResponse:
     """The completions of one prompt. `fingerprint` names the weights.
 
     `prompt_logprobs` and `topk_prompt_logprobs` [P], at temperature 1, start with None and are there where asked for.
+    `prompt_cache_hit_tokens` are those a service did not charge for again: 0 here, where nothing is charged.
     """
 
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     fingerprint: str = ""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+    prompt_cache_hit_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -98,10 +98,22 @@ class StepResult:
     logs: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True)
+class InitialObservationOverflow:
+    """What an environment gives for a first observation that does not fit its budget: an episode that is over at once.
+
+    Its `reward` counts in its group; there is nothing to learn from in it.
+    """
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    logs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
 class Env(Protocol):
     """One episode of one task; single use, no reset. The contract is the Tinker cookbook's."""
 
-    def initial_observation(self) -> Awaitable[tuple[ModelInput, Any]]: ...
+    def initial_observation(self) -> Awaitable[tuple[ModelInput, Any] | InitialObservationOverflow]: ...
 
     def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> Awaitable[StepResult]: ...
 

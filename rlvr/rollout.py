@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from rlvr import draws
 from rlvr.futures import Future
 from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.protocols import Env, SamplingClient, TaskSource
+from rlvr.protocols import Env, InitialObservationOverflow, SamplingClient, TaskSource
 from rlvr.reward import Reward
 from rlvr.types import StopReason, Task, Trajectory, TrajectoryBatch
 
@@ -196,7 +196,11 @@ async def _episodes(
     episodes: list[_Episode] = []
     for group in groups:
         for i, env in enumerate(group.envs):
-            observation, stop = await env.initial_observation()
+            given = await env.initial_observation()
+            if isinstance(given, InitialObservationOverflow):
+                episodes.append(_over_at_once(group, i, env, given))
+                continue
+            observation, stop = given
             if max_prompt_tokens is not None and observation.length > max_prompt_tokens:
                 raise ValueError(
                     f"task {group.task.id!r}: its prompt has {observation.length} tokens, more than "
@@ -216,6 +220,11 @@ async def _episodes(
         await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
         turn += 1
     return episodes
+
+
+def _over_at_once(group: Group, index: int, env: Env, given: InitialObservationOverflow) -> _Episode:
+    metrics = dict(given.metrics)
+    return _Episode(group, index, env, None, [], reward=given.reward, metrics=metrics, reports=[metrics], done=True)
 
 
 def _calls(running: list[_Episode]) -> list[list[_Episode]]:
@@ -288,7 +297,10 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
     tokens = episode.tokens
     shown = tokens[: len(tokens) - episode.end_tokens] if episode.mask[-1:] == [1] else tokens
     return Trajectory(
-        prompt=episode.group.task.prompt_text,
+        # The task of a builder is a place in a dataset: what was asked is known only from the tokens.
+        prompt=episode.group.task.prompt_text
+        if episode.group.builder is None
+        else tokenizer.decode(episode.prompt, skip_special_tokens=False),
         prompt_tokens=episode.prompt,
         # Only what ended the answer is hidden: a special token inside it stays visible to verifiers.
         response=tokenizer.decode(shown, skip_special_tokens=False),

@@ -165,6 +165,11 @@ class Trajectory:
         return self.total_logprob / self.num_action_tokens if self.num_action_tokens else 0.0
 
     @property
+    def over_at_once(self) -> bool:
+        """Whether the episode ended before the policy was asked: it has a reward, and nothing to learn from."""
+        return not self.prompt_tokens and not self.response_tokens and not self.response
+
+    @property
     def truncated(self) -> bool:
         return self.stop_reason is StopReason.LENGTH
 

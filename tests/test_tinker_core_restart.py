@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from tinker_core import MODEL, Client, Started, sampled
+from tinker_core import MODEL, Client, Started, counters, failed, sampled, train
 from tinker_model import write_model
 from tinker_server import TinkerServer
 
 from rlvr.messages import ModelInput, SamplingParams
-from rlvr.service.tinker_api.errors import Gone
+from rlvr.service.tinker_api.errors import Gone, ServerError
+from rlvr.service.tinker_api.promises import Json, Proto
 
 
 @pytest.fixture
@@ -84,3 +86,41 @@ def test_the_sdk_gets_its_samples_over_a_kill_and_a_second_server_is_refused(tmp
         service.close("success").result()
     del service, sampler, futures
     gc.collect()  # here, where its warnings are expected
+
+
+def test_a_log_that_cannot_be_written_is_an_answer_and_the_server_goes_on(start: Started, tmp_path: Path) -> None:
+    """Nothing is lost or made twice: not for others, not for who sends it again, not for who goes on without it."""
+    core = start(snapshot_steps=10_000)
+    clients = [Client(core, owner) for owner in ("anna", "bob", "carl")]
+    base = core.create_sampler("bob", clients[1].session, 1, MODEL)
+    for client in clients:
+        client.make()
+        train(client, 1, seed=0)
+    anna, bob, carl = clients
+    running = [carl.gradients(seq, seed=seq) for seq in (4, 5, 6)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
+    try:
+        for client in (anna, bob):
+            with pytest.raises(ServerError, match="is its disk full"):
+                client.gradients(4, seed=5)
+        with pytest.raises(ServerError, match="is its disk full"):
+            core.create_session("dora")
+        assert all(isinstance(carl.wait(request), Proto) for request in running)
+        asked = core.sample("bob", base, 1, ModelInput([1]), 1, SamplingParams(max_tokens=3, stop=[]))[0]
+        assert len(sampled(bob.wait(asked))[0]) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    failed(anna.wait(anna.step(5)), "no gradients")  # 4 was refused and did not come again
+    failed(anna.wait(f"{anna.run}:4"), "disk", category="server")
+    assert isinstance(anna.wait(anna.gradients(6, seed=5)), Proto) and isinstance(anna.wait(anna.step(7)), Json)
+    assert isinstance(bob.wait(bob.gradients(4, seed=5)), Proto) and isinstance(bob.wait(bob.step(5)), Json)
+    anna.saved(8, "end"), bob.saved(6, "end")
+    ends = [counters(tmp_path, client.run, "end") for client in (anna, bob)]
+    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"] and ends[0]["version"] == 2
+
+    core = start()  # the log is read again, refused requests and all
+    for client, seq in ((anna, 9), (bob, 7)):
+        client.core = core
+        client.saved(seq, "again")
+        assert counters(tmp_path, client.run, "again") == counters(tmp_path, client.run, "end")

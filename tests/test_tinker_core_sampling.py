@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from tinker_core import MODEL, Client, Started, counters, sampled, train
+from tinker_core import MODEL, Client, Started, counters, forward_backward, sampled, tiny_engine, train
+from tiny import data
 
 from rlvr.messages import ModelInput, SamplingParams
 from rlvr.service.tinker_api.core import Core
@@ -37,6 +38,28 @@ def test_sampling_goes_on_while_somebody_trains(start: Started) -> None:
     assert [len(tokens) for tokens in sampled(sampler.wait(request))] == [8, 8] and len(set(ids)) == 2
     assert isinstance(asyncio.run(core.result("anna", queue[-1], 0)), Pending)
     client.wait(queue[-1])
+
+
+def test_sampling_goes_on_within_a_long_request_and_changes_no_bit_of_it(start: Started) -> None:
+    """Somebody who samples waits for a micro-batch, not for all of them; the gradients are those of a quiet server."""
+    rows = data(lengths=[9] * 400)
+
+    def trained(core: Core) -> tuple[Client, str]:
+        client = Client(core)
+        client.make()
+        return client, client.send(1, forward_backward(client.run, 1, rows, "ppo"))
+
+    client, long = trained(core := start(engine=tiny_engine(micro_tokens=18)))
+    base = core.create_sampler("anna", client.session, 1, MODEL)
+    before: list[bool] = []
+    for seq in range(3):
+        asked = SamplingParams(max_tokens=4, stop=[], seed=seq)
+        client.wait(core.sample("anna", base, seq, ModelInput([1, 2]), 2, asked)[0])
+        before.append(isinstance(asyncio.run(core.result("anna", long, 0)), Pending))
+    assert before == [True] * 3
+    told = [client.wait(long), client.wait(client.step(2))]
+    quiet, same = trained(start(engine=tiny_engine(micro_tokens=18)))
+    assert [quiet.wait(same), quiet.wait(quiet.step(2))] == told
 
 
 def test_samples_come_from_the_weights_of_their_session(start: Started) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+
+import tinker
+from tinker import types
 from tinker_model import write_model
 from tinker_server import TinkerServer
-
-os.environ.setdefault("TINKER_TELEMETRY", "0")
-tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
-types = tinker.types
-pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # the SDK's connections

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -81,7 +80,6 @@ def test_other_machines_need_a_key() -> None:
 def test_a_stop_and_a_start_later_a_client_goes_on(tmp_path: Path) -> None:
     """The same client, over a restart: it waits, and its next step is on the weights it left."""
     tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
-    os.environ.setdefault("TINKER_TELEMETRY", "0")
     write_model(tmp_path / "model")
     row = tinker.Datum(
         model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]),

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("TINKER_TELEMETRY", "0")  # of the SDK, in this process: nobody here reads it
 STARTED = re.compile(r"TINKER_BASE_URL=(http://\S+)")
 PATIENCE = 90.0  # seconds; importing torch takes a few on a busy machine
 

@@ -28,7 +28,7 @@ def compare_with_reference(trajectories: Sequence[Trajectory], reference: Any, t
 
     All are asked for before one is read, so that a client may compute them together.
     """
-    asked = [t for t in trajectories if t.reward is not None]
+    asked = [t for t in trajectories if t.reward is not None and not t.over_at_once]
     for t in asked:
         t.require_trainable()
     how = {} if temperature == 1.0 else {"temperature": temperature}

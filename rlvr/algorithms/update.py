@@ -148,12 +148,13 @@ def _prepared(
         compare_with_reference(batch, reference, temperature)
     before: dict[int, list[float]] = {}
     if algorithm.importance_cap is not None:
-        known = [t for t in batch if t.reward is not None]
+        known = [t for t in batch if t.reward is not None and not t.over_at_once]
         before = {id(t): now for t, now in zip(known, current_logprobs(client, known, config), strict=True)}
     penalize(batch, algorithm, max_tokens, before)
     selected = algorithm.select(batch, memory)
     for trajectory in selected:
-        trajectory.require_trainable()
+        if not trajectory.over_at_once:
+            trajectory.require_trainable()
     return selected, before
 
 

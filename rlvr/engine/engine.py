@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -213,10 +213,11 @@ class Engine:
         config: dict[str, float] | None,
         *,
         backward: bool = True,
+        between: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
         with self.lock:
             self._known(policy)
-            return self._learner.forward_backward(policy, data, loss_fn, config, backward=backward)
+            return self._learner.forward_backward(policy, data, loss_fn, config, backward=backward, between=between)
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         with self.lock:

@@ -10,7 +10,7 @@ Legend: B = rows of a micro-batch, T = longest row, N = their real tokens laid e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -153,8 +153,12 @@ class Learner:
         config: dict[str, float] | None = None,
         *,
         backward: bool = True,
+        between: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
-        """Add d(sum of token losses) / d(weights) to the policy's gradients; log-probs of every target come back."""
+        """Add d(sum of token losses) / d(weights) to the policy's gradients; log-probs of every target come back.
+
+        `between` is called after each micro-batch: it may sample, and must leave policies alone.
+        """
         settings = checked(data, loss_fn, config, self.model)
         kept = {name: master.grad for name, master in policy.masters.items()}
         policy.clear_gradients()
@@ -172,6 +176,8 @@ class Learner:
                 pieces = logprobs_N.detach().cpu().split(batch.lengths)
                 for i, piece in zip(batch.indices, pieces, strict=True):
                     outputs[i] = {"logprobs": TensorData(piece.numpy())}
+                if between is not None:
+                    between()
             if backward:
                 self._check_gradients(policy)
         except BaseException:

@@ -17,7 +17,7 @@ KINDS = ("words", "characters", "pieces")
 # A line break with its indentation; else a word, a letter in quotes, a digit or a run of symbols, each with the blank
 # before it. What a program takes over from its problem is then mostly one token, and not the one that data have.
 PIECE = r"\n *| ?[A-Za-z_]+|'\w'|,? ?\d| ?[^\w\s']+|\s|."
-CHARACTER = r"[\s\S]"  # `.` leaves out line breaks, and not every Oniguruma knows the option that lets it take them
+CHARACTER = r"[\s\S]"  # `.` leaves out line breaks, and `(?s)` is no option of the Oniguruma that tokenizers build in
 
 
 def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str) -> Any:

@@ -18,11 +18,12 @@ from typing import Any
 import tinker
 from tinker_cookbook.rl.types import Env as CookbookEnv
 from tinker_cookbook.rl.types import EnvGroupBuilder as CookbookGroupBuilder
+from tinker_cookbook.rl.types import InitialObservationOverflow as CookbookOverflow
 from tinker_cookbook.rl.types import RLDataset as CookbookDataset
 from tinker_cookbook.rl.types import StepResult as CookbookStepResult
 
 from rlvr.envs.groups import EnvGroupBuilder, RLDataset
-from rlvr.protocols import Env, TaskSource
+from rlvr.protocols import Env, InitialObservationOverflow, TaskSource
 from rlvr.reward import Reward, resolve_reward
 from rlvr.types import StopReason, Task, Trajectory
 
@@ -153,8 +154,11 @@ class _Env(CookbookEnv):
         self.env = env
         self._stop: Any = None
 
-    async def initial_observation(self) -> tuple[tinker.ModelInput, Any]:
-        observation, self._stop = await self.env.initial_observation()
+    async def initial_observation(self) -> tuple[tinker.ModelInput, Any] | CookbookOverflow:
+        given = await self.env.initial_observation()
+        if isinstance(given, InitialObservationOverflow):
+            return CookbookOverflow(given.reward, dict(given.metrics), dict(given.logs))
+        observation, self._stop = given
         return tinker.ModelInput.from_ints(observation.to_ints()), self._stop
 
     async def step(self, action: list[int], *, extra: Any = None) -> CookbookStepResult:

@@ -7,7 +7,7 @@
 `GroupSource(dataset)` makes a task source of an `RLDataset`, so that our loops train on it: one of ours or one of the
 cookbook's own, whose classes are taken as they are. From a config that is `env.name=groups` with the path of a dataset
 builder. The other way, ours in the cookbook's loops, is `rlvr.envs.cookbook`. Exercised by `tests/test_env_groups.py`.
-Left out on purpose: `InitialObservationOverflow` (an error here: a prompt that does not fit is a task to leave out).
+Left out on purpose: the cookbook's strategies for rollouts that raise (here that ends the run, and says why).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from rlvr.envs.registry import register_environment
 from rlvr.messages import ModelInput
-from rlvr.protocols import Env, StepResult
+from rlvr.protocols import Env, InitialObservationOverflow, StepResult
 from rlvr.registry import load_path
 from rlvr.reward import register_reward
 from rlvr.types import Outcome, Score, Task, Trajectory
@@ -104,13 +104,14 @@ class RecordedEnv:
         self.env = env
         self.episode = Episode([], ModelInput.empty())
 
-    async def initial_observation(self) -> tuple[ModelInput, Any]:
+    async def initial_observation(self) -> tuple[ModelInput, Any] | InitialObservationOverflow:
         given = await self.env.initial_observation()
-        if not isinstance(given, tuple):
-            raise ValueError(
-                f"{type(self.env).__name__}: the first observation does not fit its budget ({type(given).__name__}); "
-                "raise the environment's limit or leave such tasks out"
-            )
+        if not isinstance(given, tuple):  # an InitialObservationOverflow, ours or the cookbook's
+            metrics = {name: float(value) for name, value in given.metrics.items()}
+            over = InitialObservationOverflow(float(given.reward), metrics, dict(given.logs))
+            turn = Transition(ModelInput.empty(), Action([]), over.reward, True, metrics, over.logs)
+            self.episode.transitions.append(turn)
+            return over
         observation, stop = given
         self.episode.final_ob = ModelInput(observation.to_ints())
         return self.episode.final_ob, stop

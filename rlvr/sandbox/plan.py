@@ -107,7 +107,7 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
     free = {name for tree in trees for name in loaded(tree)} - own - BUILTINS - SUPPLIED.keys()
     calls = [node.func for tree in trees for node in nodes(tree) if isinstance(node, ast.Call)]
     called = {function.id for function in calls if isinstance(function, ast.Name)}
-    if not free and not entry_point:
+    if not free and not entry_point and not parts.needs:
         free |= called & BUILTINS  # `assert sum(10, 15) == 6`: the answer's function has a builtin's name
     if "check" in own and not entry_point and not any("check" in loaded(tree) for tree in trees):
         raise BadTest("the test defines check(candidate), and no entry point says what the candidate is")
@@ -124,7 +124,7 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
     handlers = [node.type for tree in trees for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
     caught = set().union(*(loaded(kind) for kind in handlers if kind is not None)) & free
     plans: list[Split | Statements] = []
-    earlier = stored(parts.here) if parts.needs else set()
+    earlier = stored(parts.here)  # which an answer may have changed: what fails on it is its failure
     for text, tree in zip(tests, trees, strict=True):
         made = None if entry_point and "check" in own else split(ast.parse(text), free, own, imported)
         if made is None:

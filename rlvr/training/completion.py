@@ -227,5 +227,13 @@ class Completion:
     def _file(self, number: int) -> Path:
         return self.journal.folder / "inflight" / f"group-{number:06d}.json"
 
+    def finish(self) -> None:
+        """No step will follow: groups under way are stopped, and answers that nothing will learn from are deleted."""
+        self.close()
+        for number in self._outstanding:
+            self._file(number).unlink(missing_ok=True)
+        self._outstanding.clear()
+        self._answered.clear()
+
     def close(self) -> None:
         self._producer.close()

@@ -104,6 +104,8 @@ class Loop:
                     case "rl":
                         self._compare_from_here(first)
                         self._steps(number, first, self.job.training.steps, self._rl_step)
+                        if self.pipeline is not None:
+                            self.pipeline.finish()
                     case _:
                         self._evaluate(number)
             return self._finish()

@@ -1,7 +1,7 @@
 """Groups of scored answers on disk, so that a killed run learns from the same ones again: exact, and whole or absent.
 
 A group is stored without its task, which its source makes again from a level and an index. Floats are written so that
-they read back to the same bits. Exercised by `python -m pytest tests/test_pipelined_journal.py`.
+they read back to the same bits. Exercised by `python -m pytest tests/test_pipelined_completion.py`.
 """
 
 from __future__ import annotations

@@ -218,6 +218,11 @@ class FixedLag:
         )
         self._asked = step + len(self._ahead)
 
+    def finish(self) -> None:
+        """No step will follow: nothing that is under way is needed any more (a run may end before its last step)."""
+        self.close()
+        self._ahead.clear()
+
     def close(self) -> None:
         self._producer.close()
 

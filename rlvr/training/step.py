@@ -126,7 +126,8 @@ class Trainer:
         """Score answers, after making sure of who gave them."""
         expected = getattr(sampler, "fingerprint", None)
         for trajectory in fresh:
-            if expected is not None and trajectory.policy_fingerprint != expected:
+            unlike = trajectory.policy_fingerprint != expected and not trajectory.over_at_once
+            if expected is not None and unlike:
                 raise TrainingStopped(
                     f"step {trajectory.policy_version}: an answer was made by weights "
                     f"{trajectory.policy_fingerprint!r}, expected {expected!r}"
@@ -137,11 +138,15 @@ class Trainer:
 
     def accept(self, step: int, batch: TrajectoryBatch) -> None:
         """Hold a batch against the error budget; let the curriculum see its verdicts."""
+        self.within_budget(step, batch)
+        if self.options.control == "none":  # a control run must learn nothing from the verifier by any road
+            self.curriculum.observe(passes_by_level(batch, self.reward.name))
+
+    def within_budget(self, step: int, batch: TrajectoryBatch) -> None:
+        """TrainingStopped where the verifier failed on more of the answers than the error budget allows."""
         answers = last_of_rollouts(batch)
         failed = [t.scores[self.reward.name] for t in answers if t.reward is None and self.reward.name in t.scores]
         check_error_budget(f"step {step}", self.reward.name, failed, len(answers), self.options.error_budget)
-        if self.options.control == "none":  # a control run must learn nothing from the verifier by any road
-            self.curriculum.observe(passes_by_level(batch, self.reward.name))
 
     def update(self, step: int, collected: Collected) -> dict[str, float]:
         """All optimizer steps of one training step; metrics of the answers and of the update. No batch, no step."""
@@ -164,12 +169,15 @@ class Trainer:
         """`update` from minibatches that are still arriving, and what they were in the end."""
         batch = self.under_way = list[Trajectory]()
 
+        o = self.options
+
         def taken() -> Iterator[Sequence[Trajectory]]:
-            for part in arriving:
+            for number, part in enumerate(arriving, 1):
                 batch.extend(part)
+                if number % o.num_minibatches == 0:  # the last one before an optimizer step
+                    self.within_budget(step, TrajectoryBatch(batch))
                 yield part
 
-        o = self.options
         stream = Stream(o.num_substeps, o.num_minibatches, o.prompts_per_step * o.group_size // o.num_substeps)
         measured = update_streamed(
             self.client,
@@ -229,7 +237,7 @@ class Trainer:
 
     def _moved(self, step: int, collected: Collected) -> dict[str, float]:
         """How far the updates took the policy from the one that sampled, by a forward pass over a few answers."""
-        known = [t for t in collected.batch if t.reward is not None]
+        known = [t for t in collected.batch if t.reward is not None and not t.over_at_once]
         few = known[:: max(1, len(known) // max(8, len(known) // 16))]
         moved = divergence(self.client, few, loss_config(self.algorithm, self.client, self.params.temperature))
         if moved > self.options.kl_warn and not self._told_of_change:

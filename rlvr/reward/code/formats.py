@@ -10,6 +10,7 @@ Left out on purpose: tests that need files or a framework. `python -m pytest tes
 
 from __future__ import annotations
 
+import ast
 import builtins
 import json
 import re
@@ -129,7 +130,28 @@ def _humaneval(row: Mapping[str, Any]) -> Problem:
     if not name:
         raise ValueError("entry_point is empty, expected the name of the function that the tests call")
     test = _text(row, "test")
-    return Problem([test] if test else [], prefix, "", [], name, prefix, prefix + _text(row, "canonical_solution"))
+    solution = prefix + _text(row, "canonical_solution")
+    return Problem([test] if test else [], prefix, _helpers(prefix, name), [], name, prefix, solution)
+
+
+def _helpers(prompt: str, entry_point: str) -> str:
+    """What a prompt gives beside the function it asks for: the tests use these, and not an answer's of their names."""
+    try:
+        body = ast.parse(prompt).body
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    given = [node for node in body if isinstance(node, (ast.FunctionDef, ast.Assign)) and not _is_stub(node)]
+    given = [node for node in given if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return "\n".join(map(ast.unparse, [*imports, *given])) if given else ""
+
+
+def _is_stub(node: ast.stmt) -> bool:
+    """Whether it is a function with nothing but a docstring, `...` or `pass`: one that the answer is to write."""
+    return isinstance(node, ast.FunctionDef) and all(
+        isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+        for line in node.body
+    )
 
 
 def _apps(row: Mapping[str, Any]) -> Problem:

@@ -240,7 +240,7 @@ class Sample(Body):
 
     def session(self) -> tuple[str, int]:
         """The sampling session and the request's place in it; what this server does not do is refused by name."""
-        for name in ("target_prompt_logprobs", "prompt_alt_tokens_k"):
+        for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n"):
             if getattr(self, name):
                 raise UserError(f"{name} is not offered by this server; prompt_logprobs and topk_prompt_logprobs are")
         if self.sampling_session_id is None or self.seq_id is None:

@@ -67,9 +67,13 @@ class LoadWeights:
 
 @dataclass(frozen=True)
 class Broken:
-    """A request that could not be read beyond its seq_id, which it uses up: those after it need not wait for it."""
+    """A request that could not be read beyond its seq_id, which it uses up: those after it need not wait for it.
+
+    Or one that was refused by fault of the `server`, which is then its `category`.
+    """
 
     reason: str
+    category: str = "user"
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Lane:
     queue: dict[int, Waiting] = field(default_factory=dict[int, Waiting])
     done: dict[int, tuple[Waiting, Outcome]] = field(default_factory=dict[int, tuple[Waiting, Outcome]])
     failures: dict[int, Failed] = field(default_factory=dict[int, Failed])
+    unlogged: dict[int, str] = field(default_factory=dict[int, str])  # refused, and why: the log could not take them
     policy: Policy | None = None
     steps: int = 0  # optimizer steps since the snapshot
     bytes: int = 0  # of log and results since then

@@ -1,7 +1,9 @@
 """Training runs as clients see them: made, loaded, and sent requests, each with a seq_id.
 
 A request is in the log, synced to disk, before its id is given out; sent again under its seq_id it is the same
-request, and another request under that seq_id is refused. Exercised by tests/test_tinker_core.py.
+request, and another request under that seq_id is refused. One that the log could not take, for want of space, is
+refused too, and may be sent again; when a later one comes instead it uses up its seq_id, as one that failed. Exercised
+by tests/test_tinker_core.py and tests/test_tinker_core_restart.py.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from rlvr import draws
 from rlvr.service.tinker_api.checkpoints import Checkpoints
 from rlvr.service.tinker_api.errors import Busy, Gone, NotFound, UserError
 from rlvr.service.tinker_api.limits import ServerLimits
-from rlvr.service.tinker_api.operations import Create, LoadWeights, Operation, digest, encode, weight
+from rlvr.service.tinker_api.operations import Broken, Create, LoadWeights, Operation, digest, encode, weight
 from rlvr.service.tinker_api.policies import Lane, Waiting, lane_of, training_request
 from rlvr.service.tinker_api.promises import Promises
 from rlvr.service.tinker_api.store import Entry, Row, Store
@@ -150,20 +152,37 @@ class Runs:
                     f"{len(lane.queue)} requests of this training run are waiting (the next one is {lane.next_seq})"
                 )
             held = self._quota.take(lane.owner, size, awaited=awaited)
+            refused = {n: Broken(reason, "server") for n, reason in lane.unlogged.items() if n != seq}
             try:
                 with self._store.transaction():
+                    for n, broken in refused.items():
+                        self._store.log(Entry(lane.model, n, encode(broken)[0], digest(broken), encode(broken)[1]))
                     self._store.log(Entry(lane.model, seq, kind, asked, body, encoding))
                     self._store.run("UPDATE models SET last_request = ? WHERE id = ?", self._clock(), lane.model)
-            except BaseException:
+            except BaseException as error:
                 self._quota.give(lane.owner, size)
+                lane.unlogged[seq] = str(error)
                 raise
-            promise = self._promises.open(request_id, lane.owner, pinned=True)
-            assert promise is not None
+            lane.unlogged.clear()
+            for n, broken in refused.items():
+                self._queue(lane, n, digest(broken), 0, broken)
             kept = operation if awaited or held <= self._limits.parsed_bytes else None
-            over = partial(self._quota.give, lane.owner, size)
-            lane.queue[seq] = Waiting(asked, promise, len(body), time.monotonic(), kept, over)
+            self._queue(lane, seq, asked, len(body), kept, partial(self._quota.give, lane.owner, size))
         self._workers[lane.base_model].ready(lane)
         return request_id
+
+    def _queue(
+        self,
+        lane: Lane,
+        seq: int,
+        asked: str,
+        size: int,
+        operation: Operation | None,
+        over: Callable[[], None] | None = None,
+    ) -> None:
+        promise = self._promises.open(training_request(lane.model, seq), lane.owner, pinned=True)
+        assert promise is not None
+        lane.queue[seq] = Waiting(asked, promise, size, time.monotonic(), operation, over)
 
     def _known(self, lane: Lane, seq: int) -> str | None:
         """The digest of a request that was sent before ('' where that is forgotten), None for a new one."""

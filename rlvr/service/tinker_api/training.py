@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from rlvr.files import new_folder
 from rlvr.messages import NonFiniteError
 from rlvr.service.tinker_api.age import checked_recipients, encrypt_files
 from rlvr.service.tinker_api.checkpoints import Checkpoints, checked_ttl, run_folder
-from rlvr.service.tinker_api.errors import CoreError, UserError
+from rlvr.service.tinker_api.errors import CoreError, ServerError, UserError
 from rlvr.service.tinker_api.operations import (
     Broken,
     Create,
@@ -64,6 +64,7 @@ class Training:
         self._engine, self._store, self._promises, self._policies = engine, store, promises, policies
         self._checkpoints, self._samplers, self._root, self._aliases = checkpoints, samplers, root, aliases
         policies.redo = self._redo
+        self.between: Callable[[], None] | None = None  # what to do between the micro-batches of a long request
 
     def step(self, lane: Lane) -> float:
         """Run the lane's next request and answer it; the seconds it took."""
@@ -117,7 +118,7 @@ class Training:
     def _run(self, lane: Lane, seq: int, operation: Operation) -> Outcome:
         match operation:
             case Broken():
-                raise UserError(operation.reason)
+                raise (ServerError if operation.category == "server" else UserError)(operation.reason)
             case ForwardBackward():
                 return Proto(encode_forward_backward(self._forward_backward(lane, operation)))
             case OptimStep():
@@ -173,7 +174,9 @@ class Training:
     def _forward_backward(self, lane: Lane, asked: ForwardBackward) -> Any:
         loss_fn, config = self.loss(asked)
         assert lane.policy is not None
-        return self._engine.forward_backward(lane.policy, asked.data, loss_fn, config, backward=not asked.forward_only)
+        return self._engine.forward_backward(
+            lane.policy, asked.data, loss_fn, config, backward=not asked.forward_only, between=self.between
+        )
 
     def loss(self, asked: ForwardBackward) -> tuple[str, dict[str, float]]:
         """The engine's loss and settings for what was asked."""

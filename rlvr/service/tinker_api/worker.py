@@ -1,9 +1,9 @@
 """The one thread that computes on an engine: training requests in their order, sampling between them.
 
-Lanes (training runs) with a request that may run take turns. While somebody samples too, both kinds get the same
-share of the time: after a training request sampling goes on for as long as that took, `SHARE` seconds at most. So a
-client waits for at most one request of each other one, and a request holds at most what one message may (the SDK
-splits at 1,024 rows or 5 MB).
+Lanes (training runs) with a request that may run take turns; so a run waits for at most one request of each other one,
+which holds at most what one message may (the SDK splits at 1,024 rows or 5 MB). While somebody samples too, both kinds
+get the same share of the time: after each micro-batch of a training request sampling goes on for as long as that took,
+and so it does after a request of another kind, `SHARE` seconds at most.
 
 The thread never dies of a request: whatever one raises is that one's answer.
 Exercised by tests/test_tinker_core.py and tests/test_tinker_core_sampling.py.
@@ -69,7 +69,9 @@ class Worker:
         self._gaps: dict[str, Lane] = {}  # lanes that wait for a missing seq_id
         self._pause = min(TIDY, limits.gap_seconds / 4)
         self._running: dict[Any, Sampling] = {}  # by the engine's request
+        self._trained, self._given = 0.0, 0.0  # since when a request trains; what sampling got meanwhile, in seconds
         self._stopping = False
+        training.between = self._between
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -140,9 +142,20 @@ class Worker:
                 if lane.queue:
                     self._gaps[lane.model] = lane
                 return 0.0
+        self._trained, self._given = time.monotonic(), 0.0
         took = self._training.step(lane)
         self.ready(lane)  # to take its next turn, or to be watched for what it waits for
-        return took
+        return took - 2 * self._given
+
+    def _between(self) -> None:
+        """After a micro-batch: as much time for those who sample."""
+        earned, given = time.monotonic() - self._trained, 0.0
+        self._cancel()
+        self._admit()
+        while self._running and given < earned and not self._stopping:
+            given += self._advance()
+        self._given += given
+        self._trained = time.monotonic()
 
     def _close_gaps(self) -> None:
         """Fail what has waited too long for a seq_id before it, and say which one is missing."""

@@ -1,0 +1,120 @@
+"""Mistakes, made with the real `tinker` SDK: each is an answer within seconds, and whoever makes one goes on."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+
+import tinker
+from tinker import types
+from tinker_model import write_model
+from tinker_rows import ADAM, RATIO, only, prompt, rows
+from tinker_server import TinkerServer
+
+# The SDK leaves its connections to the garbage collector.
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
+NAME = "tiny"
+SOON = 20.0  # seconds in which a refusal has to be there; the SDK repeats what it takes for an outage for 300
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    folder = tmp_path_factory.mktemp("mistakes")
+    write_model(folder / "model")
+    keys = "tml-alice-0001,tml-bob-00002"
+    with TinkerServer({NAME: folder / "model"}, folder / "state", "--device", "cpu", keys=keys) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(server: TinkerServer) -> Iterator[Any]:
+    made = tinker.ServiceClient(base_url=server.url, api_key="tml-alice-0001")
+    yield made
+    made.close("success").result()
+    del made
+    gc.collect()  # here, where its warnings are expected
+
+
+@pytest.fixture(scope="module")
+def trainer(service: Any) -> Any:
+    return service.create_lora_training_client(base_model=NAME, rank=4, seed=3).result()
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("a token outside the vocabulary", {"target_tokens": np.full(4, 9_999)}, "9999"),
+    ("not a number", {"weights": np.array([1, np.nan, 1, 1], np.float32)}, "finite|nan"),
+    ("another length", {"weights": np.ones(3, np.float32)}, "weights"),
+    ("a missing input", {"weights": None, "target_tokens": None}, "target_tokens"),
+]
+
+
+@pytest.mark.parametrize(("what", "change", "said"), BAD, ids=[row[0] for row in BAD])
+def test_a_bad_row_is_an_answer_at_once_and_the_run_goes_on(
+    service: Any, what: str, change: dict[str, Any], said: str
+) -> None:
+    client = service.create_lora_training_client(base_model=NAME, rank=4).result()
+    inputs = {"target_tokens": np.array([6, 7, 8, 9]), "weights": np.ones(4, np.float32), **change}
+    given = {name: types.TensorData.from_numpy(value) for name, value in inputs.items() if value is not None}
+    datum = types.Datum(model_input=prompt(), loss_fn_inputs=given)
+    begun = time.monotonic()
+    with pytest.raises(tinker.RequestFailedError, match=said) as refused:
+        client.forward_backward([datum], "cross_entropy").result()
+    assert refused.value.category is types.RequestErrorCategory.User
+    assert time.monotonic() - begun < SOON
+    good = only(rows(1), "target_tokens", "weights")
+    assert client.forward_backward(good, "cross_entropy").result().metrics["loss:sum"] > 0
+    assert client.optim_step(ADAM).result().metrics["grad_norm"] > 0
+
+
+def test_losses_that_are_none_are_refused_and_the_unpublished_one_with_its_alternatives(trainer: Any) -> None:
+    data = only(rows(1), *RATIO)
+    with pytest.raises(tinker.RequestFailedError, match=r"not published.*cispo.*--alias stable_reinforce"):
+        trainer.forward_backward(data, "stable_reinforce").result()
+    with pytest.raises(tinker.RequestFailedError, match="no_such_loss"):
+        trainer.forward_backward(data, "no_such_loss").result()
+
+
+def test_mistakes_are_told_within_seconds(service: Any, trainer: Any) -> None:
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    short = types.SamplingParams(max_tokens=4)
+    asked: list[tuple[str, Any]] = [
+        ("not served here", lambda: service.create_lora_training_client(base_model="no/model").result()),
+        ("not served here", lambda: service.create_sampling_client(base_model="no/model").result()),
+        ("no checkpoint", lambda: service.create_training_client_from_state("tinker://a:train:0/weights/x").result()),
+        ("no checkpoint", lambda: service.create_sampling_client(model_path="tinker://a:train:0/weights/x").result()),
+        ("rank", lambda: service.create_lora_training_client(base_model=NAME, rank=100_000).result()),
+        ("context|512", lambda: sampler.sample(prompt(*[5] * 600), 1, short).result()),
+        ("vocabulary|9999", lambda: sampler.sample(prompt(9_999), 1, short).result()),
+        ("empty|at least", lambda: sampler.sample(types.ModelInput.empty(), 1, short).result()),
+        ("num_samples", lambda: sampler.sample(prompt(), 0, short).result()),
+        ("temperature", lambda: sampler.sample(prompt(), 1, types.SamplingParams(temperature=-1)).result()),
+        ("prompt_logprobs_last_n", lambda: sampler.compute_logprobs(prompt(), prompt_logprobs_last_n=2).result()),
+        ("prompt_alt_tokens_k", lambda: sampler.sample(prompt(), 1, short, prompt_alt_tokens_k=2).result()),
+        ("AdamW", lambda: trainer.optim_step(types.DimuonParams(learning_rate=0.1)).result()),
+        ("learning_rate", lambda: trainer.optim_step(types.AdamParams(learning_rate=-1.0)).result()),
+    ]
+    for said, call in asked:
+        begun = time.monotonic()
+        with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError), match=said):
+            call()
+        assert time.monotonic() - begun < SOON, said
+
+
+def test_what_belongs_to_another_key_is_not_there(server: TinkerServer, service: Any, trainer: Any) -> None:
+    path = trainer.save_state("mine", overwrite=True).result().path
+    bob = tinker.ServiceClient(base_url=server.url, api_key="tml-bob-00002")
+    with pytest.raises(tinker.NotFoundError, match="no checkpoint"):
+        bob.create_training_client_from_state(path).result()
+    tinker.RestClient(base_url=server.url, api_key="tml-alice-0001").publish_checkpoint_from_tinker_path(path).result()
+    assert bob.create_training_client_from_state(path).result().get_info().lora_rank == 4
+    with pytest.raises(tinker.AuthenticationError, match="API key"):
+        tinker.RestClient(base_url=server.url, api_key="tml-mallory").whoami().result()
+    bob.close("success").result()
