@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def build_engine(config: Config, source: TaskSource) -> Any:
 
         from rlvr.engine.engine import Engine
         from rlvr.engine.model import build_model, load_model
-        from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer, quiet
+        from rlvr.engine.tokenizer import load_tokenizer, quiet
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
     quiet()  # its advice is for people who call it, not for people who call us
@@ -59,21 +60,27 @@ def build_engine(config: Config, source: TaskSource) -> Any:
     if name:
         model = load_model(name, load_tokenizer(tokenizer), **where)
     else:
-        if options.tokenizer in ("words", "characters", "pieces"):
-            words = getattr(source, "vocabulary", None)
-            if not words:
-                raise ValueError(
-                    f"model.tokenizer={options.tokenizer}: the environment {config.env.name!r} has no `vocabulary` to "
-                    "build it from; name a tokenizer's folder or hub name instead"
-                )
-            ends = {"end": getattr(source, "end_word", "<end>"), "pad": getattr(source, "pad_word", "<pad>")}
-            tokenizer = build_tokenizer(options.tokenizer, words, **ends)
-        elif options.tokenizer:
-            tokenizer = load_tokenizer(options.tokenizer)
-        else:
+        if not options.tokenizer:
             raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
+        tokenizer = named_tokenizer(options.tokenizer, config, source)
         model = build_model(options.config, tokenizer, seed=config.seed, **where)
     return Engine(model, config.engine)
+
+
+def named_tokenizer(name: str, config: Config, source: TaskSource) -> Any:
+    """From a folder or the hub, or, by its kind, built from the words of the environment."""
+    from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
+
+    if name not in ("words", "characters", "pieces"):
+        return load_tokenizer(name)
+    words = getattr(source, "vocabulary", None)
+    if not words:
+        raise ValueError(
+            f"model.tokenizer={name}: the environment {config.env.name!r} has no `vocabulary` to build it from; name a "
+            "tokenizer's folder or hub name instead"
+        )
+    ends = {"end": getattr(source, "end_word", "<end>"), "pad": getattr(source, "pad_word", "<pad>")}
+    return build_tokenizer(name, words, **ends)
 
 
 def build_client(
@@ -94,7 +101,7 @@ def build_client(
         say(f"{len(policy.logits):,} trainable parameters, float64 in numpy")
         return MockTrainingClient(policy, folder)
     if config.client == "tinker":
-        return _remote_client(config, say, warn, fresh)
+        return _remote_client(config, source, say, warn, fresh)
     engine = build_engine(config, source)
     from rlvr.clients.local import LocalTrainingClient
 
@@ -113,11 +120,11 @@ def build_client(
 
 
 def _remote_client(
-    config: Config, say: Callable[[str], None], warn: Callable[[str], None], fresh: bool
+    config: Config, source: TaskSource, say: Callable[[str], None], warn: Callable[[str], None], fresh: bool
 ) -> TinkerTrainingClient:
     options = config.model
     if options.tokenizer:
-        from rlvr.engine.tokenizer import load_tokenizer, quiet
+        from rlvr.engine.tokenizer import quiet
 
         quiet()
     client = connect(
@@ -127,7 +134,7 @@ def _remote_client(
         seed=config.seed,
         base_url=options.base_url,
         api_key=options.api_key,
-        tokenizer=load_tokenizer(options.tokenizer) if options.tokenizer else None,
+        tokenizer=named_tokenizer(options.tokenizer, config, source) if options.tokenizer else None,
     )
     if (temperature := config.rollout.temperature) != 1 and config.training.mode == "rlvr":
         warn(
@@ -137,6 +144,13 @@ def _remote_client(
         )
     say(f"{client.base_model} at {options.base_url or 'the server that the tinker SDK finds'}")
     return client
+
+
+def release(client: Any) -> None:
+    """Tell a server that nobody asks any more; one that is gone by now has nothing to be told."""
+    if isinstance(client, TinkerTrainingClient):
+        with suppress(ValueError, RuntimeError, OSError):
+            client.close()
 
 
 def weights_hash(client: Any) -> Callable[[], str]:

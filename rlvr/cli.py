@@ -62,7 +62,7 @@ def train(
 ) -> None:
     """Train a model; the same command goes on where a stopped run was."""
     from rlvr.build import build, build_source, open_run, plan, start_rewards
-    from rlvr.build_client import circumstances
+    from rlvr.build_client import circumstances, release
     from rlvr.tracking import Console
     from rlvr.tracking.report import stored_summary
     from rlvr.training.journal import Journal
@@ -90,6 +90,8 @@ def train(
             except (Interrupted, KeyboardInterrupt):
                 console.note(f"stopped; the same command goes on from here ({folder})")
                 raise typer.Exit(130) from None
+            finally:
+                release(job.client)
             console.table(summary)
             console.note(f"curve, metrics and weights are in {folder}")
 

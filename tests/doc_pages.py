@@ -167,10 +167,35 @@ def python(block: Block, page: str, namespace: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def bash(block: Block) -> None:
+class Server:
+    """`rlvr serve ...` as a page has it, in a process of its own and on a free port instead of the `typed` one."""
+
+    def __init__(self, words: list[str]) -> None:
+        at = words.index("--port") + 1
+        self.typed = f"http://127.0.0.1:{words[at]}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlvr.cli", *words[1:at], "0", *words[at + 1 :]],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stderr is not None
+        said: list[str] = []
+        for text in self.process.stderr:
+            said.append(text)
+            if listening := re.search(r"listening at (http://\S+?),", text):
+                self.url = listening[1]
+                return
+        raise AssertionError(f"{shlex.join(words)}: it ended\n{''.join(said)}")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+
+
+def bash(block: Block, serving: list[Server]) -> None:
     for line, environment, words in typed(block):
         os.environ.update(environment)
-        command(line, words)
+        command(line, words, serving)
 
 
 def typed(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
@@ -178,6 +203,8 @@ def typed(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
     environment: dict[str, str] = {}
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        if words[:1] == ["export"]:
+            words.pop(0)
         while words and "=" in words[0] and not words[0].startswith("-"):
             name, _, value = words.pop(0).partition("=")
             environment[name] = value
@@ -213,7 +240,12 @@ def made(target: str) -> list[str]:
     return shlex.split(recipe[1])
 
 
-def command(line: str, words: list[str]) -> None:
+def command(line: str, words: list[str], serving: list[Server]) -> None:
+    if words[:2] == ["rlvr", "serve"]:
+        serving.append(Server(words))
+        return
+    for server in serving:
+        words = [word.replace(server.typed, server.url) for word in words]
     if words[0] == "rlvr":
         small = sizes(words) if words[1] in ("train", "config") else []
         if words[1] == "audit" and "--attack" in words and "--category" not in words:
@@ -246,7 +278,7 @@ def command(line: str, words: list[str]) -> None:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert set(words[1:]) <= set(targets), f"{line}: the Makefile has {', '.join(targets)}"
         if "train" in words:
-            command(line, made("train"))
+            command(line, made("train"), serving)
     elif words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         asked = {name for word in words for part in re.findall(r"\[(.+)\]", word) for name in part.split(",")}
@@ -275,6 +307,15 @@ def run_page(page: str) -> None:
             Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text, encoding="utf-8")
     namespace: dict[str, Any] = {"__name__": "page"}
+    serving: list[Server] = []
+    try:
+        _run(found, page, namespace, serving)
+    finally:
+        for server in serving:
+            server.stop()
+
+
+def _run(found: list[Block], page: str, namespace: dict[str, Any], serving: list[Server]) -> None:
     printed: str | None = None
     for block in found:
         try:
@@ -285,7 +326,7 @@ def run_page(page: str) -> None:
                 if printed is not None and block.follows:
                     assert block.text.strip() == printed.strip(), f"it prints\n{printed}"
             elif block.language == "bash":
-                bash(block)
+                bash(block, serving)
             elif block.language == "yaml":
                 yaml(block)
             elif block.language == "toml":

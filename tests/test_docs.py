@@ -3,6 +3,7 @@ pages, of the README and of the examples does what it says (how: `doc_pages.py`)
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -108,8 +109,10 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the tinker SDK leaves its connections to the collector
 def test_every_code_block_of_a_page_does_what_it_says(page: str, world: Path) -> None:
     run_page(page)
+    gc.collect()
 
 
 def test_no_two_commands_of_the_pages_share_a_run_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
 from rlvr.envs.problems import Gsm8kDatasetBuilder, Gsm8kEnv, ProblemDataset, ProblemEnv
 from rlvr.futures import LazyFuture
 from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.protocols import StepResult, TaskSource
+from rlvr.protocols import InitialObservationOverflow, StepResult, TaskSource
 from rlvr.renderers import get_renderer
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
@@ -296,6 +296,53 @@ def test_a_dataset_builder_of_the_cookbook_runs_in_our_loops(tokenizer: Any, tmp
     assert [f"What is {env.x} + {env.y}?" in asked for env, asked in zip(envs, sampler.asked, strict=True)] == [
         True
     ] * 2
+
+
+class TooLong:
+    """A conversation that fits no budget, as the cookbook's environments say it, or ours."""
+
+    def __init__(self, overflow: Any) -> None:
+        self.overflow = overflow
+
+    async def initial_observation(self) -> Any:
+        return self.overflow(-0.5, {"stop/max_tokens": 1.0}, {"why": "too long"})
+
+    async def step(self, action: list[int], *, extra: Any = None) -> Any:
+        raise AssertionError("nothing was asked, so nothing was said")
+
+
+class Half(EnvGroupBuilder):
+    """One episode is over at once; the group's reward counts turns that said something."""
+
+    def __init__(self, tokenizer: Any, overflow: Any) -> None:
+        self.tokenizer, self.overflow = tokenizer, overflow
+
+    async def make_envs(self) -> Sequence[Any]:
+        return [TooLong(self.overflow), Guess(self.tokenizer, Pair(self.tokenizer))]
+
+    async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
+        return [(float(sum(bool(t.ac.tokens) for t in e.transitions)), {}) for e in trajectory_group]
+
+
+class Halves(Pairs):
+    def __init__(self, tokenizer: Any, overflow: Any) -> None:
+        self.pair = Half(tokenizer, overflow)
+
+
+def test_a_first_observation_that_fits_no_budget_ends_its_episode_alone(tokenizer: Any) -> None:
+    """The cookbook's word for it and ours, in our loops; and ours in the cookbook's rollout."""
+    rl = pytest.importorskip("tinker_cookbook.rl.types")
+    for overflow in (rl.InitialObservationOverflow, InitialObservationOverflow):
+        sampler = Script(tokenizer, ["a;", "b;"])
+        over, played = play(GroupSource(Halves(tokenizer, overflow)), sampler, 2)
+        assert over.over_at_once and not played.over_at_once
+        assert (over.reward, over.response_tokens, over.reports[0]) == (-0.5, [], {"stop/max_tokens": 1.0})
+        assert (played.reward, len(sampler.asked)) == (0.5 + 2.0, 2)
+    from rlvr.envs.cookbook import for_cookbook
+
+    [there] = for_cookbook(Halves(tokenizer, InitialObservationOverflow)).get_batch(0)
+    given = asyncio.run(asyncio.run(there.make_envs())[0].initial_observation())
+    assert given == rl.InitialObservationOverflow(-0.5, {"stop/max_tokens": 1.0}, {"why": "too long"})
 
 
 class Policy:

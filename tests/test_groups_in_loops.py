@@ -51,7 +51,10 @@ class Contest(EnvGroupBuilder):
 
     async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
         counts = [env.tokens.count(A) for env in env_group]
-        return [(0.0 if e.over else 1.0 if n == max(counts) else -1.0, {"as": n}) for e, n in zip(env_group, counts, strict=True)]
+        return [
+            (0.0 if e.over else 1.0 if n == max(counts) else -1.0, {"as": n})
+            for e, n in zip(env_group, counts, strict=True)
+        ]
 
 
 class Contests(RLDataset):
@@ -66,10 +69,11 @@ class Contests(RLDataset):
 
 
 def contest(client: Any = None, over: int = 0, **options: Any) -> Trainer:
+    source: Any = GroupSource(Contests(over))
     cells = {"reduction": "constant"} if options.get("num_minibatches", 1) > 1 else None
     return trainer(
         client or MockTrainingClient(table()), reward=resolve_reward("environment"), cells=cells,
-        source=GroupSource(Contests(over)), steps=12, **options,
+        source=source, steps=12, **options,
     )  # fmt: skip
 
 

@@ -278,6 +278,16 @@ def test_mistakes_name_what_to_give(service: tinker.ServiceClient, folder: str, 
         client.save_weights_for_sampler("b", overwrite=False)
 
 
+def test_the_cookbooks_completer_samples_in_process(service: tinker.ServiceClient, folder: str) -> None:
+    """It reads a sequence's id and the tokens a service did not charge for, which nothing here has."""
+    completers = pytest.importorskip("tinker_cookbook.completers", reason="tinker-cookbook is not installed")
+    sampler = service.create_sampling_client(base_model=folder)
+    prompt = types.ModelInput.from_ints(sampler.get_tokenizer().encode("2+3?"))
+    said = asyncio.run(completers.TinkerTokenCompleter(sampler, max_tokens=3)(prompt, stop=["\n"]))
+    assert 1 <= len(said.tokens) == len(said.logprobs) <= 3
+    assert (said.sequence_id, said.prompt_cache_hit_tokens) == (None, 0)
+
+
 def test_two_threads_that_ask_for_one_base_load_it_once(service: tinker.ServiceClient, folder: str) -> None:
     made: list[Any] = []
     threads = [

@@ -76,7 +76,7 @@ def test_the_loop_learns_from_rewards_and_logs_them(warm: Path, rows: Path, tmp_
     rl_loop.main(parse(rl_loop.Config, [*words, "max_tokens=12", "learning_rate=1e-3", "lora_rank=4"]))
     found = metrics(tmp_path)
     assert [row["step"] for row in found] == [0, 1, 2]
-    assert all(0 <= row["reward/total"] <= 1 for row in found)
+    assert all(0 <= row["reward/total"] == row["env/all/reward/total"] <= 1 for row in found)
     assert any(0 < row["reward/total"] < 1 and row["trained/answers"] >= 8 for row in found), found
     assert list((tmp_path / "weights").glob("*/train-0/weights/final/adapter_model.safetensors"))
 

@@ -12,8 +12,10 @@ from tinker_model import write_model
 from tinker_server import TinkerServer
 
 from rlvr.cli import run
+from rlvr.files import new_folder
 from rlvr.service.tinker_api.serve import bound, check_exposure, named_models
 from rlvr.service.tinker_api.tenants import Keys
+from rlvr.training.journal import Checkpoint, Journal, Position
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -34,6 +36,20 @@ def test_a_model_is_named_by_its_folder_or_as_asked(model: Path) -> None:
     }  # fmt: skip
     odd = model.rename(model.with_name("a=b"))
     assert named_models([str(odd)]) == {str(odd): str(odd)}
+
+
+def test_a_run_of_ours_is_served_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "runs"
+    run.mkdir()
+    (run / "resolved.yaml").write_text("{}")
+    with pytest.raises(ValueError, match=r"--model=.*no whole checkpoint yet"):
+        named_models([f"mine={run}"])
+    with Journal(run) as journal:
+        for step in (1, 2):
+            with new_folder(run / "checkpoints" / f"rl-{step}") as folder:
+                (folder / "config.json").write_text("{}")
+            journal.checkpoint(Checkpoint(Position(0, step), f"checkpoints/rl-{step}"), keep=2)
+    assert named_models([f"mine={run}"]) == {"mine": str(run / "checkpoints" / "rl-2")}
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,6 @@ class ModelOptions:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.name and self.config:
-            raise ValueError(
-                "model: both of name and config given; name a folder or hub model, or describe one to build"
-            )
-
 
 @dataclass(frozen=True)
 class EnvOptions:
@@ -135,6 +129,10 @@ class Config:
         if self.client == "tinker" and not (self.model.name or self.model.start_from):
             raise ValueError(
                 "client=tinker: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"
+            )
+        if self.client == "local" and self.model.name and self.model.config:
+            raise ValueError(
+                "model: both of name and config given; name a folder or hub model, or describe one to build"
             )
         if self.client == "local" and not (self.model.name or self.model.config or self.model.start_from):
             raise ValueError(

@@ -117,6 +117,7 @@ def main(config: Config) -> None:
                 "progress/done_frac": (step + 1) / steps,
                 "optim/lr": config.learning_rate,
                 "reward/total": sum(rewards) / len(rewards),
+                "env/all/reward/total": sum(rewards) / len(rewards),  # as every other loop says it
                 "trained/answers": len(datums),
                 "time/total": time.perf_counter() - started,
             }

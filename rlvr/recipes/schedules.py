@@ -27,7 +27,7 @@ class StreamMinibatchConfig:
 
 @dataclass(frozen=True)
 class AsyncConfig:
-    """Answers may be up to `max_steps_off_policy` optimizer steps older than the policy that learns from them."""
+    """Answers may be up to `max_steps_off_policy` batches older than the policy that learns from them."""
 
     max_steps_off_policy: int
     groups_per_batch: int

@@ -115,9 +115,9 @@ def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_poi
     for derived in sorted(name for node in classes for base in node.bases for name in loaded(base) & free):
         raise BadTest(f"the test derives a class from {derived!r} of the answer, which lives elsewhere")
     known = own | called | inner(trees) | stored(after) | {entry_point or ""}
+    if name := parts.misused(trees, imported):
+        raise BadTest(f"the test compares with what {name!r} says, which is made where the answer runs: use plain data")
     for tree in trees:
-        if name := parts.misused(tree, imported):
-            raise BadTest(f"what the test compares with comes from {name!r} of the setup, which the answer has made")
         unmet = sorted(operands(tree) & free - known)
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")

@@ -2,6 +2,7 @@
 
 What comes back is data that the answer chose, so an answer gains nothing by lying about `len`, `bool` or an attribute:
 it could have returned the wrong value as well. What it must not choose is a comparison's result. Therefore:
+- an object that tells a length gives as many items;
 - an object of the answer's compared with plain data ends the test (`opaque`): its `__eq__` could say anything;
 - two of its objects are equal if its own `==` says so and what they are made of, read as data, is equal here;
 - the order of two of its objects is its own word: such a test holds nothing that the answer could be held to;
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any, NoReturn
 
@@ -43,11 +44,13 @@ class Link:
         self.callbacks: list[Any] = []
         self.given: dict[str, Any] = dict(PLAIN_TYPES)  # builtins that the test passed, beside plain types
         self.remotes: dict[Any, Remote] = {}
+        self.sized = set[tuple[Any, ...]]()  # objects that have told their length
         self.failed: Ended | None = None  # the test at hand is over, the line is not
         self.modules, self.expected = modules, set[str]()  # modules that a reply may be, or the test gave away
 
     def forget(self) -> None:
         self.remotes.clear()
+        self.sized.clear()
         self.callbacks.clear()
         self.given.clear()
 
@@ -183,6 +186,15 @@ class Link:
             result = ["x", [getattr(error, OF_ANSWER, None) or type(error).__name__, str(error)[:200]]]
         self.line.write(["ret", result])
 
+    def counted(self, items: Iterator[Any], told: int) -> Iterator[Any]:
+        """As many as the object has told: else `len(r) == 2` and a loop over `zip(r, wanted)` hold of an empty one."""
+        count = 0
+        for item in items:
+            count += 1
+            yield item
+        if count != told:
+            raise self.fail("opaque", f"an object of the answer told a length of {told}, and gave {count}")
+
     def op(self, name: str, target: list[Any], *args: Any) -> Any:
         return self.ask(["op", name, target, self.encode(list(args))])
 
@@ -266,7 +278,14 @@ class Remote:
 
     def __iter__(self) -> Any:
         link, target = _parts(self)
-        return iter(link.op("iter", target))
+        told = link.op("len", target) if tuple(target) in link.sized else None
+        items = iter(link.op("iter", target))
+        return items if told is None else link.counted(items, told)
+
+    def __len__(self) -> int:
+        link, target = _parts(self)
+        link.sized.add(tuple(target))
+        return link.op("len", target)
 
     def __contains__(self, item: Any) -> bool:
         return any(item is one or item == one for one in self)
@@ -317,7 +336,7 @@ def _define(name: str, plain: bool) -> None:
     setattr(Remote, f"__{name.strip('_')}__", operation)
 
 
-for _name in ("neg", "pos", "abs", "len", "str", "repr", "bool", "int", "float", "next"):
+for _name in ("neg", "pos", "abs", "str", "repr", "bool", "int", "float", "next"):
     _define(_name, True)
 for _name in ("getitem", "setitem", "delitem", "add", "mul", "matmul", "pow", "radd", "rmul", "rmatmul", "rpow"):
     _define(_name, True)

@@ -15,6 +15,7 @@ from functools import lru_cache
 BUILTINS = frozenset(dir(builtins))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
+OF_DATA = frozenset(name for kind in (str, bytes, list, tuple, dict, set, int, float) for name in dir(kind))
 LATER = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.Lambda)
 PLAIN = ("ctx", "op", "ops", "kind", "id", "attr", "arg", "name", "lineno", "type_comment", "conversion", "is_async")
 PARTS = {  # by kind of node: the fields in which others may stand
@@ -50,30 +51,103 @@ class Setup:
                     self.built |= names & own - imported
         self.plain = own - self.built
 
-    def of_answer(self, node: ast.AST) -> str:
-        """The name, if a value's is one whose word is the answer's: `built`, `built[0].x`, `Class.x`, `Class.x()`."""
-        depth = 0
-        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-            if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
-                return ""
-            node, depth = node.func if isinstance(node, ast.Call) else node.value, depth + 1
-        name = node.id if isinstance(node, ast.Name) else ""
-        return name if name in self.built or (depth and name in self.classes) else ""
+    def misused(self, trees: list[ast.Module], imported: set[str]) -> str:
+        """What of the setup the tests hold an answer's value to, though the answer could say what it is."""
+        return Words(self, trees, imported).misused() if self.classes or self.built else ""
 
-    def misused(self, tree: ast.Module, plain: set[str]) -> str:
-        """A name that a test takes for an expected value or a helper, though the answer could say what it is."""
-        for node in nodes(tree):
-            if isinstance(node, ast.Compare):
-                sides = [node.left, *node.comparators]
-                for side in sides:
-                    name = self.of_answer(side)
-                    if name and any(loaded(other) - BUILTINS - plain - self.plain for other in sides if other != side):
-                        return name
-            elif isinstance(node, ast.Assert):
-                test = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
-                name = self.of_answer(test) if isinstance(test, ast.Call) else ""
-                if name in self.classes:
+
+class Words:
+    """Which names of some tests have what from the answer: flow does not matter, one binding is enough.
+
+    `objects` are made by the setup's classes, which run where the answer does; `said` is what these or the answer's own
+    objects say; `answers` come from the answer's functions, which may also have changed them.
+    """
+
+    def __init__(self, setup: Setup, trees: list[ast.Module], imported: set[str]) -> None:
+        self.found = [node for tree in trees for node in nodes(tree)]
+        self.classes, self.objects, self.said = setup.classes, set(setup.classes), set(setup.built)
+        own = set().union(*map(stored, trees)) | inner(trees) | imported | setup.plain | setup.built | setup.classes
+        self.functions = set().union(*map(loaded, trees)) - own - BUILTINS
+        checks = [node.args.args for node in self.found if isinstance(node, FUNCTIONS) and node.name == "check"]
+        self.functions |= {parameter.arg for parameters in checks for parameter in parameters[:1]}
+        self.answers: set[str] = set()
+        known, count = -1, 0
+        while known < count:
+            known = count
+            for node in self.found:
+                self.follow(node)
+            count = len(self.objects) + len(self.said) + len(self.answers)
+
+    def follow(self, node: ast.AST) -> None:
+        """Let a binding, or a call of the answer with something that it may change, hand on where values come from."""
+        if isinstance(node, ast.Call) and self.is_answer(node.func):
+            given = set().union(*map(loaded, [*node.args, *(word.value for word in node.keywords)]))
+            self.answers |= given - self.objects - self.said - self.functions - BUILTINS
+        value = getattr(node, "iter" if isinstance(node, (ast.For, ast.comprehension)) else "value", None)
+        targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
+        names = {part.id for one in targets if one for part in [one, *walk(one)] if isinstance(part, ast.Name)}
+        names -= {part for one in targets if isinstance(one, (ast.Attribute, ast.Subscript)) for part in loaded(one)}
+        if not names or not isinstance(value, ast.expr):
+            return
+        if self.word(value):
+            self.said |= names
+        if self.asks(value):
+            self.answers |= names
+        elif loaded(value) & self.objects:
+            self.objects |= names
+
+    def is_answer(self, function: ast.expr) -> bool:
+        """Whether it is the answer's: `f`, `Solution().f`. A method that plain data has may be one that compares."""
+        if isinstance(function, ast.Attribute):
+            return function.attr not in OF_DATA and self.asks(function.value) and not self.word(function.value)
+        return isinstance(function, ast.Name) and function.id in (self.functions | self.answers) - self.said
+
+    def parts(self, node: ast.AST) -> list[ast.AST]:
+        """The nodes of an expression, but for what it gives to the answer's functions."""
+        found = [node]
+        for one in found:  # which grows
+            if not (isinstance(one, ast.Call) and self.is_answer(one.func)):
+                found += children(one)
+        return found
+
+    def asks(self, node: ast.AST) -> bool:
+        """Whether an expression takes a value of the answer's."""
+        for part in self.parts(node):
+            if isinstance(part, ast.Call) and self.is_answer(part.func):
+                return True
+            if isinstance(part, ast.Name) and part.id in self.answers:
+                return True
+        return False
+
+    def word(self, node: ast.AST) -> str:
+        """The name of the setup, or made of one, whose word an expression takes: `built`, `Class.x`, `Class().x()`."""
+        for part in self.parts(node):
+            if isinstance(part, ast.Name) and part.id in self.said:
+                return part.id
+            inside = part.value if isinstance(part, (ast.Attribute, ast.Subscript)) else None
+            if isinstance(part, ast.Call) and not isinstance(part.func, (ast.Name, ast.Attribute)):
+                inside = part.func  # `Class()(...)`
+            while isinstance(inside, (ast.Attribute, ast.Subscript, ast.Call)):
+                inside = inside.func if isinstance(inside, ast.Call) else inside.value
+            if isinstance(inside, ast.Name) and inside.id in self.objects:
+                return inside.id
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+                name = part.func.id
+                if name in self.objects - self.classes:
                     return name
+        return ""
+
+    def misused(self) -> str:
+        for node in self.found:
+            if isinstance(node, (ast.Assert, ast.If, ast.While, ast.IfExp)):
+                held = node.test
+            elif isinstance(node, ast.Compare) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+                held = node
+            else:
+                continue
+            name = self.word(held)
+            if name and self.asks(held):
+                return name
         return ""
 
 

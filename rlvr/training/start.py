@@ -13,6 +13,7 @@ from pathlib import Path
 from rlvr.files import verified
 from rlvr.training.journal import stored_checkpoint, weights_at
 
+_KEY = "model.start_from"
 _EXPECTED = (
     "a run folder, one of its checkpoints, a model folder (config.json and its weights) or an adapter "
     "(adapter_config.json)"
@@ -26,7 +27,7 @@ def start_folder(given: str) -> Path:
             f"model.start_from={given!r}: weights that a server keeps, which no engine in this process reads: give "
             f"client=tinker with the server's model.base_url, or download them and give {_EXPECTED}"
         )
-    place = _checkpoint(given)
+    place = newest_weights(given, _KEY)
     if not (is_model(place) or (place / "adapter_config.json").exists()):
         found = "there is no such folder" if not place.is_dir() else "it holds no weights that are known here"
         raise ValueError(f"model.start_from={given!r}: {found}; expected {_EXPECTED}")
@@ -37,7 +38,7 @@ def start_folder(given: str) -> Path:
 
 def remote_start(given: str) -> str:
     """The path at a server of the weights; of a run or a checkpoint, what it says about where it keeps them."""
-    path = given if "://" in given else weights_at(_checkpoint(given))
+    path = given if "://" in given else weights_at(newest_weights(given, _KEY))
     if not path.startswith("tinker://"):
         raise ValueError(
             f"model.start_from={given!r}: client=tinker starts from tinker:// paths, or from a run that kept its "
@@ -46,14 +47,14 @@ def remote_start(given: str) -> str:
     return path
 
 
-def _checkpoint(given: str) -> Path:
-    """The newest whole checkpoint where a run's folder is given, else the folder itself."""
+def newest_weights(given: str, key: str) -> Path:
+    """The newest whole checkpoint where a run's folder is given as `key`, else the folder itself."""
     place = Path(given).expanduser()
     if not (place / "resolved.yaml").exists():
         return place
     newest = stored_checkpoint(place)
     if newest is None:
-        raise ValueError(f"model.start_from={given!r}: this run has no whole checkpoint yet")
+        raise ValueError(f"{key}={given!r}: this run has no whole checkpoint yet")
     return newest
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -84,9 +85,9 @@ class LocalSamplingClient(Made):
     ) -> Future[SampleResponse]:
         return self._engine.sample(
             self._snapshot,
-            prompt,
+            ModelInput(prompt.to_ints()),
             num_samples,
-            sampling_params,
+            _params(sampling_params),
             prompt_logprobs=include_prompt_logprobs,
             topk_prompt=topk_prompt_logprobs,
             topk_sample=topk_sample_logprobs,
@@ -108,6 +109,13 @@ class LocalSamplingClient(Made):
 
     def get_tokenizer(self) -> Any:
         return self._engine.model.tokenizer
+
+
+def _params(given: Any) -> SamplingParams:
+    """Sampling parameters, ours or those of the SDK's own class, by their fields' names."""
+    if isinstance(given, SamplingParams):
+        return given
+    return SamplingParams(**{f.name: getattr(given, f.name) for f in fields(SamplingParams) if hasattr(given, f.name)})
 
 
 class LocalTrainingClient(Made):

@@ -14,6 +14,7 @@ from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
 from rlvr.reward.math.intervals import merged
 from rlvr.reward.math.kinds import Choice, Matrix, Ordered, Quantity, Relation, Text, Union, Unordered, Value
+from rlvr.reward.math.losses import loses
 from rlvr.reward.math.spelling import spelled, words
 from rlvr.reward.math.values import read
 
@@ -51,7 +52,8 @@ def same(gold: str, answer: str, conventions: Conventions) -> bool | None:
     if wanted is None or found is None:
         if isinstance(wanted, (Text, Choice)) or (wanted is not None and ("\\" not in answer or _PROSE.search(answer))):
             return False  # not written as mathematics, or with words that math-verify would drop
-        return None
+        lost = (found is None and loses(answer, gold)) or (wanted is None and loses(gold, answer))
+        return False if lost else None
     if isinstance(wanted, Text) and isinstance(found, Text):
         return wanted.words == found.words
     if isinstance(wanted, Text) or isinstance(found, Text):

@@ -1,7 +1,7 @@
-"""Whether math-verify would drop a part of an answer and judge the rest: `\\ne 5` and `5 \\\\ 6` are 5 to it.
+"""Whether math-verify would drop a part of a text and judge the rest: `\\ne 5` and `5 \\\\ 6` are 5 to it.
 
-Only an answer of which all is computed with is handed over, so the list is one of what may stand in it, and whatever is
-not in it is refused. `python -m pytest tests/test_math_peer.py` exercises it.
+Only what is computed with from end to end is handed over. So the list is one of what may stand in it; a command that is
+not there is refused. `python -m pytest tests/test_math_peer.py` exercises it.
 """
 
 from __future__ import annotations
@@ -10,48 +10,49 @@ import re
 
 from rlvr.reward.math.spelling import spelled
 
+_FUNCTIONS = "log ln exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh int sum prod lim max min gcd"
+_BETWEEN = "cdot times div pm mp to cup cap newline over choose"  # something has to stand on their right
 _COMPUTED = frozenset(
-    (
-        "frac sqrt cdot times div pm mp pi infty binom choose over int sum prod lim to circ pmod bmod mod "
-        "log ln exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh max min gcd lfloor rfloor lceil rceil "
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi "
-        "psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega "
-        "lbrace rbrace langle rangle cup cap emptyset mathbb begin end newline le ge ne in"
-    ).split()
+    f"{_FUNCTIONS} {_BETWEEN} frac sqrt pi infty binom circ pmod bmod mod lfloor rfloor lceil rceil "
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
+    "omega Gamma Delta Theta Lambda Sigma Phi Psi Omega "
+    "lbrace rbrace langle rangle emptyset mathbb begin end le ge ne in".split()
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)")
 _MATRIX = re.compile(r"\\begin\{([a-zA-Z]?matrix|array)\}.*?\\end\{\1\}")
-_FUNCTION = r"\\(?:log|ln|exp|sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan)|sinh|cosh|tanh|max|min|gcd|int|sum|prod|lim)"
-_ENDS = re.compile(
-    r"[*/^_,;:&|!'%]|\\(?:cdot|times|div|to|circ|pmod|bmod|mod|cup|cap|newline|over|choose|mp)(?![A-Za-z])"
-    r"|.*(?:[-+*/^_,;:&]|\\(?:cdot|times|div|pm|mp|to|cup|cap|newline|over|choose)\s*|" + _FUNCTION + r"\s*)$"
+_STARTS = re.compile(
+    rf"[*/^_,;:&|!'%]|\\(?:{'|'.join(_BETWEEN.replace(' pm', '').split())}|circ|pmod|bmod|mod)(?![A-Za-z])"
 )
+_STOPS = re.compile(rf"(?:[-+*/^_,;:&]|\\(?:{'|'.join((_BETWEEN + ' ' + _FUNCTIONS).split())}))\s*$")
+_BARE = re.compile(r"\\(?:sum|prod|lim|max|min|gcd)(?!\s*[_(]|[A-Za-z])")  # of nothing
 _RELATION = re.compile(r"[<>=~]|\\(?:le|ge|ne|in)(?![A-Za-z])")
-_NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?\s*=")
-_OPERATIONS = (  # signs that stand for what math-verify does not do
+_BELOW = re.compile(r"_\s*\{[^{}]*\}")  # `k = 1` under a sum
+_NAMED = re.compile(r"^[A-Za-z](?:\([a-z]\))?\s*=")
+_BUT = re.compile(r"^\\mathbb\s*\{R\}\s*\\(?:setminus|backslash)(?=\s*\\lbrace)")  # the one difference that is computed
+_DROPPED = (  # unless the other side has it, too
     re.compile("[%#&?]"),
     re.compile(r"'|\.\.\."),
     re.compile(r"\^\s*\{?\s*[cC](?![A-Za-z])"),  # a complement
-    re.compile(r"\\(?:sum|prod|lim|max|min|gcd)(?!\s*[_(]|[A-Za-z])"),  # of nothing
+    re.compile(r"\\infty\s*[0-9A-Za-z({]|[0-9)}]\s*\\infty"),
     re.compile(r"(?<![\\A-Za-z])(?:and|or|not|no|is|but|if|[A-Za-z]{5,})(?![A-Za-z])"),
-    re.compile(r"\\infty\s*[0-9A-Za-z({]|[0-9)}]\s*\\infty"),  # infinitely many times
 )
 
 
-def loses(gold: str, answer: str) -> bool:
-    """Whether a part of this answer has no meaning to math-verify, where the gold does not hold the same sign."""
-    if "\\phantom" in answer or "\\hspace" in answer:
+def loses(text: str, other: str) -> bool:
+    """Whether a part of `text` has no meaning to math-verify, which is to compare it with `other`."""
+    if "\\phantom" in text or "\\hspace" in text:
         return True
-    wanted, text = spelled(gold), spelled(answer)
-    outside, gold_outside = (_MATRIX.sub("M", side) for side in (text, wanted))
-    if set(_COMMAND.findall(text)) - _COMPUTED or "\\newline" in outside or _ENDS.match(text):
+    text, other = spelled(text), spelled(other)
+    outside, others = _MATRIX.sub("M", text), _MATRIX.sub("M", other)
+    if set(_COMMAND.findall(_BUT.sub("", text))) - _COMPUTED or "\\newline" in outside:
+        return True
+    if _STARTS.match(text) or _STOPS.search(text) or _BARE.search(text):
         return True
     if any(text.count("\\l" + name) != text.count("\\r" + name) for name in ("floor", "ceil")):
         return True
-    if any(sign.search(outside) and not sign.search(gold_outside) for sign in _OPERATIONS):
+    if any(sign.search(outside) and not sign.search(others) for sign in _DROPPED):
         return True
-    related = set(_RELATION.findall(_NAMED.sub("", text, count=1) if _NAMED.match(text) else text))
-    is_set = wanted.startswith(("(", "[", "]", "\\lbrace", "\\mathbb")) or "\\cup" in wanted
-    if is_set:  # which an inequality may describe as well
-        return False
-    return bool(related - set(_RELATION.findall(wanted))) or "\\cup" in text or "\\cap" in text
+    if other.startswith(("(", "[", "]", "\\lbrace", "\\mathbb")) or "\\cup" in other:
+        return False  # a set, which relations may describe as well
+    related = set(_RELATION.findall(_NAMED.sub("", _BELOW.sub("", text))))
+    return bool(related - set(_RELATION.findall(other))) or "\\cup" in text or "\\cap" in text

@@ -29,8 +29,8 @@ sheep fish deer goose mouse tooth die ox cattle aircraft species series"""
 _NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
 these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth
 millionth one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
-ninety hundred thousand million billion trillion dozen score pair square cube negative zero none wrong no not or and but
-maybe mistake doubt error lie"""
+ninety hundred thousand million billion trillion lakh crore googol factorial power dozen score pair square cube negative
+zero none wrong no not or and but maybe mistake doubt error lie"""
 _PLAIN, _NEVER = frozenset(_UNITS.split()), frozenset(_NO_UNITS.split())
 STOPS = frozenset(name for name in _KNOWN if 2 <= len(name) <= 3)  # these are no products of variables
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")

@@ -42,6 +42,8 @@ _BASE = re.compile(
 )
 _NAMED = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASE_NAMES = {name: base for base, name in enumerate(_NAMED, start=2)} | {"sixteen": 16}
+ROUNDED = 0.1  # "pi is about 3" is half of that off
+_ABOUT = re.compile(r"\\(?:approx|sim)(?![A-Za-z])")
 _SIGNS = re.compile(r"\\(?:le|ge|ne|approx|equiv|sim)(?![A-Za-z])|[=<>]")
 _ORDER = re.compile(r"\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])|[<>]")
 _NAME = re.compile(
@@ -219,7 +221,12 @@ def _interval(opening: str, closing: str, items: list[Value]) -> Ordered:
 
 
 def _related(text: str) -> Value | None:
-    text = re.split(r"\\(?:approx|sim)(?![A-Za-z])", text)[0].strip()
+    text, *rounded = (side.strip() for side in _ABOUT.split(text))
+    if rounded:
+        exact = _single(text)
+        if not all(_near(exact, _single(side)) for side in rounded):
+            raise Unreadable("what it is said to be about is another value")
+        return exact
     signs = [ORDERED.get(found[0], found[0]) for found in _SIGNS.finditer(text)]
     sides = [side.strip() for side in _SIGNS.split(text)]
     if not signs:
@@ -237,6 +244,16 @@ def _related(text: str) -> Value | None:
             name = next(iter(algebra.variables(middle)))
             return replace(_interval(opening, closing, [Quantity(low), Quantity(high)]), name=name)
     raise Unreadable("a chain of relations")
+
+
+def _near(exact: Value | None, rounded: Value | None) -> bool:
+    """Whether the second is the first, rounded; what stands in another unit is not converted."""
+    if not (isinstance(exact, Quantity) and isinstance(rounded, Quantity)):
+        return False
+    if exact.unit and rounded.unit and exact.unit != rounded.unit:
+        return True
+    x, y = (numeric.approximate(side.value / number(100 if side.percent else 1)) for side in (exact, rounded))
+    return x is not None and y is not None and abs(x - y) <= ROUNDED * abs(x)
 
 
 def _equation(sides: list[str]) -> Value | None:

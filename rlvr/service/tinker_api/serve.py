@@ -18,6 +18,7 @@ from typing import Any
 
 from rlvr.service.tinker_api.limits import ServerLimits
 from rlvr.service.tinker_api.tenants import VARIABLE, Keys
+from rlvr.training.start import is_model, newest_weights
 
 EXTRA = 'pip install "rlvr[train,serve]"'
 ANY_KEY = "tml-no-key-needed"  # the SDK insists on one
@@ -122,13 +123,15 @@ def named_models(given: list[str]) -> dict[str, str]:
             raise ValueError(
                 f"--model {name!r} is given twice; write name=folder to serve a second one by another name"
             )
-        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1
-        if looks_local and not (Path(folder).expanduser() / "config.json").is_file():
+        place = newest_weights(folder, "--model")
+        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.is_dir()
+        if looks_local and not is_model(place):
             raise ValueError(
                 f"--model {text!r}: {folder} is no folder with a model (no config.json there); expected one that "
-                "save_pretrained or a download wrote, or the name of a model on the hub (owner/name)"
+                "save_pretrained or a download wrote, a run of `rlvr train` that trained a whole model, or the name of "
+                "a model on the hub (owner/name)"
             )
-        found[name] = str(Path(folder).expanduser()) if looks_local else folder
+        found[name] = str(place) if looks_local else folder
     if not found:
         raise ValueError("which model? give --model with a folder, a hub name, or name=folder")
     return found
