@@ -40,6 +40,17 @@ def test_humaneval_is_one_hidden_test_and_a_prefix() -> None:
     assert made.solution == HUMANEVAL["prompt"] + HUMANEVAL["canonical_solution"] and made.shown(None) == []
 
 
+def test_a_helper_of_humanevals_prompt_is_the_tests_own() -> None:
+    """An answer that goes on from the prompt may define it again."""
+    prompt = "import math\n\nSCALE = 2\n\ndef widen(x):\n    return math.floor(SCALE * x)\n\n"
+    asked = 'def narrow(x):\n    """Undo widen."""\n'
+    made = Problem.of({**HUMANEVAL, "prompt": prompt + asked, "entry_point": "narrow"})
+    assert made.setup == "import math\nSCALE = 2\ndef widen(x):\n    return math.floor(SCALE * x)"
+    assert Problem.of(HUMANEVAL).setup == ""
+    assert Problem.of({**HUMANEVAL, "prompt": "def other(x):\n    ...\n\n" + asked}).setup == ""
+    assert Problem.of({**HUMANEVAL, "prompt": "Complete this: def"}).setup == ""
+
+
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_program_of_apps_reads_input_and_writes_output(as_text: bool) -> None:
     held: Any = STDIO["input_output"]

@@ -40,3 +40,40 @@ def test_a_worker_that_was_killed_costs_the_next_pair_nothing():
 @pytest.mark.parametrize("answer", ["x^{9^{9^9}}", "\\int_0^1 10^{99999} dx", "\\int_0^1 (10^{8})! dx"])
 def test_numbers_that_only_a_kill_would_stop_are_not_asked(answer):
     assert outcome("\\int_0^1 x^2 dx", answer) is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("gold", "form"),
+    [("5", form) for form in (
+        "\\ne %s", "\\le %s", "\\lt %s", "\\notin %s", "\\neg %s", "\\foo %s", "\\foo{6}%s", "\\bar %s", "\\sum %s",
+        "\\max %s", "\\lceil %s", "\\cdot %s", "%s\\cdot", "%s\\\\6", "%s,\\ldots", "%s\\ldots", "%s\\to 6",
+        "%s\\le 6", "%s\\setminus 6", "%s\\prime", "\\phantom{%s}", "\\not %s", "\\vee %s", "6\\Rightarrow %s",
+        "%s\\approx 6", "%s\\sim 9", "\\begin{cases}%s\\\\6\\end{cases}", "%s\\text{ crores}", "%s\\pmod{6}",
+    )]
+    + [("x=5", "\\ne %s"), ("x=5", "%s'"), ("x=5", "\\sum %s"), ("\\{1,2\\}", "%s'"), ("\\{1,2\\}", "%s^c")]
+    + [("(1,2)", "%s\\setminus\\{1.5\\}"), ("(1,2)", "\\mathbb{R}\\setminus %s"), ("x>5", "\\neg(%s)")]
+    + [("50\\%", "%s'"), ("50\\%", "%s \\cap (100,101)"), ("\\infty", "%s 9"), ("\\ln 4", "2%s/2 \\ne 9")]
+    + [("\\mathbb{R}", "%s\\setminus\\{1\\}"), ("\\ln 4", "\\approx %s + 0"), ("\\ln 4", "0 + %s\\approx 9")],
+)  # fmt: skip
+def test_no_answer_is_paid_for_what_is_left_when_math_verify_has_dropped_the_rest(gold: str, form: str) -> None:
+    assert outcome(gold, form.replace("%s", gold)) is Outcome.FAILED
+
+
+def test_a_gold_of_which_math_verify_would_drop_a_part_is_not_compared_by_the_rest() -> None:
+    assert outcome("f'(x)", "f(x)") is Outcome.FAILED
+    assert outcome("f'(x) = 2x", "f'(x) = x + x") is Outcome.PASSED
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("\\ln 4", "2\\ln 2"), ("\\ln 4", "2\\ln 2 \\approx 1.386"), ("\\frac12", "\\int_0^1 x\\,dx"),
+        ("6", "\\sum_{k=1}^{3} k"),
+        ("3", "\\max(1,3)"), ("\\tan^{-1}(2)", "\\arctan(2)"), ("\\binom{n}{2}", "\\frac{n(n-1)}{2}"),
+        ("0", "\\lim_{n\\to\\infty} \\frac1n"),
+        ("(-\\infty,1)\\cup(1,\\infty)", "\\mathbb{R}\\setminus\\{1\\}"), ("\\frac12", "\\frac12 \\approx 50\\%"),
+        ("12\\text{ cm}", "12\\text{ cm} \\approx 4.7\\text{ inches}"), ("\\pi", "\\pi \\approx 3.14"),
+    ],
+)  # fmt: skip
+def test_what_is_computed_with_from_end_to_end_passes(gold: str, answer: str) -> None:
+    assert outcome(gold, answer) is Outcome.PASSED

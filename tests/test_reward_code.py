@@ -259,3 +259,19 @@ def test_a_broken_sandbox_stops_a_run_by_its_error_budget(tmp_path: Path, monkey
     said = capsys.readouterr().err
     assert "of 12" in said and "unshare is refused" in said, said
     assert not (tmp_path / "runs/mbpp/evaluations/baseline.json").exists()
+
+
+def test_no_answer_takes_the_other_answers_of_its_batch_with_it() -> None:
+    meta = {"tests": ["expected = [1]\nassert f(1) == 1", "assert f(2) == expected"]}
+    texts = ["def f(x): return 1 if x == 1 else [1]", "import os\ndef f(x): os._exit(0)", "def f(x): return 0"]
+    scores = resolve_reward("code").score([answer(text, meta) for text in texts])
+    assert [score.value for score in scores] == [1.0, -0.5, -0.5]
+
+
+def test_a_helper_of_the_prompt_that_an_answer_defines_again_judges_nothing() -> None:
+    prompt = 'def widen(x):\n    return 2 * x\n\ndef narrow(x):\n    """Undo widen."""\n'
+    test = "def check(candidate):\n    for x in range(3): assert candidate(widen(x)) == x"
+    meta = {"prompt": prompt, "entry_point": "narrow", "test": test}
+    assert judged("    return x // 2", meta).value == 1.0
+    assert judged("    return x\n\ndef widen(x):\n    return x\n", meta).value == -0.5
+    assert judged("    return x\n\nwiden = lambda x: x\n", meta).value == -0.5

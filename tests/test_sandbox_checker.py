@@ -303,3 +303,29 @@ def test_walk_finds_what_ast_walk_finds_but_for_operators_and_contexts() -> None
     wanted = [node for node in ast.walk(tree) if node is not tree and not isinstance(node, silent)]
     assert len(wanted) > 10_000
     assert [id(node) for node in walk(tree)] == [id(node) for node in wanted]
+
+
+def test_what_fails_on_a_value_of_the_setup_that_the_answer_should_have_changed_is_its_failure() -> None:
+    tests = ["order(xs)", "assert xs == [1, 2, 3]"]
+    assert rows("def order(xs): xs.sort()", tests, setup="xs = [3, 1, 2]") == [(True, "")] * 2
+    assert rows("def order(xs): pass", tests, setup="xs = [3, 1, 2]") == [(True, ""), (False, "assertion")]
+
+
+def test_an_answer_has_no_builtin_of_its_own_where_a_setup_asks_for_its_objects() -> None:
+    stack = "class Stack:\n def __init__(s): s.a = []\n def push(s, x): %s\n def __len__(s): return len(s.a)\n%s"
+    setup = "s = Stack()\ns.push(1)"
+    assert rows(stack % ("s.a.append(x)", ""), ["assert len(s) == 1"], setup=setup) == [(True, "")]
+    liar = stack % ("pass", "def len(x): return 1")
+    assert rows(liar, ["assert len(s.a) == 1"], setup=setup) == [(False, "assertion")]
+
+
+def test_an_object_gives_as_many_items_as_it_has_told() -> None:
+    bag = "class Bag:\n def __len__(s): return 2\n def __iter__(s): return iter(%s)\ndef f(x): return Bag()"
+    test = "r = f(3)\nassert len(r) == 2\nfor a, b in zip(r, [1, 2]): assert a == b"
+    assert rows(bag % "[1, 2]", [test]) == [(True, "")]
+    assert rows(bag % "()", [test]) == [(False, "opaque")]
+    grows = (
+        "class Bag:\n def __init__(s): s.a = [1]\n def __len__(s): return len(s.a)\n def __iter__(s): return iter(s.a)"
+    )
+    grows += "\n def add(s, x): s.a.append(x)"
+    assert rows(grows, ["b = Bag()\nassert len(b) == 1\nb.add(2)\nassert list(b) == [1, 2]"]) == [(True, "")]

@@ -253,6 +253,15 @@ def test_limits_are_kept() -> None:
         assert sandbox.verify("def f(): return 1", ["assert f()"]).passed
 
 
+UNFIT: list[dict[str, Any]] = [{"tolerance": "x"}, {"tolerance": float("inf")}, {"tolerance": -1}, {"input": "\ud800"}]
+
+
+@pytest.mark.parametrize("wrong", UNFIT)
+def test_a_program_test_that_nothing_could_be_compared_by_is_refused(sandbox: Sandbox, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"tolerance=|surrogate"):
+        sandbox.verify("print(5)", [{"input": "", "output": "5", **wrong}])
+
+
 @pytest.mark.parametrize("name", ["mbpp.jsonl", "sanitized-mbpp.json"])
 def test_every_reference_solution_of_mbpp_is_accepted(sandbox: Sandbox, name: str) -> None:
     if not (DATA / name).exists():
@@ -309,3 +318,21 @@ def test_an_answer_starts_without_the_modules_that_few_need_and_its_values_of_th
         "assert made() == [date(2020, 1, 2), timedelta(3), Decimal('1.5'), Fraction(1, 3)]"
     )
     assert sandbox.verify(solution, [test]).passed
+
+
+def test_a_test_that_cannot_run_alone_is_not_run_alone(sandbox: Sandbox) -> None:
+    """Tests that build on one another run once: else a crash earns a second draw, or a row without a verdict."""
+    builds = ["expected = [1]\nassert f(1) == 1", "assert f(2) == expected"]
+    lost = sandbox.verify("import os\ndef f(x): os._exit(0)", builds)
+    assert said(lost) == ("failed", "exited", ["exited", "exited"])
+    draws = "import os\nresult = expected = 0\ndef f(x): return os.urandom(1)[0] < 128 and os._exit(0)"
+    named = ["expected = 5\nresult = f(1)", "assert result == expected"]
+    assert sandbox.verify("def f(x): return 5", named).passed
+    assert not any(sandbox.verify(draws, named).passed for _ in range(8))
+
+
+def test_a_program_has_what_programs_take_for_granted(sandbox: Sandbox) -> None:
+    program = "import sys\nprint(sys.argv)\n{}()\nprint('not reached')"
+    for end in ("exit", "quit"):
+        verdict = sandbox.verify(program.format(end), [{"input": "", "output": "['answer.py']"}])
+        assert verdict.passed, (end, said(verdict))

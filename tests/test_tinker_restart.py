@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ from tinker_rows import ADAM, RATIO, only, prompt, rows
 from tinker_server import TinkerServer, serving
 
 # The SDK leaves its connections to the garbage collector.
-pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(400)]
 NAME = "tiny"
-STEPS, AHEAD = 36, 3  # optimizer steps, and how many a client has under way
-KILLS = (4, 14, 24)  # when each of the clients has been told of so many steps
+STEPS, AHEAD = 24, 3  # optimizer steps, and how many a client has under way
+KILLS = (3, 9, 15)  # when the client that is ahead has been told of so many steps
+LENGTH = 60  # tokens of a sample
 LOSSES = (("cross_entropy", ("target_tokens", "weights")), ("ppo", RATIO))
 
 
@@ -86,20 +87,38 @@ class Sampled:
 
 
 def sample(url: str, key: str, over: Callable[[], bool], mine: Sampled) -> None:
-    """Several requests under way without pause, from the base model and from weights that were saved once."""
+    """From the base model and from weights that were saved once, AHEAD rounds of requests under way, without pause."""
     service = tinker.ServiceClient(base_url=url, api_key=key)
     client: Any = service.create_lora_training_client(base_model=NAME, rank=4, seed=9).result()
     client.forward_backward(only(rows(3), "target_tokens", "weights"), "cross_entropy").result()
     client.optim_step(ADAM).result()
     saved: Any = client.save_weights_and_get_sampling_client().result()
-    samplers: list[Any] = [service.create_sampling_client(base_model=NAME).result(), saved]
-    while not over():
-        how = types.SamplingParams(max_tokens=100, seed=mine.sent, stop=[])
-        futures = [sampler.sample(prompt(n), 2, how) for n in (3, 4) for sampler in samplers]
-        mine.sent += len(futures)
-        mine.lengths += [len(s.tokens) for future in futures for s in future.result().sequences]
-        mine.scores.append(saved.compute_logprobs(prompt(5, 6, 7, 8)).result()[1:])
+    base: Any = service.create_sampling_client(base_model=NAME).result()
+    waiting: list[list[Any]] = []
+    while waiting or not over():
+        if len(waiting) < AHEAD and not over():
+            how = types.SamplingParams(max_tokens=LENGTH, seed=mine.sent, stop=[])
+            waiting.append([saved.compute_logprobs(prompt()), *(s.sample(prompt(), 4, how) for s in (base, saved))])
+            mine.sent += 1
+        else:
+            scores, *sampled = waiting.pop(0)
+            mine.lengths += [len(sequence.tokens) for future in sampled for sequence in future.result().sequences]
+            mine.scores.append(scores.result()[1:])
     service.close("success").result()
+
+
+def started(live: Callable[..., None], server: TinkerServer, *how: Any) -> Future[None]:
+    """`live` on a thread that does not keep this process when the test has failed and nobody answers any more."""
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(live(server.url, server.key, *how))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -137,33 +156,34 @@ def test_clients_go_on_over_kills_and_no_step_is_lost_or_made_twice(
     model: Path, tmp_path: Path, undisturbed: list[tuple[Trained, dict[str, Any]]]
 ) -> None:
     dice, over, trained, sampled = random.Random(11), threading.Event(), [Trained() for _ in LOSSES], Sampled()
-    with (
-        TinkerServer({NAME: model}, tmp_path / "state", "--device", "cpu") as server,
-        ThreadPoolExecutor(len(LOSSES) + 1) as threads,
-    ):
-        runs = [threads.submit(train, server.url, server.key, number, mine) for number, mine in enumerate(trained)]
-        runs.append(threads.submit(sample, server.url, server.key, over.is_set, sampled))
-        try:
-            for told in KILLS:
-                while min(len(mine.told) for mine in trained) < told and not any(run.done() for run in runs):
-                    time.sleep(0.005)
-                time.sleep(dice.random() * 0.2)
-                waited = [mine.sent > len(mine.told) for mine in trained] + [2 * sampled.sent > len(sampled.lengths)]
-                server.kill()
-                assert all(waited), f"somebody had nothing under way when the server was killed: {waited}"
-                server.start()
-            for run in runs[:-1]:
-                run.result(timeout=200)
-            over.set()
-            runs[-1].result(timeout=100)
-        finally:
-            over.set()
+    idle: list[str] = []  # who had nothing under way when the server was killed
+    with TinkerServer({NAME: model}, tmp_path / "state", "--device", "cpu") as server:
+        runs = [started(train, server, number, mine) for number, mine in enumerate(trained)]
+        runs.append(started(sample, server, over.is_set, sampled))
+        for told in KILLS:
+            while not any(run.done() for run in runs):
+                heard = [len(mine.told) for mine in trained]
+                if sampled.sent and min(heard) > 0 and max(heard) >= told:
+                    break
+                time.sleep(0.005)
+            time.sleep(dice.random() * 0.1)
+            idle += [mine.run for mine in trained if mine.sent == len(mine.told)]
+            idle += ["the sampler"] * (sampled.sent == len(sampled.scores))
+            server.kill()
+            server.start()
+        for run in runs[:-1]:
+            run.result(timeout=120)
+        over.set()
+        runs[-1].result(timeout=60)
         faults = [line for line in server.log().splitlines() if json.loads(line)["level"] == "error"]
+    del runs
     gc.collect()  # here, where the SDK's warnings are expected
+    assert not idle
     for mine, (whole, saved) in zip(trained, undisturbed, strict=True):
         assert mine.told == whole.told
         found = counters(tmp_path / "state", mine.run, "final")
         assert (found["version"], found["weights_sha256"]) == (STEPS, saved["weights_sha256"])
-    assert sampled.lengths == [100] * 2 * sampled.sent
+    assert sampled.lengths == [LENGTH] * 8 * sampled.sent
+    assert len(sampled.scores) == sampled.sent
     assert all(scores == sampled.scores[0] for scores in sampled.scores), "the weights it samples from are the same"
     assert not faults

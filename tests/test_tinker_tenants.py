@@ -197,6 +197,8 @@ class Vandal:
         self.raw("another's sampler", "asample", {**asked, "prompt": {"chunks": [{"tokens": [1]}]}})
         saved = f"tinker://{theirs}/weights/x"
         self.sdk("another's path", lambda: service.create_training_client_from_state(saved).result())
+        vanished = {"session_id": "0" * 32, "model_seq_id": 0, "base_model": NAME, "lora_config": {"rank": 4}}
+        self.raw("a session that is no more", "create_model", vanished)
         self.sdk("not a number", lambda: bad(weights=np.full(9, np.nan, np.float32)).result())
         self.sdk("no such token", lambda: bad(target_tokens=np.full(9, 1 << 40)).result())
         self.sdk("another length", lambda: bad(weights=np.ones(3, np.float32)).result())
@@ -213,7 +215,8 @@ TOLD = {
     "a huge body": "413", "a key that is none": "401", "another's run": "404", "another's step": "404",
     "another's result": "404", "another's stop": "404", "another's session": "410", "another's heartbeat": "410",
     "another's sampler": "404", "another's path": "404", "not a number": "failed: user",
-    "no such token": "failed: user", "another length": "failed: user", "no such loss": "failed: user",
+    "a session that is no more": "410", "no such token": "failed: user",
+    "another length": "failed: user", "no such loss": "failed: user",
     "a step without gradients": "failed: user", "no such model": "400", "a prompt too long": "failed: user",
     "a prompt of no tokens of ours": "failed: user", "an empty prompt": "failed: user",
 }  # fmt: skip

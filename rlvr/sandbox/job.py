@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import marshal
+import math
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,7 @@ from rlvr.sandbox.verdict import Limits, TestResult, Verdict
 from rlvr.types import Outcome
 
 PATHS = ("auto", "weak")
+SURROGATE = re.compile("[\ud800-\udfff]")
 Rows = list[list[Any]]  # per test [passed, reason, detail]
 
 
@@ -42,6 +45,11 @@ class Job:
         for test in self.tests if self.stdio else ():
             if not isinstance(test.get("input"), str) or not isinstance(test.get("output"), str):
                 raise ValueError(f'the test {test!r:.200} needs a text under "input" and one under "output"')
+            tolerance = test.get("tolerance")
+            if tolerance is not None and (type(tolerance) not in (int, float) or not 0 <= tolerance < math.inf):
+                raise ValueError(f"tolerance={tolerance!r:.80}: a finite number, at least 0, or none, is expected")
+            if SURROGATE.search(test["input"] + test["output"]):
+                raise ValueError(f"the test {test!r:.200} holds half of a surrogate pair, which no program reads")
         if isinstance(imports, str) or not all(isinstance(line, str) for line in imports) or not isinstance(setup, str):
             raise ValueError(f"imports={imports!r:.200}, setup={setup!r:.200}: a list of texts and a text are expected")
         if path not in PATHS:

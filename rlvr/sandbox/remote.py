@@ -284,8 +284,9 @@ class Remote:
 
     def __len__(self) -> int:
         link, target = _parts(self)
+        told = link.op("len", target)
         link.sized.add(tuple(target))
-        return link.op("len", target)
+        return told
 
     def __contains__(self, item: Any) -> bool:
         return any(item is one or item == one for one in self)

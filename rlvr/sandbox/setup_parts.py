@@ -1,8 +1,9 @@
-"""A test's setup, cut in two: classes run where the answer does, which gets to see them; all the rest runs here.
+"""A test's setup, cut in two (`Setup`): classes run where the answer does, which gets to see them; the rest runs here.
 
 Values and functions of a setup are what a test compares with. They stay with the checker; what it builds from the
-answer's or its own classes is built over the channel, and is then no expected value. Standard library only.
-`python -m pytest tests/test_sandbox_checker.py` exercises it.
+answer's or its own classes is built over the channel, and is then no expected value: `Words` finds tests that take
+it for one. Standard library only.
+`python -m pytest tests/test_sandbox_setup.py` exercises it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ BUILTINS = frozenset(dir(builtins))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 OF_DATA = frozenset(name for kind in (str, bytes, list, tuple, dict, set, int, float) for name in dir(kind))
+OF_DATA -= {"add", "append", "clear", "copy", "extend", "insert", "reverse", "sort", "update"}  # which tell nothing
 LATER = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.Lambda)
 PLAIN = ("ctx", "op", "ops", "kind", "id", "attr", "arg", "name", "lineno", "type_comment", "conversion", "is_async")
 PARTS = {  # by kind of node: the fields in which others may stand
@@ -71,6 +73,8 @@ class Words:
         checks = [node.args.args for node in self.found if isinstance(node, FUNCTIONS) and node.name == "check"]
         self.functions |= {parameter.arg for parameters in checks for parameter in parameters[:1]}
         self.answers: set[str] = set()
+        assigned = [node for node in [*self.found, *nodes(setup.here)] if isinstance(node, ast.Assign)]
+        self.tables = {name: node.value for node in assigned for name in names_of(node) if rows_of(node.value)}
         known, count = -1, 0
         while known < count:
             known = count
@@ -83,21 +87,43 @@ class Words:
         if isinstance(node, ast.Call) and self.is_answer(node.func):
             given = set().union(*map(loaded, [*node.args, *(word.value for word in node.keywords)]))
             self.answers |= given - self.objects - self.said - self.functions - BUILTINS
-        value = getattr(node, "iter" if isinstance(node, (ast.For, ast.comprehension)) else "value", None)
-        targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
-        names = {part.id for one in targets if one for part in [one, *walk(one)] if isinstance(part, ast.Name)}
-        names -= {part for one in targets if isinstance(one, (ast.Attribute, ast.Subscript)) for part in loaded(one)}
-        if not names or not isinstance(value, ast.expr):
-            return
+        elif isinstance(node, FUNCTIONS) and node.name != "check":
+            for line in node.body:
+                self.hand_on({node.name}, line)
+                if loaded(line) & self.objects:
+                    self.said.add(node.name)
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            table = self.tables.get(node.iter.id, node.iter) if isinstance(node.iter, ast.Name) else node.iter
+            for row in rows_of(table) or [table]:
+                self.bind(node.target, row)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self.bind(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value:
+            self.bind(node.target, node.value)
+        elif isinstance(node, ast.withitem) and node.optional_vars:
+            self.bind(node.optional_vars, node.context_expr)
+
+    def bind(self, target: ast.expr, value: ast.expr) -> None:
+        """Each name to its own part of the value, where both show their parts: a table of cases holds both kinds."""
+        into, parts = getattr(target, "elts", []), rows_of(value)
+        if into and len(into) == len(parts):
+            for one, part in zip(into, parts, strict=True):
+                self.bind(one, part)
+        else:
+            names = {node.id for node in [target, *walk(target)] if isinstance(node, ast.Name)}
+            self.hand_on(names if isinstance(target, (ast.Name, ast.Tuple, ast.List)) else set(), value)
+
+    def hand_on(self, names: set[str], value: ast.AST) -> None:
         if self.word(value):
             self.said |= names
         if self.asks(value):
             self.answers |= names
-        elif loaded(value) & self.objects:
+        if any(isinstance(part, ast.Name) and part.id in self.objects for part in self.parts(value)):
             self.objects |= names
 
     def is_answer(self, function: ast.expr) -> bool:
-        """Whether it is the answer's: `f`, `Solution().f`. A method that plain data has may be one that compares."""
+        """Whether it is the answer's: `f`, `Solution().f`. A method of plain data's may compare with what it gets."""
         if isinstance(function, ast.Attribute):
             return function.attr not in OF_DATA and self.asks(function.value) and not self.word(function.value)
         return isinstance(function, ast.Name) and function.id in (self.functions | self.answers) - self.said
@@ -106,8 +132,9 @@ class Words:
         """The nodes of an expression, but for what it gives to the answer's functions."""
         found = [node]
         for one in found:  # which grows
-            if not (isinstance(one, ast.Call) and self.is_answer(one.func)):
-                found += children(one)
+            if isinstance(one, ast.Call) and self.is_answer(one.func):
+                one = one.func
+            found += children(one)
         return found
 
     def asks(self, node: ast.AST) -> bool:
@@ -120,21 +147,21 @@ class Words:
         return False
 
     def word(self, node: ast.AST) -> str:
-        """The name of the setup, or made of one, whose word an expression takes: `built`, `Class.x`, `Class().x()`."""
+        """The name of the setup, or made of one, whose word an expression takes: `built`, `Class.x`, `len(Class())`."""
         for part in self.parts(node):
+            inside: list[ast.expr] = []
             if isinstance(part, ast.Name) and part.id in self.said:
                 return part.id
-            inside = part.value if isinstance(part, (ast.Attribute, ast.Subscript)) else None
-            if isinstance(part, ast.Call) and not isinstance(part.func, (ast.Name, ast.Attribute)):
-                inside = part.func  # `Class()(...)`
-            while isinstance(inside, (ast.Attribute, ast.Subscript, ast.Call)):
-                inside = inside.func if isinstance(inside, ast.Call) else inside.value
-            if isinstance(inside, ast.Name) and inside.id in self.objects:
-                return inside.id
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-                name = part.func.id
-                if name in self.objects - self.classes:
-                    return name
+            if isinstance(part, (ast.Attribute, ast.Subscript)):
+                inside = [part.value]
+            elif isinstance(part, ast.Call) and not self.is_answer(part.func):
+                name = part.func.id if isinstance(part.func, ast.Name) else ""
+                inside = [] if name in self.classes or name in ("isinstance", "issubclass") else [part.func, *part.args]
+            for one in inside:
+                while isinstance(one, (ast.Attribute, ast.Subscript, ast.Call)):
+                    one = one.func if isinstance(one, ast.Call) else one.value
+                if isinstance(one, ast.Name) and one.id in self.objects:
+                    return one.id
         return ""
 
     def misused(self) -> str:
@@ -149,6 +176,15 @@ class Words:
             if name and self.asks(held):
                 return name
         return ""
+
+
+def rows_of(value: ast.AST) -> list[ast.expr]:
+    """The parts of a list, tuple or set as it is written."""
+    return value.elts if isinstance(value, (ast.List, ast.Tuple, ast.Set)) else []
+
+
+def names_of(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
 def sent(tree: ast.Module) -> list[ast.stmt]:

@@ -76,7 +76,7 @@ def warm() -> None:
 
 
 def main(job: dict[str, Any], channel: int) -> None:
-    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # what programs take for granted, and `site` would give
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # what programs take for granted, and `site` would give
     sys.argv = ["answer.py"]
     if "stdin" in job:
         run_program(job, channel)

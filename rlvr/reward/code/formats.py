@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rlvr.sandbox.job import SURROGATE
+
 Test = str | dict[str, str]
 FORMATS = (
     "MBPP's (test_list), HumanEval's (test, entry_point), APPS' (input_output) or our own (tests: a list of assert "
@@ -62,6 +64,8 @@ class Problem:
             raise ValueError("the problem has no tests; nothing could tell a right answer from a wrong one")
         if not all(test.strip() for test in made.tests if isinstance(test, str)):
             raise ValueError("the problem has an empty test, which every answer would pass; leave it out")
+        if any(SURROGATE.search(text) for test in made.tests if isinstance(test, dict) for text in test.values()):
+            raise ValueError("a test holds half of a surrogate pair, which no program reads")
         if made.entry_point is not None and not made.entry_point.isidentifier():
             raise ValueError(f"entry_point={made.entry_point!r:.80}, expected the name of a function")
         return made

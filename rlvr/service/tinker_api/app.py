@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from rlvr import __version__
 from rlvr.service.tinker_api import routes_rest, routes_sampling, routes_session, routes_training
-from rlvr.service.tinker_api.boundary import MAX_BODY, Boundary, Refused, refusal
+from rlvr.service.tinker_api.boundary import MAX_BODY, Boundary, Refused, refusal, shown
 from rlvr.service.tinker_api.errors import CoreError, UserError
 from rlvr.service.tinker_api.logs import LOGGER
 from rlvr.service.tinker_api.tenants import Keys
@@ -42,6 +42,7 @@ def create_app(
     """The ASGI application. Without keys it answers on the loopback interface only."""
     app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, docs_url=None, redoc_url=None)
     app.state.core, app.state.waiting = core, (waiting := Waiting(poll_seconds))
+    app.state.threads = {}
     for routes in (routes_session, routes_training, routes_sampling, routes_rest):
         app.include_router(routes.router, prefix="/api/v1")
     app.add_exception_handler(CoreError, _core_error)
@@ -77,6 +78,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _no_such_call(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, CoreError):  # of the boundary, while the body was read
+        return _answer(request, error.__cause__)
     told = f"this server has no call {request.method} {request.url.path[:200]}" if error.status_code == 404 else ""
     return _answer(request, Refused(error.status_code, told or str(error.detail)))
 
@@ -89,7 +92,7 @@ async def _our_fault(request: Request, error: Exception) -> Response:
     """Not a 5xx: the SDK would repeat it for five minutes before it showed anything."""
     request_id = request.scope["state"]["request_id"]
     LOGGER.error(
-        "a request failed by our fault", exc_info=error, extra={"request_id": request_id, "path": request.url.path}
+        "a request failed by our fault", exc_info=error, extra={"request_id": request_id, "path": shown(request.scope)}
     )
     fault = Refused(422, f"the server failed at this request ({type(error).__name__}); its log says why")
     fault.category = "server"

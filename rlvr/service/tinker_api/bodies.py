@@ -6,17 +6,36 @@ their defaults, which ask for nothing. Exercised by tests/test_tinker_http.py an
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from rlvr.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.service.tinker_api.errors import UserError
 
 SPOKEN = "0.38"  # of the tinker SDK
-Metadata = dict[str, Any]
+STOPS, STOP_LENGTH = 1_000, 1_000  # at most; every token sampled is held against each
+
+
+def _plain(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """It is given back as JSON, which cannot be written as deep as it can be read."""
+    level, depth = [given], 0
+    while level := [inner for outer in level for inner in _parts(outer)]:
+        depth += 1
+        if depth > 50:
+            raise ValueError("nested more than 50 levels deep")
+    return given
+
+
+def _parts(given: Any) -> list[Any]:
+    parts = given.values() if isinstance(given, dict) else given if isinstance(given, list) else ()
+    return [part for part in parts if isinstance(part, (dict, list))]
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_plain)]
 Name = Annotated[str, Field(max_length=500)]
+LARGEST = 3.4e38  # of single precision, which weights are in
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]  # a copied sampling client starts at a random multiple of a billion
 
 
@@ -133,7 +152,7 @@ class OptimStep(Body):
                 raise UserError(f"adam_params: {name!r} is none of {', '.join(known)}")
             if name in known and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise UserError(f"adam_params: {name}={value!r}, expected a number")
-            if name in known and not math.isfinite(value):
+            if name in known and not -LARGEST <= value <= LARGEST:
                 raise UserError(f"adam_params: {name}={value!r}, expected a finite number")
         try:
             return AdamParams(**{k: float(v) for k, v in self.adam_params.items() if k in known})
@@ -188,13 +207,21 @@ class JoinSampler(Body):
 class Sampling(Body):
     """How to sample, as it comes; `SamplingParams` checks the values."""
 
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     seed: int | None = None
     stop: str | list[int] | list[str] | None = None
     temperature: float = 1.0
-    top_k: int = -1
+    top_k: Whole = -1
     top_p: float = 1.0
     min_p: float = 0.0
+
+    @field_validator("stop")
+    @classmethod
+    def _short_stops(cls, given: Any) -> Any:
+        stops = given if isinstance(given, list) else [given]
+        if len(stops) > STOPS or any(len(stop) > STOP_LENGTH for stop in stops if isinstance(stop, str)):
+            raise ValueError(f"expected at most {STOPS} stops, of at most {STOP_LENGTH} characters")
+        return given
 
     def params(self) -> SamplingParams:
         try:
@@ -227,12 +254,12 @@ class Sample(Body):
     seq_id: Seq | None = None
     base_model: Name | None = None
     model_path: Name | None = None
-    num_samples: int = 1
+    num_samples: Whole = 1
     prompt: Annotated[ModelInput, BeforeValidator(_prompt)]
     sampling_params: Sampling = Sampling()
     prompt_logprobs: bool | None = None
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
+    topk_prompt_logprobs: Whole = 0
+    topk_sample_logprobs: Whole = 0
     prompt_logprobs_last_n: int | None = None
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
@@ -255,12 +282,12 @@ class Retrieve(Body):
 
 class Target(Body):
     sampling_session_id: Name
-    cloned_sampler_id: int = 0
+    cloned_sampler_id: Seq = 0
 
 
 class RetrieveMany(Body):
     target: Target
-    prev_cursor: int = 0
+    prev_cursor: Whole = 0
     timeout: float | None = None
     retrieved_request_ids: list[Name] = Field(default=[], max_length=100_000)
 

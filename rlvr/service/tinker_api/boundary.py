@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from rlvr.service.tinker_api.errors import CoreError
+from rlvr.service.tinker_api.errors import Busy, CoreError
 from rlvr.service.tinker_api.logs import LOGGER, log_request
 from rlvr.service.tinker_api.tenants import Keys
 from rlvr.service.tinker_api.waiting import Waiting
@@ -25,7 +25,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_BODY = 64 << 20  # bytes as sent; the SDK splits a batch at about 5 MB
+MAX_BODY = 64 << 20  # bytes as sent, of gradients; the SDK splits a batch at about 5 MB
+MAX_JSON = 4 << 20  # bytes of everything else: reading JSON holds up everybody, and this is half a million tokens
+BATCHES = "/api/v1/forward_backward"
+ARRIVING = 8  # bodies of the largest size that one owner may be sending at a time
 DRAINED = 1 << 30  # bytes of a refused body that are read and dropped, so that its sender lives to read why
 OPEN_PATHS = ("/api/v1/healthz",)  # what a load balancer asks, without a key
 SIGNED = "/api/v1/external/"  # downloads: their address holds what permits them
@@ -46,6 +49,7 @@ class Boundary:
         self, app: App, keys: Keys, waiting: Waiting, *, max_body: int = MAX_BODY, loopback_only: bool = False
     ) -> None:
         self._app, self._keys, self._max_body, self._loopback_only = app, keys, max_body, loopback_only
+        self._arriving: dict[str, int] = {}  # owner -> bytes of bodies that are being received and read
         self.waiting = waiting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,17 +59,21 @@ class Boundary:
         begun, request_id = time.perf_counter(), f"req-{secrets.token_hex(8)}"
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"], state["owner"], state["reason"] = request_id, "", ""
-        status, started, taken = 0, False, 0
+        status, started, taken, most = 0, False, 0, self._most(scope)
 
         async def counted() -> Message:
             nonlocal taken
             message = await receive()
             if message["type"] == "http.request":
-                taken += len(message.get("body", b""))
-                if taken > self._max_body:
+                size, owner = len(message.get("body", b"")), state["owner"]
+                taken += size
+                held = self._arriving[owner] = self._arriving.get(owner, 0) + size
+                if taken > most or held > ARRIVING * self._max_body:
                     if message.get("more_body", False):
                         await drain(receive)
-                    raise Refused(413, self._too_large(f"more than {self._max_body:,} bytes"))
+                    if taken > most:
+                        raise Refused(413, too_large(f"more than {most:,} bytes", most))
+                    raise Busy(f"{held:,} bytes of yours are arriving at the same time; send fewer requests at once")
             return message
 
         async def answered(message: Message) -> None:
@@ -76,7 +84,7 @@ class Boundary:
             await send(message)
 
         try:
-            self._admit(scope, state)
+            self._admit(scope, state, most)
             await self._app(scope, counted, answered)
         except CoreError as error:
             if error.status == 413 and not taken:
@@ -85,22 +93,24 @@ class Boundary:
         except Exception as error:
             if started:  # answered, and logged where that was done
                 return
-            LOGGER.exception("a request failed by our fault", extra={"request_id": request_id, "path": scope["path"]})
+            LOGGER.exception("a request failed by our fault", extra={"request_id": request_id, "path": shown(scope)})
             # Not a 5xx: the SDK would repeat it for five minutes before it showed anything.
             fault = Refused(422, f"the server failed at this request ({type(error).__name__}); its log says why")
             fault.category = "server"
             await self._refuse(answered, fault, state)
         finally:
+            if taken:
+                self._arriving[state["owner"]] -= taken
             log_request(
-                request_id=request_id, owner=state["owner"], method=scope["method"], path=scope["path"], status=status,
+                request_id=request_id, owner=state["owner"], method=scope["method"], path=shown(scope), status=status,
                 seconds=time.perf_counter() - begun, reason=state["reason"],
                 quiet=scope["path"] in QUIET and (status < 400 or status == 408),
             )  # fmt: skip
 
-    def _too_large(self, found: str) -> str:
-        return f"the body has {found}, this server takes {self._max_body:,}; send fewer rows per request"
+    def _most(self, scope: Scope) -> int:
+        return self._max_body if scope["path"] == BATCHES else min(MAX_JSON, self._max_body)
 
-    def _admit(self, scope: Scope, state: dict[str, Any]) -> None:
+    def _admit(self, scope: Scope, state: dict[str, Any], most: int) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if self._loopback_only:
             host, origin = headers.get("host", ""), headers.get("origin")
@@ -110,19 +120,29 @@ class Boundary:
                 )
             if origin is not None and host_name(origin.partition("://")[2]) not in LOOPBACK:
                 raise Refused(403, "a web page of another origin may not use this server")
-        declared = headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > self._max_body:
-            raise Refused(413, self._too_large(f"{int(declared):,} bytes"))
         owner = self._keys.owner(headers.get("x-api-key"))
         if owner is None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith(SIGNED)):
             said = "is not one of this server's" if headers.get("x-api-key") else "is missing"
             raise Refused(401, f"the API key {said}: set TINKER_API_KEY (it is sent as X-API-Key)")
         state["owner"] = owner or ""
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > most:
+            raise Refused(413, too_large(f"{int(declared):,} bytes", most))
 
     async def _refuse(self, send: Send, error: CoreError, state: dict[str, Any]) -> None:
         headers, body = refusal(error, state)
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def too_large(found: str, most: int) -> str:
+    return f"the body has {found}, this server takes {most:,} there; send fewer rows per request"
+
+
+def shown(scope: Scope) -> str:
+    """The path as it may be written down: who has the address of a download may use it."""
+    path: str = scope["path"]
+    return f"{SIGNED}.../{path.removeprefix(SIGNED).partition('/')[2]}" if path.startswith(SIGNED) else path
 
 
 async def drain(receive: Receive) -> None:

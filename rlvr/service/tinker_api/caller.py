@@ -6,15 +6,18 @@ Exercised by tests/test_tinker_http.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
-from starlette.concurrency import run_in_threadpool
-
 from rlvr.service.tinker_api.waiting import Waiting
 
 if TYPE_CHECKING:
     from rlvr.service.tinker_api.core import Core
+
+
+THREADS = 8  # at once for one owner: whoever sends much keeps none that another needs
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,19 @@ class Caller:
     owner: str
     waiting: Waiting
     request: Request
+    threads: CapacityLimiter
 
     async def ask(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         """A method of `core` for this owner, on a thread: some of them wait for the disk."""
-        return await run_in_threadpool(method, self.owner, *args, **kwargs)
+        return await to_thread.run_sync(partial(method, self.owner, *args, **kwargs), limiter=self.threads)
 
 
 async def _caller(request: Request) -> Caller:
     state = request.app.state
-    return Caller(state.core, request.state.owner, state.waiting, request)
+    owner = request.state.owner
+    if (threads := state.threads.get(owner)) is None:
+        threads = state.threads[owner] = CapacityLimiter(THREADS)
+    return Caller(state.core, owner, state.waiting, request, threads)
 
 
 Asks = Annotated[Caller, Depends(_caller)]

@@ -112,7 +112,7 @@ class Catalog:
 
     def external_files(self, owner: str, run: str, name: str) -> dict[str, Path]:
         """The files of weights that were saved to be taken away, by name."""
-        path, row = self._checkpoints.find(owner, str(CheckpointPath(run, "external_weights", name)), own=True)
+        path, row = self._checkpoints.find(owner, f"tinker://{run}/external_weights/{name}", own=True)
         folder = self._checkpoints.folder(path, row["seq"])
         files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
         files.pop("checksums.json", None)  # ours, and never encrypted
@@ -157,4 +157,4 @@ def texts(stored: str | None) -> dict[str, str] | None:
 
 
 def page(limit: int, offset: int) -> tuple[int, int]:
-    return max(1, min(limit, PAGE)), max(0, offset)
+    return max(1, min(limit, PAGE)), max(0, min(offset, 2**62))  # what SQLite can count

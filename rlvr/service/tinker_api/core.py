@@ -13,6 +13,7 @@ by tests/test_tinker_core*.py.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -32,6 +33,7 @@ from rlvr.service.tinker_api.catalog import Catalog
 from rlvr.service.tinker_api.checkpoints import Checkpoints
 from rlvr.service.tinker_api.errors import NotFound, UserError
 from rlvr.service.tinker_api.limits import ServerLimits
+from rlvr.service.tinker_api.line import Sampling
 from rlvr.service.tinker_api.policies import Policies
 from rlvr.service.tinker_api.presence import Presence
 from rlvr.service.tinker_api.promises import Lost, Outcome, Pending, Promises, lost
@@ -41,7 +43,7 @@ from rlvr.service.tinker_api.store import Row, Store
 from rlvr.service.tinker_api.tenants import Quota
 from rlvr.service.tinker_api.training import UNPUBLISHED, Training
 from rlvr.service.tinker_api.unanswered import Unanswered
-from rlvr.service.tinker_api.worker import Sampling, Worker
+from rlvr.service.tinker_api.worker import Worker
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
@@ -240,13 +242,14 @@ class Core:
         self._samplers.place(row)  # its weights are still there, or NotFound
         if not 1 <= count <= self._limits.max_samples:
             raise UserError(f"num_samples={count}, expected 1 to {self._limits.max_samples}")
+        cells = self._cells(row["base_model"], prompt, count, params, wants or {})
         asked = hashlib.sha256(repr((prompt.to_ints(), count, params, wants)).encode()).hexdigest()[:12]
         request_id = f"{sampling_session_id}:{seq_id}:{asked}"
         sequences = [f"{request_id}:{i}" for i in range(count)]
         if params.seed is None:
             params = replace(params, seed=draws.key("sampling session", sampling_session_id, seq_id))
         self._presence.heard(row["session"])
-        size = 64 * prompt.length + 1_024 * count
+        size = 64 * prompt.length + 1_024 * count + 128 * cells
         if self._promises.find(request_id) is None:
             self._quota.take(owner, size, samples=1)
             over = partial(self._quota.give, owner, size, 1)
@@ -258,6 +261,23 @@ class Core:
             else:  # the same message came twice at once
                 over()
         return request_id, sequences
+
+    def _cells(
+        self, base_model: str, prompt: ModelInput, count: int, params: SamplingParams, wants: Mapping[str, Any]
+    ) -> int:
+        """How many likeliest tokens are asked for, in all places; UserError for more than there is room for."""
+        top_prompt, top_sample = wants.get("topk_prompt", 0), wants.get("topk_sample", 0)
+        if top_sample > self._limits.max_topk:
+            raise UserError(f"topk_sample_logprobs={top_sample}, expected at most {self._limits.max_topk}")
+        context = self._engines[base_model].model.context
+        cells = top_prompt * prompt.length + top_sample * count * min(params.max_tokens or context, context)
+        if cells > self._limits.max_cells:
+            raise UserError(
+                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens and topk_sample_logprobs={top_sample} for "
+                f"{count} samples (max_tokens={params.max_tokens}) may be {cells:,} log-probs, expected at most "
+                f"{self._limits.max_cells:,}; ask for fewer"
+            )
+        return max(0, cells)
 
     # Results
 
@@ -271,17 +291,23 @@ class Core:
             if promise.session and not isinstance(outcome, Pending):
                 self._unanswered.drop(promise)
             return outcome
+        # On a thread: who reads the records may have to wait for one who writes them.
+        if stored := await asyncio.to_thread(self._stored, owner, request_id):
+            return stored
+        raise lost(request_id)
+
+    def _stored(self, owner: str, request_id: str) -> Outcome | None:
         model, _, seq = request_id.rpartition(":")
         own = self._store.one("SELECT 1 FROM models WHERE id = ? AND owner = ?", model, owner)
-        if own and seq.isdecimal() and (stored := self._store.result(model, int(seq[:18]))):
-            return stored[1]
-        raise lost(request_id)
+        found = self._store.result(model, int(seq[:18])) if own and seq.isdecimal() else None
+        return found[1] if found else None
 
     async def completions(
         self, owner: str, sampling_session_id: str, clone: int, cursor: int, retrieved: list[str], timeout: float
     ) -> tuple[int, list[tuple[str, bool, int]]]:
         """(new cursor, [(request id, failed, bytes)]) of what a sampling session finished after `cursor`."""
-        self._presence.heard(self._sampler(owner, sampling_session_id)["session"])
+        row = await asyncio.to_thread(self._sampler, owner, sampling_session_id)
+        self._presence.heard(row["session"])
         return await self._promises.completions(f"{sampling_session_id}/{clone}", cursor, retrieved, timeout)
 
     def cancel(self, owner: str, request_id: str) -> None:

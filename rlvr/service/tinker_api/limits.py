@@ -15,8 +15,8 @@ class ServerLimits:
 
     Training: `lane_requests` and `owner_bytes` bound what may wait (`parsed_bytes` of it as objects, the rest in the
     log), `gap_seconds` how long a request waits for a missing seq_id before it, `max_rank` an adapter. Sampling:
-    `owner_samples` requests at once, `max_samples` completions each, given up when nobody was heard of in their session
-    for `session_seconds`. Policies: `live_policies` adapters in memory per
+    `owner_samples` requests at once, `max_samples` completions each, with the `max_topk` likeliest tokens of each place
+    and `max_cells` of these in all; given up when nobody was heard of in their session for `session_seconds`. Policies: `live_policies` adapters in memory per
     base model, idle ones put on disk after `idle_seconds`; a snapshot after `snapshot_steps` optimizer steps, as soon
     as it takes at most `snapshot_share` of the time since the last one, and after `snapshot_bytes` of log and results.
     Results: kept for `result_seconds`, in memory at most `result_bytes`. `ephemeral_samplers`: unnamed sampler weights
@@ -30,6 +30,8 @@ class ServerLimits:
     gap_seconds: float = 300.0
     owner_samples: int = 8_192
     max_samples: int = 1_024
+    max_topk: int = 128
+    max_cells: int = 4 << 20
     session_seconds: float = 120.0
     max_rank: int = 256
     live_policies: int = 64

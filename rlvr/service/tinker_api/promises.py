@@ -148,15 +148,11 @@ class Promises:
         with self._lock:
             promise.pinned = False
 
-    def forget(self, promise: Promise) -> None:
-        """An unfinished promise that will not be kept: its request was refused after all."""
-        with self._lock:
-            if promise.outcome is None:
-                self._all.pop(promise.request_id, None)
-
     def trim(self) -> None:
         with self._lock:
             self._trim()
+            for name in [n for n, group in self._groups.items() if not group.finished and not group.waiters]:
+                del self._groups[name]  # there is no end of names that clients make up
 
     def _trim(self) -> None:
         too_old = self._clock() - self._keep_seconds
@@ -195,15 +191,15 @@ class Promises:
         self, name: str, cursor: int, retrieved: list[str], timeout: float
     ) -> tuple[int, list[tuple[str, bool, int]]]:
         """(new cursor, [(request_id, failed, bytes)]) of what finished in a group after `cursor`; waits for some."""
-        with self._lock:
-            group = self._group(name)
-            for number in [n for n in group.finished if n <= cursor]:
-                del group.finished[number]
         for request_id in retrieved:
             if (promise := self.find(request_id)) and promise.group == name:
                 with self._lock:
                     if request_id in self._done:  # the first to go; not at once, an answer can be lost on its way
                         self._done.move_to_end(request_id, last=False)
+        with self._lock:
+            group = self._group(name)
+            for number in [n for n in group.finished if n <= cursor]:
+                del group.finished[number]
         await self._sleep(group.waiters, lambda: bool(group.finished), timeout)
         with self._lock:
             done = [self._all[r] for r in group.finished.values() if r in self._all]

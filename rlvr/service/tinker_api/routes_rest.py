@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
+from starlette.concurrency import run_in_threadpool
 
 from rlvr.service.tinker_api import bodies
 from rlvr.service.tinker_api.boundary import SIGNED, Refused
@@ -110,9 +111,11 @@ async def external_weights_urls(run: str, kind: str, name: str, caller: Asks) ->
 async def external_file(
     signed: str, until: int, owner: str, run: str, name: str, file: str, caller: Asks
 ) -> FileResponse:
-    if not hmac.compare_digest(signed, signature(owner, run, name, file, until)) or until < time.time():
+    wanted = signature(owner, run, name, file, until)
+    if not hmac.compare_digest(signed.encode(), wanted.encode()) or until < time.time():
         raise Forbidden("this address is not good any more; ask for external_weights_urls again")
-    found: Path | None = caller.core.external_files(owner, run, name).get(file)
+    files: dict[str, Path] = await run_in_threadpool(caller.core.external_files, owner, run, name)
+    found = files.get(file)
     if found is None:
         raise NotFound(f"there is no file {file[:200]!r}")
     return FileResponse(found)

@@ -25,7 +25,9 @@ DYNAMIC_CONFIG: dict[str, Any] = {"sample_cancel_enabled": True}
 
 
 @router.get("/healthz")
-async def health() -> dict[str, str]:
+async def health(caller: Asks) -> dict[str, str]:
+    if not caller.core.alive:
+        raise Refused(503, "an engine's thread has ended; the log says why")
     return {"status": "ok"}
 
 

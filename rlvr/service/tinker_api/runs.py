@@ -199,7 +199,7 @@ class Runs:
         with self._lock:
             lane = self._lanes.get(model_id)
             if lane is None:
-                row = self._store.one("SELECT * FROM models WHERE id = ?", model_id)
+                row = self._store.one("SELECT * FROM models WHERE id = ? AND owner = ?", model_id, owner)
                 if row is not None and row["base_model"] not in self._workers:
                     raise NotFound(f"{model_id} is on {row['base_model']}, which is not served at the moment")
                 if row is not None:

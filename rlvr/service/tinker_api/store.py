@@ -16,7 +16,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,7 +188,3 @@ def restored(form: str, body: bytes) -> Outcome:
         return Proto(body)
     value: Any = json.loads(body)
     return Json(value) if form == "json" else Failed(*value)
-
-
-def placeholders(values: Sequence[Any]) -> str:
-    return ", ".join("?" * len(values))

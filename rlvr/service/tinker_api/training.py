@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT)
+TOLD = 2_000  # characters of an error: it may quote what a client sent
 UNPUBLISHED = "stable_reinforce"
 
 
@@ -273,7 +274,7 @@ def blamed(error: Exception) -> tuple[Failed, bool]:
     if isinstance(error, NonFiniteError):
         return Failed(f"{error}; the weights and the gradients before this request are kept", "user"), False
     if isinstance(error, ValueError):
-        return Failed(str(error), "user"), False
+        return Failed(str(error)[:TOLD], "user"), False
     hidden = re.search(r"\(os error (\d+)\)", str(error))  # where safetensors hides the system's
     if isinstance(error, OSError) or hidden:
         number = int(hidden[1]) if hidden else getattr(error, "errno", None)

@@ -44,12 +44,16 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class WireLimits:
-    """What a request may hold, `datum_bytes` and `fields` each of its datums. `elements` are of all tensors, dense."""
+    """What a request may hold, `datum_bytes` each of its datums. `elements` are of all tensors, dense.
+
+    `fields` are the chunks and tensors of all datums: each takes some microseconds and hundreds of bytes, however few
+    of its own it has.
+    """
 
     body_bytes: int = 64 << 20
     datum_bytes: int = 16 << 20
     datums: int = 8_192
-    fields: int = 4_096
+    fields: int = 131_072
     tokens: int = 4 << 20
     elements: int = 16 << 20
 
@@ -83,6 +87,7 @@ def parse_forward_backward(
             raise BadRequest(f"{len(message.data)} datums: at most {limits.datums} in one request; send several")
         left = _Budget(limits)
         data = [_datum(raw, f"data[{i}]", limits, left) for i, raw in enumerate(message.data)]
+        _short(message.loss_fn, "loss_fn")
         return FBRequest(
             message.model_id, message.seq_id, data, message.loss_fn, _config(message), message.forward_only
         )
@@ -166,8 +171,8 @@ def _unpacked(body: bytes, encoding: str | None, most: int) -> bytes:
     return b"".join(out)
 
 
-def _count_fields(raw: bytes, most: int, where: str) -> None:
-    """BadRequest for more than `most` fields: parsed ones take many times their bytes, an empty one most of all."""
+def _count_fields(raw: bytes, most: int, where: str) -> int:
+    """How many fields there are, BadRequest for more than `most`: parsed ones take many times their bytes."""
     place, count = 0, 0
     while place < len(raw):
         count += 1
@@ -188,6 +193,7 @@ def _count_fields(raw: bytes, most: int, where: str) -> None:
                 raise BadRequest(f"{where}: not protobuf (wire type {kind})")
     if place != len(raw):
         raise BadRequest(f"{where}: it ends in the middle of a field")
+    return count
 
 
 def _varint(raw: bytes, place: int, where: str) -> tuple[int, int]:
@@ -212,20 +218,32 @@ def _parsed(kind: Any, raw: bytes, where: str) -> Any:
 def _config(message: Any) -> dict[str, float | str]:
     """The newer map where it is filled: the older one mirrors it, and has no place for texts."""
     if not message.loss_fn_config_v2:
+        for name in message.loss_fn_config:
+            _short(name, "loss_fn_config")
         return dict(message.loss_fn_config)
     config: dict[str, float | str] = {}
     for name, value in message.loss_fn_config_v2.items():
+        _short(name, "loss_fn_config")
         if (kind := value.WhichOneof("value")) is None:
             raise BadRequest(f"loss_fn_config {name[:80]!r}: neither a number nor a text")
         config[name] = getattr(value, kind)
     return config
 
 
+def _short(name: str, where: str) -> None:
+    """Names come back in errors."""
+    if len(name) > 200:
+        raise BadRequest(f"{where} {name[:80]!r}...: a name of {len(name):,} characters, expected at most 200")
+
+
 class _Budget:
     """What a request may still hold."""
 
     def __init__(self, limits: WireLimits) -> None:
-        self._limits, self._spent = limits, {"tokens": 0, "elements": 0}
+        self._limits, self._spent = limits, {"tokens": 0, "elements": 0, "fields": 0}
+
+    def left(self, what: str) -> int:
+        return getattr(self._limits, what) - self._spent[what]
 
     def spend(self, what: str, count: int, where: str) -> None:
         self._spent[what] += count
@@ -236,7 +254,7 @@ class _Budget:
 def _datum(raw: bytes, where: str, limits: WireLimits, left: _Budget) -> Datum:
     if len(raw) > limits.datum_bytes:
         raise BadRequest(f"{where}: {len(raw):,} bytes, at most {limits.datum_bytes:,}")
-    _count_fields(raw, limits.fields, where)
+    left.spend("fields", _count_fields(raw, left.left("fields"), where), where)
     message = _parsed(proto.Datum, raw, where)
     tokens: list[int] = []
     for i, chunk in enumerate(message.model_input):

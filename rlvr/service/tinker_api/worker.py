@@ -1,30 +1,29 @@
 """The one thread that computes on an engine: training requests in their order, sampling between them.
 
-Lanes (training runs) with a request that may run take turns; so a run waits for at most one request of each other one,
-which holds at most what one message may (the SDK splits at 1,024 rows or 5 MB). While somebody samples too, both kinds
+Owners with a request that may run take turns, and so do the lanes (training runs) of each; a turn is one request, which
+holds at most what one message may (the SDK splits at 1,024 rows or 5 MB). What is to be sampled waits in a line of its
+own (`line.py`) until the engine has room, of which one owner gets `ONE_OWNER`. While somebody samples too, both kinds
 get the same share of the time: after each micro-batch of a training request sampling goes on for as long as that took,
 and so it does after a request of another kind, `SHARE` seconds at most.
 
 The thread never dies of a request: whatever one raises is that one's answer.
-Exercised by tests/test_tinker_core.py and tests/test_tinker_core_sampling.py.
+Exercised by tests/test_tinker_core.py, tests/test_tinker_core_sampling.py and tests/test_tinker_attacks.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
-from rlvr.messages import ModelInput, SamplingParams
 from rlvr.service.tinker_api.limits import ServerLimits
+from rlvr.service.tinker_api.line import Line, Sampling
 from rlvr.service.tinker_api.policies import Lane, Policies
 from rlvr.service.tinker_api.promises import Failed, Outcome, Promise, Promises, Proto
 from rlvr.service.tinker_api.samplers import Samplers
-from rlvr.service.tinker_api.store import Row
 from rlvr.service.tinker_api.training import Training, blamed
 from rlvr.service.tinker_api.wire import encode_samples
 
@@ -33,21 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SHARE = 1.0  # seconds
+ONE_OWNER = 0.75  # of the rows and of the weights in memory, at most: the rest is for whoever comes next
 TIDY = 5.0  # seconds between looks for idle adapters
-
-
-@dataclass(eq=False)
-class Sampling:
-    """One request to sample; `wants` holds prompt_logprobs, topk_prompt and topk_sample."""
-
-    promise: Promise
-    sampler: Row
-    prompt: ModelInput
-    count: int
-    params: SamplingParams
-    wants: dict[str, Any]
-    over: Callable[[], None]  # gives back what it holds of its owner's quota
-    request: Any = None
 
 
 class Worker:
@@ -64,7 +50,9 @@ class Worker:
         self._samplers, self._promises, self._limits = samplers, promises, limits
         self._wake = threading.Condition()
         self._ready: deque[Lane] = deque()  # lanes whose next request is there, in turn
-        self._arrived: deque[Sampling] = deque()
+        self._turns: dict[str, int] = {}  # owner -> when a request of theirs trained last
+        self._count = itertools.count(1)
+        self._arrived = Line()
         self._cancelled: deque[Promise] = deque()
         self._gaps: dict[str, Lane] = {}  # lanes that wait for a missing seq_id
         self._pause = min(TIDY, limits.gap_seconds / 4)
@@ -98,7 +86,7 @@ class Worker:
 
     def sample(self, sampling: Sampling) -> None:
         with self._wake:
-            self._arrived.append(sampling)
+            self._arrived.add(sampling)
             self._wake.notify()
 
     def cancel(self, promise: Promise) -> None:
@@ -115,7 +103,7 @@ class Worker:
                         break
                 if self._stopping:
                     break
-                lane = self._ready.popleft() if self._ready and (owed <= 0 or not self._sampling) else None
+                lane = self._next_lane() if self._ready and (owed <= 0 or not self._sampling) else None
             try:
                 self._cancel()
                 self._admit()
@@ -135,6 +123,13 @@ class Worker:
     @property
     def _sampling(self) -> bool:
         return bool(self._arrived or self._running)
+
+    def _next_lane(self) -> Lane:
+        """The first lane of the owner whose last turn was longest ago."""
+        lane = min(self._ready, key=lambda lane: self._turns.get(lane.owner, 0))
+        self._ready.remove(lane)
+        self._turns[lane.owner] = next(self._count)
+        return lane
 
     def _train(self, lane: Lane) -> float:
         with lane.lock:
@@ -175,23 +170,46 @@ class Worker:
                 self._training.finish(lane, seq, waiting, Failed(missing, "user"))
 
     def _admit(self) -> None:
-        """Hand what has arrived to the engine, which checks and queues it."""
+        """Hand what has arrived to the engine, as far as it has room; the engine checks and queues it."""
+        if not self._arrived:
+            return
+        rows: Counter[str] = Counter()
+        weights: defaultdict[str, set[Any]] = defaultdict(set)
+        for request, sampling in self._running.items():
+            rows[sampling.owner] += sampling.count - len(request.finished)
+            weights[sampling.owner].add(sampling.weights)
+
+        def fits(sampling: Sampling) -> bool:
+            owner = sampling.owner
+            own = weights[owner] | {sampling.weights}
+            held = set[Any]().union(*weights.values(), own)
+            most_rows, most_weights = self._engine.limits.max_rows, self._limits.loaded_samplers
+            if rows.total() >= most_rows or len(held) > most_weights:
+                return False
+            alone = not rows[owner]  # one request at a time always may
+            return alone or (
+                rows[owner] + sampling.count <= most_rows * ONE_OWNER and len(own) <= most_weights * ONE_OWNER
+            )
+
         while True:
             with self._wake:
-                if not self._arrived:
-                    return
-                sampling = self._arrived.popleft()
+                sampling = self._arrived.take(fits)
+            if sampling is None:
+                return
             try:
                 snapshot = self._samplers.snapshot(sampling.sampler, self._engine)
-                sampling.request = self._engine.enqueue(
+                request = self._engine.enqueue(
                     snapshot, sampling.prompt, sampling.count, sampling.params, **sampling.wants
                 )
-                self._running[sampling.request] = sampling
             except Exception as error:
                 failed, ours = blamed(error)
                 if ours:
                     log.exception("%s failed", sampling.promise.request_id)
                 self._end(sampling, failed)
+                continue
+            self._running[request] = sampling
+            rows[sampling.owner] += sampling.count
+            weights[sampling.owner].add(sampling.weights)
 
     def _advance(self) -> float:
         begun = time.monotonic()
@@ -199,9 +217,10 @@ class Worker:
             ended = self._engine.advance()
         except Exception as error:  # not one request's fault, or the engine would have said so: all that ran failed
             log.exception("sampling failed")
+            told = Failed(blamed(error)[0].error, "server")
             for request in list(self._running):
                 self._engine.cancel(request)
-                self._end(self._running.pop(request), blamed(error)[0])
+                self._end(self._running.pop(request), told)
             return time.monotonic() - begun
         for request in ended:
             if (sampling := self._running.pop(request, None)) is None:
@@ -222,8 +241,7 @@ class Worker:
                 return
             given_up = set(self._cancelled)
             self._cancelled.clear()
-            early = [s for s in self._arrived if s.promise in given_up]
-            self._arrived = deque(s for s in self._arrived if s.promise not in given_up)
+            early = self._arrived.remove(given_up)
         for request in [r for r, s in self._running.items() if s.promise in given_up]:
             self._engine.cancel(request)
             early.append(self._running.pop(request))
