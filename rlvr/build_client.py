@@ -7,10 +7,12 @@ torch is imported inside, when a model is really needed here: `client=mock` runs
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -127,6 +129,7 @@ def _remote_client(
         from rlvr.engine.tokenizer import quiet
 
         quiet()
+    _answering(options.base_url or os.environ.get("TINKER_BASE_URL"))
     client = connect(
         options.name,
         start_from=remote_start(options.start_from) if fresh and options.start_from else None,
@@ -144,6 +147,21 @@ def _remote_client(
         )
     say(f"{client.base_model} at {options.base_url or 'the server that the tinker SDK finds'}")
     return client
+
+
+def _answering(address: str | None) -> None:
+    """ValueError where nobody listens: the SDK would ask for five minutes before it says so."""
+    if address is None:
+        return  # the SDK's own choice
+    try:
+        parts = urlsplit(address)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model.base_url={address}: nobody answers there ({error}); start the server (rlvr serve engine), or give "
+            "its address, http://127.0.0.1:8000 say"
+        ) from error
 
 
 def release(client: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -445,3 +446,12 @@ def test_the_key_is_never_written(here: Path, server: TinkerServer, monkeypatch:
     assert open_run(kept, configured(kept)) == (folder, False)
     text = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert server.key not in text and "tml-another-one" not in text
+
+
+def test_an_address_where_nobody_listens_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        asked = ["client=tinker", f"base_url={address}", "model.name=x", f"run.root={tmp_path}"]
+        assert run(["train", "--config-name=arithmetic", *asked]) == 2
+    assert f"{address}: nobody answers there" in " ".join(capsys.readouterr().err.split())

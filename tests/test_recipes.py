@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from tiny import CONFIGS
 
+from rlvr.config import load
+from rlvr.config.schema import configured
 from rlvr.recipes import math_rl, rl_basic, rl_loop, sl_basic
 from rlvr.recipes.schedules import AsyncConfig, StreamMinibatchConfig
 from rlvr.recipes.words import Recipe, parse
@@ -186,6 +188,18 @@ def test_a_recipe_takes_its_words_and_every_setting_of_train(capsys: pytest.Capt
     assert "'batchsize' is no setting of rl_basic" in capsys.readouterr().err
     assert math_rl.run(["env=chess"]) == 2
     assert "expected arithmetic, gsm8k or package.module:Builder" in capsys.readouterr().err
+
+
+def test_a_loss_that_clips_brings_the_bounds_that_the_sdk_gives_it() -> None:
+    recipe = Recipe("math_rl", math_rl.WORDS)
+    assert recipe.overrides(["loss_fn=cispo"]) == [
+        "algorithm.loss=cispo", "algorithm.clip_low=1.0", "algorithm.clip_high=3.0",
+    ]  # fmt: skip
+    own = recipe.overrides(["loss_fn=ppo", "algorithm.clip_high=0.3"])
+    assert own == ["algorithm.loss=ppo", "algorithm.clip_low=0.2", "algorithm.clip_high=0.3"]
+    for loss in ("ppo", "cispo", "gspo"):
+        stale = recipe.overrides([f"loss_fn={loss}", "async_config.max_steps_off_policy=2", "model_name=x"])
+        configured(load(None, str(Path(rl_basic.__file__).parent / "math_rl.yaml"), stale))
 
 
 def test_the_recipes_are_commands() -> None:

@@ -20,6 +20,10 @@ WORDS = {
     "max_tokens": ["rollout.max_tokens={}"],
     "max_steps": ["training.steps={}"],
     "loss_fn": ["algorithm.loss={}"],
+    # with the bounds that the SDK's losses have where nobody gives any: ratios of 0.8 to 1.2, and of 0 to 4
+    "loss_fn=ppo": ["algorithm.loss=ppo", "algorithm.clip_low=0.2", "algorithm.clip_high=0.2"],
+    "loss_fn=gspo": ["algorithm.loss=gspo", "algorithm.clip_low=0.2", "algorithm.clip_high=0.2"],
+    "loss_fn=cispo": ["algorithm.loss=cispo", "algorithm.clip_low=1.0", "algorithm.clip_high=3.0"],
     "num_substeps": ["training.num_substeps={}"],
     "renderer_name": ["env.kwargs.options.renderer_name={}"],
     "data": ["env.kwargs.options.data={}"],

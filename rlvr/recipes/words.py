@@ -50,7 +50,10 @@ def _value(name: str, text: str, kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A config beside this file, and its short words: each stands for settings of `rlvr train`, with `{}` its value."""
+    """A config beside this file, and its short words: each stands for settings of `rlvr train`, with `{}` its value.
+
+    A whole `key=value` among the words stands for settings of its own; one that was typed itself goes before those.
+    """
 
     name: str
     words: Mapping[str, Sequence[str]]
@@ -58,16 +61,18 @@ class Recipe:
     def overrides(self, words: Sequence[str]) -> list[str]:
         """The words as settings; one with a dot, or `seed`, is a setting already."""
         settings: list[str] = []
-        for key, value in split(words).items():
+        given = split(words)
+        for key, value in given.items():
             if key == "log_path":
                 place = Path(value).expanduser().absolute()
                 settings += [f"run.root={place.parent}", f"run.name={place.name}"]
             elif key in self.words:
-                settings += [setting.replace("{}", value) for setting in self.words[key]]
+                meant = self.words.get(f"{key}={value}", self.words[key])
+                settings += [s.replace("{}", value) for s in meant if s.partition("=")[0] not in given]
             elif "." in key or key == "seed":
                 settings.append(f"{key}={value}")
             else:
-                known = ["log_path", "seed", *self.words]
+                known = ["log_path", "seed", *(word for word in self.words if "=" not in word)]
                 raise ValueError(
                     f"{key!r} is no setting of {self.name}{nearest(key, known)}; it has {', '.join(known)}, and all "
                     "those of rlvr train (training.steps=100, say)"
