@@ -40,7 +40,7 @@ MODEL = "tiny/model"
 ADAM = AdamParams(learning_rate=1e-2)
 
 
-def tiny_engine(**limits: int) -> Engine:
+def tiny_engine(**limits: Any) -> Engine:
     tokenizer = build_tokenizer("words", WORDS, end=END, pad=PAD)
     model = build_model(
         {**CONFIGS["qwen3"], "initializer_range": 0.2}, tokenizer, seed=1, device="cpu", dtype="float32"

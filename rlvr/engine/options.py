@@ -22,20 +22,24 @@ class LoraConfig:
 class EngineLimits:
     """Memory and cores; none of them changes a result but by rounding.
 
-    `max_rows`: completions sampled at once. `cache_tokens`: places whose keys and values are held for them, rows times
-    the longest (its whole budget counted); 0 for as many as the rows need. One row always runs. `micro_tokens`: padded
-    tokens per forward pass in training and prefill. `logit_elements`: tokens x vocabulary held at once when log-probs
-    are computed (4 bytes each, twice in training). `threads`: torch's share of the cores, 0 for all this process may
-    use; a resumed run keeps its bits only with the same number.
+    `max_rows`: completions sampled at once, of which one request gets the part `one_request`. `cache_tokens`: places
+    whose keys and values are held for them, rows times the longest (its whole budget counted); 0 for as many as the
+    rows need. One row always runs. `micro_tokens`: padded tokens per forward pass in training and prefill.
+    `logit_elements`: tokens x vocabulary held at once when log-probs are computed (4 bytes each, twice in training).
+    `threads`: torch's share of the cores, 0 for all this process may use; a resumed run keeps its bits only with the
+    same number.
     """
 
     max_rows: int = 512
+    one_request: float = 1.0
     cache_tokens: int = 0
     micro_tokens: int = 16_384
     logit_elements: int = 1 << 26
     threads: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 < self.one_request <= 1:
+            raise ValueError(f"engine.one_request={self.one_request}, expected above 0 and at most 1")
         for name, least in (
             ("max_rows", 1),
             ("cache_tokens", 0),

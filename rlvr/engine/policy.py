@@ -70,6 +70,10 @@ class Policy:
                 master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
                 p.grad = None
 
+    def finite(self) -> bool:
+        """Whether every weight is a number: a step with an enormous learning rate leaves others."""
+        return bool(torch.stack([p.detach().isfinite().all() for p in self.parameters.values()]).all())
+
     def clear_gradients(self) -> None:
         for p in (*self.parameters.values(), *self.masters.values()):
             p.grad = None

@@ -110,6 +110,12 @@ class RowCache(Cache):
             for name in ("keys", "values"):
                 setattr(layer, name, getattr(layer, name)[: self.shape[0], :, : self.shape[1]].clone())
 
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Clear rows that may hold nan: attention gives a masked place the weight 0, and 0 x nan is nan."""
+        at = torch.tensor(rows)
+        for layer in self.layers:
+            layer.keys[at], layer.values[at] = 0, 0
+
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Overwrite rows `target` by rows `source` (disjoint)."""
         if not source:

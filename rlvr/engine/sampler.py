@@ -160,6 +160,9 @@ class Sampler:
         self.scheduler.advance(rows, tokens.tolist(), logprobs.tolist(), self.model.tokenizer)
 
     def _retire(self) -> None:
+        failed = [i for i, row in enumerate(self.scheduler.rows) if row.request.error is not None]
+        if failed and self.model.caches:
+            self.cache.wipe(failed)  # who has the place next, in any request, must not fail by it
         sources, targets = self.scheduler.retire()
         if self.model.caches:
             self.cache.move(sources, targets)

@@ -92,6 +92,7 @@ class Row:
 class Scheduler:
     def __init__(self, limits: EngineLimits) -> None:
         self.max_rows = limits.max_rows
+        self.one_request = limits.one_request
         self.cache_tokens = limits.cache_tokens
         self.prefill_tokens = limits.micro_tokens
         self.waiting: deque[Request] = deque()
@@ -108,8 +109,12 @@ class Scheduler:
         free, longest = self.max_rows - len(self.rows), 0
         reach = max((row.request.reach for row in self.rows), default=0)
         weights = self.rows[0].request.snapshot.batch_key if self.rows else None
-        while self.waiting and free:
-            request = self.waiting[0]
+        place = 0  # in the line
+        while place < len(self.waiting) and free:
+            request = self.waiting[place]
+            if (left := self._left(request, max(reach, request.reach))) < 1:
+                place += 1
+                continue
             longest = max(longest, len(request.prompt))
             if weights is None:
                 weights = request.snapshot.batch_key
@@ -117,7 +122,7 @@ class Scheduler:
                 break
             if chosen and longest * (len(chosen) + 1) > self.prefill_tokens:
                 break
-            take = min(free, request.count - request.started)
+            take = min(free, request.count - request.started, left)
             reach = max(reach, request.reach)
             if self.cache_tokens:
                 take = min(take, self.cache_tokens // reach - (self.max_rows - free))
@@ -132,8 +137,18 @@ class Scheduler:
             request.started += take
             free -= take
             if request.started == request.count:
-                self.waiting.popleft()
+                del self.waiting[place]
+            else:
+                place += 1
         return chosen
+
+    def _left(self, request: Request, reach: int) -> int:
+        """The rows that a request may have beside those it has, where it may not have all."""
+        if self.one_request == 1:
+            return request.count
+        places = min(self.max_rows, self.cache_tokens // reach) if self.cache_tokens else self.max_rows
+        has = sum(row.request is request for row in self.rows) if request.started else 0
+        return max(1, int(places * self.one_request)) - has
 
     def advance(self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> None:
         """Record one new token per row. What goes wrong with one row's token is its own request's failure alone."""

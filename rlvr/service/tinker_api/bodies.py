@@ -34,7 +34,7 @@ def _parts(given: Any) -> list[Any]:
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_plain)]
 Name = Annotated[str, Field(max_length=500)]
-LARGEST = 3.4e38  # of single precision, which weights are in
+LARGEST = 1e30  # of a setting: single precision, which weights are in, ends a little above
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]  # a copied sampling client starts at a random multiple of a billion
 
@@ -153,7 +153,7 @@ class OptimStep(Body):
             if name in known and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise UserError(f"adam_params: {name}={value!r}, expected a number")
             if name in known and not -LARGEST <= value <= LARGEST:
-                raise UserError(f"adam_params: {name}={value!r}, expected a finite number")
+                raise UserError(f"adam_params: {name}={value!r}, expected a finite number, {LARGEST:g} at most")
         try:
             return AdamParams(**{k: float(v) for k, v in self.adam_params.items() if k in known})
         except ValueError as error:
@@ -219,6 +219,9 @@ class Sampling(Body):
     @classmethod
     def _short_stops(cls, given: Any) -> Any:
         stops = given if isinstance(given, list) else [given]
+        for stop in stops:
+            if isinstance(stop, str):
+                stop.encode()  # half of a pair of surrogates is a ValueError, here and not while sampling
         if len(stops) > STOPS or any(len(stop) > STOP_LENGTH for stop in stops if isinstance(stop, str)):
             raise ValueError(f"expected at most {STOPS} stops, of at most {STOP_LENGTH} characters")
         return given

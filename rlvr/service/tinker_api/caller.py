@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
+
 from rlvr.service.tinker_api.waiting import Waiting
 
 if TYPE_CHECKING:

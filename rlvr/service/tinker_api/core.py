@@ -66,14 +66,18 @@ class Core:
             raise ValueError("a server needs at least one model")
         self._engines, self._limits, self._clock = dict(engines), limits, clock
         aliases = checked_aliases(aliases or {})
-        state.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)  # what clients train on is nobody else's business
         self._claim = open(state / "lock", "w")  # noqa: SIM115 - held, and thereby locked, as long as we live
         try:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._claim.close()
             raise ValueError(f"{state} is in use by another server; give this one a folder of its own") from None
-        self._store = Store(state / "records.db")
+        try:
+            self._store = Store(state / "records.db")
+        except BaseException:
+            self._claim.close()
+            raise
         self._promises = Promises(limits.result_seconds, limits.result_bytes, clock)
         self._unanswered = Unanswered(state / "samples.db")
         self._unanswered.lose(self._promises)
@@ -273,8 +277,8 @@ class Core:
         cells = top_prompt * prompt.length + top_sample * count * min(params.max_tokens or context, context)
         if cells > self._limits.max_cells:
             raise UserError(
-                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens and topk_sample_logprobs={top_sample} for "
-                f"{count} samples (max_tokens={params.max_tokens}) may be {cells:,} log-probs, expected at most "
+                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens and topk_sample_logprobs={top_sample} "
+                f"for {count} samples (max_tokens={params.max_tokens}) may be {cells:,} log-probs, expected at most "
                 f"{self._limits.max_cells:,}; ask for fewer"
             )
         return max(0, cells)

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 class ServerLimits:
     """Bytes are of the messages as they are kept in memory or in the log.
 
-    Training: `lane_requests` and `owner_bytes` bound what may wait (`parsed_bytes` of it as objects, the rest in the
-    log), `gap_seconds` how long a request waits for a missing seq_id before it, `max_rank` an adapter. Sampling:
-    `owner_samples` requests at once, `max_samples` completions each, with the `max_topk` likeliest tokens of each place
-    and `max_cells` of these in all; given up when nobody was heard of in their session for `session_seconds`. Policies: `live_policies` adapters in memory per
-    base model, idle ones put on disk after `idle_seconds`; a snapshot after `snapshot_steps` optimizer steps, as soon
-    as it takes at most `snapshot_share` of the time since the last one, and after `snapshot_bytes` of log and results.
-    Results: kept for `result_seconds`, in memory at most `result_bytes`. `ephemeral_samplers`: unnamed sampler weights
-    kept per training run; `replaced_samplers`: named ones, by name, that were saved again while sessions sample from
-    them. `loaded_samplers`: those kept in memory.
+    Training: `lane_requests` and `owner_bytes` bound what may wait (`parsed_bytes` of it as objects, the rest in
+    the log), `gap_seconds` how long a request waits for a missing seq_id before it, `max_rank` an adapter.
+    Sampling: `owner_samples` requests at once, `max_samples` completions each, with the `max_topk` likeliest tokens
+    of each place and `max_cells` of these in all; given up when nobody was heard of in their session for
+    `session_seconds`. Policies: `live_policies` adapters in memory per base model, idle ones put on disk after
+    `idle_seconds`; a snapshot after `snapshot_steps` optimizer steps, as soon as it takes at most `snapshot_share`
+    of the time since the last one, and after `snapshot_bytes` of log and results. Results: kept for
+    `result_seconds`, in memory at most `result_bytes`. `ephemeral_samplers`: unnamed sampler weights kept per
+    training run; `replaced_samplers`: named ones, by name, that were saved again while sessions sample from them.
+    `loaded_samplers`: those kept in memory.
     """
 
     lane_requests: int = 4_096

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from rlvr.service.tinker_api.tenants import VARIABLE, Keys
 from rlvr.training.start import is_model, newest_weights
 
 EXTRA = 'pip install "rlvr[train,serve]"'
+FILES = 65_536  # open at a time: every client that waits holds a connection
+ONE_REQUEST = 0.75  # of the rows, at most: the rest is for whoever comes next
+CACHE_SHARE = 0.5  # of the memory that is free when the models are loaded, for keys and values of what is sampled
 ANY_KEY = "tml-no-key-needed"  # the SDK insists on one
 
 
@@ -62,15 +67,17 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     check_exposure(options.host, keys)
     listening = bound(options.host, options.port)
     with listening:
-        options.state.mkdir(parents=True, exist_ok=True)
+        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         start_logging(options.log or options.state / "server.log", options.log_level)
-        engines = {name: build_engine(folder, options) for name, folder in named.items()}
+        models = {name: load(folder, options) for name, folder in named.items()}
+        engines = {name: build_engine(model, options, len(models)) for name, model in models.items()}
         core = Core(engines, options.state, aliases=options.aliases, limits=options.limits)
         try:
             app = create_app(core, keys, max_body=options.max_body)
             config = uvicorn.Config(
-                app, log_config=None, access_log=False, timeout_graceful_shutdown=10, timeout_keep_alive=75
-            )
+                app, log_config=None, access_log=False, timeout_graceful_shutdown=10, timeout_keep_alive=75,
+                limit_concurrency=most_connections(),
+            )  # fmt: skip
 
             def begun() -> None:
                 for line in welcome(options, engines, keys, listening.getsockname()):
@@ -172,21 +179,67 @@ def bound(host: str, port: int) -> socket.socket:
     return listening
 
 
-def build_engine(folder: str, options: ServeOptions) -> Any:
+def most_connections() -> int:
+    """As many as there may be files open, less what the server itself opens: a save must not fail by a crowd."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(64, min(FILES, FILES if soft == resource.RLIM_INFINITY else soft) - 256)
+
+
+def load(folder: str, options: ServeOptions) -> Any:
     try:
         import torch
 
-        from rlvr.engine.engine import Engine
         from rlvr.engine.model import load_model
-        from rlvr.engine.options import EngineLimits
         from rlvr.engine.tokenizer import load_tokenizer, quiet
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; serving needs two extras: {EXTRA}") from error
     quiet()
     if options.threads:
         torch.set_num_threads(options.threads)
-    model = load_model(folder, load_tokenizer(folder), device=options.device, dtype=options.dtype)
-    return Engine(model, EngineLimits(max_rows=options.max_rows))
+    return load_model(folder, load_tokenizer(folder), device=options.device, dtype=options.dtype)
+
+
+def build_engine(model: Any, options: ServeOptions, models: int) -> Any:
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.options import EngineLimits
+
+    room = cache_tokens(model, models)
+    return Engine(model, EngineLimits(max_rows=options.max_rows, one_request=ONE_REQUEST, cache_tokens=room))
+
+
+def cache_tokens(model: Any, models: int) -> int:
+    """Places for keys and values that one of `models` models has: completions that are longer take turns.
+
+    Without this bound a client that asks for many long ones ends the server, by taking all memory. 0, for none, where
+    the model does not tell how large a place is.
+    """
+    import torch
+
+    config = model.module.config.get_text_config()
+    try:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
+    except AttributeError:
+        return 0
+    free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else free_memory()
+    return max(model.context, int(CACHE_SHARE * free / models / size))
+
+
+def free_memory() -> int:
+    """Bytes of this machine, or of the control group that this process may not exceed."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return max(0, min(found))
 
 
 def welcome(options: ServeOptions, engines: dict[str, Any], keys: Keys, address: Any) -> list[str]:

@@ -69,7 +69,11 @@ class Store:
         self._lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode = WAL")
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise ValueError(f"{path} is no readable database ({error}); use another folder, or a backup") from error
         self._db.execute("PRAGMA synchronous = FULL")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, VERSION):

@@ -1,9 +1,9 @@
 """Runs the requests of training runs, one at a time, and turns what goes wrong into an answer.
 
 A request that fails changes nothing and uses up its seq_id. What was wrong with the request is a `user` failure; a
-full disk, memory or a fault of ours is a `server` failure, and after one that may have struck in the middle of an
-update the adapter is brought back from its snapshot and log. Only the worker's thread calls these. Exercised by
-tests/test_tinker_core.py and tests/test_tinker_core_kill.py.
+full disk, memory or a fault of ours is a `server` failure. After one that may have struck in the middle of an update,
+or that left weights which are no numbers, the adapter is brought back from its snapshot and log. Only the worker's
+thread calls these. Exercised by tests/test_tinker_core.py, test_tinker_core_kill.py and test_tinker_attacks.py.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 TOLD = 2_000  # characters of an error: it may quote what a client sent
 UNPUBLISHED = "stable_reinforce"
+
+
+class Diverged(UserError):
+    """A step left weights that are no numbers."""
 
 
 class Training:
@@ -125,6 +129,8 @@ class Training:
             case OptimStep():
                 assert lane.policy is not None
                 response = self._engine.optim_step(lane.policy, operation.adam)
+                if not lane.policy.finite():
+                    raise Diverged(f"after a step with {operation.adam} a weight is not finite; it was taken back")
                 lane.steps += 1
                 return Json({"metrics": response.metrics})
             case SaveWeights():
@@ -269,6 +275,8 @@ class Training:
 
 def blamed(error: Exception) -> tuple[Failed, bool]:
     """The failure that a client is told, and whether the error may have left a policy half changed."""
+    if isinstance(error, Diverged):
+        return Failed(str(error), error.category), True
     if isinstance(error, CoreError):
         return Failed(str(error), error.category), False
     if isinstance(error, NonFiniteError):

@@ -22,12 +22,7 @@ log = logging.getLogger(__name__)
 class Unanswered:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = OFF")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS samples (id TEXT PRIMARY KEY, owner TEXT, client TEXT, session TEXT)"
-        )
+        self._db, self._left = opened(path)
 
     def close(self) -> None:
         with self._lock:
@@ -50,6 +45,30 @@ class Unanswered:
 
     def lose(self, promises: Promises) -> None:
         """What the server before this one left: whoever waits for it is told so."""
-        for request_id, owner, group, session in self._db.execute("SELECT * FROM samples ORDER BY rowid").fetchall():
+        for request_id, owner, group, session in self._left:
             if promise := promises.open(request_id, owner, group=group, session=session):
                 promises.resolve(promise, Lost())
+        self._left = []
+
+
+def opened(path: Path) -> tuple[sqlite3.Connection, list[Any]]:
+    """The database and what is in it. One that a power cut tore is no reason not to start: it begins anew, empty."""
+    try:
+        return _opened(path)
+    except sqlite3.DatabaseError as error:
+        log.warning("%s cannot be read (%s) and is begun anew; who waited for samples then asks in vain", path, error)
+        for part in ("", "-wal", "-shm"):
+            path.with_name(path.name + part).unlink(missing_ok=True)
+        return _opened(path)
+
+
+def _opened(path: Path) -> tuple[sqlite3.Connection, list[Any]]:
+    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("CREATE TABLE IF NOT EXISTS samples (id TEXT PRIMARY KEY, owner TEXT, client TEXT, session TEXT)")
+        return db, db.execute("SELECT * FROM samples ORDER BY rowid").fetchall()
+    except sqlite3.Error:
+        db.close()
+        raise

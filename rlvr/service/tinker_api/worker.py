@@ -2,7 +2,7 @@
 
 Owners with a request that may run take turns, and so do the lanes (training runs) of each; a turn is one request, which
 holds at most what one message may (the SDK splits at 1,024 rows or 5 MB). What is to be sampled waits in a line of its
-own (`line.py`) until the engine has room, of which one owner gets `ONE_OWNER`. While somebody samples too, both kinds
+own (`line.py`) until the engine has room, of which one owner gets a `share`. While somebody samples too, both kinds
 get the same share of the time: after each micro-batch of a training request sampling goes on for as long as that took,
 and so it does after a request of another kind, `SHARE` seconds at most.
 
@@ -19,6 +19,7 @@ import time
 from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from rlvr.messages import NonFiniteError
 from rlvr.service.tinker_api.limits import ServerLimits
 from rlvr.service.tinker_api.line import Line, Sampling
 from rlvr.service.tinker_api.policies import Lane, Policies
@@ -32,8 +33,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SHARE = 1.0  # seconds
-ONE_OWNER = 0.75  # of the rows and of the weights in memory, at most: the rest is for whoever comes next
 TIDY = 5.0  # seconds between looks for idle adapters
+
+
+def share(places: int) -> int:
+    """What one owner may take of the rows, or of the weights in memory: the rest is for whoever comes next."""
+    return places - places // 4
 
 
 class Worker:
@@ -173,23 +178,25 @@ class Worker:
         """Hand what has arrived to the engine, as far as it has room; the engine checks and queues it."""
         if not self._arrived:
             return
-        rows: Counter[str] = Counter()
+        limits, context = self._engine.limits, self._engine.model.context
+        most_weights, longest = self._limits.loaded_samplers, 0
+        request_rows = max(1, int(limits.max_rows * limits.one_request))
+        rows: Counter[str] = Counter()  # by owner, what is not finished
         weights: defaultdict[str, set[Any]] = defaultdict(set)
         for request, sampling in self._running.items():
-            rows[sampling.owner] += sampling.count - len(request.finished)
+            rows[sampling.owner] += min(sampling.count - len(request.finished), request_rows)
             weights[sampling.owner].add(sampling.weights)
+            longest = max(longest, request.reach)
 
         def fits(sampling: Sampling) -> bool:
-            owner = sampling.owner
-            own = weights[owner] | {sampling.weights}
-            held = set[Any]().union(*weights.values(), own)
-            most_rows, most_weights = self._engine.limits.max_rows, self._limits.loaded_samplers
-            if rows.total() >= most_rows or len(held) > most_weights:
+            reach = min(context, sampling.prompt.length + (sampling.params.max_tokens or context))
+            places = limits.cache_tokens // max(reach, longest, 1) if limits.cache_tokens else limits.max_rows
+            most_rows, own = max(1, min(limits.max_rows, places)), weights[sampling.owner] | {sampling.weights}
+            if rows.total() >= most_rows or len(own.union(*weights.values())) > most_weights:
                 return False
-            alone = not rows[owner]  # one request at a time always may
-            return alone or (
-                rows[owner] + sampling.count <= most_rows * ONE_OWNER and len(own) <= most_weights * ONE_OWNER
-            )
+            if not rows[sampling.owner]:  # one request at a time always may
+                return True
+            return rows[sampling.owner] + sampling.count <= share(most_rows) and len(own) <= share(most_weights)
 
         while True:
             with self._wake:
@@ -208,8 +215,9 @@ class Worker:
                 self._end(sampling, failed)
                 continue
             self._running[request] = sampling
-            rows[sampling.owner] += sampling.count
+            rows[sampling.owner] += min(sampling.count, request_rows)
             weights[sampling.owner].add(sampling.weights)
+            longest = max(longest, request.reach)
 
     def _advance(self) -> float:
         begun = time.monotonic()
@@ -232,6 +240,8 @@ class Worker:
                 outcome = Proto(encode_samples(request.response()))
             except Exception as error:
                 outcome, _ = blamed(error)
+                if not isinstance(error, NonFiniteError):  # what a request has wrong is found when it is queued
+                    outcome = Failed(outcome.error, "server")
             self._end(sampling, outcome)
         return time.monotonic() - begun
 
