@@ -197,7 +197,13 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 def test_a_run_reports_the_families_held_out_beside_the_problems(tmp_path: Path, capsys: Any) -> None:
     """The shipped recipe in small, through the real sandbox: every answer is judged. `rlvr evaluate` says the same."""
     small = ["sft.steps=2", "sft.batch_size=8", "sft.until=0", "training.steps=1", "training.prompts_per_step=2"]
-    small += ["training.group_size=2", "evaluation.tasks=8", "evaluation.samples=2", f"run.root={tmp_path}"]
+    small += [
+        "training.group_size=2",
+        "training.num_substeps=1",
+        "evaluation.tasks=8",
+        "evaluation.samples=2",
+        f"run.root={tmp_path}",
+    ]
     assert run(["train", "--config-name=mini_mbpp", "run.name=small", *small]) == 0
     summary = json.loads((tmp_path / "small" / "summary.json").read_text())
     assert summary["tasks"] == 8 and summary["unjudged"] == 0
