@@ -67,6 +67,7 @@ def test_a_run_of_ours_is_served_from_its_newest_checkpoint(tmp_path: Path) -> N
         (["--model", "MODEL", "--log-level", "loud"], "log level"),
         (["--model", "MODEL", "--port", "99999"], "--port"),
         (["--model", "MODEL", "--port", "TAKEN"], "--port"),
+        (["--model", "MODEL", "--port", "0", "--state", "model/config.json"], "--state model/config.json"),
     ],
 )
 def test_a_mistake_is_one_message_before_anything_is_loaded(

@@ -67,7 +67,12 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     check_exposure(options.host, keys)
     listening = bound(options.host, options.port)
     with listening:
-        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"--state {options.state}: this folder cannot be made ({error.strerror}); give another one"
+            ) from error
         start_logging(options.log or options.state / "server.log", options.log_level)
         models = {name: load(folder, options) for name, folder in named.items()}
         engines = {name: build_engine(model, options, len(models)) for name, model in models.items()}
