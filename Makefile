@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "setup: installing what constraints.txt pins (a few minutes the first time)"
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e ".[dev,train,docs,mlflow,tensorboard,judge,rules,math,serve,tinker]"
+	  -e ".[dev,train,docs,mlflow,tensorboard,judge,rules,math,serve,postgres,tinker]"
 	@# One of its requirements is not on every registry, and only a few models' renderers import it.
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt tinker-cookbook
 	@touch $@

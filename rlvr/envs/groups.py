@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from rlvr.envs.registry import register_environment
 from rlvr.messages import ModelInput
 from rlvr.protocols import Env, InitialObservationOverflow, StepResult
-from rlvr.registry import load_path
+from rlvr.registry import check_kwargs, load_path
 from rlvr.reward import register_reward
 from rlvr.types import Outcome, Score, Task, Trajectory
 
@@ -245,6 +245,9 @@ class GroupSource:
 def groups(dataset: str, options: Mapping[str, Any] | None = None) -> GroupSource:
     """The task source of a dataset builder, ours or the cookbook's: its path `package.module:Builder`, its options."""
     builder = load_path("environment", dataset)
+    if not isinstance(options or {}, Mapping):
+        raise ValueError(f"environment 'groups': options={options!r}, expected a mapping: the builder's own options")
+    check_kwargs(f"the dataset builder {dataset} (env.kwargs.options)", builder, options or {})
     train, heldout = finished(builder(**(options or {}))())
     return GroupSource(train, heldout, name=dataset.rpartition(":")[2])
 

@@ -119,8 +119,7 @@ class ProblemDataset(RLDataset):
     """Batches of `batch_size` questions, each a group of `group_size`; the last batch may be smaller."""
 
     def __init__(self, thunks: Sequence[Callable[[], ProblemEnv]], batch_size: int, group_size: int, name: str) -> None:
-        if batch_size < 1 or group_size < 1:
-            raise ValueError(f"{name}: batch_size={batch_size}, group_size={group_size}; expected at least 1 each")
+        positive(name, batch_size=batch_size, group_size=group_size)
         self._thunks, self._batch_size, self._group_size, self._name = thunks, batch_size, group_size, name
 
     def get_batch(self, index: int) -> Sequence[ProblemGroupBuilder]:
@@ -201,6 +200,8 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
     seed: int = 0
 
     async def __call__(self) -> tuple[ProblemDataset, None]:
+        sizes = {"batch_size": self.batch_size, "group_size": self.group_size, "n_batches": self.n_batches}
+        positive("arithmetic", **sizes, largest=self.largest)
         renderer = renderer_of(self.model_name_for_tokenizer, self.renderer_name)
         prefix = [{"role": "user", "content": "What is 4 + 5?"}, {"role": "assistant", "content": "9"}]
         key = draws.key("arithmetic", self.seed)
@@ -217,3 +218,10 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
 
 def renderer_of(model_name: str, renderer_name: str | None) -> Any:
     return get_renderer(renderer_name or get_recommended_renderer_name(model_name), get_tokenizer(model_name))
+
+
+def positive(name: str, **numbers: Any) -> None:
+    """ValueError for a number, from a config as it was typed, that is not a whole one of at least 1."""
+    for option, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}: {option}={value!r}, expected a whole number of at least 1")

@@ -21,6 +21,8 @@ ENVS = {
 WORDS = {
     **BASIC,
     "env": ["env.kwargs.dataset={}"],
+    "groups_per_batch": ["training.prompts_per_step={}"],  # the cookbook's word for it
+    "temperature": ["rollout.temperature={}"],
     "stream_minibatch_config.groups_per_batch": ["training.prompts_per_step={}"],
     "stream_minibatch_config.num_minibatches": ["training.num_minibatches={}"],
     "async_config.groups_per_batch": ["training.prompts_per_step={}"],
@@ -35,7 +37,9 @@ def run(words: list[str]) -> int:
     if chosen is not None and ":" not in chosen:
         print(f"math_rl: env={chosen!r}, expected {', '.join(ENVS)} or package.module:Builder", file=sys.stderr)
         return 2
-    return Recipe("math_rl", WORDS).run([f"env={chosen}" if word.startswith("env=") else word for word in words])
+    return Recipe("math_rl", WORDS, __doc__ or "").run(
+        [f"env={chosen}" if word.startswith("env=") else word for word in words]
+    )
 
 
 if __name__ == "__main__":

@@ -30,4 +30,4 @@ WORDS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(Recipe("rl_basic", WORDS).run(sys.argv[1:]))
+    sys.exit(Recipe("rl_basic", WORDS, __doc__ or "").run(sys.argv[1:]))

@@ -128,9 +128,12 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    from rlvr.recipes.words import parse
+    from rlvr.recipes.words import HELP, help_of, parse
 
     try:
+        if set(HELP) & set(sys.argv):
+            print(help_of(Config, __doc__ or ""))
+            sys.exit(0)
         main(parse(Config, sys.argv[1:]))
     except ValueError as mistake:
         print(f"rl_loop: {mistake}", file=sys.stderr)

@@ -21,4 +21,4 @@ WORDS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(Recipe("sl_basic", WORDS).run(sys.argv[1:]))
+    sys.exit(Recipe("sl_basic", WORDS, __doc__ or "").run(sys.argv[1:]))
