@@ -1,6 +1,7 @@
 """What a session of the service is asked for, and how the service learns from sessions: plain options and defaults.
 
-`TrainingConfig` can be set by YAML and by environment (`rlvr.service.settings`). Exercised by tests/test_service_settings.py.
+`TrainingConfig` can be set by YAML and by environment (`rlvr.service.settings`). tests/test_service_settings.py
+exercises it.
 """
 
 from __future__ import annotations
