@@ -86,8 +86,8 @@ class Link:
         kind = reply[0]
         if kind == "v" and len(reply) > 1:
             return self.decode(reply[1])
-        if kind == "n":
-            raise self.fail("wrong_name", f"{str(reply[-1])[:80]!r} is not defined")
+        if kind == "n" and len(reply) > 1:
+            raise self.fail("wrong_name", f"{str(reply[1])[:80]!r} is not defined")
         if kind == "x" and len(reply) > 4 and type(reply[1]) is list and reply[1]:
             raise self.exception([str(name)[:100] for name in reply[1][:50]], ends, *reply[2:5])
         raise self.fail("opaque", str(reply[1]) if kind == "u" and len(reply) > 1 else "what came back is no result")
