@@ -45,8 +45,8 @@ def test_a_right_answer_passes_and_the_verdict_says_how_it_was_judged(sandbox: S
 def test_each_test_has_its_own_result(sandbox: Sandbox) -> None:
     tests = ["assert add(1, 2) == 4", "assert add(1, 2) == 3", "assert add(1) == 1", "assert sub(1, 2) == 3"]
     assert said(sandbox.verify(ADD, tests)) == ("failed", "assertion", ["assertion", "", "exception", "wrong_name"])
-    unknown = sandbox.verify("def f(): return 1", ["assert g(f()) == 1", "assert g == 1"])
-    assert [test.detail for test in unknown.tests] == ["'g' is not defined", "'g' is not defined"]
+    unknown = sandbox.verify("def f(): return 1", ["assert g(f()) == 1"])
+    assert unknown.tests[0].detail == "'g' is not defined"
 
 
 @pytest.mark.parametrize(
