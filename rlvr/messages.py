@@ -215,7 +215,7 @@ class SampleResponse:
 
 @dataclass(frozen=True)
 class AdamParams:
-    """One AdamW step. `grad_clip_norm` 0 means no clipping."""
+    """One AdamW step. `grad_clip_norm` 0 means no clipping. With eps 0 a weight without gradient would become 0 / 0."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -230,6 +230,8 @@ class AdamParams:
             if not 0 <= value < (1 if name in below_one else float("inf")):
                 expected = "in [0, 1)" if name in below_one else "a finite number, at least 0"
                 raise ValueError(f"AdamParams: {name}={value!r}, expected {expected}")
+        if not self.eps > 0:
+            raise ValueError(f"AdamParams: eps={self.eps!r}, expected a finite number above 0 (1e-8, say)")
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ def test_a_verifier_that_hangs_is_counted_apart_and_as_what_it_is_worth() -> Non
         (["--reward", "exact_match", "--labelled", "absent.jsonl"], "does not exist"),
         (["--reward", "exact_mach", "--labelled", "builtin"], "exact_match"),
         (["--reward", "math", "--labelled", "builtin", "--tier", "landlock"], "--tier"),
+        (["--reward", "code", "--labelled", "builtin"], "pairs are of mathematics, for math and gsm8k"),
+        (["--reward", "math", "--labelled", "builtin", "--against", "code"], "code could judge none of the rows"),
         (["--reward", "math"], "--attack or --labelled"),
         (["--reward", "code", "--attack", "--against", "math"], "--against"),
     ],

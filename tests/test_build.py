@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_run import Killed
+from tiny_run import attempt as attempt_at
+from tiny_run import stored_steps as rows
 
 from rlvr.build import build, build_source, open_run, plan
-from rlvr.build_client import circumstances
 from rlvr.cli import run
 from rlvr.config import load
 from rlvr.config.schema import configured
@@ -43,41 +46,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Killed(KeyboardInterrupt):
-    pass
-
-
-class KillingConsole(Console):
-    """Ends the attempt in the middle of the RL phase, after `step` steps of it: nothing is saved at that moment."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self._last, self._name = step, ""
-
-    def phase(self, name: str, *arguments: Any, **named: Any) -> None:
-        self._name = name
-        super().phase(name, *arguments, **named)
-
-    def step(self, metrics: dict[str, float], done: int) -> None:
-        super().step(metrics, done)
-        if self._name == "rl" and done == self._last:
-            raise Killed
-
-
-def attempt(*words: str, killed_at: int = 0) -> dict[str, Any]:
-    """One attempt at the run, by the same steps as `rlvr train`."""
-    composed = load(None, "toy.yaml", words)
-    config = configured(composed)
-    folder, _ = open_run(composed, config)
-    with KillingConsole(killed_at) as console, Journal(folder) as journal:
-        job = build(config, folder, console.note, console.warn)
-        journal.attempt(circumstances(job.client), console.warn)
-        return Loop(job, journal, console).run()
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    stored = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if not k.startswith("time/") and k != "tokens_per_second"} for r in stored]
+attempt = partial(attempt_at, "toy.yaml")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import gc
 import json
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ pytest.importorskip("fastapi")
 
 from tinker_server import TinkerServer
 from tiny import END, LENGTHS, PAD, PROMPTS, data, params
+from tiny_run import Killed
+from tiny_run import attempt as attempt_at
+from tiny_run import stored_steps as steps
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.roads import check_roads
 from rlvr.build import build, open_run, plan
-from rlvr.build_client import circumstances
 from rlvr.cli import run
 from rlvr.clients.custom import named_loss
 from rlvr.clients.sdk import RemoteFuture, told
@@ -33,9 +36,6 @@ from rlvr.engine.options import LoraConfig
 from rlvr.envs import resolve_environment
 from rlvr.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
 from rlvr.protocols import SamplingClient, TrainingClient
-from rlvr.tracking import Console
-from rlvr.training.journal import Journal
-from rlvr.training.loops import Loop
 
 # The SDK leaves its connections to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -328,39 +328,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: TinkerServer) 
     return tmp_path
 
 
-class Killed(KeyboardInterrupt):
-    pass
-
-
-class KillingConsole(Console):
-    """Ends the attempt after some steps of a phase: nothing is saved at that moment."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self._last = step
-
-    def step(self, metrics: dict[str, float], done: int) -> None:
-        super().step(metrics, done)
-        if "loss" in metrics and done == self._last:
-            raise Killed
-
-
-def attempt(*words: str, killed_at: int = 0) -> dict[str, Any]:
-    composed = load(None, "run.yaml", words)
-    config = configured(composed)
-    folder, _ = open_run(composed, config)
-    with KillingConsole(killed_at) as console, Journal(folder) as journal:
-        job = build(config, folder, console.note, console.warn)
-        journal.attempt(circumstances(job.client), console.warn)
-        try:
-            return Loop(job, journal, console).run()
-        finally:
-            job.client.close()
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    stored = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if not k.startswith("time/") and k != "tokens_per_second"} for r in stored]
+attempt = partial(attempt_at, "run.yaml")
 
 
 def near(row: dict[str, Any]) -> dict[str, Any]:
@@ -372,6 +340,8 @@ def test_our_loop_learns_at_a_server_and_its_weights_evaluate_alike(here: Path, 
     """`rlvr train` with client=tinker: held-out answers get better (p < 0.01), `rlvr evaluate` finds the same, and
     another run starts from what it saved."""
     assert run(["train", "--config=run.yaml"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"the weights at the server: {last_state(here / 'runs' / 'run')}" in said
     summary = json.loads((here / "runs" / "run" / "summary.json").read_text())
     assert summary["final"]["pass@1"]["value"] > summary["baseline"]["pass@1"]["value"] + 0.15
     assert summary["p_value"] < 0.01 and summary["weights_sha256"] == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import PROMPTS, data, gradients, params, plain_logprobs, texts
+from tiny import PROMPTS, assert_gradients_of_peft, data, gradients, params, plain_logprobs, texts
 
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.engine.options import LoraConfig
@@ -104,28 +104,10 @@ def test_the_adapters_gradient_equals_pefts(
     """Cross-entropy through peft's own layers, after a step that made B non-zero."""
     import copy
 
-    from peft import PeftModel
-
     trainer = client("llama", lora=LORA)
     train(trainer, 1)
     path = trainer.save_weights_for_sampler("a").result().path
-    theirs = PeftModel.from_pretrained(copy.deepcopy(pristine("llama").module), path, is_trainable=True).eval()
-    total = torch.zeros(())
-    for row in data():
-        logits = theirs(input_ids=torch.tensor([row.model_input.tokens])).logits[0].log_softmax(-1)
-        inputs = {k: v.to_torch() for k, v in row.loss_fn_inputs.items()}
-        total = total - (logits[torch.arange(len(logits)), inputs["target_tokens"]] * inputs["weights"]).sum()
-    total.backward()
-    trainer.forward_backward(data(), "cross_entropy")
-    expected = {
-        k.removeprefix("base_model.model.").replace(".default", ""): p.grad
-        for k, p in theirs.named_parameters()
-        if p.grad is not None
-    }
-    found = gradients(trainer)
-    assert found.keys() == expected.keys()
-    for name, grad in found.items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-5)
+    assert_gradients_of_peft(trainer, copy.deepcopy(pristine("llama").module), path, atol=1e-5)
 
 
 def test_targets_choose_layers_and_unknown_ones_are_named(fresh: Callable[..., Any]) -> None:

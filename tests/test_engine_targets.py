@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_engine_stepping import drained
-from tiny import PROMPTS, data, gradients, params, plain_logprobs, texts
+from tiny import PROMPTS, assert_gradients_of_peft, data, params, plain_logprobs, texts
 
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.engine.adapter_files import saved_lora, short_names
@@ -114,28 +113,10 @@ def test_an_adapted_head_has_pefts_gradient(
     kind: str, chunk: int, fresh: Callable[..., Any], pristine: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Also where the backward pass runs the head again, chunk by chunk, when the batch is long over."""
-    from peft import PeftModel
-
     trainer = with_head(fresh(kind, logit_elements=chunk), tmp_path)
     path = trainer.save_weights_for_sampler("a").result().path
-    theirs = PeftModel.from_pretrained(copy.deepcopy(pristine(kind).module), path, is_trainable=True).eval()
-    total = torch.zeros(())
-    for row in data():
-        logits = theirs(input_ids=torch.tensor([row.model_input.tokens])).logits[0].log_softmax(-1)
-        inputs = {k: v.to_torch() for k, v in row.loss_fn_inputs.items()}
-        total = total - (logits[torch.arange(len(logits)), inputs["target_tokens"]] * inputs["weights"]).sum()
-    total.backward()
-    trainer.forward_backward(data(), "cross_entropy")
-    expected = {
-        name.removeprefix("base_model.model.").replace(".default", ""): p.grad
-        for name, p in theirs.named_parameters()
-        if p.grad is not None
-    }
-    found = gradients(trainer)
-    assert found.keys() == expected.keys()
+    found = assert_gradients_of_peft(trainer, copy.deepcopy(pristine(kind).module), path, atol=2e-5)
     assert float(found["lm_head.lora_A.weight"].abs().max()) > 1e-3
-    for name, grad in found.items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlvr.envs import known_environments, register_environment, resolve_environment
@@ -58,3 +60,22 @@ def test_an_environment_of_ones_own_by_name_and_by_path(tmp_path, monkeypatch):
     assert source.train(0, 3, "").prompt == "ho"
     register_environment("echo")(type(source))
     assert resolve_environment("echo").train(0, 3, "").prompt == "hi"
+
+
+SUMS = {"batch_size": 2, "group_size": 2, "renderer_name": "role_colon", "model_name_for_tokenizer": "x"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({**SUMS, "n_batch": 3}, r"ArithmeticDatasetBuilder .*does not take 'n_batch' \(did you mean 'n_batches'"),
+        ({"batch_size": 2}, "needs 'group_size'"),
+        ([2], "expected a mapping"),
+        ({**SUMS, "n_batches": "many"}, "n_batches='many', expected a whole number of at least 1"),
+        ({**SUMS, "batch_size": 0}, "batch_size=0, expected"),
+    ],
+)
+def test_a_wrong_option_of_a_dataset_is_named(options: Any, message: str) -> None:
+    path = "rlvr.envs.problems:ArithmeticDatasetBuilder"
+    with pytest.raises(ValueError, match=message):
+        resolve_environment("groups", dataset=path, options=options)

@@ -190,6 +190,28 @@ def test_a_recipe_takes_its_words_and_every_setting_of_train(capsys: pytest.Capt
     assert "expected arithmetic, gsm8k or package.module:Builder" in capsys.readouterr().err
 
 
+def test_math_rl_takes_the_cookbooks_word_for_a_batch_and_not_two_that_disagree() -> None:
+    recipe = Recipe("math_rl", math_rl.WORDS)
+    assert recipe.overrides(["groups_per_batch=8"]) == ["training.prompts_per_step=8"]
+    same = recipe.overrides(["groups_per_batch=8", "async_config.groups_per_batch=8"])
+    assert set(same) == {"training.prompts_per_step=8"}
+    with pytest.raises(ValueError, match="batch_size=8 and groups_per_batch=9 are both"):
+        recipe.overrides(["batch_size=8", "groups_per_batch=9"])
+
+
+@pytest.mark.parametrize(("recipe", "line"), [
+    (rl_basic, "batch_size +128 +training.prompts_per_step"),
+    (math_rl, "groups_per_batch +100 +training.prompts_per_step"),
+    (sl_basic, "learning_rate +0.0002 +sft.optimizer.learning_rate"),
+])  # fmt: skip
+def test_help_says_each_word_with_its_default(recipe: Any, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = recipe.__name__.rpartition(".")[2]
+    assert Recipe(name, recipe.WORDS, recipe.__doc__).run(["model_name=x", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(f"^{line}$", said, re.M) and f"python -m rlvr.recipes.{name}" in said
+    assert all(re.search(rf"^{re.escape(word)} ", said, re.M) for word in recipe.WORDS if "=" not in word)
+
+
 def test_a_loss_that_clips_brings_the_bounds_that_the_sdk_gives_it() -> None:
     recipe = Recipe("math_rl", math_rl.WORDS)
     assert recipe.overrides(["loss_fn=cispo"]) == [
@@ -210,3 +232,5 @@ def test_the_recipes_are_commands() -> None:
         )
         assert done.returncode == 2, done.stderr
         assert f"{name}: 'nonsense' is no setting" in done.stderr
+    helped = subprocess.run([sys.executable, "-m", "rlvr.recipes.rl_loop", "--help"], capture_output=True, text=True)
+    assert helped.returncode == 0 and re.search("^learning_rate +4e-05$", helped.stdout, re.M), helped.stderr

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tinker_model import write_model
-from tinker_server import TinkerServer
+from tinker_server import TinkerServer, aborted_at_exit
 
 pytest.importorskip("tinker_cookbook", reason="tinker-cookbook is not installed (see the Makefile)")
 pytest.importorskip("pylatexenc", reason="pylatexenc, which the cookbook's mathematics needs, is not installed")
@@ -60,11 +60,10 @@ def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: s
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "HF_HOME": str(place / "hf"),
     }  # fmt: skip
-    command = [sys.executable, "-m", f"tinker_cookbook.recipes.{module}", f"model_name={NAME}", f"log_path={log}"]
-    ran = subprocess.run(
-        [*command, "lora_rank=4", *options], cwd=place, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4_000:]
+    command = [sys.executable, "-X", "faulthandler", "-m", f"tinker_cookbook.recipes.{module}"]
+    options = (f"model_name={NAME}", f"log_path={log}", "lora_rank=4", *options)
+    ran = subprocess.run([*command, *options], cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0 or aborted_at_exit(ran), (ran.stdout + ran.stderr)[-4_000:]
     lines = (place / log / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [row for row in rows if set(row) - {"step"} > {n for n in row if n.startswith("tokens/")}]  # not the sums

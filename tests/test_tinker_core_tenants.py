@@ -18,7 +18,7 @@ from rlvr.messages import ModelInput, SamplingParams
 from rlvr.service.tinker_api.core import Core
 from rlvr.service.tinker_api.errors import Gone, NotFound, UserError
 from rlvr.service.tinker_api.operations import LoadWeights, OptimStep, SaveExternal, SaveForSampler, SaveWeights
-from rlvr.service.tinker_api.promises import Failed, Json
+from rlvr.service.tinker_api.promises import Failed, Json, Proto
 from rlvr.service.tinker_api.tenants import NOBODY, Keys, owner_of
 
 
@@ -78,7 +78,6 @@ def test_nothing_of_one_owner_can_be_reached_by_another(core: Core, anna: Client
         lambda: asyncio.run(core.result("bob", f"{anna.run}:1", 0)),
         lambda: asyncio.run(core.result("bob", request, 0)),
         lambda: asyncio.run(core.completions("bob", base, 0, 0, [], 0)),
-        lambda: core.cancel("bob", request),
         lambda: core.training_run("bob", anna.run),
         lambda: core.model_info("bob", anna.run),
         lambda: core.weights_info("bob", first),
@@ -92,6 +91,14 @@ def test_nothing_of_one_owner_can_be_reached_by_another(core: Core, anna: Client
     for attempt in attempts:
         with pytest.raises((NotFound, Gone)):
             attempt()
+    told: set[str] = set()
+    for asked_for in (request, f"{anna.run}:1", f"{'0' * 32}:sample:0:1:abc"):  # the last has never been
+        core.cancel("bob", asked_for)
+        with pytest.raises(Gone) as gone:
+            asyncio.run(core.result("bob", asked_for, 0))
+        told.add(str(gone.value).replace(asked_for, "this"))
+    assert len(told) == 1, "an id says by its answer that it is somebody's"
+    assert isinstance(anna.wait(request), Proto), "bob's cancel stopped it"
     assert core.training_runs("bob")["training_runs"] == core.checkpoints("bob")["checkpoints"] == []
     assert anna.session not in core.sessions("bob")
     assert core.weights_info("anna", first)["lora_rank"] == 4

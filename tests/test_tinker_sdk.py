@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import tinker
 from tinker import types
 from tinker_model import write_model
-from tinker_rows import ADAM, RATIO, only, prompt, rows
+from tinker_rows import ADAM, RATIO, connected, only, prompt, rows
 from tinker_server import TinkerServer
 
 from rlvr import messages
@@ -42,11 +41,7 @@ def server(place: Path) -> Iterator[TinkerServer]:
 
 @pytest.fixture(scope="module")
 def service(server: TinkerServer) -> Iterator[Any]:
-    made = tinker.ServiceClient(base_url=server.url, api_key="tml-alice-0001")
-    yield made
-    made.close("success").result()
-    del made
-    gc.collect()  # here, where its warnings are expected
+    yield from connected(server.url, "tml-alice-0001")
 
 
 @pytest.fixture(scope="module")
@@ -294,10 +289,10 @@ def test_a_sampler_travels_as_a_handle_and_as_a_pickle(
 def test_a_client_knows_its_model_and_its_tokenizer(
     service: Any, trainer: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(place)
     info = trainer.get_info()
     assert (info.model_data.model_name, info.is_lora, info.lora_rank) == (NAME, True, 4)
-    text = "What is 1 + 2?"
-    for client in (trainer, service.create_sampling_client(base_model=NAME).result()):
-        words = client.get_tokenizer()
-        assert words.decode(words.encode(text)) == text
+    text, words = "What is 1 + 2?", trainer.get_tokenizer()  # of the model's folder: the server is on this machine
+    assert words.decode(words.encode(text)) == text
+    monkeypatch.chdir(place)  # a sampling client goes by the name alone
+    sampled = service.create_sampling_client(base_model=NAME).result().get_tokenizer()
+    assert sampled.encode(text) == words.encode(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import tinker
 from tinker import types
 from tinker_model import write_model
-from tinker_rows import ADAM, RATIO, only, prompt, rows
+from tinker_rows import ADAM, RATIO, connected, only, prompt, rows
 from tinker_server import TinkerServer
 
 # The SDK leaves its connections to the garbage collector.
@@ -36,11 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
 
 @pytest.fixture(scope="module")
 def service(server: TinkerServer) -> Iterator[Any]:
-    made = tinker.ServiceClient(base_url=server.url, api_key="tml-alice-0001")
-    yield made
-    made.close("success").result()
-    del made
-    gc.collect()  # here, where its warnings are expected
+    yield from connected(server.url, "tml-alice-0001")
 
 
 @pytest.fixture(scope="module")

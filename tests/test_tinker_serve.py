@@ -55,7 +55,9 @@ def test_a_run_of_ours_is_served_from_its_newest_checkpoint(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--model", "./nowhere"], "no config.json"),
+        (["--model", "."], "no config.json"),
+        (["--model", "./nowhere"], "holds no nowhere"),
+        (["--model", "model/nowhere"], "model holds no nowhere"),  # and is not asked for on the hub
         (["--model", "=x"], "name=folder"),
         (["--model", "MODEL", "--model", "MODEL"], "twice"),
         (["--model", "MODEL", "--alias", "stable_reinforce"], "name=loss"),
@@ -65,6 +67,8 @@ def test_a_run_of_ours_is_served_from_its_newest_checkpoint(tmp_path: Path) -> N
         (["--model", "MODEL", "--host", "not a host"], "IP address"),
         (["--model", "MODEL", "--keys", "./no-file"], "key file"),
         (["--model", "MODEL", "--log-level", "loud"], "log level"),
+        (["--model", "MODEL", "--cache-tokens", "-1"], "--cache-tokens -1"),
+        (["--model", "MODEL", "--prot", "3"], "--port"),
         (["--model", "MODEL", "--port", "99999"], "--port"),
         (["--model", "MODEL", "--port", "TAKEN"], "--port"),
         (["--model", "MODEL", "--port", "0", "--state", "model/config.json"], "--state model/config.json"),

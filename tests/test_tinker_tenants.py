@@ -213,7 +213,7 @@ class Vandal:
 TOLD = {
     "no protobuf": "400", "noise": "400", "half a body": "400", "half a zstd frame": "400", "a zstd bomb": "400",
     "a huge body": "413", "a key that is none": "401", "another's run": "404", "another's step": "404",
-    "another's result": "404", "another's stop": "404", "another's session": "410", "another's heartbeat": "410",
+    "another's result": "410", "another's stop": "204", "another's session": "410", "another's heartbeat": "410",
     "another's sampler": "404", "another's path": "404", "not a number": "failed: user",
     "a session that is no more": "410", "no such token": "failed: user",
     "another length": "failed: user", "no such loss": "failed: user",

@@ -216,12 +216,14 @@ def test_a_gap_between_sampler_and_trainer_warns_and_then_stops() -> None:
     assert metrics["optim/kl_sample_train_v1"] == pytest.approx(-0.005, rel=1e-3)
     assert metrics["optim/kl_sample_train_v2"] == pytest.approx(0.5 * 0.005**2, rel=1e-2)
     client.drift = 0.05
-    t.update(1, t.collect(1))
+    for step in (1, 2):  # said once
+        metrics = t.update(step, t.collect(step))
+        assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.05, rel=1e-3)
     assert len(warnings) == 1
     client.drift = 0.2
     version = client.policy.version
     with pytest.raises(TrainingStopped, match="gap_stop"):
-        t.update(2, t.collect(2))
+        t.update(3, t.collect(3))
     assert client.policy.version == version, "the wrong gradient must not be stepped"
 
 

@@ -229,7 +229,8 @@ def test_defaults_are_tinkers() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"learning_rate": math.nan}, {"learning_rate": -1e-3}, {"beta1": 1.0}, {"grad_clip_norm": -1.0}]
+    "wrong",
+    [{"learning_rate": math.nan}, {"learning_rate": -1e-3}, {"beta1": 1.0}, {"grad_clip_norm": -1.0}, {"eps": 0.0}],
 )
 def test_adam_params_out_of_range_are_named(wrong: dict) -> None:
     """A schedule that yields nan, or a negative rate, is refused before it reaches the weights."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tinker
 from tinker import types
 
 ADAM = types.AdamParams(learning_rate=1e-2, eps=1e-8)
 RATIO = ("target_tokens", "logprobs", "advantages")
+
+
+def connected(url: str, key: str) -> Iterator[Any]:
+    """A `ServiceClient`, for a fixture to yield from; closed and collected where its warnings are expected."""
+    made = tinker.ServiceClient(base_url=url, api_key=key)
+    yield made
+    made.close("success").result()
+    del made
+    gc.collect()
 
 
 def rows(count: int = 3, seed: int = 0, *, length: int = 9) -> list[Any]:

@@ -95,6 +95,18 @@ class TinkerServer:
         return (self.state / "server.log").read_text(encoding="utf-8")
 
 
+def aborted_at_exit(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether a program that uses the SDK, run with `-X faulthandler`, aborted when all of its Python was over.
+
+    A program that ends as soon as it has its last answer may: the thread of the SDK's transport (pyqwest: Rust) that
+    passed this answer on then asks for the GIL of an interpreter that is being finalized, and CPython before 3.14 ends
+    such a thread by `pthread_exit`, which cannot unwind Rust's frames and aborts. On a busy machine that is one run in
+    thirty; what our own programs do about it is `rlvr.clients.sdk.leave`. Whether the work was done is for the caller.
+    """
+    told = "Fatal Python error: Aborted" in done.stderr and "<no Python frame>" in done.stderr
+    return done.returncode == -signal.SIGABRT and told and "most recent call first):\n  File" not in done.stderr
+
+
 @contextmanager
 def serving(app: Any) -> Iterator[int]:
     """An application on a free port of this machine, on a thread of this process; its port."""

@@ -68,3 +68,30 @@ def data(lengths: list[int] = LENGTHS, seed: int = 0) -> list[Datum]:
 
 def gradients(trainer: Any) -> dict[str, torch.Tensor]:
     return {k: p.grad.clone() for k, p in trainer.policy.masters.items() if p.grad is not None}
+
+
+def assert_gradients_of_peft(trainer: Any, module: Any, path: str, atol: float) -> dict[str, torch.Tensor]:
+    """The adapter's gradients of the cross-entropy of `data()`, after they were compared with those of peft's layers.
+
+    `module` is a copy of the base model that may be changed, `path` the adapter as it was saved.
+    """
+    from peft import PeftModel
+
+    theirs = PeftModel.from_pretrained(module, path, is_trainable=True).eval()
+    total = torch.zeros(())
+    for row in data():
+        logits = theirs(input_ids=torch.tensor([row.model_input.tokens])).logits[0].log_softmax(-1)
+        inputs = {k: v.to_torch() for k, v in row.loss_fn_inputs.items()}
+        total = total - (logits[torch.arange(len(logits)), inputs["target_tokens"]] * inputs["weights"]).sum()
+    total.backward()
+    trainer.forward_backward(data(), "cross_entropy")
+    expected = {
+        name.removeprefix("base_model.model.").replace(".default", ""): p.grad
+        for name, p in theirs.named_parameters()
+        if p.grad is not None
+    }
+    found = gradients(trainer)
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=atol)
+    return found

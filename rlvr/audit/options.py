@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvr.files import write_atomic
 from rlvr.reward import resolve_reward
+from rlvr.types import Score
 
 SECONDS = 3.0  # that an attack has: nearly all of the suite's time is programs that wait it out
 
@@ -72,7 +73,9 @@ class Audit:
                     shown = time.monotonic()
                     say(f"{name}: {done:,} of {len(rows):,} rows")
 
-            measured.append(measure(rows, reward, progress))
+            measured.append(one := measure(rows, reward, progress))
+            if one.rates()["unjudged"] == len(rows):
+                raise ValueError(_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
         return report(measured, self.show), [one.as_json() for one in measured], False
 
     def _attack(self, say: Callable[[str], None]) -> tuple[str, Any, bool]:
@@ -142,3 +145,13 @@ class Audit:
         if left_out:
             text += f"\nnot tried at this tier, which offers no folder to write in: {', '.join(left_out)}"
         return text, {"reward": self.reward, "tier": tier, "summary": summary(results), "programs": rows(results)}
+
+
+def _unjudged(reward: str, labelled: str, first: Score | None) -> str:
+    if first is None:
+        return f"audit: {labelled} has no rows"
+    why = f"{first.outcome.value}: {first.reason} {first.detail}".strip()
+    cure = "give rows that hold what this reward asks for"
+    if labelled == "builtin":
+        cure = "the built-in pairs are of mathematics, for math and gsm8k; give --labelled FILE with pairs of its kind"
+    return f"audit: {reward} could judge none of the rows of {labelled} (the first: {why}); {cure}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ from rlvr.tensors import TensorData
 
 T = TypeVar("T")
 EXTRA = "pip install 'rlvr[tinker]'"
+HANDED_OVER = 0.05  # seconds in which the SDK's threads have passed on the last answer
 
 
 def sdk() -> Any:
@@ -26,6 +28,18 @@ def sdk() -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; client=tinker needs the extra: {EXTRA}") from error
     return tinker
+
+
+def leave(service: Any) -> None:
+    """End a session at the server, so that this process may end at once.
+
+    The thread that passes an answer on (Rust, of the SDK's transport) wants the GIL back after we have the answer. If
+    the interpreter is being finalized by then, CPython before 3.14 ends that thread by `pthread_exit`, which cannot
+    unwind Rust's frames: the process aborts after its work is done. So give it a moment while nothing else is asked.
+    """
+    with told():
+        service.close("success").result()
+    time.sleep(HANDED_OVER)
 
 
 class RemoteFuture(Generic[T]):

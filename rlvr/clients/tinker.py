@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlvr.clients.custom import named_loss, needs_custom, two_passes, weighted
-from rlvr.clients.sdk import RemoteFuture, from_output, sdk, to_datum, to_input, told
+from rlvr.clients.sdk import RemoteFuture, from_output, leave, sdk, to_datum, to_input, told
 from rlvr.engine.options import LoraConfig
 from rlvr.files import checked_name
 from rlvr.futures import Future, LazyFuture
@@ -193,8 +193,7 @@ class TinkerTrainingClient:
 
     def close(self) -> None:
         """End the session at the server, and its heartbeat. What was saved stays."""
-        with told():
-            self._service.close("success").result()
+        leave(self._service)
 
 
 def connect(

@@ -125,6 +125,10 @@ def main(config: Config) -> None:
             log.flush()
             print(f"step {step}: reward/total {metrics['reward/total']:.3f}, {len(datums)} answers teach")
     print(f"saved {training_client.save_state('final').result().path}")
+    if config.base_url is not None:
+        from rlvr.clients.sdk import leave
+
+        leave(service_client)
 
 
 if __name__ == "__main__":

@@ -261,6 +261,7 @@ class Loop:
         }
 
     def _keep_rollouts(self, step: int, collected: Collected) -> None:
+        self.job.trackers.keep(step, collected.all.trajectories)
         shown = collected.all[step % len(collected.all)]
         self.console.sample(shown.prompt, shown.response, samples.told(shown))
         if self.job.options.rollouts_per_step:

@@ -51,6 +51,8 @@ class Schedule:
             raise ValueError(f"decay={self.decay!r}; expected constant, linear or cosine")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate}, expected a number above 0")
+        if not self.eps > 0:
+            raise ValueError(f"eps={self.eps}, expected a number above 0: AdamW divides by it where no gradient is")
         if not 0 <= self.final_rate <= 1:
             raise ValueError(f"final_rate={self.final_rate}, expected 0 to 1 (a share of learning_rate)")
         if self.decay == "constant" and self.final_rate:

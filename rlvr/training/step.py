@@ -64,7 +64,7 @@ class Trainer:
         self.seed, self.warn, self.watched = seed, warn, watched
         self.max_tokens = params.max_tokens or 0
         self.passes = Passes(options.ppo_epochs, options.num_substeps, options.target_kl)
-        self._told_of_change = self._told_of_drift = False
+        self._told_of_change = self._told_of_drift = self._told_of_gap = False
         self.under_way: list[Trajectory] = []  # what the step learns from: kept where the step fails
         self.memory = Memory(algorithm.baseline_decay)
         self.reference: SamplingClient | None = None  # the loop sets it, where `algorithm.kl_coef` asks for one
@@ -259,8 +259,13 @@ class Trainer:
                 f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Check that both run the "
                 "same weights in the same dtype, or raise the threshold knowingly"
             )
-        if gap > self.options.gap_warn:
-            self.warn(f"step {step}: sampler and trainer differ by {gap:.3g} nats a token on average")
+        if gap > self.options.gap_warn and not self._told_of_gap:
+            self._told_of_gap = True
+            self.warn(
+                f"step {step}: sampler and trainer differ by {gap:.3g} nats a token on average, more than "
+                f"training.gap_warn={self.options.gap_warn:g} (said once; sampling/sampling_logp_difference/mean has "
+                "every step)"
+            )
 
     def close(self) -> None:
         """Nothing goes on beside the steps that a trainer makes."""

@@ -30,8 +30,10 @@ def moment(seconds: float | None) -> str | None:
 
 
 class Catalog:
-    def __init__(self, store: Store, checkpoints: Checkpoints, engines: Mapping[str, Engine]) -> None:
-        self._store, self._checkpoints, self._engines = store, checkpoints, engines
+    def __init__(
+        self, store: Store, checkpoints: Checkpoints, engines: Mapping[str, Engine], tokenizers: Mapping[str, str]
+    ) -> None:
+        self._store, self._checkpoints, self._engines, self._tokenizers = store, checkpoints, engines, tokenizers
 
     def capabilities(self) -> list[Listing]:
         return [
@@ -44,7 +46,8 @@ class Catalog:
         row = self._run(owner, model_id)
         about = {"model_name": row["base_model"], "arch": "unknown"}
         if engine := self._engines.get(row["base_model"]):
-            about |= {"arch": str(engine.model.module.config.model_type), "tokenizer_id": row["base_model"]}
+            words = self._tokenizers.get(row["base_model"], row["base_model"])
+            about |= {"arch": str(engine.model.module.config.model_type), "tokenizer_id": words}
         return {
             "type": "get_info", "model_id": model_id, "model_data": about, "model_name": row["base_model"],
             "is_lora": True, "lora_rank": row["rank"],

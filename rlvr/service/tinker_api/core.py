@@ -59,9 +59,11 @@ class Core:
         state: Path,
         *,
         aliases: Mapping[str, str] | None = None,
+        tokenizers: Mapping[str, str] | None = None,
         limits: ServerLimits = ServerLimits(),
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`tokenizers`: where clients find that of a model, if not under its name."""
         if not engines:
             raise ValueError("a server needs at least one model")
         self._engines, self._limits, self._clock = dict(engines), limits, clock
@@ -107,7 +109,7 @@ class Core:
         self._janitor.start()
         self.create_model, self.load_weights, self.submit = runs.create_model, runs.load_weights, runs.submit
         # What is only read, and what is done to saved weights.
-        catalog = Catalog(self._store, self._checkpoints, self._engines)
+        catalog = Catalog(self._store, self._checkpoints, self._engines, tokenizers or {})
         self.capabilities = catalog.capabilities
         self.model_info, self.weights_info = catalog.model_info, catalog.weights_info
         self.training_run, self.training_runs = catalog.training_run, catalog.training_runs

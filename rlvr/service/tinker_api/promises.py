@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr.service.tinker_api.errors import Gone, NotFound
+from rlvr.service.tinker_api.errors import Gone
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,9 @@ class Promises:
                 del self._groups[promise.group]
 
     def of(self, owner: str, request_id: str) -> Promise | None:
-        """The promise, None where it is not here (any more); what belongs to another owner is not found."""
+        """The promise; None where it is not here (any more) or another owner's: nobody learns which ids there are."""
         promise = self.find(request_id)
-        if promise is not None and promise.owner != owner:
-            raise NotFound(f"request_id {request_id[:200]!r} is unknown")
-        return promise
+        return promise if promise is not None and promise.owner == owner else None
 
     async def wait(self, promise: Promise, timeout: float) -> Outcome | Pending:
         """Its outcome, as soon as there is one; `Pending` after `timeout` seconds."""

@@ -43,6 +43,7 @@ class ServeOptions:
     dtype: str = "auto"
     threads: int = 0
     max_rows: int = 512
+    cache_tokens: int | None = None  # None: what there is memory for, 0: without a bound
     limits: ServerLimits = field(default_factory=ServerLimits)
     max_body: int = 64 << 20
     log: Path | None = None
@@ -63,6 +64,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
 
     named = named_models(options.models)
     checked_aliases(options.aliases)
+    if options.cache_tokens is not None and options.cache_tokens < 0:
+        raise ValueError(f"--cache-tokens {options.cache_tokens}: expected a number of tokens, or 0 for no bound")
     keys = Keys.load(options.keys)
     check_exposure(options.host, keys)
     listening = bound(options.host, options.port)
@@ -76,7 +79,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         start_logging(options.log or options.state / "server.log", options.log_level)
         models = {name: load(folder, options) for name, folder in named.items()}
         engines = {name: build_engine(model, options, len(models)) for name, model in models.items()}
-        core = Core(engines, options.state, aliases=options.aliases, limits=options.limits)
+        tokenizers = local_tokenizers(named) if is_loopback(options.host) else {}
+        core = Core(engines, options.state, aliases=options.aliases, tokenizers=tokenizers, limits=options.limits)
         try:
             app = create_app(core, keys, max_body=options.max_body)
             config = uvicorn.Config(
@@ -136,10 +140,12 @@ def named_models(given: list[str]) -> dict[str, str]:
                 f"--model {name!r} is given twice; write name=folder to serve a second one by another name"
             )
         place = newest_weights(folder, "--model")
-        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.is_dir()
+        # `runs/mine` beside a folder runs/ is a folder that is missing; no such name is looked up on the hub.
+        looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.parent.is_dir()
         if looks_local and not is_model(place):
+            wrong = "no config.json there" if place.is_dir() else f"{place.parent} holds no {place.name}"
             raise ValueError(
-                f"--model {text!r}: {folder} is no folder with a model (no config.json there); expected one that "
+                f"--model {text!r}: {folder} is no folder with a model ({wrong}); expected one that "
                 "save_pretrained or a download wrote, a run of `rlvr train` that trained a whole model, or the name of "
                 "a model on the hub (owner/name)"
             )
@@ -156,13 +162,26 @@ def aliases(given: list[str]) -> dict[str, str]:
     return {name: loss for name, _, loss in pairs}
 
 
-def check_exposure(host: str, keys: Keys) -> None:
-    """Without keys anybody who reaches the port may train and read: this machine only."""
+def local_tokenizers(named: dict[str, str]) -> dict[str, str]:
+    """{model: its folder}, for clients on this machine: they need no hub. The SDK cuts an id at its first colon."""
+    folders = {name: str(Path(folder).expanduser().absolute()) for name, folder in named.items()}
+    return {
+        name: folder
+        for name, folder in folders.items()
+        if (Path(folder) / "tokenizer_config.json").exists() and ":" not in folder
+    }
+
+
+def is_loopback(host: str) -> bool:
     try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError as error:
         raise ValueError(f"--host {host!r}: expected an IP address of this machine, or localhost") from error
-    if not local and not keys:
+
+
+def check_exposure(host: str, keys: Keys) -> None:
+    """Without keys anybody who reaches the port may train and read: this machine only."""
+    if not is_loopback(host) and not keys:
         raise ValueError(
             f"--host {host} can be reached from other machines, and no API key is set: everybody could train and read "
             f"here. Give --keys FILE (one key a line, each beginning with tml-) or {VARIABLE}, or listen on 127.0.0.1"
@@ -213,7 +232,7 @@ def build_engine(model: Any, options: ServeOptions, models: int) -> Any:
     from rlvr.engine.engine import Engine
     from rlvr.engine.options import EngineLimits
 
-    room = cache_tokens(model, models)
+    room = cache_tokens(model, models) if options.cache_tokens is None else options.cache_tokens
     return Engine(model, EngineLimits(max_rows=options.max_rows, one_request=ONE_REQUEST, cache_tokens=room))
 
 

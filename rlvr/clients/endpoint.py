@@ -1,0 +1,340 @@
+"""Sampling from a model behind a text endpoint: an OpenAI-compatible one, or the plain JSON of a `/generate`.
+
+    client = EndpointSamplingClient(text_endpoint("http://127.0.0.1:3031/generate"))
+    answer = client.sample(ModelInput(client.get_tokenizer().encode("2 + 2?")), 1, SamplingParams()).result()
+
+Such an endpoint knows no tokens of ours, so a token is a character here (`CodePoints`): the same rollout and the same
+environments play over it. It gives no log-probs, and none are made up: its answers can be judged, stored and refined,
+and nothing can be trained on them. Requests run on one event loop for the process (`rlvr.reward.coroutines`), so a
+future can be awaited on any loop or read from any thread, and cancelling an await cancels its request.
+
+Left out on purpose: streaming, tools, images and log-probs that some endpoints offer (of their tokens, not of ours).
+`python -m pytest tests/test_clients_endpoint.py` exercises it against a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+import re
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from rlvr import draws
+from rlvr.futures import Future
+from rlvr.http_line import Cost, Dialect, Endpoint, Line, NoReply, Reply
+from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from rlvr.reward.coroutines import begin, on_loop
+from rlvr.types import StopReason
+
+T = TypeVar("T")
+
+MARK = "\ufdd0"  # begins a message of a conversation; a noncharacter, which no text that is exchanged may hold
+CHARACTERS_PER_TOKEN = 4  # of an estimate, where the endpoint does not count: usual for English and code
+MAX_TOKENS = 1024  # where nobody says: an endpoint's own default may be 16
+# What some receiver cannot take: halves of surrogate pairs (no UTF-8 has them), null (PostgreSQL), noncharacters.
+_UNFIT = re.compile(r"[\x00\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_UNSENDABLE = re.compile(r"[\x00\ud800-\udfff]")
+
+# Of a `NoReply`, whatever its cause, one of the six codes that a user of the service meets.
+_CODES = {
+    "unreachable": "endpoint_unreachable",
+    "failed": "endpoint_unreachable",
+    "timeout": "endpoint_timeout",
+    "rate_limited": "endpoint_rate_limited",
+    "refused": "endpoint_refused",
+    "redirected": "endpoint_refused",
+    "rejected": "endpoint_refused",
+    "bad_reply": "endpoint_bad_reply",
+    "empty": "empty_answer",
+    "unfinished": "empty_answer",
+}
+
+
+class EndpointError(RuntimeError):
+    """An endpoint gave no answer, after all attempts that could help.
+
+    `code`: endpoint_unreachable (no connection, or 5xx), endpoint_timeout, endpoint_rate_limited, endpoint_refused (the
+    key, the path, the model, this prompt), endpoint_bad_reply (not the JSON it should be) or empty_answer. The message
+    names the endpoint. `retry_after` is how many seconds it asked to be left alone, 0 where it did not.
+    """
+
+    def __init__(self, code: str, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
+
+
+def text_endpoint(
+    url: str,
+    model: str = "",
+    *,
+    key_variable: str = "",
+    body: Mapping[str, Any] | None = None,
+    timeout_s: float = 120.0,
+    retries: int = 4,
+    concurrency: int = 16,
+) -> Endpoint:
+    """The settings of an endpoint to sample from, checked; nothing is sent.
+
+    With a `model` it is OpenAI-compatible, and `url` its base (`http://host/v1`); without, `url` is where the plain
+    JSON goes. `body` adds fields to every request, and takes one away by null: `{"seed": None}` for an endpoint that
+    refuses to be given one, `{"max_tokens": None, "max_completion_tokens": 4000}` for one that calls it so.
+    """
+    dialect = Dialect.CHAT if model else Dialect.PLAIN
+    url = url.removesuffix("/chat/completions") if model else url
+    limits = {"timeout_s": timeout_s, "retries": retries, "concurrency": concurrency}
+    endpoint = Endpoint(url, model, key_variable, dict(body or {}), dialect=dialect, empty_again=True, **limits)
+    endpoint.check("endpoint")
+    return endpoint
+
+
+class CodePoints:
+    """A tokenizer whose ids are Unicode code points: exact both ways, no vocabulary, no end token.
+
+    A conversation is one text in which `MARK` begins every message; `messages` takes it apart again.
+    """
+
+    eos_token_id: int | None = None
+    eos_token: str | None = None
+    chat_template = "MARK, role, line break, content"  # that there is one is all that is asked
+    all_special_tokens = (MARK,)  # not to be let into a prompt by what an answer says
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return list(map(ord, text))
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.encode(text) for text in texts]}
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        text = "".join(map(chr, token_ids))
+        return text.replace(MARK, "") if skip_special_tokens else text
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False, tokenize: bool = True
+    ) -> Any:
+        turns = [(m["role"], m["content"]) for m in messages] + [("assistant", "")] * add_generation_prompt
+        text = "".join(f"{MARK}{role}\n{content}" for role, content in turns)
+        return self.encode(text) if tokenize else text
+
+
+def messages(text: str) -> list[dict[str, str]]:
+    """The conversation that a prompt is; one message from the user where it is plain text."""
+    plain, *marked = text.split(MARK)
+    turns = [("user", plain)] if plain else []
+    turns += [(role, content) for role, _, content in (turn.partition("\n") for turn in marked)]
+    return [{"role": role, "content": content} for role, content in turns if content]
+
+
+def as_text(conversation: Sequence[Mapping[str, str]]) -> str:
+    """A conversation for an endpoint that knows none; a single message from the user is its content."""
+    if [m["role"] for m in conversation] == ["user"]:
+        return conversation[0]["content"]
+    return "\n\n".join([*(f"{m['role'].capitalize()}: {m['content']}" for m in conversation), "Assistant:"])
+
+
+@dataclass
+class Usage:
+    """What was asked and what came. `estimated` of the answers' tokens are a guess: the endpoint did not count them."""
+
+    requests: int = 0
+    answers: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: int = 0
+    seconds: float = 0.0  # of waiting for answers, retries included
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How the endpoint was when it was last asked. `error` is None after an answer; `at` is seconds since the epoch."""
+
+    at: float
+    error: EndpointError | None = None
+
+
+class RequestFuture(Generic[T]):
+    """A request under way: `.result()` blocks from any thread, `await` works on any event loop."""
+
+    def __init__(self, running: concurrent.futures.Future[T]) -> None:
+        self._running = running
+
+    def result(self, timeout: float | None = None) -> T:
+        if on_loop() and not self._running.done():
+            raise RuntimeError(
+                "a coroutine that runs beside this request waits for it with .result(): await it instead"
+            )
+        return self._running.result(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        async with asyncio.timeout(timeout):
+            return await asyncio.wrap_future(self._running)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result_async().__await__()
+
+
+class EndpointSamplingClient:
+    """Satisfies `rlvr.protocols.SamplingClient`; `view()` gives another that shares the connections and counts alone.
+
+    `temperature`, where it is not None, takes the place of the one that a request names: so that whoever writes the
+    prompts of an episode may choose how warm each answer is. `seen` is how the endpoint was last found (None: it was
+    never asked).
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.usage = endpoint, Usage()
+        self.temperature: float | None = None
+        self._shared = _Shared(endpoint)
+        self._tokenizer = CodePoints()
+
+    @property
+    def fingerprint(self) -> str:
+        """The endpoint's name for its model: which weights these are nobody can know."""
+        return self.endpoint.model or self.endpoint.url
+
+    @property
+    def seen(self) -> Seen | None:
+        return self._shared.seen
+
+    def view(self) -> EndpointSamplingClient:
+        """The same endpoint and connections, with a `usage` and a `temperature` of its own: one for each session."""
+        other = object.__new__(EndpointSamplingClient)
+        other.__dict__.update(vars(self), usage=Usage(), temperature=None)
+        return other
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+    ) -> Future[SampleResponse]:
+        """`num_samples` requests at once. The request is under way when this returns."""
+        asked = sampling_params
+        for name, off in (("top_k", -1), ("min_p", 0.0)):
+            if (given := getattr(asked, name)) != off:
+                raise ValueError(f"sample: {name}={given} has no place in a text endpoint's request; use top_p")
+        if asked.top_p != 1 and self.endpoint.dialect is Dialect.PLAIN:
+            raise ValueError(f"sample: top_p={asked.top_p} has no place in the plain request; use temperature")
+        if include_prompt_logprobs:
+            raise ValueError("sample: a text endpoint gives no log-probs; leave include_prompt_logprobs out")
+        if num_samples < 1 or not prompt.tokens:
+            raise ValueError(f"sample: {num_samples} samples of {prompt.length} tokens; expected at least one of each")
+        if self.temperature is not None:
+            asked = replace(asked, temperature=self.temperature)
+        text = _UNSENDABLE.sub("\ufffd", self._tokenizer.decode(prompt.tokens))
+        return RequestFuture(begin(self._all(text, num_samples, asked)))
+
+    async def _all(self, text: str, count: int, asked: SamplingParams) -> SampleResponse:
+        tasks = [asyncio.create_task(self._one(text, asked, i)) for i in range(count)]
+        try:
+            return SampleResponse(list(await asyncio.gather(*tasks)), None, self.fingerprint)
+        finally:
+            for task in tasks:  # after a failure or a cancellation nobody waits for the others
+                task.cancel()
+
+    async def _one(self, text: str, asked: SamplingParams, index: int) -> SampledSequence:
+        cost, began = Cost(), time.monotonic()
+        stops = _stops(asked.stop)
+        try:
+            reply = await self._shared.line().ask(self._request(text, asked, stops, index), cost)
+        except NoReply as failure:
+            error = _error(failure)
+            self._shared.seen = Seen(time.time(), error)
+            raise error from failure
+        finally:
+            self.usage.requests += cost.requests
+            self.usage.seconds += time.monotonic() - began
+        self._shared.seen = Seen(time.time())
+        self._count(reply, text)
+        return _sequence(reply, stops)
+
+    def _request(self, text: str, asked: SamplingParams, stops: list[str], index: int) -> dict[str, Any]:
+        common = {"max_tokens": asked.max_tokens or MAX_TOKENS, "temperature": asked.temperature}
+        if self.endpoint.dialect is Dialect.PLAIN:
+            return {"prompt": as_text(messages(text)), **common}
+        # 31 bits: a seed is a 32-bit integer to some servers.
+        seed = None if asked.seed is None else draws.key("endpoint", asked.seed, index) >> 32
+        more = {"top_p": asked.top_p if asked.top_p != 1 else None, "stop": stops or None, "seed": seed}
+        return {"messages": messages(text), **common, **more}
+
+    def _count(self, reply: Reply, text: str) -> None:
+        usage = self.usage
+        usage.answers += 1
+        if reply.counted:
+            usage.prompt_tokens += reply.prompt_tokens
+            usage.completion_tokens += reply.completion_tokens
+            return
+        usage.prompt_tokens += math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        guess = math.ceil(len(reply.text) / CHARACTERS_PER_TOKEN)
+        usage.completion_tokens += guess
+        usage.estimated += guess
+
+    def look(self) -> Future[Seen]:
+        """Find out whether anybody is there, by a request that asks for nothing; `seen` says it from then on."""
+        return RequestFuture(begin(self._shared.look()))
+
+    def compute_logprobs(self, prompt: ModelInput) -> Future[list[float | None]]:
+        raise ValueError("compute_logprobs: a text endpoint gives none; use a model here or a Tinker server")
+
+    def get_tokenizer(self) -> CodePoints:
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Drop the connections, those of all views; a later request opens new ones. May be called twice."""
+        self._shared.close()
+
+
+class _Shared:
+    """The line, opened on the loop that asks (which is another one after a fork), and how the endpoint was seen."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.seen: Seen | None = None
+        self._line: tuple[asyncio.AbstractEventLoop, Line] | None = None
+        self._lock = threading.Lock()
+
+    def line(self) -> Line:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._line is None or self._line[0] is not loop:
+                self._line = loop, Line(self.endpoint, remembers=False)
+            return self._line[1]
+
+    async def look(self) -> Seen:
+        failure = await self.line().knock()
+        self.seen = Seen(time.time(), failure and _error(failure))
+        return self.seen
+
+    def close(self) -> None:
+        with self._lock:
+            held, self._line = self._line, None
+        if held is not None and held[0].is_running():
+            asyncio.run_coroutine_threadsafe(held[1].aclose(), held[0]).result(5)
+
+
+def _error(failure: NoReply) -> EndpointError:
+    return EndpointError(_CODES[failure.reason], str(failure), failure.retry_after)
+
+
+def _stops(stop: Any) -> list[str]:
+    """Stop strings; a stop token is its character. None and [] are the same here: there is no end token."""
+    given = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+    stops = [one if isinstance(one, str) else chr(one) for one in given if one is not None]
+    if "" in stops:
+        raise ValueError("sample: an empty stop string would end every answer at once")
+    return stops
+
+
+def _sequence(reply: Reply, stops: list[str]) -> SampledSequence:
+    """The answer as characters, up to the first stop string, which stays where the endpoint left it in."""
+    text = _UNFIT.sub("\ufffd", reply.text)
+    ends = [at + len(one) for one in stops if (at := text.find(one)) >= 0]
+    reason = StopReason.LENGTH if reply.ended == "length" else StopReason.STOP
+    if ends:
+        text, reason = text[: min(ends)], StopReason.STOP
+    return SampledSequence(reason, list(map(ord, text)), None, end_tokens=0)
