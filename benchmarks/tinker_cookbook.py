@@ -1,6 +1,6 @@
 """tinker-cookbook's own arithmetic run against a server of ours: does it learn? Minutes on two cores.
 
-    python benchmarks/tinker_cookbook.py [--steps 40] [--model FOLDER] [--keep FOLDER]
+    python benchmarks/tinker_cookbook.py [--steps 40] [--seed 0] [--model FOLDER] [--keep FOLDER]
 
 A tiny model is taught sums and, half of the time, to answer with a question mark; the unmodified recipe
 `math_rl.train env=arithmetic` then trains it, and the mean reward of the last five batches is tested against that of
@@ -24,6 +24,7 @@ NAME = "Qwen/Qwen3-8B"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-up", type=int, default=900)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--model", type=Path, help="One that tests/tinker_model.py wrote before.")
@@ -50,7 +51,7 @@ def main() -> None:
             options = {
                 "env": "arithmetic", "model_name": NAME, "loss_fn": "importance_sampling", "group_size": 16,
                 "groups_per_batch": 16, "lora_rank": 16, "learning_rate": asked.learning_rate,
-                "max_steps": asked.steps, "log_path": "log",
+                "max_steps": asked.steps, "seed": asked.seed, "log_path": "log",
             }  # fmt: skip
             command = [sys.executable, "-m", "tinker_cookbook.recipes.math_rl.train"]
             command += [f"{name}={value}" for name, value in options.items()]

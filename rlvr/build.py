@@ -186,7 +186,7 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
     watched = build_watched(config)
     if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
         warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
-    trackers = Trackers(config.tracking, folder, folder.name, read(folder / "resolved.yaml"), warn)
+    trackers = build_trackers(config, folder, warn)
     client = build_client(config, source, folder / "checkpoints", say, warn)
     check_prompts(config, source, client.get_tokenizer())
     curriculum = Curriculum(source, config.curriculum, config.seed)
@@ -219,6 +219,20 @@ def build(config: Config, folder: Path, say: Callable[[str], None], warn: Callab
         trackers=trackers,
         weights_sha256=weights_hash(client),
     )
+
+
+def build_trackers(config: Config, folder: Path, warn: Callable[[str], None]) -> Trackers:
+    settings, recorder = read(folder / "resolved.yaml"), None
+    if config.tracking.store:
+        try:
+            from rlvr.store.runs import RunRecorder
+        except ModuleNotFoundError as error:
+            raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
+        try:
+            recorder = RunRecorder(config.tracking.store, folder, folder.name, settings, warn)
+        except ValueError as error:
+            raise ValueError(f"tracking.store: {error}") from error
+    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder)
 
 
 def evaluate_saved(place: Path, overrides: list[str], console: Console) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from typing import Annotated
 import typer
 
 from rlvr import __version__
+from rlvr.service.commands import serve_app
+from rlvr.service.evaluation.command import evaluate_service
 
 app = typer.Typer(
     help="Train language models on anything that can be verified.",
@@ -65,7 +67,7 @@ def train(
     from rlvr.build_client import circumstances, release
     from rlvr.tracking import Console
     from rlvr.tracking.report import stored_summary
-    from rlvr.training.journal import Journal
+    from rlvr.training.journal import Journal, stored_checkpoint, weights_at
     from rlvr.training.loops import Interrupted, Loop
 
     loaded, settings = _configured(config_name, config, config_path, overrides)
@@ -93,7 +95,9 @@ def train(
             finally:
                 release(job.client)
             console.table(summary)
-            console.note(f"curve, metrics and weights are in {folder}")
+            kept = str(folder) if (newest := stored_checkpoint(folder)) is None else weights_at(newest)
+            at_server = f"curve and metrics are in {folder}, the weights at the server: {kept}"
+            console.note(at_server if "://" in kept else f"curve, metrics and weights are in {folder}")
 
 
 @app.command()
@@ -194,6 +198,18 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run folder, or a folder of runs.")],
+    port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 3036,
+    host: Annotated[str, typer.Option("--host", help="One of this machine's own addresses.")] = "127.0.0.1",
+) -> None:
+    """Show a run in the browser: curves, every kept answer with its verdicts, steps side by side. Live, read-only."""
+    from rlvr.service.dashboard.view import view
+
+    view(run, host, port, _print)
+
+
 @app.command("config")
 def show_config(
     overrides: Overrides = None,
@@ -214,34 +230,8 @@ def show_config(
         console.plan(_shown(plan(settings, source)))
 
 
-serve_app = typer.Typer(help="Serve a model to other programs.", no_args_is_help=True)
 app.add_typer(serve_app, name="serve")
-
-
-@serve_app.command("engine")
-def serve_engine(
-    model: Annotated[list[str], typer.Option("--model", help="A folder, a hub name, or name=folder; more than one.")],
-    port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 8000,
-    host: Annotated[str, typer.Option("--host", help="Another than this machine's own needs API keys.")] = "127.0.0.1",
-    state: Annotated[Path, typer.Option("--state", help="Where all that survives a restart is.")] = Path("runs/server"),
-    alias: Annotated[list[str] | None, typer.Option("--alias", help="stable_reinforce=LOSS")] = None,
-    keys: Annotated[Path | None, typer.Option("--keys", help="API keys, one a line; RLVR_API_KEYS adds to it.")] = None,
-    device: Annotated[str, typer.Option("--device")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype")] = "auto",
-    threads: Annotated[int, typer.Option("--threads", help="Torch's; 0 leaves them as they are.")] = 0,
-    max_rows: Annotated[int, typer.Option("--max-rows", help="Completions sampled at once.")] = 512,
-    log: Annotated[Path | None, typer.Option("--log", help="Default: server.log in the state folder.")] = None,
-    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
-) -> None:
-    """Serve models to the tinker SDK: train adapters and sample, several clients at once.
-
-    rlvr serve engine --model Qwen/Qwen3-8B=./my-model --port 8000
-    """
-    from rlvr.service.tinker_api.serve import ServeOptions, aliases, serve
-
-    where = {"device": device, "dtype": dtype, "threads": threads, "max_rows": max_rows}
-    named = {"aliases": aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
-    serve(ServeOptions(model, host, port, state, **named, **where), _print)
+app.command("evaluate-service")(evaluate_service)
 
 
 @app.callback(invoke_without_command=True)
@@ -264,8 +254,11 @@ def run(arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
-    except (ValueError, UsageError) as mistake:
-        return _say(mistake, 2) if str(mistake) else 2  # without a word when all there is to say is the help
+    except UsageError as mistake:
+        told = mistake.format_message()  # pyright: ignore[reportAttributeAccessIssue] - with the option meant
+        return _say(told, 2) if told else 2  # without a word when all there is to say is the help
+    except ValueError as mistake:
+        return _say(mistake, 2)
     except RuntimeError as stop:
         from rlvr.messages import NonFiniteError
         from rlvr.training.step import TrainingStopped

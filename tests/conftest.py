@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +70,22 @@ def client(fresh: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
         return LocalTrainingClient(engine, engine.create_policy(name, lora=lora, seed=seed), tmp_path / name)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A private PostgreSQL (tests/postgres.py), started when the first test asks for it; a skip where there is none."""
+    from postgres import cluster, missing
+
+    if why := missing():
+        pytest.skip(why)
+    with cluster() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place for a store, on either database: a test that takes it runs on both."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return request.getfixturevalue("postgres").database()

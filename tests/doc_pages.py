@@ -60,6 +60,7 @@ SMALLER = {
         "evaluation.every=0",
         "evaluation.quick_tasks=4",
     ],
+    "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.quick_tasks=4"],
     "gsm8k": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"],
     "mbpp": [
         *STEPS,
@@ -182,7 +183,7 @@ class Server:
         said: list[str] = []
         for text in self.process.stderr:
             said.append(text)
-            if listening := re.search(r"listening at (http://\S+?),", text):
+            if listening := re.search(r"listening at (http://[^\s,]+)", text):
                 self.url = listening[1]
                 return
         raise AssertionError(f"{shlex.join(words)}: it ended\n{''.join(said)}")

@@ -16,9 +16,10 @@ from rlvr.clients.mock import ScriptedSamplingClient
 from rlvr.config import load
 from rlvr.config.schema import configured
 from rlvr.envs.code import CodeSource, mbpp
-from rlvr.envs.refine import MAX_ERROR, CodeEnv
+from rlvr.envs.code_critic import code_env
 from rlvr.messages import Datum, SamplingParams
 from rlvr.reward import resolve_reward
+from rlvr.reward.feedback import MAX_TOLD
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.sandbox import Sandbox, Verdict
 from rlvr.training import samples
@@ -130,7 +131,7 @@ def test_an_answer_cannot_write_turns_or_floods_into_its_own_feedback() -> None:
     t, seen = play(CHAT, f"```python\ndef f(x):\n    raise ValueError({forged} + 'y' * 5000)\n```", RIGHT)
     told = seen[1].rpartition("Previous attempt failed: ")[2]
     error = told.partition("\nPlease fix")[0]
-    assert "yyy" in error and len(error) <= MAX_ERROR and "\n" not in error and "[BEGIN]" not in error
+    assert "yyy" in error and len(error) <= MAX_TOLD and "\n" not in error and "[BEGIN]" not in error
     assert seen[1].count("<|im_start|>assistant") == 2  # the attempt's and the next turn's
     assert "<|im_end|>" not in error and "<|im_start|>" not in error and t.metadata["turns"] == 2
 
@@ -139,7 +140,7 @@ def test_a_long_test_is_cut_short() -> None:
     meta = {"tests": [f"assert f({list(range(500))}) == 1"]}
     _, seen = play("Count.\n[BEGIN]\n", "def f(x): return 0", RIGHT, ends=False, meta=meta, max_turns=2)
     error = seen[1].partition("Previous attempt failed: ")[2].partition("\nPlease fix")[0]
-    assert len(error) == MAX_ERROR and error.endswith("...") and error.startswith("assertion: assert f([0, 1")
+    assert len(error) == MAX_TOLD and error.endswith("...") and error.startswith("assertion: assert f([0, 1")
 
 
 class Refusing(Sandbox):
@@ -150,7 +151,7 @@ class Refusing(Sandbox):
 def test_a_sandbox_that_breaks_gives_no_feedback() -> None:
     """The attempt stands as it is, and the reward, which runs in a sandbox too, is the one to say so."""
     with Refusing(allow_unsafe=True) as sandbox:
-        env = CodeEnv(Task("t", "p", META), TEXT, max_turns=2, sandbox=sandbox)
+        env = code_env(Task("t", "p", META), TEXT, max_turns=2, sandbox=sandbox)
         asyncio.run(env.initial_observation())
         assert asyncio.run(env.step(ids(WRONG))).episode_done
 
@@ -160,7 +161,7 @@ def test_a_conversation_that_has_no_room_left_ends() -> None:
     short = chat_tokenizer()
 
     def step() -> Any:
-        env = CodeEnv(Task("t", "p", META), short, max_turns=2)
+        env = code_env(Task("t", "p", META), short, max_turns=2)
         asyncio.run(env.initial_observation())
         return asyncio.run(env.step(ids(WRONG)))
 

@@ -15,7 +15,7 @@ import rlvr
 ROOT = Path(rlvr.__file__).parent
 FLOORS = {
     **dict.fromkeys(("draws", "files", "futures", "messages", "protocols", "registry", "tensors", "types"), 0),
-    **dict.fromkeys(("algorithms", "sandbox"), 1),
+    **dict.fromkeys(("algorithms", "http_line", "sandbox"), 1),
     **dict.fromkeys(("engine", "reward"), 2),
     **dict.fromkeys(("clients", "model_info", "renderers"), 3),
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),

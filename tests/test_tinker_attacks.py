@@ -23,15 +23,16 @@ from tinker_server import serving
 from tiny import data
 
 from rlvr.messages import AdamParams, ModelInput, SamplingParams
+from rlvr.service.keys import Keys, owner_of
+from rlvr.service.logs import JsonLines
 from rlvr.service.tinker_api import proto
 from rlvr.service.tinker_api.app import create_app
 from rlvr.service.tinker_api.boundary import ARRIVING, MAX_JSON
 from rlvr.service.tinker_api.core import Core
 from rlvr.service.tinker_api.errors import UserError
-from rlvr.service.tinker_api.logs import LOGGER, JsonLines
+from rlvr.service.tinker_api.logs import LOGGER
 from rlvr.service.tinker_api.operations import OptimStep
 from rlvr.service.tinker_api.promises import Failed, Json, Pending
-from rlvr.service.tinker_api.tenants import Keys, owner_of
 from rlvr.service.tinker_api.wire import BadRequest, parse_forward_backward
 
 KEYS = ["tml-anna-has-a-key", "tml-bob-has-another"]

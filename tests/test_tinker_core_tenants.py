@@ -15,11 +15,12 @@ from tinker_core import ADAM, MODEL, Client, counters, forward_backward, tiny_en
 from tiny import data
 
 from rlvr.messages import ModelInput, SamplingParams
+from rlvr.service.keys import NOBODY, Keys, owner_of
 from rlvr.service.tinker_api.core import Core
 from rlvr.service.tinker_api.errors import Gone, NotFound, UserError
 from rlvr.service.tinker_api.operations import LoadWeights, OptimStep, SaveExternal, SaveForSampler, SaveWeights
 from rlvr.service.tinker_api.promises import Failed, Json, Proto
-from rlvr.service.tinker_api.tenants import NOBODY, Keys, owner_of
+from rlvr.service.tinker_api.tenants import PREFIX
 
 
 class Clock:
@@ -211,7 +212,7 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path, monkeypa
     file = tmp_path / "keys"
     file.write_text("# of the team\ntml-anna-0123456789  # anna\n\ntml-bob-0123456789\n")
     monkeypatch.setenv("RLVR_API_KEYS", "tml-carl-0123456789, ")
-    keys = Keys.load(file)
+    keys = Keys.load(file, PREFIX)
     owners = {keys.owner(f"tml-{name}-0123456789") for name in ("anna", "bob", "carl")}
     assert len(owners) == 3 and None not in owners
     assert keys.owner("tml-anna-012345678") is keys.owner(None) is keys.owner("") is None
@@ -220,10 +221,10 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path, monkeypa
     assert not Keys.load(None) and Keys.load(None).owner(None) == NOBODY
     for bad in ("sk-0123456789", "tml-1", "tml-with-ü-in-it"):
         with pytest.raises(ValueError, match="API key"):
-            Keys([bad])
+            Keys([bad], PREFIX)
     file.write_text("# none\n")
     with pytest.raises(ValueError, match="holds no key"):
-        Keys.load(file)
+        Keys.load(file, PREFIX)
 
 
 def test_what_was_deleted_does_not_come_back_with_the_log(tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 
 from tinker_server import serving
 
+from rlvr.service.keys import Keys, owner_of
+from rlvr.service.logs import JsonLines
 from rlvr.service.tinker_api import proto
 from rlvr.service.tinker_api.app import create_app
 from rlvr.service.tinker_api.core import Core
-from rlvr.service.tinker_api.logs import LOGGER, JsonLines
-from rlvr.service.tinker_api.tenants import Keys, owner_of
+from rlvr.service.tinker_api.logs import LOGGER
 
 PROTOBUF = "application/x-protobuf"
 KEY = "tml-a-secret-key"

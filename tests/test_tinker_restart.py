@@ -134,9 +134,9 @@ def undisturbed(model: Path) -> list[tuple[Trained, dict[str, Any]]]:
     from rlvr.engine.engine import Engine
     from rlvr.engine.model import load_model
     from rlvr.engine.tokenizer import load_tokenizer
+    from rlvr.service.keys import Keys
     from rlvr.service.tinker_api.app import create_app
     from rlvr.service.tinker_api.core import Core
-    from rlvr.service.tinker_api.tenants import Keys
 
     folder, state = str(model), model.parent / "undisturbed"
     engine = Engine(load_model(folder, load_tokenizer(folder), device="cpu", dtype="float32"))

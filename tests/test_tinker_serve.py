@@ -13,8 +13,9 @@ from tinker_server import TinkerServer
 
 from rlvr.cli import run
 from rlvr.files import new_folder
-from rlvr.service.tinker_api.serve import bound, check_exposure, named_models
-from rlvr.service.tinker_api.tenants import Keys
+from rlvr.service.keys import Keys
+from rlvr.service.listening import bound, check_exposure
+from rlvr.service.tinker_api.serve import named_models
 from rlvr.training.journal import Checkpoint, Journal, Position
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")

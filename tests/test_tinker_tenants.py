@@ -272,9 +272,9 @@ def test_among_others_a_client_has_the_numbers_of_one_alone(
     from rlvr.engine.engine import Engine
     from rlvr.engine.model import load_model
     from rlvr.engine.tokenizer import load_tokenizer
+    from rlvr.service.keys import Keys
     from rlvr.service.tinker_api.app import create_app
     from rlvr.service.tinker_api.core import Core
-    from rlvr.service.tinker_api.tenants import Keys
 
     crowd: Life = together[0][number]
     folder = str(model)

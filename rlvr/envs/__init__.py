@@ -6,6 +6,7 @@ from rlvr.envs import gsm8k as gsm8k
 from rlvr.envs import jsonl as jsonl
 from rlvr.envs import math as math
 from rlvr.envs import mini_mbpp as mini_mbpp
+from rlvr.envs import refine_source as refine_source
 from rlvr.envs import toy as toy
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import known_environments, register_environment, resolve_environment

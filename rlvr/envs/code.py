@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr.envs.code_critic import code_env
 from rlvr.envs.jsonl import held_share
-from rlvr.envs.refine import CodeEnv
+from rlvr.envs.refine import RefineEnv
 from rlvr.envs.registry import register_environment
 from rlvr.envs.rows import RowSource, read_jsonl
 from rlvr.reward.code import Problem
@@ -46,8 +47,8 @@ class CodeSource(RowSource):
         super().__init__(name, train, heldout, "code", demonstrations="solution")
         self._visible, self.max_turns = visible, max_turns
 
-    def env(self, task: Task, tokenizer: Any) -> CodeEnv:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return CodeEnv(task, tokenizer, stop=_stop(task, tokenizer), visible=self._visible, max_turns=self.max_turns)
+    def env(self, task: Task, tokenizer: Any) -> RefineEnv:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return code_env(task, tokenizer, stop=_stop(task, tokenizer), visible=self._visible, max_turns=self.max_turns)
 
     def demonstration(self, task: Task, key: int) -> str | None:
         """The reference program in the form that the prompt asks for."""

@@ -1,115 +1,185 @@
-"""The episode of a programming problem: an attempt, and where it fails on the tests that were shown, another.
+"""Refinement: the policy answers, a critic says what is wrong, the policy tries again, until the critic is content.
 
-    Previous attempt failed: assertion: assert add(1, 2) == 3
-    Please fix the code.
+    env = RefineEnv(task, tokenizer, BlendCritic(Bench(blend)), max_turns=3)
 
-Feedback comes from visible tests alone, so that the hidden ones stay hidden; it is one cleaned line of an error, cut
-short. History is never rewritten: the policy's own tokens stay, what is said to it is added after them and carries no
-loss, and the reward judges the last attempt (`Trajectory.answer`). `python -m pytest tests/test_env_refine.py`
-exercises it.
+`RefineEnv` is the episode, whoever criticises: visible tests (`rlvr.envs.code`), verifiers by weight
+(`rlvr.envs.critics`), or a critic of your own. What is said to the policy is added after its own tokens and carries no
+loss, and the reward judges the last attempt (`Trajectory.answer`). With `compose` the next prompt is written anew
+instead: the episode is then several trajectories of one rollout, each of them a prompt and one answer.
 
-What depends on chance inside an answer (the clock, random numbers, the order of a set of strings, a time limit that is
-nearly met) may differ from run to run: with `max_turns` above 1 this changes what is said, and a resumed run may differ
-from an unbroken one there. Addresses in memory are left out of what is said.
+Whoever wrote an answer may have a hand in what is said of it, so nothing that has a meaning of its own in a prompt
+(special tokens) passes from an answer or a critique into the next prompt.
+
+What depends on chance inside a critic (a judge, the clock in a program under test) may differ from run to run: with
+`max_turns` above 1 this changes what is said, and a resumed run may differ from an unbroken one there.
+`python -m pytest tests/test_env_refine.py tests/test_env_refine_blend.py` exercises it.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Protocol
 
 from rlvr.envs.prompt import encode_prompt
 from rlvr.messages import ModelInput
 from rlvr.protocols import StepResult
-from rlvr.reward.code import Problem, extract
-from rlvr.reward.code.extract import BEGIN, DONE
-from rlvr.reward.code.reward import job, opened
-from rlvr.sandbox import Sandbox, Verdict
-from rlvr.types import Outcome, Task
+from rlvr.reward.feedback import without
+from rlvr.types import StopReason, Task
 
-FEEDBACK = "Previous attempt failed: {error}\nPlease fix the code."
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-MAX_ERROR = 300  # characters of an error that the policy is told
 _HERE = "\u2063attempt\u2063"  # stands for an answer while a chat template is rendered; no template holds it
 
+Prompt = str | list[dict[str, str]]
+Compose = Callable[[Task, Sequence[str], str], Prompt]
+"""(task, the answers so far, what was said of the last) -> the next prompt; the first is that of no answers and ""."""
 
-class CodeEnv:
-    """One episode. `stop` ends an answer (None: the end-of-sequence token); `visible` tests give the feedback."""
+
+@dataclass(frozen=True)
+class Attempt:
+    """One answer, as a critic gets it. `number` counts from 1; `last` says that no other can follow.
+
+    `answer` is the text without its end token, `tokens` all that was sampled, `prompt_tokens` all that stood before.
+    """
+
+    task: Task
+    number: int
+    answer: str
+    tokens: list[int]
+    prompt_tokens: list[int]
+    last: bool
+    stop_reason: StopReason | None
+    _tokenizer: Any = field(repr=False)
+
+    @property
+    def prompt(self) -> str:
+        """What the policy saw, as text."""
+        return self._tokenizer.decode(self.prompt_tokens, skip_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class Critique:
+    """What is said of an attempt. `feedback` None ends the episode, and `ended` is then a word that says why.
+
+    `reward` adds to the episode's own, `passed` is whether the attempt is right, where the critic knows.
+    """
+
+    feedback: str | None
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    ended: str = ""
+    passed: bool | None = None
+
+
+class Critic(Protocol):
+    """Criticises the attempts of one episode, in turn; the next one is asked for when `criticise` returns."""
+
+    async def criticise(self, attempt: Attempt) -> Critique: ...
+
+
+def told_as_is(attempt: Attempt, feedback: str) -> str:
+    """The words between two attempts: a turn of the user, or, where the prompt is a text, lines of their own."""
+    return f"\n\n{feedback}\n\n" if isinstance(attempt.task.prompt, str) else feedback
+
+
+class RefineEnv:
+    """One episode. `stop` ends an answer (None: the end-of-sequence token); `say` writes what stands between attempts.
+
+    `compose` writes every prompt anew instead, the first one too. `ended` says why the episode is over: `max_turns`,
+    `no_room` (the context has none for another attempt as long as the last), or the critic's word.
+    """
 
     def __init__(
         self,
         task: Task,
         tokenizer: Any,
+        critic: Critic,
         *,
         stop: list[Any] | None = None,
-        visible: int | None = 1,
         max_turns: int = 1,
-        sandbox: Sandbox | None = None,
+        say: Callable[[Attempt, str], str] = told_as_is,
+        compose: Compose | None = None,
     ) -> None:
-        self.task, self._tokenizer, self._stop = task, tokenizer, stop
-        self._visible, self._left, self._sandbox = visible, max_turns, sandbox
+        if max_turns < 1:
+            raise ValueError(f"task {task.id!r}: max_turns={max_turns}, expected at least 1 attempt")
+        self.task, self._tokenizer, self._critic, self._stop = task, tokenizer, critic, stop
+        self._max_turns, self._say, self._compose = max_turns, say, compose
         self._seen: list[int] = []
+        self._answers: list[str] = []
         self.turns = 0
+        self.ended = ""
 
     async def initial_observation(self) -> tuple[ModelInput, list[Any] | None]:
         """The prompt and what ends an answer."""
-        self._seen = encode_prompt(self.task, self._tokenizer)
+        self._seen = encode_prompt(self.task, self._tokenizer) if self._compose is None else self._composed("")
         return ModelInput(self._seen), self._stop
 
     async def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> StepResult:
-        assert self._left > 0, f"the episode of task {self.task.id!r} is over; open a new one"
-        self._left, self.turns = self._left - 1, self.turns + 1
-        self._seen = [*self._seen, *action]
-        error = await self._error(action) if self._left else None
-        if error is None:
-            self._left = 0
-            return StepResult(0.0, True, metrics={"turns": float(self.turns)})
-        told = self._tokenizer.encode(self._reply(action, error), add_special_tokens=False)
-        needed = len(self._seen) + len(told) + len(action)
-        longest = getattr(self._tokenizer, "model_max_length", None) or needed
-        if needed > longest:  # no room for another attempt as long as this one: it is the last
-            self._left = 0
-            return StepResult(0.0, True, metrics={"turns": float(self.turns)})
-        self._seen = [*self._seen, *told]
-        return StepResult(0.0, False, ModelInput(self._seen), self._stop)
+        assert not self.ended, f"the episode of task {self.task.id!r} is over; open a new one"
+        self.turns += 1
+        stopped = (extra or {}).get("stop_reason")
+        attempt = Attempt(
+            self.task,
+            self.turns,
+            self._text(action),
+            action,
+            self._seen,
+            self.turns == self._max_turns,
+            None if stopped is None else StopReason(stopped),
+            self._tokenizer,
+        )
+        critique = await self._critic.criticise(attempt)
+        metrics = dict(critique.metrics)
+        passed = {} if critique.passed is None else {"attempt": float(critique.passed)}
+        if self.turns == 1:
+            metrics |= {f"first_{name}": value for name, value in passed.items()}
+        if critique.feedback is None:
+            self.ended = critique.ended or "content"
+        elif attempt.last:
+            self.ended = "max_turns"
+        else:
+            self._seen = self._next(attempt, without(critique.feedback, special_texts(self._tokenizer)))
+            if self._seen:
+                return StepResult(critique.reward, False, ModelInput(self._seen), self._stop, metrics=metrics)
+            self.ended = "no_room"
+        metrics |= {f"last_{name}": value for name, value in passed.items()}
+        return StepResult(critique.reward, True, metrics={**metrics, "turns": float(self.turns)})
 
-    async def _error(self, action: list[int]) -> str | None:
-        """Why the attempt fails on the visible tests; None where it passes them, or where nobody can say."""
-        problem = Problem.of(self.task.meta)
-        found = extract(self._text(action), problem.names, problem.prefix)
-        if found.reason:
-            return self._cleaned(found.reason.replace("_", " "))
-        asked = job(found.code, problem, problem.shown(self._visible))
+    def _next(self, attempt: Attempt, feedback: str) -> list[int]:
+        """All the tokens that the next attempt goes on from; none where there is no room for it."""
+        if self._compose is None:
+            between = self._between(attempt, self._say(attempt, feedback))
+            seen = [*attempt.prompt_tokens, *attempt.tokens, *self._encoded(between)]
+        else:
+            self._answers.append(without(attempt.answer, special_texts(self._tokenizer)))
+            seen = self._composed(feedback)
+        needed = len(seen) + len(attempt.tokens)
+        longest = getattr(self._tokenizer, "model_max_length", None) or needed
+        return seen if needed <= longest else []
+
+    def _composed(self, feedback: str) -> list[int]:
+        assert self._compose is not None
+        prompt = self._compose(self.task, tuple(self._answers), feedback)
+        return encode_prompt(replace(self.task, prompt=prompt), self._tokenizer)
+
+    def _encoded(self, text: str) -> list[int]:
         try:
-            verdict = await opened(self._sandbox).averify(**asked)
-        except (OSError, RuntimeError, ValueError):  # no sandbox here: the reward says so, in its own words
-            return None
-        if verdict.outcome not in (Outcome.FAILED, Outcome.TIMEOUT):
-            return None
-        return self._cleaned(_said(verdict, asked["tests"]))
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # a word-level vocabulary without such a word; each library has its own error
+            raise ValueError(
+                f"task {self.task.id!r}: the tokenizer cannot say the feedback {text[:80]!r} ({error}); give the "
+                "feedback in words of its vocabulary"
+            ) from error
 
     def _text(self, action: list[int]) -> str:
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(action[:-1] if action[-1:] == [end] else action, skip_special_tokens=False)
 
-    def _cleaned(self, error: str) -> str:
-        """One printable line, without what has a meaning of its own in a prompt: an answer writes its own errors."""
-        special = [*getattr(self._tokenizer, "all_special_tokens", []), *_added(self._tokenizer), BEGIN, DONE]
-        error = _ADDRESS.sub("", error[: 4 * MAX_ERROR])
-        special = [text for text in special if text.strip()]
-        while held := [text for text in special if text in error]:
-            for text in held:
-                error = error.replace(text, " ")
-        line = " ".join("".join(c if c.isprintable() else " " for c in error).split())
-        return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 3]}..."
-
-    def _reply(self, action: list[int], error: str) -> str:
+    def _between(self, attempt: Attempt, told: str) -> str:
         """The text between the attempt and the next one."""
-        feedback = FEEDBACK.format(error=error)
         if isinstance(self.task.prompt, str):
-            closed = "" if DONE in self._text(action) else f"\n{DONE}"
-            return f"{closed}\n{feedback}\n{BEGIN}\n"
-        messages = [*self.task.prompt, {"role": "assistant", "content": _HERE}, {"role": "user", "content": feedback}]
+            return told
+        messages = [*self.task.prompt, {"role": "assistant", "content": _HERE}, {"role": "user", "content": told}]
         shown = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         _, found, after = shown.rpartition(_HERE)
         if not found:
@@ -117,24 +187,14 @@ class CodeEnv:
                 f"task {self.task.id!r}: the tokenizer's chat template leaves out what the assistant said before, so "
                 "no attempt can be refined; use max_turns=1, or another template"
             )
-        end = self._tokenizer.eos_token or ""
-        if end and action[-1:] == [self._tokenizer.eos_token_id]:  # the policy ended its turn itself
+        end = getattr(self._tokenizer, "eos_token", None) or ""
+        if end and attempt.tokens[-1:] == [self._tokenizer.eos_token_id]:  # the policy ended its turn itself
             after = after.removeprefix(end)
         return after
 
 
-def _added(tokenizer: Any) -> list[str]:
-    known = getattr(tokenizer, "get_added_vocab", None)
-    return list(known()) if known else []
-
-
-def _said(verdict: Verdict, tests: list[Any]) -> str:
-    """The reason and the visible test, or the answer's own exception."""
-    at = next((i for i, test in enumerate(verdict.tests) if not test.passed), 0)
-    detail = verdict.tests[at].detail if at < len(verdict.tests) else verdict.detail
-    reason = verdict.reason.replace("_", " ")
-    if verdict.reason in ("assertion", "wrong_output", "timeout") and at < len(tests):
-        test = tests[at]
-        asked = test if isinstance(test, str) else f"input {test['input']!r}, expected output {test['output']!r}"
-        return f"{reason}: {asked}{f' ({detail})' if detail else ''}"
-    return f"{reason}: {detail}" if detail else reason
+@lru_cache(maxsize=16)
+def special_texts(tokenizer: Any) -> tuple[str, ...]:
+    """What has a meaning of its own for a tokenizer."""
+    added = getattr(tokenizer, "get_added_vocab", None)
+    return tuple(dict.fromkeys([*getattr(tokenizer, "all_special_tokens", []), *(added() if added else [])]))

@@ -2,8 +2,11 @@
 
 from rlvr.reward import arithmetic as arithmetic
 from rlvr.reward import code as code
+from rlvr.reward import graders as graders
 from rlvr.reward import judge as judge
 from rlvr.reward import math as math
+from rlvr.reward import quality as quality
+from rlvr.reward import repetition as repetition
 from rlvr.reward import rules as rules
 from rlvr.reward import text as text
 from rlvr.reward.adapters import NotJudged

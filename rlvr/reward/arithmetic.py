@@ -80,7 +80,7 @@ def boxed(prompt: str, response: str, meta: Meta = None, trajectory: Trajectory 
     return _rpn(prompt, response, meta, trajectory, lambda b, c: b, gold=False)
 
 
-@register_reward("correct", gold="answer")
+@register_reward("correct", gold="answer", computes=True)
 def correct(prompt: str, response: str, meta: Meta = None, trajectory: Trajectory | None = None) -> Score:
     """1.0 if the sequence is boxed (see `boxed`) and the boxed operand is `meta["answer"]`, else 0.0.
 
@@ -97,7 +97,7 @@ def _weights(boxed_weight: float = 0.3, correct_weight: float = 0.7) -> dict[str
     return given
 
 
-@register_reward("combined", prepare=_weights, gold="answer")
+@register_reward("combined", prepare=_weights, gold="answer", computes=True)
 def combined(
     prompt: str,
     response: str,
@@ -111,7 +111,7 @@ def combined(
     return _rpn(prompt, response, meta, trajectory, lambda b, c: boxed_weight * b + correct_weight * b * c, gold=True)
 
 
-@register_reward("gsm8k", gold="answer")
+@register_reward("gsm8k", gold="answer", computes=True)
 def gsm8k(prompt: str, response: str, meta: Meta = None, trajectory: Trajectory | None = None) -> Score:
     """1.0 if the final number of the response equals the gold exactly (as rationals), else 0.0.
 
@@ -139,7 +139,7 @@ def _gold_number(given: Any) -> Fraction | None:
     return Fraction(given)
 
 
-@register_reward("exact_match", gold="answer")
+@register_reward("exact_match", gold="answer", computes=True)
 def exact_match(prompt: str, response: str, meta: Meta = None, *, ignore_case: bool = False) -> Score:
     """1.0 if the response is `meta["answer"]`, white space at both ends aside (and case, if asked), else 0.0."""
     given = (meta or {}).get("answer")

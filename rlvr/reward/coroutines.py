@@ -4,6 +4,8 @@ One loop in a thread of its own serves them all and stays: a client that a rewar
 belongs to its loop and must find it again at the next call. Nothing that a reward does ends that loop: `sys.exit` in
 one of its tasks reaches whoever awaits the task, and `loop.stop` does nothing.
 
+The sampler of text endpoints (`rlvr.clients.endpoint`) has its requests there too, so that they need no threads.
+
 Left out on purpose: a time limit. Only the reward knows how long its judge may take (`asyncio.timeout`); one that never
 ends is waited for until Ctrl-C. `python -m pytest tests/test_reward_async.py` exercises it.
 """
@@ -17,7 +19,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 0.2  # between two looks at whether the loop's thread still lives; a result is seen at once
 
@@ -94,6 +98,19 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
         raise error
     # No key was pressed in the loop's thread: this must not pass for a Ctrl-C of whoever runs the training.
     raise RuntimeError(f"the async reward raised {type(error).__name__}: {error}") from error
+
+
+def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Start a coroutine of ours on that loop, and do not wait: its result comes, or it is cancelled, from any thread.
+
+    For what never blocks and raises plain exceptions alone: a request to an endpoint.
+    """
+    return asyncio.run_coroutine_threadsafe(coroutine, _running().loop)
+
+
+def on_loop() -> bool:
+    """Whether this is that loop's thread, which must not wait for what it has to do itself."""
+    return _current is not None and threading.current_thread() is _current.thread
 
 
 def _running() -> _Loop:

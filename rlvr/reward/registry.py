@@ -39,6 +39,7 @@ class Entry:
     caution: Caution = ""
     gold: str = ""
     start: Callable[..., object] | None = None
+    computes: bool = False
 
 
 _rewards: Registry[Entry] = Registry("reward")
@@ -54,6 +55,7 @@ def register_reward(
     caution: Caution = "",
     gold: str = "",
     start: Callable[..., object] | None = None,
+    computes: bool = False,
 ) -> Callable[[F], F]:
     """Register a reward function under `name`; the function itself is returned unchanged.
 
@@ -63,12 +65,14 @@ def register_reward(
     may be a function of the options. `start(**options)` starts what the reward depends on (a sandbox, say), when a run
     is built; it raises a ValueError where that is not to be had.
     `gold` is the key of a task's meta where it looks for the right answer: no command takes that for the model's.
+    `computes` says that its verdict follows from what the task itself says is right (tests, an answer): where it can
+    judge, an answer is right exactly where it passed.
     """
 
     def register(function: F) -> F:
         Signature.of(f"reward {name!r}", function, batched)
         text = description or (function.__doc__ or "").strip().partition("\n")[0]
-        _rewards.add(name, Entry(function, text, batched, passed_at, prepare, caution, gold, start), function)
+        _rewards.add(name, Entry(function, text, batched, passed_at, prepare, caution, gold, start, computes), function)
         return function
 
     return register

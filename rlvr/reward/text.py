@@ -188,13 +188,17 @@ def _is_numbered_list(text: str) -> bool:
 _FORMATS = {"json": _is_json, "numbered_list": _is_numbered_list}
 
 
-def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Resolve the parts of a composite: [(label, weight, reward)]."""
+def _parts(rewards: Any) -> dict[str, Any]:
+    return {"rewards": weighted("reward 'composite'", rewards)}
+
+
+def weighted(what: str, rewards: Any) -> list[tuple[str, float, Reward]]:
+    """[(label, weight, reward)] of a list of {name, weight = 1, kwargs = {}}; `what` stands in errors."""
     if not is_list(rewards):
-        raise ValueError(f"reward 'composite': rewards={rewards!r}, expected a list of {{name, weight, kwargs}}")
+        raise ValueError(f"{what}: rewards={rewards!r}, expected a list of {{name, weight, kwargs}}")
     resolved: list[tuple[str, float, Reward]] = []
     for i, part in enumerate(rewards, 1):
-        where = f"reward 'composite', part {i}"
+        where = f"{what}, part {i}"
         if not isinstance(part, Mapping) or "name" not in part:
             raise ValueError(
                 f"{where}: {part!r}, expected a dictionary {{name, weight, kwargs}}, at least {{'name': 'boxed'}}"
@@ -216,8 +220,8 @@ def _parts(rewards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         twins = sum(label.partition("#")[0] == reward.name for label, _, _ in resolved)
         resolved.append((f"{reward.name}#{twins + 1}" if twins else reward.name, float(weight), reward))
     if not 0 < math.fsum(weight for _, weight, _ in resolved) < math.inf:
-        raise ValueError("reward 'composite': the weights sum to 0, or to no finite number; one at least must count")
-    return {"rewards": resolved}
+        raise ValueError(f"{what}: the weights sum to 0, or to no finite number; one at least must count")
+    return resolved
 
 
 def _start_parts(rewards: Sequence[tuple[str, float, Reward]]) -> None:

@@ -63,7 +63,9 @@ class Experience:
     `iteration` counts from 1. `sample` tells episodes of one session apart (a group of answers to the same prompt).
     `confidence` and `reward` are None where nobody could judge. `action` is the refinement strategy that was chosen,
     with its log-probability; `tokens`/`logprobs` are the policy's, where it has any (a text endpoint has none).
-    `gain` is what the strategy's policy learns from: the improvement this step and those after it brought.
+    `gain` is what the strategy's policy learns from: the improvement this step and those after it brought. For a
+    training run `step` is that of its metrics, `iteration` counts steps from 1 and `sample` tells the answers of a step
+    apart.
     """
 
     session_id: str
@@ -79,7 +81,8 @@ class Experience:
     confidence: float | None = None
     correctness: float | None = None
     quality: float | None = None
-    reward: float | None = None
+    reward: float | None = None  # with people's ratings in it, where there are any
+    verified_reward: float | None = None  # the verifiers' alone; None is written as `reward`
     gain: float | None = None
     action: str = ""
     action_logprob: float | None = None

@@ -1,4 +1,4 @@
-"""Where else a run's metrics go: TensorBoard and MLflow, each an extra of its own.
+"""Where else a run's metrics go: TensorBoard, MLflow and the store of the service, each an extra of its own.
 
     trackers = Trackers(TrackingOptions(tensorboard=True), folder, "my-run", settings, warn)
     with trackers.running(rows_that_stand):
@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from rlvr.types import Trajectory
+
 Status = Literal["FINISHED", "KILLED", "FAILED"]  # MLflow's words
 
 _FIRST_RETRY, _LAST_RETRY = 30.0, 600.0  # seconds; what fails may take its time to fail, and is asked ever more rarely
@@ -32,13 +34,19 @@ class TrackingOptions:
     """Trackers beside `metrics.jsonl`.
 
     `tensorboard` writes event files into the run's folder. `mlflow` logs to the store at `mlflow_uri` (None: a local
-    one, `mlruns` in the run's root) under `experiment`.
+    one, `mlruns` in the run's root) under `experiment`. `store` is the URL of a database (SQLite, PostgreSQL) that gets
+    the run and all of its answers, to be looked at and analysed beside those of the service.
     """
 
     tensorboard: bool = False
     mlflow: bool = False
     mlflow_uri: str | None = None
     experiment: str = "rlvr"
+    store: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.store == "":
+            raise ValueError("tracking.store is empty; expected sqlite:///path or postgresql://user@host/database")
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,12 @@ class Tracker(Protocol):
     def close(self, status: Status) -> None: ...
 
 
+class Recorder(Tracker, Protocol):
+    """A tracker that gets the answers of each step too, before the step's metrics."""
+
+    def keep(self, step: int, trajectories: Sequence[Trajectory]) -> None: ...
+
+
 class Trackers:
     """All trackers of a run. Building it needs the libraries (ValueError naming the extra) and begins nothing."""
 
@@ -77,9 +91,14 @@ class Trackers:
         config: Mapping[str, Any],
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`config` is shown as it is given: hand in what `resolved.yaml` holds, so that no secret is."""
-        trackers: list[Tracker] = []
+        """`config` is shown as it is given: hand in what `resolved.yaml` holds, so that no secret is.
+
+        `recorder` is what `options.store` asks for (`rlvr.store.runs`).
+        """
+        self._recorder = recorder
+        trackers: list[Tracker] = [recorder] if recorder else []
         if options.tensorboard:
             from rlvr.tracking.tensorboard_files import TensorBoardFiles
 
@@ -118,6 +137,11 @@ class Trackers:
         row = Row(phase, step, time.time(), _numbers(metrics))
         for feed in self._feeds:
             feed.add(row)
+
+    def keep(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """The answers that a step learned from; its metrics follow."""
+        if self._recorder:
+            self._recorder.keep(step, trajectories)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The numbers of `summary.json`, as metrics of a phase `summary`: `summary/final/pass@1` and so on."""

@@ -85,7 +85,7 @@ def _start(sandbox: Sandbox | Mapping[str, Any] | None, **_: Any) -> None:
         raise ValueError(f"reward 'code': {refusal} (reward.kwargs.sandbox; `rlvr doctor` says what works)") from None
 
 
-@register_reward("code", batched=True, prepare=_options, caution=_caution, start=_start)
+@register_reward("code", batched=True, prepare=_options, caution=_caution, start=_start, computes=True)
 def code(
     prompts: Sequence[str],
     responses: Sequence[str],

@@ -62,7 +62,7 @@ def _options(
     }  # fmt: skip
 
 
-@register_reward("math", prepare=_options, gold="answer")
+@register_reward("math", prepare=_options, gold="answer", computes=True)
 def verify_math(
     prompt: str,
     response: str,

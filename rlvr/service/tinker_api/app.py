@@ -19,11 +19,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rlvr import __version__
+from rlvr.service.keys import Keys
 from rlvr.service.tinker_api import routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.service.tinker_api.boundary import MAX_BODY, Boundary, Refused, refusal, shown
 from rlvr.service.tinker_api.errors import CoreError, UserError
 from rlvr.service.tinker_api.logs import LOGGER
-from rlvr.service.tinker_api.tenants import Keys
 from rlvr.service.tinker_api.waiting import POLL_SECONDS, Waiting
 from rlvr.service.tinker_api.wire import BadRequest
 

@@ -11,29 +11,32 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from rlvr.service.asgi import (
+    LOOPBACK,
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    declared_length,
+    drain,
+    headers_of,
+    host_name,
+)
+from rlvr.service.keys import Keys
 from rlvr.service.tinker_api.errors import Busy, CoreError
 from rlvr.service.tinker_api.logs import LOGGER, log_request
-from rlvr.service.tinker_api.tenants import Keys
 from rlvr.service.tinker_api.waiting import Waiting
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 64 << 20  # bytes as sent, of gradients; the SDK splits a batch at about 5 MB
 MAX_JSON = 4 << 20  # bytes of everything else: reading JSON holds up everybody, and this is half a million tokens
 BATCHES = "/api/v1/forward_backward"
 ARRIVING = 8  # bodies of the largest size that one owner may be sending at a time
-DRAINED = 1 << 30  # bytes of a refused body that are read and dropped, so that its sender lives to read why
 OPEN_PATHS = ("/api/v1/healthz",)  # what a load balancer asks, without a key
 SIGNED = "/api/v1/external/"  # downloads: their address holds what permits them
 QUIET = ("/api/v1/retrieve_future", "/api/v1/retrieve_futures", "/api/v1/session_heartbeat", "/api/v1/healthz")
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Refused(CoreError):
@@ -111,7 +114,7 @@ class Boundary:
         return self._max_body if scope["path"] == BATCHES else min(MAX_JSON, self._max_body)
 
     def _admit(self, scope: Scope, state: dict[str, Any], most: int) -> None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         if self._loopback_only:
             host, origin = headers.get("host", ""), headers.get("origin")
             if host_name(host) not in LOOPBACK:
@@ -125,9 +128,8 @@ class Boundary:
             said = "is not one of this server's" if headers.get("x-api-key") else "is missing"
             raise Refused(401, f"the API key {said}: set TINKER_API_KEY (it is sent as X-API-Key)")
         state["owner"] = owner or ""
-        declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > most:
-            raise Refused(413, too_large(f"{int(declared):,} bytes", most))
+        if (declared := declared_length(headers)) > most:
+            raise Refused(413, too_large(f"{declared:,} bytes", most))
 
     async def _refuse(self, send: Send, error: CoreError, state: dict[str, Any]) -> None:
         headers, body = refusal(error, state)
@@ -145,17 +147,6 @@ def shown(scope: Scope) -> str:
     return f"{SIGNED}.../{path.removeprefix(SIGNED).partition('/')[2]}" if path.startswith(SIGNED) else path
 
 
-async def drain(receive: Receive) -> None:
-    """Read what is left of a body. A connection that is closed while its client still sends shows it a broken pipe,
-    which the SDK takes for a network error and repeats."""
-    dropped = 0
-    while dropped < DRAINED:
-        message = await receive()
-        dropped += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            return
-
-
 def refusal(error: CoreError, state: dict[str, Any]) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Headers and body of a refusal: why, whose fault, and under which id the log has it."""
     state["reason"] = str(error)
@@ -167,8 +158,3 @@ def refusal(error: CoreError, state: dict[str, Any]) -> tuple[list[tuple[bytes, 
     if error.status == 413:
         headers.append((b"connection", b"close"))
     return headers, body
-
-
-def host_name(host: str) -> str:
-    """Without the port; an IPv6 address keeps its brackets."""
-    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

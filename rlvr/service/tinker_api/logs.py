@@ -7,32 +7,15 @@ there are thousands of them. Exercised by tests/test_tinker_http.py.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-import time
-import traceback
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from rlvr.service.logs import JsonLines
+
 LOGGER = logging.getLogger("rlvr")
 LEVELS = ("debug", "info", "warning", "error")
-FIELDS = ("request_id", "owner", "method", "path", "status", "seconds", "bytes", "future", "reason")
-
-
-class JsonLines(logging.Formatter):
-    """A record as one line of JSON: what was said, and the fields given as `extra`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        if record.exc_info:
-            line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        return json.dumps(line, ensure_ascii=True)  # ASCII: what a client sent cannot move a terminal's cursor
 
 
 def start_logging(file: Path | None, level: str = "info") -> None:

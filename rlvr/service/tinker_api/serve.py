@@ -6,24 +6,21 @@ and, through tests/tinker_server.py, by every test that talks to a real server.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
-import resource
-import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvr.service.keys import Keys
+from rlvr.service.listening import bound, check_exposure, is_loopback, most_connections, server_class, url_of
 from rlvr.service.tinker_api.limits import ServerLimits
-from rlvr.service.tinker_api.tenants import VARIABLE, Keys
+from rlvr.service.tinker_api.tenants import PREFIX
 from rlvr.training.start import is_model, newest_weights
 
 EXTRA = 'pip install "rlvr[train,serve]"'
-FILES = 65_536  # open at a time: every client that waits holds a connection
 ONE_REQUEST = 0.75  # of the rows, at most: the rest is for whoever comes next
 CACHE_SHARE = 0.5  # of the memory that is free when the models are loaded, for keys and values of what is sampled
 ANY_KEY = "tml-no-key-needed"  # the SDK insists on one
@@ -66,8 +63,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     checked_aliases(options.aliases)
     if options.cache_tokens is not None and options.cache_tokens < 0:
         raise ValueError(f"--cache-tokens {options.cache_tokens}: expected a number of tokens, or 0 for no bound")
-    keys = Keys.load(options.keys)
-    check_exposure(options.host, keys)
+    keys = Keys.load(options.keys, PREFIX)
+    check_exposure(options.host, keys, PREFIX)
     listening = bound(options.host, options.port)
     with listening:
         try:
@@ -89,41 +86,13 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
             )  # fmt: skip
 
             def begun() -> None:
-                for line in welcome(options, engines, keys, listening.getsockname()):
+                for line in welcome(options, engines, keys, url_of(listening)):
                     say(line)
 
             server_class(uvicorn)(config, begun, app.waiting.close).run(sockets=[listening])
             say("stopping: the request that runs is finished, then every training run is written to disk")
         finally:
             core.close()
-
-
-def server_class(uvicorn: Any) -> Any:
-    """uvicorn's server: says when it answers, lets held polls go when it stops, leaves the exit code to us."""
-
-    class Server(uvicorn.Server):
-        def __init__(self, config: Any, begun: Callable[[], None], release: Callable[[], None]) -> None:
-            super().__init__(config)
-            self.begun, self.release = begun, release
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            self.begun()
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            def stop(number: int, frame: Any) -> None:
-                self.release()
-                self.handle_exit(number, frame)  # a second Ctrl-C does not wait for connections
-
-            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
-    return Server
 
 
 def named_models(given: list[str]) -> dict[str, str]:
@@ -170,48 +139,6 @@ def local_tokenizers(named: dict[str, str]) -> dict[str, str]:
         for name, folder in folders.items()
         if (Path(folder) / "tokenizer_config.json").exists() and ":" not in folder
     }
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError as error:
-        raise ValueError(f"--host {host!r}: expected an IP address of this machine, or localhost") from error
-
-
-def check_exposure(host: str, keys: Keys) -> None:
-    """Without keys anybody who reaches the port may train and read: this machine only."""
-    if not is_loopback(host) and not keys:
-        raise ValueError(
-            f"--host {host} can be reached from other machines, and no API key is set: everybody could train and read "
-            f"here. Give --keys FILE (one key a line, each beginning with tml-) or {VARIABLE}, or listen on 127.0.0.1"
-        )
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """The listening socket, before anything is loaded: a port that is taken is said at once. Port 0: any free one."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise ValueError(
-            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); give another --port "
-            "(0 takes any that is free)"
-        ) from error
-    return listening
-
-
-def most_connections() -> int:
-    """As many as there may be files open, less what the server itself opens: a save must not fail by a crowd."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # some systems allow less than they say
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(64, min(FILES, FILES if soft == resource.RLIM_INFINITY else soft) - 256)
 
 
 def load(folder: str, options: ServeOptions) -> Any:
@@ -266,10 +193,8 @@ def free_memory() -> int:
     return max(0, min(found))
 
 
-def welcome(options: ServeOptions, engines: dict[str, Any], keys: Keys, address: Any) -> list[str]:
+def welcome(options: ServeOptions, engines: dict[str, Any], keys: Keys, url: str) -> list[str]:
     """What is served, where, and how to use it."""
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    url = f"http://{host}:{address[1]}"
     lines: list[str] = []
     for name, engine in engines.items():
         size = sum(parameter.numel() for parameter in engine.model.parameters().values())

@@ -1,0 +1,155 @@
+"""Many clients at once on a real `rlvr serve`: requests per second, times, errors, and whether its memory stays.
+
+    python benchmarks/service_load.py                 # 200 readers and 20 trainers for a minute
+    python benchmarks/service_load.py --seconds 10
+
+Readers ask /health, /stats and /experiences in turn, trainers POST /train and wait for it, each as soon as its last
+answer is there. The generator is a scripted endpoint in a process of its own, so what is measured is the service, the
+clients and the endpoint on the same cores. The exit code is 1 where anything failed, or where the service's memory at
+the end is above 1.1 times that after 10 seconds. Needs the extra [serve] and the repository's tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+ANSWER = "An answer of some length, which the rules accept, after two or three sentences of it."
+READS = ("/health", "/stats", "/experiences/load?limit=20")
+MOST_GROWTH = 1.1
+SETTLED = 10.0  # seconds after which memory is first looked at
+
+
+class Client:
+    """One connection that asks again and again; HTTP as small as it gets, for the clients share the service's cores."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> int:
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        assert self._reader is not None
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        if body:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self._writer.write(head.encode() + b"\r\n" + body)
+        answer = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = next(int(line.split(":")[1]) for line in answer.split("\r\n") if line.startswith("content-length:"))
+        await self._reader.readexactly(length)
+        return int(answer.split()[1])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.errors: dict[str, int] = defaultdict(int)
+
+    async def loop(self, port: int, until: float, requests: list[tuple[str, str, bytes]]) -> None:
+        client, number = Client(port), 0
+        try:
+            while time.perf_counter() < until:
+                method, path, body = requests[number % len(requests)]
+                name, number, began = f"{method} {path.partition('?')[0]}", number + 1, time.perf_counter()
+                try:
+                    status = await client.ask(method, path, body)
+                except (OSError, asyncio.IncompleteReadError) as error:
+                    self.errors[f"{name}: {type(error).__name__}"] += 1
+                    client.close()
+                    client = Client(port)
+                    continue
+                self.seconds[name].append(time.perf_counter() - began)
+                if status != 200:
+                    self.errors[f"{name}: {status}"] += 1
+        finally:
+            client.close()
+
+
+@contextlib.contextmanager
+def endpoint(delay: float) -> Iterator[str]:
+    """A scripted text endpoint in a process of its own; its URL."""
+    code = (
+        f"import sys, time; sys.path[:0] = {sys.path[:1]!r}\n"
+        "from text_endpoint import Said, serving\n"
+        f"with serving(lambda asked: Said({ANSWER!r}, delay={delay})) as server:\n"
+        "    print(server.plain_url, flush=True)\n    time.sleep(1e6)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+async def load(service: object, readers: int, trainers: int, seconds: float) -> tuple[Tally, list[float]]:
+    from rlvr_service import RlvrService
+
+    assert isinstance(service, RlvrService)
+    tally, until = Tally(), time.perf_counter() + seconds
+    task = json.dumps({"task_id": "load", "prompt": "Say something.", "max_iterations": 3}).encode()
+    asks = [[("GET", path, b"") for path in (*READS[i % 3 :], *READS[: i % 3])] for i in range(readers)]
+    asks += [[("POST", "/train", task)]] * trainers
+    running = asyncio.gather(*(tally.loop(service.port, until, one) for one in asks))
+    memory: list[float] = []
+    for moment in (min(SETTLED, seconds / 2), seconds):
+        await asyncio.sleep(max(0.0, moment - (seconds - (until - time.perf_counter()))))
+        memory.append(service.memory_mb())
+    await running
+    return tally, memory
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--seconds", type=float, default=60.0)
+    options.add_argument("--readers", type=int, default=200)
+    options.add_argument("--trainers", type=int, default=20)
+    options.add_argument("--delay", type=float, default=0.05, help="seconds that the endpoint takes for an answer")
+    given = options.parse_args()
+    from rlvr_service import RlvrService
+
+    unlimited = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        endpoint(given.delay) as url,
+        RlvrService(Path(folder), LLM_ENDPOINT=url, **unlimited) as service,
+    ):
+        at_rest = service.memory_mb()
+        print(f"ready after {service.started_after:.2f} s, {at_rest:.0f} MB at rest")
+        assert service.post("/train", {"task_id": "load", "prompt": "Say something."}).status_code == 200
+        tally, memory = asyncio.run(load(service, given.readers, given.trainers, given.seconds))
+        stored = service.get("/experiences/load?limit=1").json()["count"]
+    done = sum(map(len, tally.seconds.values()))
+    print(f"{given.readers} readers, {given.trainers} trainers for {given.seconds:g} s: {done / given.seconds:,.0f} /s")
+    for name, seconds in sorted(tally.seconds.items()):
+        cuts = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else [seconds[0]] * 99
+        rate = len(seconds) / given.seconds
+        print(f"  {name:<22} {rate:7.1f}/s   p50 {1e3 * cuts[49]:6.0f} ms   p99 {1e3 * cuts[98]:6.0f} ms")
+    growth = memory[1] / memory[0]
+    early = min(SETTLED, given.seconds / 2)
+    print(f"memory {memory[0]:.0f} MB after {early:g} s, {memory[1]:.0f} MB at the end: x {growth:.3f}")
+    print(f"errors: {dict(tally.errors) or 'none'}; answers in the store: {stored:,}")
+    return int(bool(tally.errors) or growth > MOST_GROWTH)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+// Draws a tree of elements that the server sends as data: [tag, attributes, ...children], a child being a tree or text.
+//
+// Texts become text nodes and attributes come from a list, so nothing that a model wrote can act here. A new tree is
+// compared with the last one by Vue and only what differs is touched: focus, selection and scrolling stay where they are.
+
+import { Ago, Chart } from "rlvr-dashboard/chart.js";
+
+const TAGS = new Set(
+  ("a abbr article aside b button caption code datalist dd details div dl dt em fieldset footer form h1 h2 h3 header i " +
+    "input label legend li main meter nav ol optgroup option output p pre progress section select small span strong " +
+    "summary table tbody td th thead time tr ul").split(" "),
+);
+const ATTRIBUTES = new Set(
+  ("action class colspan for hidden id key list max maxlength method min name open placeholder role scope selected " +
+    "step style tabindex title type value inputmode autocomplete disabled").split(" "),
+);
+const PARTS = { "x-chart": Chart, "x-ago": Ago };
+
+function attributes(given, emit) {
+  const found = {};
+  for (const [name, value] of Object.entries(given || {})) {
+    if (name === "href") {
+      if (value.startsWith("#") || (value.startsWith("/") && !value.startsWith("//"))) found.href = value;
+    } else if (name === "act") {
+      found.onClick = () => emit("act", { name: value, value: given.value ?? null });
+    } else if (ATTRIBUTES.has(name) || name.startsWith("aria-") || name.startsWith("data-")) {
+      found[name] = value;
+    }
+  }
+  return found;
+}
+
+function draw(node, emit) {
+  if (typeof node === "string") return node;
+  const [tag, given, ...children] = node;
+  if (tag in PARTS) return Vue.h(PARTS[tag], { ...given });
+  if (!TAGS.has(tag)) return null;
+  return Vue.h(
+    tag,
+    attributes(given, emit),
+    children.map((child) => draw(child, emit)),
+  );
+}
+
+export default {
+  props: { tree: Array },
+  emits: ["act"],
+  render() {
+    return draw(this.tree, (name, value) => this.$emit(name, value));
+  },
+};

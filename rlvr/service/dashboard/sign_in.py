@@ -1,0 +1,118 @@
+"""Who may see a dashboard where API keys are set: the key is asked for once, then a cookie stands for it.
+
+The cookie is random and says nothing; it is HttpOnly and SameSite=Strict, so no script reads it and no other site's
+page makes a browser send it. It lasts half a day, or until the service stops. Keys are compared by the service.
+Exercised by tests/test_dashboard_mount.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import html
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+COOKIE = "rlvr_dashboard"
+SECONDS = 12 * 3600.0
+MOST = 10_000  # cookies that are known at a time
+LONGEST = 4096  # bytes of a form
+SLOW = 0.5  # seconds that a wrong key takes, at least
+
+_FORM = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Sign in - rlvr</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0; display: grid; place-items: center; min-height: 100vh }}
+form {{ width: min(22rem, 90vw); display: grid; gap: .75rem }}
+h1 {{ font-size: 1.25rem; margin: 0 }} p {{ margin: 0 }} [role=alert] {{ color: #c0262d }}
+input, button {{ font: inherit; padding: .5rem .75rem; border-radius: .5rem; border: 1px solid #8888; width: 100%;
+  box-sizing: border-box }}
+button {{ background: #2456d6; color: #fff; border-color: #2456d6; cursor: pointer }}
+:focus-visible {{ outline: 3px solid #6b9bff; outline-offset: 2px }}
+</style></head><body><form method="post" action="{path}"><h1>rlvr</h1>
+<label for="key">API key of this service</label>
+<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>
+<input type="hidden" name="next" value="{next}">{error}<button>Sign in</button></form></body></html>"""
+
+
+class SignIn:
+    """The form, its answer, and the cookies that were given out. `owner_of` says whose a key is."""
+
+    path = "/ui/sign-in"
+
+    def __init__(self, owner_of: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._owner_of, self._clock = owner_of, clock
+        self._known: dict[bytes, tuple[str, float]] = {}  # hash of a cookie -> whose, until when
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        if request.method == "POST":
+            answer = await self._answer(request)
+        elif request.method in ("GET", "HEAD"):
+            answer = self.form("/")
+        else:
+            answer = Response(status_code=405, headers={"allow": "GET, POST"})
+        await answer(scope, receive, send)
+
+    def owner(self, scope: MutableMapping[str, Any]) -> str | None:
+        """Whose cookie a request carries."""
+        given = b"; ".join(value for name, value in scope["headers"] if name == b"cookie")
+        try:
+            morsel = SimpleCookie(given.decode("latin-1")).get(COOKIE)
+        except CookieError:
+            return None
+        owner, until = self._known.get(_hash(morsel.value), ("", 0.0)) if morsel else ("", 0.0)
+        return owner if until > self._clock() else None
+
+    def ask(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> Awaitable[None]:
+        query = scope.get("query_string", b"").decode("latin-1")
+        wanted = quote(scope["path"], safe="/:@!$'()*+,;=~") + (f"?{query}" if query else "")
+        return self.form(wanted, status=401)(scope, receive, send)
+
+    def form(self, wanted: str, error: str = "", status: int = 200) -> Response:
+        said = f'<p role="alert">{html.escape(error)}</p>' if error else ""
+        text = _FORM.format(path=self.path, next=html.escape(local(wanted)), error=said)
+        allowed = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+        headers = {"content-security-policy": allowed, "cache-control": "no-store", "referrer-policy": "same-origin"}
+        return HTMLResponse(text, status, headers=headers)
+
+    async def _answer(self, request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LONGEST:
+                return self.form("/", "that is no key", 413)
+        fields = parse_qs(body.decode("latin-1"))
+        wanted = local(fields.get("next", ["/"])[0])
+        owner = self._owner_of(fields.get("key", [""])[0].strip())
+        if owner is None:
+            await asyncio.sleep(SLOW)
+            return self.form(wanted, "that is none of this service's keys", 401)
+        now, cookie = self._clock(), secrets.token_urlsafe(32)
+        self._known = {key: known for key, known in self._known.items() if known[1] > now}
+        while len(self._known) >= MOST:
+            del self._known[next(iter(self._known))]
+        self._known[_hash(cookie)] = (owner, now + SECONDS)
+        answer = RedirectResponse(wanted, 303, headers={"cache-control": "no-store"})
+        answer.set_cookie(
+            COOKIE, cookie, max_age=int(SECONDS), httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return answer
+
+
+def _hash(cookie: str) -> bytes:
+    return hashlib.sha256(cookie.encode()).digest()
+
+
+def local(address: str) -> str:
+    """An address of the dashboard to go on to; anything else, of another site say, becomes its first page."""
+    ours = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
+    return address if ours else "/"

@@ -1,0 +1,57 @@
+"""From the settings to the generator that they ask for: an endpoint, an engine, or none.
+
+Exercised by tests/test_sessions.py and tests/test_service_http.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlvr.clients.endpoint import text_endpoint
+from rlvr.service.endpoint import EndpointGenerator
+from rlvr.service.jobs import Generator, NoGenerator
+from rlvr.service.settings import Settings
+from rlvr.store import Store
+
+
+def build_generator(settings: Settings, store: Store) -> Generator:
+    """The one that the settings ask for. Nothing is loaded or asked before its `start`."""
+    config, limits = settings.training, settings.limits
+    if settings.llm:
+        llm = settings.llm
+        endpoint = text_endpoint(
+            llm.endpoint, llm.model, key_variable=key_variable(llm.api_key_env), concurrency=2 * limits.sessions
+        )
+        return EndpointGenerator(endpoint, store, config, max_tokens=limits.max_tokens, seed=settings.seed)
+    if not (settings.model or settings.demo):
+        return NoGenerator()
+    from rlvr.service.engine import EngineGenerator, EngineOptions
+    from rlvr.service.learning import LearnerOptions
+    from rlvr.service.logs import logger
+    from rlvr.service.models import open_model, train_demo
+
+    def opener(folder: Path, say: Callable[[str], None]) -> Any:
+        given = str(train_demo(settings.state, say)) if settings.demo else settings.model
+        say(f"loading {given}")
+        return open_model(given, folder, seed=settings.seed)
+
+    return EngineGenerator(
+        opener,
+        settings.state,
+        EngineOptions(max_tokens=limits.max_tokens, seed=settings.seed),
+        LearnerOptions(
+            learning_rate=config.learning_rate,
+            entropy_coefficient=config.entropy_coefficient,
+            policy_coefficient=config.policy_coefficient,
+            batch_size=config.batch_size,
+        ),
+        warn=lambda text: logger("rlvr.service.engine").warning(text),
+    )
+
+
+def key_variable(name: str) -> str:
+    """The variable that holds a key; '' where it is not set: most endpoints on one's own machine need none."""
+    return name if name and os.environ.get(name) else ""

@@ -1,0 +1,85 @@
+"""`/grade`: given answers, scored by named verifiers or by a grader's configuration. Nothing is stored or learned.
+
+Exercised by tests/test_service_http.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlvr.reward.signatures import Case
+from rlvr.service.contracts import GradeBody
+from rlvr.service.problems import Problem
+from rlvr.service.replies import Grade, Graded, VerifierFeedback
+from rlvr.service.settings import Settings
+from rlvr.service.verification import case_of
+from rlvr.types import Score
+
+
+def grade(body: GradeBody, settings: Settings) -> Graded:
+    """Blocks while verifiers work; 422 for a configuration that is none."""
+    results = _by_grader(body, settings) if body.grader is not None else _by_verifiers(body, settings)
+    judged = [one.value for one in results if one.value is not None]
+    return Graded(results=results, mean=sum(judged) / len(judged) if judged else None)
+
+
+def _by_verifiers(body: GradeBody, settings: Settings) -> list[Grade]:
+    try:
+        case = case_of(body.request(), judge=settings.judge, generator=settings.llm)
+        case.blend.start()
+    except ValueError as error:
+        raise Problem(422, "invalid", str(error), field="verifiers") from error
+    cases = [Case(body.prompt, answer, case.task.meta) for answer in body.answers]
+    return [
+        Grade(
+            value=told.confidence,
+            outcome="error" if told.confidence is None else "passed" if _passed(told) else "failed",
+            reason="+".join(told.error_types),
+            detail=told.detailed_feedback,
+            parts={name: _part(score) for name, score in told.scores.items()},
+            feedback=VerifierFeedback(**told.as_dict()),
+            truth=told.truth,
+        )
+        for told in case.blend.judge_many(cases)
+    ]
+
+
+def _passed(told: Any) -> bool:
+    return told.truth if told.truth is not None else not told.error_types
+
+
+def _by_grader(body: GradeBody, settings: Settings) -> list[Grade]:
+    from rlvr.reward.graders import Grader
+
+    assert body.grader is not None
+    try:
+        grader = Grader.of(body.grader, models=grader_models(settings))
+    except ValueError as error:
+        raise Problem(422, "invalid", str(error), field="grader") from error
+    scores = grader.grade_many([(row.item, row.sample) for row in body.items])
+    return [_grade(score) for score in scores]
+
+
+def grader_models(settings: Settings) -> dict[str, Any]:
+    """{name a grader may ask for: its endpoint}: the judge of the settings, and nothing that a request brings."""
+    from rlvr.http_line import Endpoint
+
+    judge = settings.judge
+    if not judge or not judge.model:
+        return {}
+    base = judge.endpoint.removesuffix("/").removesuffix("/chat/completions")
+    return {judge.model: Endpoint(base, judge.model, judge.key_variable)}
+
+
+def _grade(score: Score) -> Grade:
+    return Grade(
+        value=score.value,
+        outcome=score.outcome.value,
+        reason=score.reason,
+        detail=score.detail,
+        parts=dict(score.parts),
+    )
+
+
+def _part(score: Score) -> dict[str, Any]:
+    return {"value": score.value, "outcome": score.outcome.value, "reason": score.reason, "detail": score.detail}

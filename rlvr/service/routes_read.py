@@ -1,0 +1,184 @@
+"""Routes that only look: health, metrics, statistics, experiences, analysis.
+
+What the service has learned is one: every key sees the experiences of all. Exercised by tests/test_service_http.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import JSONResponse
+
+from rlvr import __version__
+from rlvr.service.problems import not_found
+from rlvr.service.replies import Analysis, Experiences, Health, Live, Metrics, Stats
+from rlvr.service.runtime import Asked, Service
+from rlvr.store import StoreDown
+from rlvr.store.records import Experience, Status
+
+router = APIRouter()
+LONGEST_ID = 1_000
+NOTHING_YET = {  # of a task whose first answer is not there yet
+    "total_experiences": 0,
+    "average_reward": None,
+    "median_reward": None,
+    "reward_variance": None,
+    "success_rate": None,
+    "improvement_trend": None,
+    "common_errors": {},
+    "confidence_distribution": dict.fromkeys(("very_low", "low", "medium", "high", "very_high"), 0),
+}
+PROMETHEUS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+@router.get("/health", response_model=Health, summary="How the service, its generator and its database are")
+async def health(service: Asked) -> Any:
+    return await state_of(service)
+
+
+@router.get("/health/live", response_model=Live, summary="Whether this process answers")
+async def live() -> Live:
+    return Live(status="ok")
+
+
+@router.get(
+    "/health/ready",
+    response_model=Health,
+    summary="Whether sessions can be run",
+    responses={503: {"model": Health, "description": "Not now; `detail` says why."}},
+)
+async def ready(service: Asked) -> Any:
+    told = await state_of(service)
+    return told if told.status == "ok" else JSONResponse(told.model_dump(), 503)
+
+
+async def state_of(service: Service) -> Health:
+    generator = service.generator.health()
+    why: list[str] = []
+    sessions = {"running": 0, "queued": 0}
+    try:
+        counts = await service.counts()
+        sessions = {"running": counts[Status.RUNNING], "queued": counts[Status.QUEUED]}
+        database = {"state": "ready", "detail": ""}
+    except Exception as error:  # a health check that fails tells nobody anything
+        away = error.__cause__ if isinstance(error.__cause__, StoreDown) else error
+        database = {"state": "down", "detail": str(away)}
+        why.append(f"database: {away}")
+    if generator["state"] != "ready":
+        why.append(generator.get("detail") or f"generator: {generator['state']}")
+    if service.stopping is not None:
+        why.append("the service is stopping")
+    return Health.model_validate(
+        {
+            "status": "degraded" if why else "ok",
+            "detail": "; ".join(why),
+            "version": __version__,
+            "instance": service.instance,
+            "uptime_seconds": round(time.time() - service.started, 3),
+            "generator": generator,
+            "database": database,
+            "sessions": sessions,
+            "timestamp": time.time(),
+        }
+    )
+
+
+@router.get("/metrics", response_model=Metrics, summary="Per task, as JSON or for Prometheus", responses=PROMETHEUS)
+async def metrics(service: Asked, request: Request) -> Any:
+    """Prometheus' text where `Accept` asks for text/plain before JSON."""
+    if wants_text(request.headers.get("accept", "")):
+        return await prometheus(service, request)
+    return {"task_aggregates": await service.aggregates(), "timestamp": time.time()}
+
+
+@router.get("/metrics/prometheus", summary="For Prometheus", response_class=Response, responses=PROMETHEUS)
+async def prometheus(service: Asked, request: Request) -> Response:
+    text, kind = await service.ask(request.app.state.prometheus.text, service, request.headers.get("accept", ""))
+    return Response(text, media_type=kind)
+
+
+def wants_text(accept: str) -> bool:
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    text = [kinds.index(kind) for kind in ("text/plain", "application/openmetrics-text") if kind in kinds]
+    json = [kinds.index(kind) for kind in ("application/json",) if kind in kinds]
+    return bool(text) and (not json or min(text) < min(json))
+
+
+@router.get("/stats", response_model=Stats, summary="What there is to learn from, and what was learned")
+async def stats(service: Asked) -> Any:
+    buffer, totals = await service.totals()
+    learned = service.generator.learning()
+    config = service.settings.training
+    return {
+        "training_stats": {
+            **learned,
+            "total_experiences": totals["total_experiences"],
+            "buffer_utilization": buffer.utilization,
+            "verifier_accuracy": await service.accuracy(),
+            "policy_entropy": learned.get("policy_entropy"),
+            "ready_for_training": buffer.size >= config.min_experiences_for_training,
+        },
+        "global_stats": totals,
+        "timestamp": time.time(),
+    }
+
+
+@router.get("/experiences/{task_id:path}", response_model=Experiences, summary="The verified answers of a task")
+async def experiences(
+    task_id: str,
+    service: Asked,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    after: Annotated[int | None, Query(ge=0, le=2**53, description="The last id of the page before.")] = None,
+) -> Any:
+    await known_task(service, task_id)
+    store = service.store
+    rows = await service.ask(store.experiences, task_id=task_id, after=after, limit=limit + 1, tokens=False)
+    shown = rows[:limit]
+    return {
+        "task_id": task_id,
+        "experiences": [written(row) for row in shown],
+        "count": await service.ask(store.count, task_id=task_id),
+        "next_after": shown[-1].id if len(rows) > limit else None,
+    }
+
+
+@router.get("/analysis/{task_id:path}", response_model=Analysis, summary="What the answers to a task have in common")
+async def analysis(task_id: str, service: Asked) -> Any:
+    await known_task(service, task_id)
+    found = await service.ask(service.store.task_analysis, task_id)
+    return {"task_id": task_id, "analysis": found or NOTHING_YET}
+
+
+async def known_task(service: Service, task_id: str) -> None:
+    """404 for a task that no session and no training run has worked on."""
+    store = service.store
+    if len(task_id) > LONGEST_ID or "\x00" in task_id:
+        raise not_found("task", task_id)
+    known = await service.ask(store.sessions, task_id=task_id, limit=1)
+    if not known and not await service.ask(store.experiences, task_id=task_id, limit=1, tokens=False):
+        raise not_found("task", task_id)
+
+
+def written(row: Experience) -> dict[str, Any]:
+    """An experience as clients see it: an iteration of `training_data`, and where it belongs."""
+    return {
+        "id": row.id,
+        "session_id": row.session_id,
+        "task_id": row.task_id,
+        "iteration": row.iteration,
+        "sample": row.sample,
+        "prompt": row.prompt,
+        "generated_output": row.generated_output,
+        "verifier_feedback": row.feedback,
+        "reward": row.reward,
+        "outcome": row.outcome,
+        "strategy": row.action or None,
+        "advantage": row.advantage,
+        "num_tokens": row.num_tokens,
+        "seconds": row.seconds,
+        "rating": row.rating,
+        "ratings": row.ratings,
+        "timestamp": row.created,
+    }

@@ -1,0 +1,126 @@
+"""The running service: what every route is given, and the two ways in which a route asks for what takes time.
+
+Exercised by tests/test_service_http.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Depends, Request
+
+from rlvr.service.keys import Keys
+from rlvr.service.problems import NO_GENERATOR, Problem
+from rlvr.service.settings import Settings
+from rlvr.store import Store, StoreDown
+
+if TYPE_CHECKING:
+    from rlvr.service.sessions import Sessions
+
+T = TypeVar("T")
+THREADS = 16  # that wait for the database or for a verifier at a time
+
+
+class Shared(Generic[T]):
+    """A question that many ask at once: one that comes while it is being answered shares the next answer, not this one,
+    so nobody is told how things were before they asked. However many ask, the database answers one at a time."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._ask = ask
+        self._now: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._now))
+        return await asyncio.shield(self._next)
+
+    async def _after(self, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._now, self._next = self._next, None
+        return await self._ask()
+
+
+@dataclass
+class Service:
+    """One process of the service. `instance` tells it from others that share its database."""
+
+    settings: Settings
+    store: Store
+    sessions: Sessions
+    generator: Any
+    keys: Keys
+    instance: str
+    started: float = field(default_factory=time.time)
+    loop: asyncio.AbstractEventLoop | None = None
+    stopping: asyncio.Task[None] | None = None
+    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+
+    def __post_init__(self) -> None:
+        store = self.store
+        self.counts = Shared(lambda: self.ask(store.count_sessions))
+        self.aggregates = Shared(lambda: self.ask(store.aggregates))
+        self.totals = Shared(lambda: self.ask(lambda: (store.buffer(), store.global_stats())))
+        self.accuracy = Shared(lambda: self.ask(self.sessions.verifier_accuracy))
+
+    async def ask(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """A call of the store, or another that blocks, on a thread."""
+        try:
+            return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
+        except StoreDown as error:
+            raise away(error) from error
+
+    def begin_stop(self) -> None:
+        """Sessions end, so that whoever waits for one is answered. Once, on the event loop."""
+        if self.stopping is None:
+            self.stopping = asyncio.create_task(self._stop())
+
+    async def stop(self) -> None:
+        self.begin_stop()
+        assert self.stopping is not None
+        await self.stopping
+
+    async def _stop(self) -> None:
+        await self.sessions.close(self.settings.limits.grace_seconds)
+        await self.generator.close()
+
+    def generator_ready(self) -> None:
+        """A Problem that says what to do where no session can be run now."""
+        if self.stopping is not None:
+            raise Problem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
+        health = self.generator.health()
+        if health["state"] == "absent":
+            raise Problem(503, "no_generator", NO_GENERATOR)
+        if health["state"] == "loading":
+            told = f"the model is not ready yet: {health.get('detail') or 'loading'}; see /health"
+            raise Problem(503, "generator_loading", told, retry_after=5)
+
+
+def away(error: Exception) -> Problem:
+    told = f"the database is away or full, nothing was half written: {error}; try again"
+    return Problem(503, "store_down", told, retry_after=5)
+
+
+def instance_name(port: int) -> str:
+    """The same after a restart, so that a service finds what its former life left; two on one host have two ports."""
+    return f"{socket.gethostname()}:{port}"
+
+
+def _service(request: Request) -> Service:
+    return request.app.state.service
+
+
+def _owner(request: Request) -> str:
+    return request.state.owner
+
+
+Asked = Annotated[Service, Depends(_service)]
+Owner = Annotated[str, Depends(_owner)]

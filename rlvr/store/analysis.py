@@ -1,0 +1,164 @@
+"""What the experiences say of a task, of all tasks, and of the whole: computed by the database.
+
+An answer that nobody could judge (its confidence or reward is None) is counted in the totals and is in no mean, share
+or trend; what nothing is known of is None, never 0. Success is a confidence above 0.7. tests/test_store_analysis.py
+holds these queries against plain Python over the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import sqlalchemy as sa
+
+from rlvr.store.connections import Database
+from rlvr.store.records import Status
+from rlvr.store.tables import error_types, experiences, sessions
+
+SUCCESS = 0.7
+BINS = (("very_low", 0.2), ("low", 0.4), ("medium", 0.6), ("high", 0.8))  # up to, not including; then "very_high"
+
+_e, _s = experiences.c, sessions.c
+
+
+def _share(event: sa.ColumnElement[bool], known: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The mean of 0 and 1, over rows where `known` is not NULL."""
+    return sa.func.avg(sa.case((known.is_(None), None), (event, 1.0), else_=0.0))
+
+
+def _how_many(event: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.sum(sa.case((event, 1), else_=0)), 0)
+
+
+class Analysis(Database):
+    """The part of a `Store` that counts."""
+
+    def task_analysis(self, task_id: str) -> dict[str, Any] | None:
+        """The `analysis` of a task; None where it has no experiences.
+
+        `reward_variance` is the population's. `improvement_trend` is the mean reward of the newer half of its judged
+        answers less that of the older half (an odd one counts with the older): what became of the task, in units of
+        reward. Training runs' answers to the task are among them.
+        """
+        here = _e.task_id == task_id
+        judged = sa.and_(here, _e.reward.is_not(None))
+        mean = sa.select(sa.func.avg(_e.reward)).where(judged).scalar_subquery()
+        edges = [0.0, *(edge for _, edge in BINS)]
+        within = [
+            sa.and_(_e.confidence < high, _e.confidence >= low) if low else _e.confidence < high
+            for low, high in pairwise(edges)
+        ]
+        overall = sa.select(
+            sa.func.count(),
+            sa.func.avg(_e.reward),
+            sa.func.avg((_e.reward - mean) * (_e.reward - mean)),
+            _share(_e.confidence > SUCCESS, _e.confidence),
+            *(_how_many(bin) for bin in within),
+            _how_many(_e.confidence >= edges[-1]),
+        ).where(here)
+        ranked = (
+            sa.select(
+                _e.reward,
+                sa.func.row_number().over(order_by=_e.reward).label("rank"),
+                sa.func.count().over().label("n"),
+                sa.func.ntile(2).over(order_by=_e.id).label("half"),
+            )
+            .where(judged)
+            .subquery()
+        )
+        r = ranked.c
+        middle = sa.or_(r.rank == (r.n + 1) // 2, r.rank == (r.n + 2) // 2)
+        spread = sa.select(
+            sa.func.avg(sa.case((middle, r.reward))),
+            sa.func.avg(sa.case((r.half == 2, r.reward))) - sa.func.avg(sa.case((r.half == 1, r.reward))),
+        )
+        errors = sa.select(error_types.c.code, sa.func.count()).where(error_types.c.task_id == task_id)
+        errors = errors.group_by(error_types.c.code).order_by(sa.func.count().desc(), error_types.c.code)
+        with self.reading() as connection:
+            total, average, variance, success, *bins = tuple(connection.execute(overall).one())
+            if not total:
+                return None
+            median, trend = connection.execute(spread).one()
+            common = {code: n for code, n in connection.execute(errors)}
+        return {
+            "total_experiences": total,
+            "average_reward": average,
+            "median_reward": median,
+            "reward_variance": variance,
+            "success_rate": success,
+            "improvement_trend": trend,
+            "common_errors": common,
+            "confidence_distribution": dict(zip([*(name for name, _ in BINS), "very_high"], bins, strict=True)),
+        }
+
+    def aggregates(self, limit: int | None = None) -> dict[str, dict[str, Any]]:
+        """By task, what became of the sessions of the service: the `task_aggregates` of its metrics.
+
+        `average_iterations` is over sessions that ended; `average_confidence` and `success_rate` over those whose
+        final answer was judged, the best of which (the first of equals) is `best_session_id`. `limit` keeps the tasks
+        with the most sessions.
+        """
+        mine = _s.kind == "train"
+        ended = _s.status.in_([status for status in Status if status.final])
+        total = sa.func.count().label("total")
+        grouped = (
+            sa.select(
+                _s.task_id,
+                total,
+                sa.func.avg(_s.final_confidence).label("confidence"),
+                sa.func.avg(sa.case((ended, _s.iterations * 1.0))).label("iterations"),
+                _share(_s.final_confidence > SUCCESS, _s.final_confidence).label("success"),
+            )
+            .where(mine)
+            .group_by(_s.task_id)
+            .order_by(total.desc(), _s.task_id)
+            .limit(limit)
+            .subquery()
+        )
+        place = sa.func.row_number().over(
+            partition_by=_s.task_id, order_by=(_s.final_confidence.desc(), _s.created, _s.id)
+        )
+        ranked = sa.select(_s.task_id, _s.id, _s.final_confidence, place.label("place"))
+        ranked = ranked.where(mine, _s.final_confidence.is_not(None)).subquery()
+        best = sa.select(ranked).where(ranked.c.place == 1).subquery()
+        joined = sa.select(grouped, best.c.id, best.c.final_confidence)
+        joined = joined.select_from(grouped.outerjoin(best, grouped.c.task_id == best.c.task_id))
+        with self.reading() as connection:
+            rows = connection.execute(joined.order_by(grouped.c.total.desc(), grouped.c.task_id)).all()
+        return {
+            task: {
+                "task_id": task,
+                "total_sessions": sessions,
+                "average_confidence": confidence,
+                "average_iterations": None if iterations is None else float(iterations),
+                "success_rate": success,
+                "best_session_id": best_id,
+                "best_confidence": best_confidence,
+            }
+            for task, sessions, confidence, iterations, success, best_id, best_confidence in rows
+        }
+
+    def global_stats(self) -> Mapping[str, Any]:
+        """The `global_stats` of the service: over the answers of its sessions, training runs' apart.
+
+        Their rewards have other scales. `last_updated` is when the newest was written, in seconds since the epoch.
+        The variance is E[x^2] - E[x]^2: one look at the rows, and exact enough for rewards between 0 and 2.
+        """
+        stats = sa.select(
+            sa.func.count(),
+            sa.func.avg(_e.reward),
+            sa.func.avg(_e.reward * _e.reward),
+            _share(_e.confidence > SUCCESS, _e.confidence),
+            sa.func.max(_e.created),
+        ).where(_e.step.is_(None))
+        with self.reading() as connection:
+            total, mean, square, success, updated = connection.execute(stats).one()
+        return {
+            "total_experiences": total,
+            "average_reward": mean,
+            "reward_variance": None if mean is None else max(0.0, square - mean * mean),
+            "success_rate": success,
+            "last_updated": updated,
+        }

@@ -1,0 +1,144 @@
+"""Connections to the database: SQLite or PostgreSQL by URL, one transaction at a time, and one error when it is away.
+
+    with database.writing() as connection: ...   # committed at the end, or nothing of it
+    with database.reading() as connection: ...   # one view of the data
+
+SQLite: a write-ahead log, so that readers never wait for the writer; a transaction that writes says so when it begins
+(one that reads first and writes later cannot be made to wait, it fails). `synchronous=NORMAL`: a killed process loses
+nothing, a power cut at most the last moments. PostgreSQL: connections are tried before use, so a server that was away
+and came back is simply used again. Exercised by tests/test_store.py and tests/test_store_failures.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+BUSY_S = 10.0  # how long a SQLite transaction waits for another process's; `?timeout=` in the URL says otherwise
+_AWAY = (exc.OperationalError, exc.InterfaceError)
+_ALIVE = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+
+
+class StoreDown(Exception):
+    """The database cannot be reached, is locked or full. Nothing of the call was written; it may be made again."""
+
+
+class Database:
+    """An engine, and the two ways to use it."""
+
+    opened = 0.0  # when, by the database's clock
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self.url = address(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.where = self.url.render_as_string(hide_password=True)
+        self._writers: Any = threading.Lock() if self.is_sqlite else nullcontext()
+        self._engine = self._open_sqlite() if self.is_sqlite else self._open_postgresql()
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        with self._told(), self._engine.connect() as connection:
+            if not self.is_sqlite:  # whose readers see one snapshot anyway
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        # SQLite has one writer; threads of ours wait in line here rather than poll for its lock.
+        with self._told(), self._writers, self._engine.connect() as connection:
+            connection = connection.execution_options(rlvr_writes=True)
+            with connection.begin():
+                yield connection
+
+    def now(self, connection: sa.Connection) -> float:
+        """Seconds since the epoch by the database's clock: instances on several machines compare heartbeats by it."""
+        if self.is_sqlite:
+            return time.time()
+        return float(connection.scalar(sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()))) or 0.0)
+
+    def ping(self) -> None:
+        """StoreDown unless the database answers."""
+        with self.reading() as connection:
+            connection.execute(sa.text("SELECT 1"))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except exc.DBAPIError as error:
+            # The bare DatabaseError is SQLite's word for a file that is damaged, or none of its own.
+            if isinstance(error, _AWAY) or error.connection_invalidated or type(error) is exc.DatabaseError:
+                raise StoreDown(f"{self.where}: {first_line(error.orig)}") from error
+            raise
+        except exc.TimeoutError as error:  # of the pool: every connection is in use
+            raise StoreDown(f"{self.where}: no connection became free ({first_line(error)})") from error
+
+    def _open_sqlite(self) -> sa.Engine:
+        path = Path(self.url.database or "")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # prompts and answers are their owner's alone
+        except OSError as error:
+            raise ValueError(f"database {path} cannot be opened ({error.strerror}); give another place") from error
+        patience = {} if "timeout" in self.url.query else {"timeout": BUSY_S}
+        engine = sa.create_engine(self.url, connect_args={"check_same_thread": False, **patience}, pool_size=8)
+
+        @event.listens_for(engine, "connect")
+        def prepare(connection: Any, record: Any) -> None:
+            connection.isolation_level = None  # transactions are begun below, not guessed by the driver
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}").close()
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: sa.Connection) -> None:
+            writes = connection.get_execution_options().get("rlvr_writes")
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+
+    def _open_postgresql(self) -> sa.Engine:
+        given = {key: value for key, value in _ALIVE.items() if key not in self.url.query}
+        try:
+            return sa.create_engine(self.url, connect_args=given, pool_size=8, pool_timeout=10, pool_pre_ping=True)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{self.where} needs {error.name}: pip install 'rlvr[postgres]'") from error
+
+
+def address(given: str | os.PathLike[str]) -> sa.URL:
+    """A database's URL; a plain path is a SQLite file. ValueError for what is neither SQLite nor PostgreSQL."""
+    text = os.fspath(given)
+    if not text:
+        raise ValueError("database: nothing given; expected sqlite:///path or postgresql://user@host/name")
+    if "://" not in text:
+        url = sa.URL.create("sqlite", database=str(Path(text).expanduser()))
+    else:
+        try:
+            url = sa.make_url(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", text))
+        except (exc.ArgumentError, ValueError):  # whose words may hold the password
+            raise ValueError(
+                "database: what was given is no URL; expected sqlite:///path or postgresql://user@host/name"
+            ) from None
+    if url.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise ValueError(
+            f"database: {url.drivername}:// is not known; expected sqlite:///path or postgresql://user@host/name"
+        )
+    if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
+        raise ValueError("database: SQLite in memory is a database a thread; give a file, sqlite:///path")
+    return url
+
+
+def first_line(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

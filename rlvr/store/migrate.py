@@ -1,0 +1,69 @@
+"""The tables are there and are those of this version: made in an empty database, migrated in an older one.
+
+The schema's version stands in `rlvr_schema`. A database that a newer rlvr wrote is refused, and so is one whose tables
+of our names are not ours. Several instances may start at once: one does the work while the others wait. alembic is
+loaded only when there is something to migrate. Exercised by tests/test_store_migrate.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from rlvr.store.connections import Database
+from rlvr.store.tables import HEAD, KNOWN, metadata
+
+VERSION_TABLE = "rlvr_schema"
+MIGRATIONS = Path(__file__).parent / "migrations"
+_LOCK = 0x726C7672  # "rlvr": the advisory lock under which PostgreSQL's tables are made
+
+_version = sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
+
+
+def prepare(database: Database) -> None:
+    """ValueError for a database of a newer version or of something else."""
+    with database.reading() as connection:
+        if _found(connection, database.where) == HEAD:
+            return  # the usual start: nothing is locked
+    with database.writing() as connection:
+        if not database.is_sqlite:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        found = _found(connection, database.where)  # again: another instance may have been faster
+        if found is None:
+            metadata.create_all(connection)
+            _version.create(connection)
+            connection.execute(_version.insert().values(version_num=HEAD))
+        elif found != HEAD:
+            upgrade(connection, HEAD)
+
+
+def upgrade(connection: sa.Connection, revision: str) -> None:
+    """Migrate to `revision`, within the connection's transaction."""
+    try:
+        from alembic import command
+        from alembic.config import Config
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "the database is of an older version and alembic is missing: pip install 'rlvr[serve]'"
+        ) from error
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def _found(connection: sa.Connection, where: str) -> str | None:
+    """The version of the database's tables; None where there are none yet."""
+    names = set(sa.inspect(connection).get_table_names())
+    if VERSION_TABLE not in names:
+        if taken := sorted(names & set(metadata.tables)):
+            raise ValueError(f"{where} has a table {taken[0]} that rlvr did not make; give another database")
+        return None
+    found = connection.scalar(sa.select(_version.c.version_num))
+    if found not in KNOWN:
+        raise ValueError(
+            f"{where} was written by a newer rlvr: its tables are of version {found}, this one knows "
+            f"{', '.join(KNOWN)}. Install the newer rlvr, or give another database"
+        )
+    return str(found)

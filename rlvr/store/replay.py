@@ -1,0 +1,98 @@
+"""Prioritised replay: the newest experiences are drawn in proportion to how much there is to learn from each.
+
+Proportional prioritisation of Schaul et al. 2016 (https://arxiv.org/abs/1511.05952, section 3.3): P(i) = p_i^alpha /
+sum_k p_k^alpha, one draw from each of n equal ranges of the total, so that a minibatch is spread over the buffer. The
+weight that makes an update unbiased again is (N P(i))^-beta, which the learner applies: P(i) comes with each draw.
+Draws are counted (`rlvr.draws`): the same seed and buffer give the same minibatch on every instance.
+
+What is drawn are answers of the service's sessions whose `gain` is known; a training run learns on policy.
+Exercised by tests/test_store_replay.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from rlvr import draws
+from rlvr.store.connections import Database
+from rlvr.store.records import Experience
+from rlvr.store.tables import experiences
+
+ALPHA = 0.6  # table 3 there, for proportional prioritisation
+EPSILON = 1e-6  # nothing is so well known that it is never seen again
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """How full the replay buffer is: `ready` of its `size` experiences have a gain and can be drawn."""
+
+    size: int
+    capacity: int
+    ready: int
+
+    @property
+    def utilization(self) -> float:
+        return self.size / self.capacity
+
+
+class Replay(Database):
+    """The part of a `Store` that is learned from."""
+
+    buffer_size: int
+
+    def sample(
+        self, n: int, seed: int, *, alpha: float = ALPHA, balance_tasks: bool = False
+    ) -> list[tuple[Experience, float]]:
+        """`n` draws, with replacement, each with its probability P(i); none from an empty buffer.
+
+        `balance_tasks` gives every task of the buffer the same share, so that a task that is asked for often does not
+        crowd out the others.
+        """
+        assert n > 0 and alpha >= 0, (n, alpha)
+        with self.reading() as connection:
+            known = [row for row in connection.execute(self._window()) if row.gain is not None]
+            if not known:
+                return []
+            p = probabilities(np.array([row.priority for row in known]), alpha)
+            if balance_tasks:
+                _, task = np.unique([row.task_id for row in known], return_inverse=True)
+                shares = np.bincount(task, weights=p)
+                p = p / shares[task] / len(shares)
+            key = draws.key("replay", seed)
+            chosen = strata(p, [draws.uniform(key, position) for position in range(n)])
+            wanted = {known[i].id for i in chosen}
+            found = connection.execute(sa.select(experiences).where(experiences.c.id.in_(wanted))).mappings()
+            drawn = {row["id"]: Experience(**row) for row in found}
+        # What another instance pruned between the two queries is left out.
+        return [(drawn[known[i].id], float(p[i])) for i in chosen if known[i].id in drawn]
+
+    def buffer(self) -> Buffer:
+        window = self._window().subquery()
+        counted = sa.select(sa.func.count(), sa.func.count(window.c.gain)).select_from(window)
+        with self.reading() as connection:
+            size, ready = connection.execute(counted).one()
+        return Buffer(size, self.buffer_size, ready)
+
+    def _window(self) -> sa.Select[*tuple[Any, ...]]:
+        """The newest `buffer_size` answers of sessions."""
+        e = experiences.c
+        newest = sa.select(e.id, e.priority, e.gain, e.task_id).where(e.step.is_(None))
+        return newest.order_by(e.id.desc()).limit(self.buffer_size)
+
+
+def probabilities(priorities_N: np.ndarray, alpha: float) -> np.ndarray:
+    """P(i) = p_i^alpha / sum_k p_k^alpha, [N]. Priorities are scaled first: their powers must not leave a float."""
+    top = float(priorities_N.max())
+    weights_N = ((priorities_N / top if top > 0 else priorities_N) + EPSILON) ** alpha
+    return weights_N / weights_N.sum()
+
+
+def strata(p_N: np.ndarray, uniforms_n: list[float]) -> list[int]:
+    """One index from each of n equal ranges of the cumulated probability."""
+    n, ends_N = len(uniforms_n), np.cumsum(p_N)
+    targets_n = (np.arange(n) + np.array(uniforms_n)) / n * ends_N[-1]
+    return np.minimum(np.searchsorted(ends_N, targets_n, side="right"), len(p_N) - 1).tolist()

@@ -1,0 +1,191 @@
+"""The tables, one description for SQLite and PostgreSQL, and how values travel in and out of them.
+
+A column has the name of its field in `rlvr.store.records`. What both engines refuse or read differently is settled
+where it is bound: text loses NUL and lone surrogates (PostgreSQL takes neither) to U+FFFD, a number that is not finite
+is NULL (it would poison every average). JSON is text: no query looks into it.
+
+A change here needs a migration beside it (`rlvr/store/migrations/versions`) and a new `HEAD`;
+tests/test_store_migrate.py holds the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rlvr.store.records import Status
+
+HEAD = "0002"  # the newest migration: what `metadata` describes
+KNOWN = ("0001", "0002")  # every schema that can be brought there
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class Words(sa.types.TypeDecorator[str]):
+    """Text of any origin."""
+
+    impl, cache_ok = sa.Text, True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else _UNSTORABLE.sub("\ufffd", value)
+
+
+class Number(sa.types.TypeDecorator[float]):
+    """A finite float64, or NULL."""
+
+    impl, cache_ok = sa.Double, True
+
+    def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
+        return None if value is None or not math.isfinite(value) else float(value)
+
+
+class Json(sa.types.TypeDecorator[Any]):
+    """A JSON value; what is not finite in it is null, None is NULL."""
+
+    impl, cache_ok = sa.Text, True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
+        if value is None:
+            return None
+        try:
+            text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        except ValueError:
+            text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return _UNSTORABLE.sub("\ufffd", text)
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
+
+
+BigId = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only under INTEGER
+StatusText = sa.Enum(Status, native_enum=False, length=16, values_callable=lambda kinds: [kind.value for kind in kinds])
+
+metadata = sa.MetaData()
+
+
+def column(name: str, kind: Any, *rules: Any, nullable: bool = False, **how: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, *rules, nullable=nullable, **how)
+
+
+sessions = sa.Table(
+    "rlvr_sessions",
+    metadata,
+    column("id", Words, primary_key=True),
+    column("task_id", Words),
+    column("prompt", Words),
+    column("request", Json),
+    column("kind", Words),
+    column("name", Words),
+    column("owner", Words),
+    column("instance", Words),
+    column("status", StatusText),
+    column("created", Number),
+    column("started", Number, nullable=True),
+    column("finished", Number, nullable=True),
+    column("heartbeat", Number),
+    column("iterations", sa.Integer),
+    column("final_solution", Words, nullable=True),
+    column("final_confidence", Number, nullable=True),
+    column("converged", sa.Boolean),
+    column("convergence_iteration", sa.Integer, nullable=True),
+    column("error", Json, nullable=True),
+    column("metrics", Json),
+    sa.Index("rlvr_sessions_by_task", "kind", "task_id", "final_confidence"),
+    sa.Index("rlvr_sessions_by_time", "created", "id"),
+    sa.Index("rlvr_sessions_by_status", "status", "created"),
+)
+
+experiences = sa.Table(
+    "rlvr_experiences",
+    metadata,
+    column("id", BigId, primary_key=True, autoincrement=True),
+    column("session_id", Words, sa.ForeignKey("rlvr_sessions.id", ondelete="CASCADE")),
+    column("task_id", Words),
+    column("sample", sa.Integer),
+    column("iteration", sa.Integer),
+    column("prompt", Words),
+    column("generated_output", Words),
+    column("feedback", Json),
+    column("scores", Json),
+    column("outcome", Words),
+    column("confidence", Number, nullable=True),
+    column("correctness", Number, nullable=True),
+    column("quality", Number, nullable=True),
+    column("reward", Number, nullable=True),
+    column("verified_reward", Number, nullable=True),
+    column("gain", Number, nullable=True),
+    column("action", Words),
+    column("action_logprob", Number, nullable=True),
+    column("advantage", Number, nullable=True),
+    column("stop_reason", Words),
+    column("tokens", Json, nullable=True),
+    column("logprobs", Json, nullable=True),
+    column("num_tokens", sa.Integer),
+    column("policy_version", sa.Integer),
+    column("policy_fingerprint", Words),
+    column("step", sa.Integer, nullable=True),
+    column("priority", Number),
+    column("rating", Number, nullable=True),
+    column("ratings", sa.Integer, server_default="0"),
+    column("seconds", Number),
+    column("created", Number),
+    sa.UniqueConstraint("session_id", "sample", "iteration", name="rlvr_experiences_once"),
+    sa.Index("rlvr_experiences_by_task", "task_id", "id", "reward", "confidence"),
+    sa.Index("rlvr_experiences_by_time", "created", "id"),
+    sa.Index("rlvr_experiences_by_outcome", "outcome", "id"),
+    sa.Index("rlvr_experiences_by_step", "session_id", "step", "id"),
+    sa.Index("rlvr_experiences_by_iteration", "session_id", "iteration", "task_id", "reward", "confidence"),  # curves
+    sqlite_autoincrement=True,  # a number is never given twice, even after its row was pruned: `after=` pages by it
+)
+# What replay draws from and the statistics are of: the service's own answers, a few numbers a row, without a look at
+# the long texts beside them (a hundred times as much to read).
+sa.Index(
+    "rlvr_experiences_replay",
+    *(experiences.c[name] for name in ("id", "priority", "gain", "task_id", "reward", "confidence", "created")),
+    sqlite_where=experiences.c.step.is_(None),
+    postgresql_where=experiences.c.step.is_(None),
+)
+
+# The error types of an answer's feedback, a row each, so that counting them is a query and no walk through JSON.
+error_types = sa.Table(
+    "rlvr_error_types",
+    metadata,
+    column("experience_id", BigId, sa.ForeignKey("rlvr_experiences.id", ondelete="CASCADE"), primary_key=True),
+    column("code", Words, primary_key=True),
+    column("task_id", Words),
+    sa.Index("rlvr_error_types_by_task", "task_id", "code"),
+)
+
+ratings = sa.Table(
+    "rlvr_ratings",
+    metadata,
+    column("experience_id", BigId, sa.ForeignKey("rlvr_experiences.id", ondelete="CASCADE"), primary_key=True),
+    column("owner", Words, primary_key=True),
+    column("rating", Number),
+    column("comment", Words),
+    column("created", Number),
+)
+
+states = sa.Table(
+    "rlvr_states",
+    metadata,
+    column("name", Words, primary_key=True),
+    column("version", sa.Integer),
+    column("value", Json),
+    column("saved", Number),
+)

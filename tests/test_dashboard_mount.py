@@ -1,0 +1,181 @@
+"""Who gets to the dashboard: its own addresses and no other, no foreign page, and with API keys nobody without one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from dashboard_parts import make_run
+from fastapi import FastAPI
+
+from rlvr.service.dashboard.mount import Dashboard, attach, is_dashboard
+from rlvr.service.dashboard.runs import RunSource
+from rlvr.service.dashboard.sign_in import COOKIE, SECONDS, SignIn, local
+
+KEYS = {"tml-right": "owner-1"}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    found = FastAPI(docs_url=None, redoc_url=None)
+
+    @found.post("/train")
+    def train() -> str:
+        return "trained"
+
+    attach(found, RunSource(make_run(tmp_path / "run")))
+    return found
+
+
+def ask(
+    app: Any, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes = b"", query: str = ""
+) -> tuple[int, dict[str, str], str]:
+    """One request, as a server would hand it on."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = {"host": "127.0.0.1:1", **(headers or {})}
+    scope = {
+        "type": "http", "method": method, "path": path, "query_string": query.encode(), "scheme": "http",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()], "server": ("127.0.0.1", 1),
+        "client": ("127.0.0.1", 2), "root_path": "", "http_version": "1.1",
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answered, b"".join(message.get("body", b"") for message in sent[1:]).decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        ("/", True), ("/ui", True), ("/ui/run/x", True), ("/_nicegui/3/static/a.js", True), ("/favicon.ico", True),
+        ("/_nicegui_ws/socket.io/", True), ("/train", False), ("/uix", False), ("/nope", False), ("//ui/", False),
+        ("/experiences/ui/", False),
+    ],
+)  # fmt: skip
+def test_its_own_addresses_are_these(path: str, ours: bool):
+    assert is_dashboard(path) is ours
+
+
+def test_unknown_addresses_and_wrong_methods_stay_the_applications(app: FastAPI):
+    assert ask(app, "/nope")[::2] == (404, '{"detail":"Not Found"}')
+    assert ask(app, "/train")[0] == 405
+    assert ask(app, "/train", "POST")[::2] == (200, '"trained"')
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}, {"host": ""}, {"origin": "http://evil.example"},
+     {"origin": "http://127.0.0.1:2"}, {"origin": "null"}, {"host": "[::1"}],
+)  # fmt: skip
+def test_a_name_that_is_not_this_machines_or_another_origin_is_refused(app: FastAPI, headers: dict[str, str]):
+    assert ask(app, "/", headers=headers)[0] == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:2"])
+def test_a_websocket_of_another_origin_is_closed(app: FastAPI, origin: str):
+    """NiceGUI would take it: the page of any site could then read along."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1:1"), (b"origin", origin.encode())]
+    scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "headers": headers, "query_string": b""}
+    asyncio.run(app({**scope, "root_path": "", "scheme": "ws", "subprotocols": []}, receive, send))
+    assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 1008)]
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Dashboard:
+    return Dashboard(RunSource(make_run(tmp_path / "locked")), KEYS.get, loopback_only=False)
+
+
+def enter(locked: Dashboard, key: str, wanted: str = "/") -> tuple[int, dict[str, str], str]:
+    body = urlencode({"key": key, "next": wanted}).encode()
+    return ask(locked, SignIn.path, "POST", body=body)
+
+
+@pytest.mark.parametrize("path", ["/", "/ui/trajectories", "/ui/trajectory/first:1:1"])
+def test_without_a_cookie_a_page_is_a_form_and_says_nothing_of_the_data(locked: Dashboard, path: str):
+    status, headers, text = ask(locked, path, query="task=a%22b")
+    assert status == 401 and "API key of this service" in text and "locked" not in text
+    assert f'value="{path}?task=a%22b"' in text
+    assert "script-src" not in headers["content-security-policy"]  # default-src 'none': no script at all
+    assert headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/_nicegui/3.0/static/x.js", "/_nicegui_ws/socket.io/", "/ui/assets/style.css"])
+def test_without_a_cookie_nothing_else_is_answered(locked: Dashboard, path: str):
+    assert ask(locked, path)[0] in (401, 403)
+
+
+def test_a_key_is_exchanged_for_a_cookie_that_scripts_and_other_sites_cannot_use(locked: Dashboard):
+    status, headers, _ = enter(locked, "tml-right", "/ui/trajectories?task=a")
+    assert (status, headers["location"]) == (303, "/ui/trajectories?task=a")
+    cookie = headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "tml-right" not in cookie
+    value = cookie.split(";")[0]
+    assert locked.sign_in is not None
+    assert locked.sign_in.owner({"headers": [(b"cookie", f"other=1; {value}".encode())]}) == "owner-1"
+    assert locked.sign_in.owner({"headers": [(b"cookie", f"{value}x".encode())]}) is None
+
+
+@pytest.mark.parametrize("key", ["", "tml-wrong", "x" * 5000])
+def test_a_wrong_key_is_refused(locked: Dashboard, key: str):
+    status, headers, text = enter(locked, key)
+    assert status in (401, 413) and "set-cookie" not in headers and 'role="alert"' in text
+
+
+def test_a_cookie_ends_after_half_a_day():
+    now = [0.0]
+    sign_in = SignIn(KEYS.get, clock=lambda: now[0])
+    answered = ask(sign_in, SignIn.path, "POST", body=b"key=tml-right")[1]["set-cookie"].split(";")[0]
+    headers = {"headers": [(b"cookie", answered.encode())]}
+    now[0] = SECONDS - 1
+    assert sign_in.owner(headers) == "owner-1"
+    now[0] = SECONDS + 1
+    assert sign_in.owner(headers) is None
+    assert COOKIE in answered
+
+
+@pytest.mark.parametrize("wanted", ["http://evil", "//evil", "/\\evil", "javascript:x", "", "/a\r\nSet-Cookie: x"])
+def test_signing_in_leads_nowhere_else(locked: Dashboard, wanted: str):
+    assert enter(locked, "tml-right", wanted)[1]["location"] == "/" == local(wanted)
+
+
+def test_what_an_address_says_cannot_break_out_of_the_form(locked: Dashboard):
+    text = ask(locked, '/ui/"><script>alert(1)</script>', query='x="><script>')[2]
+    assert "<script" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["{runs}/nothing"], "is no folder"),
+        (["{runs}/run/rollouts"], "holds no run"),
+        (["{runs}", "--host", "0.0.0.0"], "can be reached from other machines"),
+        (["{runs}", "--host", "somewhere"], "expected an IP address of this machine"),
+        (["{runs}", "--port", "70000"], "cannot listen on 127.0.0.1:70000"),
+    ],
+)
+def test_a_mistake_at_rlvr_view_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+):
+    from rlvr.cli import run
+
+    make_run(tmp_path / "run")
+    assert run(["view", *(option.format(runs=tmp_path) for option in options)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error

@@ -1,0 +1,215 @@
+"""A run folder as the dashboard reads it: the run's own numbers, live, whatever is damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_parts import EVIL, WORDS, add_step, make_run
+from tiny_run import TINY
+
+from rlvr.service.dashboard.data import Found, Query, line, number, thinned, visible
+from rlvr.service.dashboard.pieces import load_decode, pieces
+from rlvr.service.dashboard.runs import RunSource
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "runs" / "first")
+
+
+def test_a_run_of_rlvr_train_is_shown_with_the_numbers_it_wrote(tmp_path: Path):
+    """A real run, a tiny one: what the dashboard says is what is in its files."""
+    from rlvr.cli import run as command
+
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    assert command(["train", f"--config={config}", f"run.root={tmp_path / 'runs'}", "run.name=tiny"]) == 0
+    folder = tmp_path / "runs" / "tiny"
+    source = RunSource(tmp_path / "runs")
+    rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    rewards = {float(row["step"]): row["reward"] for row in rows if row["phase"] == "rl"}
+    charts = {chart.title: chart for chart in source.charts("tiny")}
+    assert dict(charts["Reward"].lines[0].points) == rewards
+    work = source.work("tiny")
+    assert work is not None
+    assert (work.status, work.about, work.done) == ("finished", "training step 3 of 3", 1.0)
+    summary = json.loads((folder / "summary.json").read_text())
+    shown = {row[0]: row[1] for row in source.comparisons("tiny")[0].rows}
+    assert shown["pass@1"].startswith(f"{100 * summary['baseline']['pass@1']['value']:.1f} %")
+    stored = [json.loads(text) for text in (folder / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
+    entries = source.entries(Query(work="tiny", step=1)).entries
+    assert [entry.reward for entry in entries] == [row["reward"] for row in stored]
+    detail = source.detail(entries[0].key)
+    assert detail is not None
+    assert [piece.logprob for piece in detail.pieces] == stored[0]["logprobs"]
+    assert "".join(piece.text for piece in detail.pieces).replace("<eoe>", "").strip() == stored[0]["response"].strip()
+    assert {entry.group for entry in detail.siblings} == {stored[0]["group_id"]}
+
+
+def test_answers_are_filtered_and_paged_newest_first(run: Path):
+    source = RunSource(run)
+    found = source.entries(Query(outcome="failed", limit=3))
+    assert found.total == 8 and [entry.step for entry in found.entries] == [3, 3, 2]
+    assert [entry.outcome for entry in found.entries] == ["failed"] * 3
+    assert source.entries(Query(outcome="failed", offset=3, limit=100)).entries[0].key == "first:2:2"
+    assert {entry.step for entry in source.entries(Query(step=2)).entries} == {2}
+    assert source.entries(Query(task="sum-1", step=0)).total == 2
+    assert source.entries(Query(status="length")).total == 4
+    assert source.entries(Query(task="nothing")).total == 0
+    choices = source.choices("")
+    assert (choices.tasks, choices.outcomes, choices.steps) == (["sum-0", "sum-1"], ["failed", "passed"], (0, 3))
+
+
+def test_a_page_goes_over_from_one_run_to_the_next(run: Path):
+    make_run(run.parent / "second", steps=1)
+    source = RunSource(run.parent)
+    everything = source.entries(Query(limit=100))
+    assert everything.total == 20 == len(everything.entries)
+    pages = [source.entries(Query(offset=offset, limit=3)).entries for offset in range(0, 20, 3)]
+    assert [entry.key for page in pages for entry in page] == [entry.key for entry in everything.entries]
+
+
+def test_what_a_run_writes_while_it_is_looked_at_appears(run: Path):
+    source = RunSource(run)
+    before, revision = source.entries(Query()).total, source.revision()
+    assert revision == source.revision()
+    add_step(run, 4)
+    assert source.revision() != revision
+    assert source.entries(Query()).total == before + 4
+    assert source.charts("first")[0].lines[0].points[-1] == (4.0, 0.7)
+
+
+def test_metrics_that_a_resumed_run_rewrote_are_read_anew(run: Path):
+    source = RunSource(run)
+    assert len(source.charts("first")[0].lines[0].points) == 4
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    for rewritten in ([*rows[:2], rows[3].replace('"reward": 0.6', '"reward": 0.9')], rows[:1]):
+        (run / "metrics.jsonl").write_text("\n".join(rewritten) + "\n")
+        points = source.charts("first")[0].lines[0].points
+        assert len(points) == len(rewritten)
+
+
+def test_many_answers_are_read_a_part_at_a_time(run: Path):
+    """A look reads no more than its budget; what is there already can be seen, and the next look goes on."""
+    source = RunSource(run, budget=1)
+    seen, revisions = list[Found](), list[object]()
+    for _ in range(4):
+        revisions.append(source.revision())  # a page that is open asks again as long as it changes
+        seen.append(source.entries(Query()))
+    assert len(set(revisions)) == 4 and source.revision() != revisions[-1]
+    assert [page.total for page in seen] == [4, 8, 12, 16]
+    assert [page.complete for page in seen] == [False, False, False, True]
+
+
+def test_a_run_is_running_while_somebody_holds_it(run: Path):
+    source = RunSource(run)
+    assert (source.works()[0][0].status, source.works()[0][0].live) == ("writing", True)  # by somebody we do not see
+    os.utime(run / "metrics.jsonl", (100, 100))
+    assert source.works()[0][0].status == "stopped"
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        work = source.works()[0][0]
+        assert (work.status, work.live, work.done) == ("running", True, 0.4)
+    assert not source.works()[0][0].live
+
+
+def test_looking_changes_nothing(run: Path):
+    def state() -> dict[str, tuple[int, bytes]]:
+        files = sorted(place for place in run.rglob("*") if place.is_file())
+        return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+    before = state()
+    source = RunSource(run)
+    assert source.works()[0] and source.charts("first", "grad_norm") and source.detail("first:1:1")
+    assert state() == before
+    with pytest.raises(ValueError, match="read-only"):
+        source.rate("first:1:1", "", 1.0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "not json", "[1, 2]", "[" * 5000, '{"scores": 5, "response": 7, "logprobs": "x", "response_tokens": [1]}',
+        '{"scores": {"a": {"value": 1e999, "outcome": [], "parts": {"x": "y"}}}, "response_tokens": [1e400]}',
+        '{"response_tokens": [99999999999], "logprobs": [-1], "response": "a"}', '{"reward": ' + "9" * 400 + "}",
+    ],
+)  # fmt: skip
+def test_a_damaged_row_breaks_no_page(run: Path, row: str):
+    (run / "rollouts" / "rl-000009.jsonl").write_text(row + "\n")
+    (run / "metrics.jsonl").write_text(row + "\n")
+    (run / "summary.json").write_text(row)
+    (run / "resolved.yaml").write_text(row)
+    source = RunSource(run)
+    for entry in source.entries(Query(step=9)).entries:
+        assert source.detail(entry.key) is not None
+    assert source.works()[1] == 1
+    for shown in (source.charts, source.notes, source.comparisons):
+        assert isinstance(shown("first"), list)
+    assert isinstance(source.at_step("first", 0), dict)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "first", "first:1", "first:1:x", "first:1:-1", "nope:1:1", "../first:1:1", "a" * 9999]
+)
+def test_an_address_that_names_no_answer_finds_none(run: Path, key: str):
+    assert RunSource(run).detail(key) is None
+
+
+def test_a_folder_without_a_run_is_a_mistake_that_says_what_to_give(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"holds no run.*give the folder that `rlvr train` named"):
+        RunSource(tmp_path)
+    with pytest.raises(ValueError, match="is no folder"):
+        RunSource(tmp_path / "missing")
+
+
+def test_what_cannot_be_seen_or_turns_the_writing_is_spelled_out():
+    assert visible("a\u202eb\x07\u200b\n\tc\ud800") == "a\\u202eb\\x07\\u200b\n\tc\\ud800"
+    assert "\u202e" not in line(EVIL) and "<script>" in line(EVIL)
+    long = visible("x" * 100_000, 300)
+    assert len(long) < 400 and "99,700 characters are not shown" in long
+    assert line("a\nb\tc") == "a ⏎ b c" and visible(None) == line(17) == ""
+
+
+def test_only_finite_numbers_are_numbers():
+    assert [number(v) for v in (1, 2.5, True, "3", None, float("nan"), float("inf"), 10**400)] == [1.0, 2.5] + [
+        None
+    ] * 6
+
+
+def test_a_thinned_curve_keeps_its_spikes_and_its_end():
+    points = [(float(i), 1.0) for i in range(10_000)]
+    points[1234] = (1234.0, 50.0)
+    points[7777] = (7777.0, -50.0)
+    kept = thinned(points)
+    assert len(kept) <= 401 and {points[1234], points[7777], points[-1]} <= set(kept)
+    assert kept == sorted(kept) and thinned(points[:400]) == points[:400]
+
+
+def test_pieces_join_bytes_of_a_letter_and_keep_their_log_probs():
+    """An id may be a part of a letter only: its neighbours join it, and their log-probs add up."""
+    letters = {0: b"a", 1: b"\xc3", 2: b"\xa9", 3: b"\xff"}
+
+    def decode(ids: Any) -> str:
+        return b"".join(letters[i] for i in ids).decode(errors="replace")
+
+    found = pieces([0, 1, 2, 0, 3], [-1.0, -2.0, -3.0, -4.0, -5.0], decode)
+    assert [(p.text, p.logprob, p.token) for p in found] == [
+        ("a", -1.0, "0"), ("é", -5.0, "1 2"), ("a", -4.0, "0"), ("�", -5.0, "3"),
+    ]  # fmt: skip
+    assert pieces([0, 9], [-1.0, -2.0], decode)[1].text == "[9]"  # an id that the tokenizer does not have
+
+
+def test_a_run_without_its_tokenizer_says_why_no_tokens_are_shown(run: Path):
+    file = run / "checkpoints" / "rl-000002" / "tokenizer.json"
+    decode = load_decode(file)
+    assert decode is not None and decode([0, 1]) == WORDS[0] + WORDS[1]
+    file.write_text("{}")
+    detail = RunSource(run).detail("first:1:1")
+    assert detail is not None and not detail.pieces and "no tokenizer.json" in detail.pieces_note
+    assert replace(detail, pieces_note="").answer == "= 1\n2"

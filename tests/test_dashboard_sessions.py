@@ -1,0 +1,210 @@
+"""The service's store as the dashboard reads it, and what people think of an answer on its way into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dashboard_parts import experience, fill_store
+
+from rlvr.service.dashboard.data import Query
+from rlvr.service.dashboard.pages.overview import overview
+from rlvr.service.dashboard.routes import Looking, rated
+from rlvr.service.dashboard.sessions import StoreSource
+from rlvr.service.dashboard.tree import texts
+from rlvr.store import Session, Status, Store
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    filled = fill_store(store_url)
+    yield filled
+    filled.close()
+
+
+def test_sessions_come_newest_first_with_where_they_stand(store: Store):
+    works, total = StoreSource(store).works()
+    assert total == 3
+    assert [(work.id, work.status, work.live) for work in works] == [
+        ("c", "running", True), ("b", "failed", False), ("a", "done", False),
+    ]  # fmt: skip
+    assert works[2].figures == {"iterations": "2", "confidence": "0.80"}
+    assert StoreSource(store).work("nothing") is None
+
+
+def test_answers_are_filtered_by_what_the_database_knows(store: Store):
+    source = StoreSource(store)
+
+    def keys(**asked: object) -> list[str]:
+        found = source.entries(Query(**asked))  # type: ignore[arg-type]
+        assert found.total == len(found.entries)
+        return [entry.key for entry in found.entries]
+
+    assert keys() == ["4", "3", "2", "1"]
+    assert keys(work="a") == ["2", "1"]
+    assert keys(task="task_b") == ["3"]
+    assert keys(outcome="passed") == ["2"]
+    assert keys(step=1, status="done") == ["1"]
+    assert keys(status="running") == ["4"]
+    assert keys(status="no such status") == []
+    page = source.entries(Query(offset=1, limit=2))
+    assert (page.total, [entry.key for entry in page.entries]) == (4, ["3", "2"])
+    choices = source.choices("")
+    assert (choices.tasks, choices.steps) == (["task_a", "task_b", "task_c"], (1, 2))
+    assert source.choices("b").steps == (1, 1)
+
+
+def test_a_long_answer_is_cut_in_the_database_and_whole_on_its_own_page(store: Store):
+    store.add_experiences([experience("c", 2, text="x" * 30_000)])
+    source = StoreSource(store)
+    entry = source.entries(Query(limit=1)).entries[0]
+    assert entry.answer.endswith("x …") and len(entry.answer) < 200
+    detail = source.detail(entry.key)
+    assert detail is not None and len(detail.answer) == 30_000
+
+
+def test_one_answer_has_what_every_verifier_said_and_the_feedback(store: Store):
+    detail = StoreSource(store).detail("1")
+    assert detail is not None
+    assert [(v.verifier, v.outcome, v.value, v.reason) for v in detail.verdicts] == [
+        ("code", "failed", 0.0, "assertion"), ("draft", "passed", 0.9, ""),
+    ]  # fmt: skip
+    assert (detail.feedback, detail.suggestions) == ("test 2 failed", ["Handle zero."])
+    assert detail.facts["strategy"] == "direct" and "log-probs" in detail.pieces_note
+    assert [entry.key for entry in detail.siblings] == ["2"]
+
+
+def test_tokens_of_an_engine_are_shown_as_text(store: Store):
+    store.add_experiences([experience("c", 2, tokens=[72, 105], logprobs=[-0.5, -1.0])])
+    source = StoreSource(store, decode=lambda ids: "".join(map(chr, ids)))
+    detail = source.detail("5")
+    assert detail is not None and [(p.text, p.logprob) for p in detail.pieces] == [("H", -0.5), ("i", -1.0)]
+    without = StoreSource(store).detail("5")
+    assert without is not None and not without.pieces and "not loaded" in without.pieces_note
+
+
+@pytest.mark.parametrize("key", ["", "0", "99", "-1", "1:1:1", "x", "9" * 40])
+def test_an_address_that_names_no_answer_finds_none(store: Store, key: str):
+    assert StoreSource(store).detail(key) is None
+
+
+def test_a_rating_is_stored_and_a_second_one_of_the_same_owner_replaces_it(store: Store):
+    source = StoreSource(store)
+    assert rated(source, {"key": "1"}, "ann", "0.5") == "Saved: 0.5"
+    assert rated(source, {"key": "1"}, "ann", "1") == "Saved: 1"
+    assert rated(source, {"key": "1"}, "bob", 0.0) == "Saved: 0"
+    found = store.experience(1)
+    assert found is not None and (found.rating, found.ratings) == (0.5, 2)
+    detail = source.detail("1")
+    assert detail is not None and (detail.entry.rating, detail.ratings) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("1", "1.5", "from 0 to 1"),
+        ("1", "nan", "from 0 to 1"),
+        ("1", None, "could not convert"),
+        ("99", 1, "not there"),
+    ],
+)
+def test_a_rating_that_cannot_be_stored_says_why(store: Store, key: str, value: object, said: str):
+    assert said in rated(StoreSource(store), {"key": key}, "", value)
+    assert store.experience(1).ratings == 0  # type: ignore[union-attr]
+
+
+def test_the_curves_are_means_over_sessions_and_say_which_of_them_teach(store: Store):
+    """Two sessions ended: confidence .8 and .4, one of them above .7; of `a` the rewards differ, of `d` they do not."""
+    store.add_session(Session("d", "task_d", "Write.", status=Status.DONE, created=400, final_confidence=0.4))
+    store.add_experiences([experience("d", 1, reward=1.0), experience("d", 2, reward=1.0)])
+    charts = {chart.title: chart for chart in StoreSource(store).charts()}
+    solved, confidence = charts["Pass rate"].lines
+    assert solved.points == [(1.0, 1.0), (4.0, 0.5)]
+    assert confidence.points == [(1.0, 0.8), (4.0, pytest.approx(0.6))]
+    assert charts["Sessions that teach"].lines[0].points == [(1.0, 1.0), (4.0, 0.5)]
+    mine = {chart.title: chart.lines[0].points for chart in StoreSource(store).charts("a")}
+    assert mine["Reward"] == [(1.0, 0.5), (2.0, 1.0)]
+
+
+def test_a_training_run_in_the_store_is_shown_by_its_steps(store: Store):
+    """Two tasks a step, two answers each: of task x the rewards differ, of task y they do not."""
+    metrics = {"rl/env/all/correct": 0.75, "rl/loss": 1.0}
+    store.add_session(Session("r", "", "", kind="run", name="mine", status=Status.DONE, iterations=1, metrics=metrics))
+    answers = [("x", 0.0, 0.0), ("x", 1.0, 1.0), ("y", 1.0, 1.0), ("y", 1.0, None)]
+    store.add_experiences(
+        [
+            experience("r", 1, sample=place, task_id=task, reward=reward, confidence=sure, step=0)
+            for place, (task, reward, sure) in enumerate(answers)
+        ]
+    )
+    source = StoreSource(store)
+    work = source.work("r")
+    assert work is not None and work.name == "mine"
+    assert work.figures["steps"] == "1" and work.figures["pass rate"] == "75.0%"
+    charts = {chart.title: chart.lines[0].points for chart in source.charts("r")}
+    assert charts == {
+        "Reward": [(1.0, 0.75)], "Pass rate": [(1.0, pytest.approx(2 / 3))], "Groups that teach": [(1.0, 0.5)],
+    }  # fmt: skip
+    first = source.entries(Query(work="r", task="x")).entries[-1]
+    detail = source.detail(first.key)
+    assert detail is not None and [(e.task, e.reward) for e in detail.siblings] == [("x", 1.0)]
+
+
+def test_iterations_are_compared_by_the_means_over_their_samples(store: Store):
+    store.add_experiences([experience("a", 1, sample=1, reward=1.5)])
+    assert StoreSource(store).at_step("a", 1)["reward"] == 1.0
+    assert StoreSource(store).at_step("a", 9) == {}
+
+
+def test_anything_new_changes_the_revision(store: Store):
+    source = StoreSource(store)
+    seen = [source.revision()]
+    assert source.revision() == seen[0]
+    store.add_experiences([experience("c", 2)])
+    seen.append(source.revision())
+    store.update_session("c", status=Status.DONE)
+    seen.append(source.revision())
+    assert len({repr(revision) for revision in seen}) == 3
+
+
+def test_a_database_that_is_away_is_said_on_the_page_until_it_is_back_and_logged_once(
+    postgres: Any, caplog: pytest.LogCaptureFixture
+):
+    store = fill_store(postgres.database())
+    looking = Looking(StoreSource(store), overview, {})
+    assert looking.page().status == 200 and looking.news() is not None and looking.news() is None
+    postgres.stop()
+    try:
+        for _ in range(3):
+            page = looking.news()
+            assert page is not None and page.status == 503
+            assert "cannot be shown now (StoreDown)" in " ".join(texts(page.main))
+    finally:
+        postgres.start()
+    assert len(caplog.records) == 1
+    page = looking.news()
+    assert page is not None and page.status == 200
+    store.close()
+
+
+def test_why_a_session_failed_is_said(store: Store):
+    note = StoreSource(store).notes("b")[0]
+    assert (note.kind, note.text, note.remedy) == ("problem", "endpoint_unreachable", "no answer after 5 tries")
+
+
+def test_the_health_of_the_generator_is_shown_with_what_it_learned(store: Store):
+    health = {
+        "kind": "endpoint",
+        "name": "http://llm",
+        "state": "ready",
+        "detail": "\u202efine",
+        "learns": "strategies",
+    }
+    learned = {"policy_entropy": 1.25, "training_loss": None, "updates": 3, "strategies": {"first": [1.0]}}
+    told = StoreSource(store, health=lambda: health, learning=lambda: learned).health()
+    assert told == {
+        "state": "ready", "name": "http://llm", "detail": "\\u202efine",
+        "figures": {"learns": "strategies", "policy entropy": "1.25", "updates": "3"},
+    }  # fmt: skip
+    assert StoreSource(store).health() is None

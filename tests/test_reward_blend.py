@@ -1,0 +1,198 @@
+"""Several verifiers as one: weights, votes that are missing, truth, what is told, and the reward of an iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr.reward import Reward, register_reward, resolve_reward
+from rlvr.reward.blend import SUGGESTIONS, Blend, session_reward
+from rlvr.reward.feedback import MAX_TOLD, Feedback, cleaned, without
+from rlvr.reward.signatures import Case
+from rlvr.types import Outcome, Score
+
+PROSE = "The answer is a long and clean text."
+
+
+def fixed(name: str, value: float | None, reason: str = "", *, detail: str = "", **parts: float) -> Reward:
+    """A verifier that gives every answer the same score."""
+    failed = Outcome.INVALID if value is None else Outcome.FAILED if reason else Outcome.PASSED
+
+    def says(prompt: str, response: str, meta: Any = None) -> Score:
+        return Score(value, failed, reason, parts, detail)
+
+    says.__name__ = name
+    return resolve_reward(says)
+
+
+def broken(prompt: str, response: str, meta: Any = None) -> float:
+    raise RuntimeError("no judge today")
+
+
+@register_reward("sees_reference_in_test_blend", gold="answer")
+def sees_reference(prompt: str, response: str, meta: Any = None) -> Score:
+    return Score(0.4, Outcome.FAILED, "low_score", detail="the reference says 42")
+
+
+@register_reward("hidden_tests_in_test_blend", computes=True)
+def hidden_tests(prompt: str, response: str, meta: Any = None) -> Score:
+    return Score(0.0, Outcome.FAILED, "assertion", detail="assert f(3) == 9")
+
+
+def test_confidence_is_the_mean_by_weight_and_parts_give_the_other_two() -> None:
+    rules = fixed("rules", 0.95, correctness=1.0, quality=0.9)
+    said = Blend([(rules, 0.3), (fixed("judge", 0.6), 0.7)]).judge("p", PROSE)
+    assert said.confidence == pytest.approx(0.3 * 0.95 + 0.7 * 0.6)  # 0.705
+    assert said.correctness_score == pytest.approx(0.3 * 1.0 + 0.7 * 0.6)  # 0.72
+    assert said.quality_score == pytest.approx(0.3 * 0.9 + 0.7 * 0.6)  # 0.69
+    assert said.error_types == () and said.truth is None
+    assert {name: score.value for name, score in said.scores.items()} == {"rules": 0.95, "judge": 0.6}
+
+
+def test_weights_need_not_sum_to_one_and_a_weight_of_zero_only_watches() -> None:
+    watched = fixed("watched", 0.0, "wrong_value", detail="no")
+    said = Blend([(fixed("a", 1.0), 1), (fixed("b", 0.5), 3), (watched, 0)]).judge("p", PROSE)
+    assert said.confidence == 0.625 and said.error_types == () and "watched" not in said.detailed_feedback
+    assert said.scores["watched"].value == 0.0
+    with pytest.raises(ValueError, match="the weights sum to 0"):
+        Blend([(watched, 0)])
+
+
+def test_a_verifier_that_cannot_judge_has_no_vote() -> None:
+    """Neither a zero nor an error type: the others' weights are scaled up; with no others there is no confidence."""
+    parts = [(fixed("a", 0.8), 0.3), (resolve_reward(broken), 0.5), (fixed("b", None, "no_gold"), 0.2)]
+    said = Blend(parts).judge("p", PROSE)
+    assert said.confidence == 0.8 and said.error_types == ()
+    assert "broken: could not judge (exception)" in said.detailed_feedback.split("\n")
+    assert "no judge today" not in said.detailed_feedback  # our own traceback is no advice
+    nobody = Blend(parts[1:]).judge("p", PROSE)
+    assert (nobody.confidence, nobody.correctness_score, nobody.quality_score) == (None, None, None)
+    assert session_reward(nobody, 1) is None
+
+
+def test_values_outside_the_unit_interval_are_clipped() -> None:
+    said = Blend([(fixed("low", -0.5, "assertion"), 1), (fixed("high", 1.2), 1)]).judge("p", PROSE)
+    assert said.confidence == 0.5 and said.error_types == ("assertion",)
+
+
+def test_only_verifiers_that_compute_say_what_is_true() -> None:
+    """All that could judge have to pass; rules, judges and an undecided comparison are no truth."""
+    blend = Blend.of(["draft", "math", "exact_match"])
+    assert blend.computes and not Blend.of(["draft"]).computes
+    assert blend.judge("p", "\\boxed{4}", {}).truth is None
+    assert Blend.of(["draft", "math"]).judge("p", "It is \\boxed{4}.", {"answer": "4"}).truth is True
+    assert blend.judge("p", "It is \\boxed{4}.", {"answer": "4"}).truth is False  # exactly "4" it is not
+    assert Blend.of(["draft"]).judge("p", PROSE, {"answer": "4"}).truth is None
+    undecided = {"name": "math", "kwargs": {"use_math_verify": "never"}}
+    assert Blend.of([undecided]).judge("p", r"\boxed{\int_0^x e^{t^2} dt}", {"answer": "x^{x}+1"}).truth is None
+
+
+def test_codes_become_error_types_and_suggestions() -> None:
+    said = Blend.of(["draft", {"name": "exact_match", "weight": 2}]).judge("p", "fn f()", {"answer": "4"})
+    assert said.error_types == ("too_short", "incomplete_code", "wrong_value")
+    assert said.suggestions == tuple(SUGGESTIONS[code] for code in said.error_types)
+    assert said.detailed_feedback == "draft: too short, incomplete code\nexact_match: wrong value"
+    assert said.as_dict()["error_types"] == ["too_short", "incomplete_code", "wrong_value"]
+
+
+def test_two_verifiers_with_one_complaint_are_one_error() -> None:
+    said = Blend([(fixed("a", 0.0, "no_answer"), 1), (fixed("b", 0.0, "no_answer"), 1)]).judge("p", "")
+    assert said.error_types == ("no_answer",)
+
+
+def test_what_would_give_the_answer_away_is_not_told() -> None:
+    """A verifier that knows what is right speaks in codes alone, unless its task holds none or it is revealed."""
+    blend = Blend.of(["sees_reference_in_test_blend"])
+    assert blend.judge("p", "a", {"answer": "42"}).detailed_feedback == "sees_reference_in_test_blend: low score"
+    assert blend.judge("p", "a", {}).detailed_feedback.endswith("low score: the reference says 42")
+    assert Blend.of(["hidden_tests_in_test_blend"]).judge("p", "a", {}).detailed_feedback.endswith(": assertion")
+    shown = Blend.of(["sees_reference_in_test_blend"], reveal=["sees_reference_in_test_blend"])
+    assert shown.judge("p", "a", {"answer": "42"}).detailed_feedback.endswith("low score: the reference says 42")
+    with pytest.raises(ValueError, match=r"reveal='judge', expected some of its verifiers: draft"):
+        Blend.of(["draft"], reveal=["judge"])
+
+
+def test_details_are_one_short_printable_line() -> None:
+    """An answer may have written them."""
+    noise = fixed("n", 0.0, "exception", detail="a\n\x1b[31mb" + "y" * 900 + " at 0x7f00aa")
+    line = Blend([(noise, 1)]).judge("p", "a").detailed_feedback
+    assert "\n" not in line and "\x1b" not in line and len(line) == len("n: exception: ") + MAX_TOLD
+
+
+def test_cleaning_leaves_nothing_special_that_only_taking_out_puts_together() -> None:
+    special = ["<|im_end|>", "[DONE]"]
+    assert cleaned("a <|im_<|im_end|>end|> b [DO[DONE]NE] at 0x12ab", special) == "a <|im_ end|> b [DO NE]"
+    assert without("x[DONE]\ny", special) == "x \ny"
+
+
+def test_many_are_judged_at_once_and_as_one_by_one() -> None:
+    sizes: list[int] = []
+
+    def listed(prompts: Any, responses: Any) -> list[float]:
+        sizes.append(len(responses))
+        return [float(len(text) > 3) for text in responses]
+
+    register_reward("lengths_in_test_blend", batched=True)(listed)
+    blend = Blend.of(["lengths_in_test_blend", "draft"])
+    cases = [Case("p", text) for text in ("abcd", "ab", PROSE)]
+    many = blend.judge_many(cases)
+    assert sizes == [3] and many == [blend.judge(c.prompt, c.response) for c in cases]
+    assert blend.judge_many([]) == []
+
+
+def test_the_default_is_rules_alone_or_three_tenths_of_them_beside_a_judge() -> None:
+    assert Blend.default().judge("p", "short").confidence == 0.3
+    said = Blend.default(fixed("judge", 0.5)).judge("p", PROSE)
+    assert said.confidence == pytest.approx(0.3 * 1.0 + 0.7 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "said"),
+    [
+        ([], "verifiers: rewards=.*expected a list"),
+        (["drafft"], "did you mean 'draft'"),
+        ([{"name": "draft", "weight": -1}], r"part 1 \(draft\): weight=-1"),
+        ([{"name": "draft", "wieght": 1}], "did you mean 'weight'"),
+        ([{"name": "draft", "kwargs": {"x": 1}}], "does not take 'x'"),
+    ],
+)
+def test_mistakes_in_a_blend_are_named(verifiers: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Blend.of(verifiers)
+
+
+@pytest.mark.parametrize(
+    ("feedback", "first", "second"),
+    [
+        (Feedback(1.0, 1.0, 1.0), 1.5, 1.6),
+        (Feedback(0.9, 0.8, 1.0, error_types=("incomplete_code",)), 1.24, 1.34),
+        (Feedback(0.0, 0.0, 0.0, error_types=("a", "b")), 0.0, 0.0),  # clamped from -0.2 and -0.1
+        (Feedback(0.05, 0.0, 0.0, error_types=("a",)), 0.0, 0.05),
+    ],
+)
+def test_the_reward_of_an_iteration(feedback: Feedback, first: float, second: float) -> None:
+    assert session_reward(feedback, 1) == first
+    assert session_reward(feedback, 2) == session_reward(feedback, 7) == second
+
+
+def test_iterations_are_counted_from_one() -> None:
+    with pytest.raises(ValueError, match="iteration=0, expected at least 1"):
+        session_reward(Feedback(1.0, 1.0, 1.0), 0)
+
+
+UNIT = st.floats(0, 1)
+
+
+@given(UNIT, UNIT, UNIT, st.integers(0, 30), st.integers(1, 20))
+def test_the_reward_is_bounded_and_rises_with_each_score(c: float, k: float, q: float, errors: int, at: int) -> None:
+    def worth(confidence: float, correctness: float, quality: float, count: int) -> float:
+        given = Feedback(confidence, correctness, quality, error_types=tuple(map(str, range(count))))
+        reward = session_reward(given, at)
+        assert reward is not None and 0 <= reward <= 2
+        return reward
+
+    base = worth(c, k, q, errors)
+    assert worth(c, k, q, errors + 1) <= base <= min(worth(1.0, k, q, errors), worth(c, 1.0, q, errors))

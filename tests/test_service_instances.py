@@ -1,0 +1,143 @@
+"""Two services on one PostgreSQL: one buffer, and nothing lost or doubled when one of them is killed or the database
+goes away and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+import httpx2
+from rlvr_service import RlvrService
+from text_endpoint import Said, TextEndpoint, serving
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[TextEndpoint]:
+    def script(asked: Any) -> Said:
+        return Said("short" if "again and again" in asked.prompt else "An answer that rules accept.", delay=0.2)
+
+    with serving(script) as server:
+        yield server
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.1)
+    return found
+
+
+def pair(url: str, folder: Path, endpoint: TextEndpoint) -> tuple[RlvrService, RlvrService]:
+    both = {"DATABASE_URL": url, "LLM_ENDPOINT": endpoint.plain_url, "RLVR_MIN_CONFIDENCE": "1"}
+    both["RLVR_CONVERGENCE_THRESHOLD"] = "0"  # so that a session of bad answers takes all its iterations
+    return RlvrService(folder / "a", **both), RlvrService(folder / "b", **both)
+
+
+def test_one_of_two_is_killed_in_mid_session_and_no_answer_is_lost_or_doubled(
+    postgres: Any, tmp_path: Path, endpoint: TextEndpoint
+):
+    first, second = pair(postgres.database(), tmp_path, endpoint)
+    with ExitStack() as ends, ThreadPoolExecutor(2) as threads:
+        ends.callback(first.stop)
+        ends.callback(second.stop)
+        list(threads.map(RlvrService.start, (first, second)))  # both at once, on an empty database
+        one = first.post("/train", {"task_id": "shared", "prompt": "Say something."}).json()
+        (row,) = second.get("/experiences/shared").json()["experiences"]
+        assert row["session_id"] == one["session_id"]
+        body = {"task_id": "killed", "prompt": "again and again", "max_iterations": 12}
+        begun = {
+            service: [service.post("/train?background=true", body).json()["session_id"] for _ in range(3)]
+            for service in (first, second)
+        }
+        wait_for(lambda: second.get("/experiences/killed").json()["count"] >= 9)
+        first.kill()
+        told = {id_: events(second, id_, 2) for id_ in begun[first]}  # what was known when it died
+        first.start()
+        states = {id_: first.get(f"/sessions/{id_}").json() for id_ in begun[first]}
+        assert {state["status"] for state in states.values()} == {"interrupted"}
+        assert all(state["error"]["code"] == "interrupted" for state in states.values())
+        for id_ in begun[second]:
+            state = wait_for(lambda id_=id_: done(first, id_))
+            assert state["status"] == "done" and state["iterations"] == 12
+        rows = everything(first, "killed")
+        places = Counter((row["session_id"], row["sample"], row["iteration"]) for row in rows)
+        assert max(places.values()) == 1
+        for id_ in (*begun[first], *begun[second]):
+            iterations = sorted(row["iteration"] for row in rows if row["session_id"] == id_)
+            assert iterations == list(range(1, len(iterations) + 1)) and iterations
+        assert all(len(told[id_]) <= len([r for r in rows if r["session_id"] == id_]) for id_ in told)
+        totals = {service.get("/stats").json()["global_stats"]["total_experiences"] for service in (first, second)}
+        assert totals == {len(rows) + 1}
+        assert first.get("/analysis/killed").json() == second.get("/analysis/killed").json()
+
+
+def test_a_database_that_goes_away_is_told_and_used_again_when_it_is_back(
+    postgres: Any, tmp_path: Path, endpoint: TextEndpoint
+):
+    first, _ = pair(postgres.database(), tmp_path, endpoint)
+    with first:
+        assert first.post("/train", {"task_id": "before", "prompt": "Say something."}).status_code == 200
+        begun = first.post(
+            "/train?background=true", {"task_id": "during", "prompt": "again and again", "max_iterations": 4}
+        ).json()
+        try:
+            postgres.stop()
+            told = first.get("/health").json()
+            assert told["database"]["state"] == "down" and told["status"] == "degraded"
+            assert first.get("/health/live").status_code == 200 and first.get("/health/ready").status_code == 503
+            for path in ("/stats", "/metrics", "/experiences/before", "/sessions"):
+                answer = first.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (503, "store_down"), answer.text
+            assert "rlvr_database_up 0.0" in first.get("/metrics/prometheus").text
+            answer = first.post("/train", {"task_id": "during", "prompt": "p"})
+            assert (answer.status_code, answer.json()["code"]) == (503, "store_down")
+        finally:
+            postgres.start()
+        wait_for(lambda: first.get("/health").json()["status"] == "ok")
+        state = wait_for(lambda: done(first, begun["session_id"]))
+        assert state["status"] == "done" and state["iterations"] == 4
+        assert first.get("/experiences/during").json()["count"] == 4
+        assert first.get("/experiences/before").json()["count"] == 1
+
+
+def done(service: RlvrService, session_id: str) -> dict[str, Any] | None:
+    answer = service.get(f"/sessions/{session_id}")
+    state = answer.json()
+    return state if answer.status_code == 200 and state["status"] not in ("queued", "running") else None
+
+
+def events(service: RlvrService, session_id: str, seconds: float) -> list[str]:
+    """The iterations that a watcher of a session is told of within a time."""
+    told: list[str] = []
+    until = time.monotonic() + seconds
+    try:
+        with service.client() as client, client.stream("GET", f"/sessions/{session_id}/events", timeout=1.0) as answer:
+            for line in answer.iter_lines():
+                if line == "event: iteration":
+                    told.append(line)
+                if line == "event: end" or time.monotonic() > until:
+                    break
+    except httpx2.ReadTimeout:
+        pass
+    return told
+
+
+def everything(service: RlvrService, task_id: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after: int | None = None
+    while True:
+        asked = {"limit": 7} | ({} if after is None else {"after": after})
+        page = service.get(f"/experiences/{task_id}", params=asked).json()
+        rows += page["experiences"]
+        if (after := page["next_after"]) is None:
+            assert page["count"] == len(rows)
+            return rows

@@ -1,0 +1,97 @@
+"""The service makes a model better: a small transformer, a checkable family of tasks, the same held-out tasks before
+and after a few hundred sessions, by a paired test. Everything here is a real process of `rlvr serve`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.envs.math import RPNArithmetic
+from rlvr.types import Task
+from tests.rlvr_service import RlvrService
+
+FAMILY: dict[str, Any] = {"p": 3, "operators": ["+", "-", "*"], "complexity": [2, 3], "flaw": 0.25}
+# A teacher whose every reduction is wrong by a quarter: the model then knows the way and errs on it.
+WARM_UP = (
+    "training.mode=sft", f"env.kwargs={FAMILY}", 'sft.curriculum={by: schedule, schedule: [[0, {"2": 1, "3": 1}]]}',
+    "sft.steps=250", "sft.batch_size=64", "sft.until=0", "sft.optimizer.learning_rate=0.005",
+    "model.config.n_embd=48", "model.config.n_inner=192", "model.config.n_layer=2", "model.config.n_head=4",
+    "evaluation.tasks=20", "evaluation.samples=1", "evaluation.every=0",
+)  # fmt: skip
+HELD_OUT, AT_ONCE, ROUNDS, SAMPLES = 100, 32, 15, 16
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `rlvr train` that imitates a teacher who errs."""
+    root = tmp_path_factory.mktemp("runs")
+    words = ["train", "--config-name=arithmetic", f"run.root={root}", "run.name=taught", *WARM_UP]
+    done = subprocess.run([sys.executable, "-m", "rlvr.cli", *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return root / "taught"
+
+
+def body(task: Task, **more: Any) -> dict[str, Any]:
+    """What a user sends: the expression alone. The run's environment makes a task of it, and knows its value."""
+    name = task.meta["expression"].translate(str.maketrans(" *", "_x"))
+    return {"task_id": f"rpn:{name}", "prompt": task.meta["expression"], "max_iterations": 1, **more}
+
+
+def ready(service: RlvrService) -> dict[str, Any]:
+    while (health := service.get("/health").json())["generator"]["state"] == "loading":
+        pass
+    assert health["status"] == "ok", health
+    return health
+
+
+def held_out(service: RlvrService, pool: ThreadPoolExecutor, tasks: list[Task]) -> list[bool]:
+    """Whether each task is solved at the first try, by the policy as it is and the same draws every time."""
+
+    def solved(task: Task) -> bool:
+        told = service.post("/evaluate", body(task, samples=1, seed=7, min_confidence=1.0)).json()
+        return told["detailed_metrics"]["final_confidence"] == 1.0
+
+    return list(pool.map(solved, tasks))
+
+
+@pytest.mark.timeout(600)
+def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: Path, tmp_path: Path):
+    from scipy.stats import binomtest
+
+    source = RPNArithmetic(**FAMILY)
+    tasks = source.heldout(HELD_OUT)
+    environment = {"RLVR_MODEL": str(run), "RLVR_LEARNING_RATE": "0.004", "RLVR_BATCH_SIZE": "512"}
+    limits = {"RLVR_SESSIONS": "64", "RLVR_QUEUE": "500", "RLVR_REQUESTS_PER_MINUTE": "0"}
+    service = RlvrService(tmp_path / "state", **environment, **limits)
+    with service, ThreadPoolExecutor(AT_ONCE) as pool:
+        assert ready(service)["generator"]["learns"] == "weights"
+        before = held_out(service, pool, tasks)
+        assert held_out(service, pool, tasks[:20]) == before[:20]  # evaluations teach nothing, and repeat
+        for number in range(ROUNDS):
+            sent = [source.train(1, number * AT_ONCE + i, "23"[i % 2]) for i in range(AT_ONCE)]
+            answers = list(pool.map(lambda t: service.post("/train", body(t, samples=SAMPLES)), sent))
+            assert {answer.status_code for answer in answers} == {200}, answers[0].text
+        after = held_out(service, pool, tasks)
+        stats = service.get("/stats").json()["training_stats"]
+        service.stop()
+        service.start()  # another life has what this one learned
+        ready(service)
+        again = held_out(service, pool, tasks)
+        later = service.get("/stats").json()["training_stats"]
+    lost = sum(b and not a for b, a in zip(before, after, strict=True))
+    won = sum(a and not b for b, a in zip(before, after, strict=True))
+    # McNemar's test, exactly: were nothing learned, a task that changed would be won or lost by a coin.
+    p = binomtest(won, won + lost, alternative="greater").pvalue
+    print(f"\nsolved {sum(before)} of {HELD_OUT} before and {sum(after)} after: {won} won, {lost} lost, p = {p:.2g}")
+    assert p < 0.01, (won, lost)
+    assert stats["updates"] >= 5 and stats["training_loss"] is not None
+    # What was gathered and made no step yet is learned from as the service stops: one step more at most.
+    assert later["updates"] - stats["updates"] in (0, 1)
+    assert sum(a == b for a, b in zip(again, after, strict=True)) > HELD_OUT / 2
+    if later["updates"] == stats["updates"]:
+        assert again == after

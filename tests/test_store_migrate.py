@@ -1,0 +1,137 @@
+"""A database of an older version is brought up to date with its rows; one of a newer version is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from rlvr.store import open_store
+from rlvr.store.connections import Database
+from rlvr.store.migrate import MIGRATIONS, VERSION_TABLE, upgrade
+from rlvr.store.tables import HEAD, KNOWN, metadata
+
+OPEN = "import sys; from rlvr.store import open_store; print(open_store(sys.argv[1]).count())"
+
+
+def made_by(url: str, revision: str) -> Database:
+    """A database as the migrations up to `revision` leave it."""
+    database = Database(url)
+    with database.writing() as connection:
+        upgrade(connection, revision)
+    return database
+
+
+def shape(database: Database) -> dict[str, Any]:
+    """Columns, keys and indexes of every table, in no order."""
+    told: dict[str, Any] = {}
+    with database.reading() as connection:
+        inspector = sa.inspect(connection)
+        for table in inspector.get_table_names():
+            told[table] = {
+                "columns": {c["name"]: (str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)},
+                "primary": inspector.get_pk_constraint(table)["constrained_columns"],
+                "unique": {tuple(u["column_names"]) for u in inspector.get_unique_constraints(table)},
+                "foreign": [(f["referred_table"], f["options"]) for f in inspector.get_foreign_keys(table)],
+                "indexes": {
+                    i["name"]: (i["column_names"], str(i.get("dialect_options", {}).get("sqlite_where", "")))
+                    for i in inspector.get_indexes(table)
+                },
+            }
+    return told
+
+
+def test_the_versions_are_those_of_the_migrations():
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    script = ScriptDirectory.from_config(config)
+    assert script.get_current_head() == HEAD
+    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == KNOWN
+
+
+def test_the_tables_are_what_the_migrations_make(store_url: str):
+    database = made_by(store_url, HEAD)
+    with database.reading() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        assert compare_metadata(context, metadata) == []
+    migrated = shape(database)
+    with database.writing() as connection:
+        for table in ("rlvr_error_types", "rlvr_ratings", "rlvr_experiences", "rlvr_sessions", "rlvr_states"):
+            connection.execute(sa.text(f"DROP TABLE {table}"))
+        connection.execute(sa.text(f"DROP TABLE {VERSION_TABLE}"))
+    with closing(open_store(store_url)) as store:
+        assert shape(store) == migrated
+    database.close()
+
+
+def test_a_database_of_the_first_version_is_migrated_with_its_rows(store_url: str):
+    database = made_by(store_url, "0001")
+    with database.writing() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO rlvr_sessions (id, task_id, prompt, request, kind, name, owner, instance, status, created, "
+            "heartbeat, iterations, converged, metrics) VALUES ('s', 't', 'p', '{\"a\":1}', 'train', '', '', '', "
+            "'done', 5, 5, 1, false, '{}')"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO rlvr_experiences (session_id, task_id, sample, iteration, prompt, generated_output, feedback, "
+            "scores, outcome, reward, action, stop_reason, num_tokens, policy_version, policy_fingerprint, priority, "
+            "seconds, created) "
+            "VALUES ('s', 't', 0, 1, 'p', 'o', '{}', '{}', 'passed', 1.25, '', '', 3, 0, '', 1, 0.5, 6)"
+        )
+    database.close()
+    store = open_store(store_url)
+    session, [experience] = store.session("s"), store.experiences()
+    assert session is not None and session.request == {"a": 1} and session.created == 5.0
+    assert (experience.reward, experience.verified_reward, experience.rating, experience.ratings) == (
+        1.25,
+        1.25,
+        None,
+        0,
+    )
+    assert store.rate(experience.id or 0, "ann", 1.0) is not None
+    store.close()
+    with closing(open_store(store_url)) as again:
+        assert again.count() == 1
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(store_url: str):
+    open_store(store_url).close()
+    database = Database(store_url)
+    with database.writing() as connection:
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'"))
+    before = shape(database)
+    with pytest.raises(ValueError, match=r"written by a newer rlvr: its tables are of version 0999.*another database"):
+        open_store(store_url)
+    assert shape(database) == before
+    database.close()
+
+
+def test_a_table_of_our_name_that_is_not_ours_is_refused(store_url: str):
+    database = Database(store_url)
+    with database.writing() as connection:
+        connection.execute(sa.text("CREATE TABLE rlvr_states (x INTEGER)"))
+        connection.execute(sa.text("CREATE TABLE others (x INTEGER)"))
+    with pytest.raises(ValueError, match="has a table rlvr_states that rlvr did not make"):
+        open_store(store_url)
+    database.close()
+
+
+@pytest.mark.parametrize("start", ["empty", "0001"])
+def test_instances_that_start_at_once_all_come_up(store_url: str, start: str):
+    if start != "empty":
+        made_by(store_url, start).close()
+    started = [
+        subprocess.Popen([sys.executable, "-c", OPEN, store_url], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, b"0\n"), err.decode()
