@@ -208,11 +208,22 @@ def configs() -> str:
     return _table(["config or group/option", "what it is"], rows)
 
 
+def service_settings() -> str:
+    """Every setting of `rlvr serve`: its key in the file, its variable, its default."""
+    from rlvr.service import settings as service
+
+    rows = [
+        [f"`{key}`", f"`{variable}`", f"`{value}`" if (value := _yaml(service._default(key))) else "none"]
+        for variable, key in service.environment_names().items()
+    ]
+    return _table(["in the file", "in the environment", "default"], sorted(rows))
+
+
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
         results, seeds, algorithms, advantages, reductions, losses, options, roads, rewards, environments, settings,
-        spellings, sections, configs,
+        service_settings, spellings, sections, configs,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `serve`, `doctor`, `config`. Each is a thin walk.
+"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `serve`, `view`, `doctor`, `config`. Thin walks.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
@@ -6,6 +6,7 @@
     rlvr verify answers.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
     rlvr serve engine --model ./my-model --port 8000
+    rlvr view runs/arithmetic
     rlvr doctor runs/arithmetic
     rlvr config --config-name=gsm8k model.name=./my-model
 

@@ -74,7 +74,7 @@ def test_a_demonstration_of_a_teacher_who_errs_holds_the_second_attempt() -> Non
     """Token for token the episode that the policy will see; a right one ends at once."""
     source = arithmetic()
     tokens = build_tokenizer("words", source.vocabulary, end="<eoe>", pad="<pad>")
-    seen = {True: 0, False: 0}
+    seen, mended = {True: 0, False: 0}, 0
     for index in range(40):
         task = source.train(0, index, "2")
         shown = source.demonstration(task, index)
@@ -84,12 +84,15 @@ def test_a_demonstration_of_a_teacher_who_errs_holds_the_second_attempt() -> Non
         assert right != bool(wrong) and first == source.inner.demonstration(task, index)
         seen[right] += 1
         if wrong:
+            mended += resolve_reward("correct").judge(Case(task.prompt_text, f"{second} <eoe>", task.meta)).value == 1
             said = tokens.encode(f"{first} <eoe>")
             prompt, result = stepped(source.env(task, tokens), said)
             assert result.next_observation is not None
             seen_again = result.next_observation.to_ints()
             assert [*prompt, *tokens.encode(shown)] == [*seen_again, *tokens.encode(second)]
-    assert seen[True] > 5 and seen[False] > 5
+    assert seen[True] > 5 and seen[False] > mended > 3  # the teacher errs anew
+    alone = arithmetic(history="rewrite")  # there an attempt has no second one behind it
+    assert "<wrong>" not in "".join(str(alone.demonstration(alone.train(0, i, "2"), i)) for i in range(40))
     assert "<wrong>" not in "".join(str(arithmetic(flaw=0.0).demonstration(task, i)) for i in range(9))
 
 

@@ -61,6 +61,23 @@ def test_an_answer_without_the_field_asked_for_has_failed(text: str, operation: 
     assert shown(grade(config, text, {"a": "7"})) == (0.0, "failed", "missing_field")
 
 
+def test_an_answer_nested_to_the_edge_of_what_can_be_parsed_harms_nobody_else() -> None:
+    """Parsed, it might not be written again; the answers beside it must not bear that."""
+    grader = Grader.of({**CHECK, "input": "{{ sample.output_json }}", "operation": "eq"})
+    deep = [{"output_text": "[" * n + "]" * n} for n in (2, 100, 101, 300, 900, 990, 5000)]
+    scores = grader.grade_many([({"a": "[[]]"}, sample) for sample in deep])
+    assert [score.value for score in scores] == [1.0] + [0.0] * 6
+    assert [score.reason for score in scores[1:]] == ["not_equal"] + ["missing_field"] * 5
+
+
+def test_an_item_that_breaks_its_grader_breaks_no_other() -> None:
+    item: dict[str, Any] = {"a": "7"}
+    item["a"] = item  # no JSON can say this
+    cases = [(item, {"output_text": "7"}), ({"a": "7"}, {"output_text": "7"})]
+    broken, good = Grader.of({**CHECK, "operation": "eq"}).grade_many(cases)
+    assert shown(broken) == (None, "error", "exception") and good.value == 1.0
+
+
 def test_a_field_that_the_task_or_the_caller_left_out_is_no_answers_failure() -> None:
     assert shown(grade({**CHECK, "operation": "eq"}, "7")) == (None, "invalid", "missing_field")
     tools = {**CHECK, "input": "{{ sample.output_tools[0].function.name }}", "operation": "eq"}

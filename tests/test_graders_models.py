@@ -56,7 +56,7 @@ def test_a_score_is_what_the_model_says_within_the_range() -> None:
 def test_a_label_passes_where_it_is_among_those_that_do() -> None:
     assert shown(grade(LABEL, lambda asked: verdict(asked, label="odd"))) == (1.0, "passed", "")
     score = grade(LABEL, lambda asked: verdict(asked, label="bad"))
-    assert shown(score) == (0.0, "failed", "label") and score.detail == "bad: because"
+    assert shown(score) == (0.0, "failed", "wrong_label") and score.detail == "bad: because"
 
 
 def test_texts_travel_as_data_and_the_prompt_says_where_they_are_meant() -> None:

@@ -93,6 +93,14 @@ def test_a_program_has_its_time() -> None:
     assert (endless.value, endless.outcome.value, endless.reason) == (None, "error", "grader_failed")
 
 
+def test_a_batch_has_its_time_and_what_is_left_over_is_an_error() -> None:
+    source = body("while sample['output_text'] == 'loop': pass", "return 1")
+    grader = Grader.of({"type": "python", "source": source}, timeout_s=60, batch_s=3.0)
+    scores = grader.grade_many([({}, {"output_text": text}) for text in ["quick", *["loop"] * 8]])
+    assert scores[0].value == 1.0
+    assert {(s.value, s.outcome.value, s.reason) for s in scores[1:]} == {(None, "error", "no_time")}
+
+
 def test_what_is_too_large_to_hand_over_is_said_of_whoever_made_it_so() -> None:
     score = grade(body("return 1"), "x" * 10_000_000)
     assert (score.value, score.outcome.value, score.reason) == (0.0, "failed", "too_large")

@@ -126,6 +126,7 @@ def test_cleaning_leaves_nothing_special_that_only_taking_out_puts_together() ->
     special = ["<|im_end|>", "[DONE]"]
     assert cleaned("a <|im_<|im_end|>end|> b [DO[DONE]NE] at 0x12ab", special) == "a <|im_ end|> b [DO NE]"
     assert without("x[DONE]\ny", special) == "x \ny"
+    assert without("axb", ["x", "a b"]) == " "
 
 
 def test_many_are_judged_at_once_and_as_one_by_one() -> None:

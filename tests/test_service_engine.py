@@ -22,7 +22,7 @@ from rlvr.types import Trajectory
 from tests.sessions_here import opened, settings_of, worked
 
 WORDS = ["yes", "no", "perhaps", "never"]
-ASK = Request("yes", "say yes", answer="yes", verifiers=(("exact_match", 1.0, {}), ("draft", 0.0, {})))
+ASK = Request("yes", "perhaps yes", answer="yes", verifiers=(("exact_match", 1.0, {}), ("draft", 0.0, {})))
 
 
 def table(folder: Path, rate: float = 300.0) -> MockTrainingClient:
@@ -118,7 +118,7 @@ def test_a_session_that_cannot_be_played_fails_alone(tmp_path: Path):
         async with opened(settings_of(tmp_path), generator=engine(tmp_path)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
             begun = [
-                await sessions.start(Request("t", prompt, answer="yes"), "me") for prompt in ("say yes", " ", "yes")
+                await sessions.start(Request("t", prompt, answer="yes"), "me") for prompt in ("perhaps yes", " ", "yes")
             ]
             ended = [await sessions.wait(one.id) for one in begun]
         assert [one.status for one in ended] == [Status.DONE, Status.FAILED, Status.DONE]

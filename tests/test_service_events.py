@@ -92,6 +92,22 @@ def test_who_asks_while_a_question_is_answered_shares_the_next_answer_and_not_an
     assert began == [0, 1, 2]
 
 
+def test_a_question_may_be_asked_so_often_and_no_more():
+    times = [0]
+
+    async def ask() -> int:
+        times[0] += 1
+        return times[0]
+
+    async def many() -> list[int]:
+        shared = Shared(ask, every_s=0.1)
+        told = [await shared(), await shared(), *await asyncio.gather(shared(), shared())]
+        await asyncio.sleep(0.11)
+        return [*told, await shared(), await shared()]
+
+    assert asyncio.run(many()) == [1, 1, 1, 1, 2, 2]
+
+
 def test_a_question_that_fails_fails_for_all_who_share_it_and_for_nobody_else():
     times = [0]
 

@@ -49,17 +49,21 @@ class Bench:
         task.add_done_callback(self._working.discard)
 
     async def _judge(self, taken: list[tuple[Case, asyncio.Future[Feedback]]]) -> None:
-        waiting = [future for _, future in taken]
+        def give(future: asyncio.Future[Feedback], found: Feedback | Exception) -> None:
+            if future.done():  # an episode may have been cancelled meanwhile
+                return
+            if isinstance(found, Exception):
+                future.set_exception(found)
+            else:
+                future.set_result(found)
+
         try:
             found = await asyncio.to_thread(self.blend.judge_many, [case for case, _ in taken])
+            assert len(found) == len(taken)
         except Exception as error:  # verifiers raise nothing: a mistake of ours, for whoever waits
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for future, feedback in zip(waiting, found, strict=True):
-            if not future.done():  # an episode may have been cancelled meanwhile
-                future.set_result(feedback)
+            found = [error] * len(taken)
+        for (_, future), one in zip(taken, found, strict=True):
+            give(future, one)
 
 
 def _case(attempt: Attempt) -> Case:

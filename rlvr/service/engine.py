@@ -162,6 +162,8 @@ class EngineGenerator:
 
     def _load(self) -> None:
         def say(text: str) -> None:
+            if self._closing:
+                raise SessionFailure("generator_down", "the service stopped while its model was being made")
             self._detail = text
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +248,12 @@ class EngineGenerator:
         task = job.task
         if model.chat and isinstance(task.prompt, str):
             task = replace(task, prompt=[{"role": "user", "content": task.prompt}])
-        encode_prompt(task, tokenizer)  # what it cannot say is this session's failure alone
+        seen = encode_prompt(task, tokenizer)  # what it cannot say is this session's failure alone
+        if not model.reads and tokenizer.decode(seen, skip_special_tokens=False).split() != task.prompt_text.split():
+            raise SessionFailure(
+                "prompt_not_understood",
+                f"{model.name} knows a fixed vocabulary of words, and the prompt holds others; ask in its own words",
+            )
         bench = Bench(job.case.blend)
         waiting.rewards.clear()
         waiting.began = time.time()

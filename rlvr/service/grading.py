@@ -15,6 +15,8 @@ from rlvr.service.settings import Settings
 from rlvr.service.verification import case_of
 from rlvr.types import Score
 
+GRADER_SECONDS = 120.0  # that the items of one request have together
+
 
 def grade(body: GradeBody, settings: Settings) -> Graded:
     """Blocks while verifiers work; 422 for a configuration that is none."""
@@ -53,7 +55,7 @@ def _by_grader(body: GradeBody, settings: Settings) -> list[Grade]:
 
     assert body.grader is not None
     try:
-        grader = Grader.of(body.grader, models=grader_models(settings))
+        grader = Grader.of(body.grader, models=grader_models(settings), batch_s=GRADER_SECONDS)
     except ValueError as error:
         raise Problem(422, "invalid", str(error), field="grader") from error
     scores = grader.grade_many([(row.item, row.sample) for row in body.items])

@@ -15,8 +15,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -37,6 +39,7 @@ DEMO_RUN = (
     "evaluation.samples=2",
     "evaluation.every=0",
 )
+POLL_S = 0.5
 Say = Callable[[str], None]
 
 
@@ -65,7 +68,7 @@ class Model:
     def chat(self) -> bool:
         return getattr(self.client.get_tokenizer(), "chat_template", None) is not None
 
-    @property
+    @cached_property
     def reads(self) -> bool:
         """Whether the tokenizer can say what a critic says: one with a vocabulary of words cannot."""
         tokenizer, text = self.client.get_tokenizer(), "draft: too short. Write more; a test fails."
@@ -135,33 +138,48 @@ def _remote(given: str, seed: int) -> Model:
     return Model(client, client.base_model, "tinker")
 
 
-def train_demo(state: Path, progress: Say, started: Callable[[subprocess.Popen[bytes]], None] = lambda _: None) -> Path:
-    """The demo's run folder; trained first where it is not there, or was not finished. `progress` hears how far."""
+def train_demo(state: Path, progress: Say, run: Sequence[str] = DEMO_RUN) -> Path:
+    """The demo's run folder; trained first where it is not there, or was not finished.
+
+    `progress` hears how far it is; where it raises, training ends there, and the next call goes on from its last
+    checkpoint. What an earlier life of the service left training is waited for.
+    """
+    from rlvr.training.journal import RunLocked, locked
+
     folder = state / DEMO
-    if (folder / "summary.json").exists():
-        return folder
+    while not (folder / "summary.json").exists():
+        progress(f"training {_percent(folder / 'metrics.jsonl')}%")
+        try:
+            if folder.exists():
+                locked(folder).close()
+        except RunLocked:
+            time.sleep(POLL_S)
+            continue
+        _train(state, folder, progress, run)
+    return folder
+
+
+def _train(state: Path, folder: Path, progress: Say, run: Sequence[str]) -> None:
     state.mkdir(parents=True, exist_ok=True)
     log = state / "demo.log"
-    words: Sequence[str] = ("train", "--config-name=arithmetic", f"run.root={state}", f"run.name={DEMO}", *DEMO_RUN)
-    progress("training 0%")
+    words = ["train", "--config-name=arithmetic", f"run.root={state}", f"run.name={DEMO}", *run]
     with open(log, "wb") as out:
         child = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from rlvr.cli import run; sys.exit(run(sys.argv[1:]))", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "rlvr.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
-    started(child)
-    while True:
-        try:
-            code = child.wait(timeout=0.5)
-            break
-        except subprocess.TimeoutExpired:
+    try:
+        while child.poll() is None:
             progress(f"training {_percent(folder / 'metrics.jsonl')}%")
-    if code != 0 or not (folder / "summary.json").exists():
+            time.sleep(POLL_S)
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()
+    if child.returncode != 0:
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise ValueError(f"the demo's model could not be trained (exit code {code}): {last[0][:300]}; see {log}")
-    return folder
+        raise ValueError(
+            f"the demo's model could not be trained (exit code {child.returncode}): {last[0][:300]}; see {log}"
+        )
 
 
 def _percent(metrics: Path) -> int:

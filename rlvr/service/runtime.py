@@ -6,6 +6,7 @@ Exercised by tests/test_service_http.py.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -25,19 +26,23 @@ if TYPE_CHECKING:
     from rlvr.service.sessions import Sessions
 
 T = TypeVar("T")
+ACCURACY_S = 2.0  # how old the verifiers' accuracy may be: it is measured on hundreds of sessions
 THREADS = 16  # that wait for the database or for a verifier at a time
 
 
 class Shared(Generic[T]):
     """A question that many ask at once: one that comes while it is being answered shares the next answer, not this one,
-    so nobody is told how things were before they asked. However many ask, the database answers one at a time."""
+    so nobody is told how things were before they asked. However many ask, the database answers one at a time, and
+    where `every_s` is given, at most so often: then an answer may be older by that."""
 
-    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], every_s: float = 0.0) -> None:
+        self._ask, self._every_s, self._last = ask, every_s, -math.inf
         self._now: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
     async def __call__(self) -> T:
+        if self._now is not None and time.monotonic() - self._last < self._every_s:
+            return await asyncio.shield(self._now)
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._now))
         return await asyncio.shield(self._next)
@@ -45,7 +50,7 @@ class Shared(Generic[T]):
     async def _after(self, before: asyncio.Task[T] | None) -> T:
         if before is not None:
             await asyncio.wait((before,))
-        self._now, self._next = self._next, None
+        self._now, self._next, self._last = self._next, None, time.monotonic()
         return await self._ask()
 
 
@@ -69,7 +74,7 @@ class Service:
         self.counts = Shared(lambda: self.ask(store.count_sessions))
         self.aggregates = Shared(lambda: self.ask(store.aggregates))
         self.totals = Shared(lambda: self.ask(lambda: (store.buffer(), store.global_stats())))
-        self.accuracy = Shared(lambda: self.ask(self.sessions.verifier_accuracy))
+        self.accuracy = Shared(lambda: self.ask(self.sessions.verifier_accuracy), ACCURACY_S)
 
     async def ask(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """A call of the store, or another that blocks, on a thread."""

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 BUSY_S = 10.0  # how long a SQLite transaction waits for another process's; `?timeout=` in the URL says otherwise
+CACHE_KB = 512  # of SQLite's pages, by each of a dozen connections: the system caches the file as well
 _AWAY = (exc.OperationalError, exc.InterfaceError)
 _ALIVE = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
@@ -99,7 +100,7 @@ class Database:
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, record: Any) -> None:
             connection.isolation_level = None  # transactions are begun below, not guessed by the driver
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"cache_size=-{CACHE_KB}"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
         @event.listens_for(engine, "begin")

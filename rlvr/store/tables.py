@@ -154,9 +154,10 @@ experiences = sa.Table(
 )
 # What replay draws from and the statistics are of: the service's own answers, a few numbers a row, without a look at
 # the long texts beside them (a hundred times as much to read).
+REPLAY = ("id", "priority", "gain", "task_id", "reward", "confidence", "created", "step")  # SQLite reads `step` again
 sa.Index(
     "rlvr_experiences_replay",
-    *(experiences.c[name] for name in ("id", "priority", "gain", "task_id", "reward", "confidence", "created")),
+    *(experiences.c[name] for name in REPLAY),
     sqlite_where=experiences.c.step.is_(None),
     postgresql_where=experiences.c.step.is_(None),
 )

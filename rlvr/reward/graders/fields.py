@@ -19,6 +19,7 @@ from rlvr.reward.signatures import LARGEST
 from rlvr.types import Outcome, Score
 
 MAX_TEXT = 1_000_000  # characters of a filled text
+MAX_DEPTH = 100  # of an answer that is JSON
 
 
 def taken(
@@ -112,9 +113,19 @@ def with_json(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     if "output_json" in sample or not isinstance(text, str) or len(text) > MAX_TEXT:
         return sample
     try:
-        return {**sample, "output_json": json.loads(text, parse_constant=_refuse)}
+        value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return sample
+    return {**sample, "output_json": value} if _shallow(value) else sample
+
+
+def _shallow(value: Any) -> bool:
+    """Whether arrays and objects stand at most `MAX_DEPTH` deep in each other: deeper ones cannot be written again."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [node for node in level if isinstance(node, (dict, list))]
+        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
+    return not any(isinstance(node, (dict, list)) for node in level)
 
 
 def _refuse(constant: str) -> None:

@@ -10,6 +10,7 @@ Nothing is fetched, run or asked when a grader is made. `tests/test_graders.py` 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +108,7 @@ class Grader:
     kind: Kind
     sandbox: Sandbox | Mapping[str, Any] | None = None
     timeout_s: float = SHARED_SECONDS
+    batch_s: float | None = None
 
     @classmethod
     def of(
@@ -116,13 +118,14 @@ class Grader:
         *,
         sandbox: Sandbox | Mapping[str, Any] | None = None,
         timeout_s: float = SHARED_SECONDS,
+        batch_s: float | None = None,
     ) -> Grader:
         """ValueError, naming the field, for what is no such configuration.
 
         `models` are what model graders may name; `sandbox` (as the reward `code` takes it) and `timeout_s` are for
-        python graders.
+        python graders. What is not graded `batch_s` seconds after a batch began is an error (`no_time`).
         """
-        return cls(kind(config, "", models or {}), sandbox, timeout_s)
+        return cls(kind(config, "", models or {}), sandbox, timeout_s, batch_s)
 
     def grade(self, item: Mapping[str, Any], sample: Mapping[str, Any]) -> Score:
         """What it says of one sample: `output_text`, and where they are known `output_json` and `output_tools`."""
@@ -134,5 +137,16 @@ class Grader:
 
     async def agrade_many(self, cases: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Score]:
         async with Desk(self.sandbox, self.timeout_s) as desk:
-            values = [{"item": item, "sample": with_json(sample)} for item, sample in cases]
-            return list(await asyncio.gather(*(self.kind.grade(one, desk) for one in values)))
+            end = None if self.batch_s is None else asyncio.get_running_loop().time() + self.batch_s
+            return list(await asyncio.gather(*(self._guarded(*case, desk, end) for case in cases)))
+
+    async def _guarded(
+        self, item: Mapping[str, Any], sample: Mapping[str, Any], desk: Desk, end: float | None
+    ) -> Score:
+        try:
+            async with asyncio.timeout_at(end):
+                return await self.kind.grade({"item": item, "sample": with_json(sample)}, desk)
+        except TimeoutError:
+            return Score(None, Outcome.ERROR, "no_time", detail=f"the batch took more than {self.batch_s:g} s")
+        except Exception:  # one case must not take the others along
+            return Score(None, Outcome.ERROR, "exception", detail=traceback.format_exc()[-8000:])

@@ -94,7 +94,7 @@ class LabelModel:
         said = await self.asked.verdict(values, desk, "label", form, self._read, 0.0)
         if isinstance(said, Score):
             return said
-        return graded(float(said.value in self.passing), 1.0, "label", said.cost, f"{said.value}: {said.why}")
+        return graded(float(said.value in self.passing), 1.0, "wrong_label", said.cost, f"{said.value}: {said.why}")
 
     def _read(self, label: Any) -> str:
         if label not in self.labels:

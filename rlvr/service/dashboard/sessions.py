@@ -245,9 +245,9 @@ def as_work(session: Session) -> Work:
         figures |= shown({name.removeprefix("rl/"): value for name, value in session.metrics.items()})
     if session.final_confidence is not None:
         figures["confidence"] = f"{session.final_confidence:.2f}"
-    for name in ("average_reward", "improvement_rate"):
+    for name, label in (("average_reward", "reward"), ("improvement_rate", "improvement")):
         if (value := number(session.metrics.get(name))) is not None:
-            figures[name.replace("_", " ")] = f"{value:.3f}"
+            figures[label] = f"{value:.3f}"
     began, ended = session.started, session.finished
     if began and ended:
         figures["seconds"] = f"{ended - began:.1f}"

@@ -17,6 +17,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from rlvr.service.evaluation.tasks import EvalTask
 
@@ -69,10 +70,13 @@ class ServiceClient:
         import httpx2
 
         self.url, self._http = url.rstrip("/"), httpx2
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError("RLVR_API_KEY holds characters that no header can carry")
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        own = urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")  # no proxy leads to this machine
         try:
             self._client = httpx2.AsyncClient(
-                base_url=self.url, headers=headers, timeout=httpx2.Timeout(30.0), follow_redirects=False
+                base_url=self.url, headers=headers, timeout=30.0, follow_redirects=False, trust_env=not own
             )
         except (httpx2.InvalidURL, UnicodeError, ValueError) as error:
             raise ValueError(f"--url {url!r}: {error}; expected one like http://127.0.0.1:3035") from None
@@ -116,13 +120,17 @@ class ServiceClient:
                 raise
             self.no_judge = str(refusal)  # rules alone decide then, and the report says so
             return await self.work(task, ask)
-        session_id = str(begun["session_id"])
-        self._begun.add(session_id)
-        state = await self._over(session_id, ask.timeout_s)
-        told = await self._send("GET", f"/sessions/{session_id}/evaluation")
+        try:
+            session_id = str(begun["session_id"])
+            self._begun.add(session_id)
+            state = await self._over(session_id, ask.timeout_s)
+            metrics = (await self._send("GET", f"/sessions/{session_id}/evaluation"))["detailed_metrics"]
+            status = state["status"]
+        except KeyError as missing:
+            raise Unreachable(f"{self.url} does not answer as this service does: {missing} is missing") from None
         self._begun.discard(session_id)  # what was not seen to its end, `abandon` ends
-        error = state.get("error") or (None if state["status"] == "done" else {"code": state["status"], "message": ""})
-        return Worked(session_id, state["status"], told["detailed_metrics"], error, judged)
+        error = state.get("error") or (None if status == "done" else {"code": status, "message": ""})
+        return Worked(session_id, status, metrics, error, judged)
 
     async def abandon(self) -> None:
         """End what is under way, as far as the service listens."""
@@ -162,7 +170,7 @@ class ServiceClient:
                     break
                 if status == 429 or told.get("code") == "generator_loading":
                     end = max(end, start + LONGEST_BUSY)
-                wait = float(response.headers.get("retry-after") or pause)
+                wait = _asked(response.headers.get("retry-after", ""), pause)
             except self._http.TransportError as error:
                 why, wait, told, status = f"{method} {path}: {_named(error)}", pause, {}, 0
                 if method == "POST" and body is not None:  # it may have begun: another would count the task twice
@@ -184,6 +192,11 @@ def _read(response: Any) -> dict[str, Any]:
     except ValueError:
         told = None
     return told if isinstance(told, dict) else {"detail": response.text[:200]}
+
+
+def _asked(header: str, otherwise: float) -> float:
+    """Seconds that a Retry-After asks for."""
+    return min(PATIENCE, float(header)) if header.isascii() and header.isdigit() else otherwise
 
 
 def _late(timeout_s: float) -> dict[str, str]:

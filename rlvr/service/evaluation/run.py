@@ -86,8 +86,9 @@ class _Suite:
         self.results: list[Result] = []
         self.health: dict[str, Any] = {}
         if options.out is not None:  # before hours are spent: can it be written?
+            if options.out.is_dir():
+                raise ValueError(f"--out {options.out}: is a folder, expected a file")
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            self._write()
 
     async def run(self, key: str) -> None:
         options = self.options

@@ -72,7 +72,7 @@ def upgrade() -> None:
     op.create_index(
         "rlvr_experiences_replay",
         "rlvr_experiences",
-        ["id", "priority", "gain", "task_id", "reward", "confidence", "created"],
+        ["id", "priority", "gain", "task_id", "reward", "confidence", "created", "step"],
         sqlite_where=sa.text("step IS NULL"),
         postgresql_where=sa.text("step IS NULL"),
     )

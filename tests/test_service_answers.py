@@ -1,0 +1,113 @@
+"""The numbers of /train and /evaluate, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlvr.service.answers import best, episode, evaluate_answer, improvement_rate, slope, train_answer, train_metrics
+from rlvr.store.records import Experience, Session, Status
+
+
+def answer(iteration: int, confidence: float | None, reward: float | None, *errors: str, **more: Any) -> Experience:
+    feedback = {"confidence": confidence, "error_types": list(errors)}
+    given = {"correctness": confidence, "quality": confidence, "num_tokens": 10, "seconds": 0.5, **more}
+    return Experience(
+        "s",
+        "t",
+        iteration,
+        "p",
+        f"answer {iteration}",
+        feedback=feedback,
+        confidence=confidence,
+        reward=reward,
+        **given,
+    )
+
+
+ROWS = [answer(1, 0.2, 0.1, "syntax_error", "too_short"), answer(2, 0.5, 0.75, "too_short"), answer(3, 0.9, 1.45)]
+
+
+def session(rows: list[Experience], **more: Any) -> Session:
+    chosen = best(rows)
+    metrics = train_metrics(
+        rows, convergence_iteration=None, verifier_accuracy=0.5, training_loss=0.25, policy_entropy=1.5
+    )
+    final = {"final_solution": chosen and chosen.generated_output, "final_confidence": chosen and chosen.confidence}
+    given = {"status": Status.DONE, "started": 10.0, "finished": 12.5, "iterations": len(rows), "metrics": metrics}
+    return Session("s", "t", "p", **{**final, **given, **more})
+
+
+def test_the_best_answer_is_the_surest_and_of_equals_the_earliest():
+    rows = [answer(1, 0.5, 1.0), answer(2, 0.9, 1.0, sample=1), answer(1, 0.9, 1.0, sample=2), answer(3, None, None)]
+    assert best(rows) is rows[2]
+    assert episode([*ROWS, answer(1, 0.95, 1.0, sample=1)]) == [answer(1, 0.95, 1.0, sample=1)]
+    unjudged = [answer(1, None, None), answer(2, None, None)]
+    assert best(unjudged) is unjudged[1] and best([]) is None
+
+
+def test_train_tells_what_the_best_episode_came_to():
+    told = train_answer(session(ROWS), ROWS)
+    assert (told["final_solution"], told["confidence"], told["iterations"]) == ("answer 3", 0.9, 3)
+    assert told["metrics"] == {
+        "total_reward": 2.3,
+        "average_reward": pytest.approx(2.3 / 3),
+        "improvement_rate": 0.35,  # (.9 - .2) / 2
+        "convergence_iteration": None,
+        "verifier_accuracy": 0.5,
+        "training_loss": 0.25,
+        "policy_entropy": 1.5,
+    }
+    assert set(told["training_data"][0]) == {
+        "iteration", "prompt", "generated_output", "verifier_feedback", "reward", "timestamp",
+    }  # fmt: skip
+
+
+def test_evaluate_tells_every_number_of_the_series():
+    told = evaluate_answer(session(ROWS, converged=True, convergence_iteration=3), ROWS, 0.01)
+    found = told["detailed_metrics"]
+    expected = {
+        "duration_seconds": 2.5,
+        "total_iterations": 3,
+        "final_confidence": 0.9,
+        "average_confidence": pytest.approx(1.6 / 3),
+        "confidence_improvement": 0.7,
+        "reward_trend": 0.675,  # (1.45 - .1) / 2: three points, the middle one has no lever
+        "max_reward": 1.45,
+        "min_reward": 0.1,
+        "correctness_scores": [0.2, 0.5, 0.9],
+        "total_errors": 3,
+        "unique_error_types": 2,
+        "error_frequency": {"too_short": 2, "syntax_error": 1},
+        "error_reduction_rate": 1.0,
+        "convergence_threshold": 0.01,
+        "tokens_generated": 30,
+        "tokens_per_iteration": 10.0,
+        "time_per_iteration": 0.5,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert told["summary"] == "solved: confidence 0.90 after 3 iterations, converged at iteration 3"
+
+
+def test_what_cannot_be_known_is_null():
+    one = [answer(1, None, None)]
+    told = evaluate_answer(session(one), one, 0.01)
+    found = told["detailed_metrics"]
+    unknown = ("final_confidence", "average_confidence", "confidence_improvement", "reward_trend", "max_reward")
+    assert [found[name] for name in (*unknown, "total_reward", "average_reward", "error_reduction_rate")] == [None] * 8
+    assert improvement_rate([0.5]) is None and slope([1.0]) is None
+    assert told["recommendations"][0] == "No verifier could judge: give the task tests or an answer, or set up a judge."
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "words"),
+    [
+        ([answer(1, 0.2, 0.2), answer(2, 0.4, 0.5)], {}, "raise max_iterations"),
+        ([answer(1, 0.2, 0.2), answer(2, 0.2, 0.2)], {"converged": True}, "stopped changing"),
+        ([answer(1, 0.2, 0.2, "timeout")], {}, "too slow"),
+        ([], {"status": Status.FAILED, "error": {"code": "endpoint_timeout", "message": "late"}}, "endpoint_timeout"),
+    ],
+)
+def test_recommendations_say_what_to_do(rows: list[Experience], more: dict[str, Any], words: str):
+    assert any(words in line for line in evaluate_answer(session(rows, **more), rows, 0.01)["recommendations"])
