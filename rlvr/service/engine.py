@@ -248,12 +248,9 @@ class EngineGenerator:
         task = job.task
         if model.chat and isinstance(task.prompt, str):
             task = replace(task, prompt=[{"role": "user", "content": task.prompt}])
-        seen = encode_prompt(task, tokenizer)  # what it cannot say is this session's failure alone
-        if not model.reads and tokenizer.decode(seen, skip_special_tokens=False).split() != task.prompt_text.split():
-            raise SessionFailure(
-                "prompt_not_understood",
-                f"{model.name} knows a fixed vocabulary of words, and the prompt holds others; ask in its own words",
-            )
+        if not understood(task, tokenizer, model.reads):  # this session's failure alone
+            told = f"{model.name} knows a fixed vocabulary of words, and the prompt holds others; ask in its own words"
+            raise SessionFailure("prompt_not_understood", told)
         bench = Bench(job.case.blend)
         waiting.rewards.clear()
         waiting.began = time.time()
@@ -301,6 +298,19 @@ class EngineGenerator:
             began[0] = time.time()
 
         return record
+
+
+def understood(task: Task, tokenizer: Any, reads: bool) -> bool:
+    """Whether a tokenizer can say the prompt. One that `reads` can say all but an empty one, which is a ValueError."""
+    if reads:
+        return bool(encode_prompt(task, tokenizer))
+    try:
+        seen = encode_prompt(task, tokenizer)
+    except ValueError:
+        raise
+    except Exception:  # a vocabulary without a word for the unknown: each library has its own error
+        return False
+    return tokenizer.decode(seen, skip_special_tokens=False).split() == task.prompt_text.split()
 
 
 def _typed(error: Exception) -> SessionFailure:
