@@ -119,11 +119,11 @@ def instance_name(port: int) -> str:
     return f"{socket.gethostname()}:{port}"
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     return request.app.state.service
 
 
-def _owner(request: Request) -> str:
+async def _owner(request: Request) -> str:
     return request.state.owner
 
 
