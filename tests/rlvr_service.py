@@ -16,14 +16,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from text_endpoint import Asked, Said, serving
 
 STARTED = re.compile(r"listening at (http://\S+)")
 PATIENCE = 60.0  # seconds; two on a quiet core
 OURS = re.compile(r"RLVR_|LLM_|JUDGE_|DATABASE_URL|PORT$|HOST$|LOG_LEVEL|RUST_LOG")  # of the environment of the tests
+
+
+SOLUTION = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
 
 
 class RlvrService:
@@ -34,6 +40,7 @@ class RlvrService:
         self._environment = {**outer, "OMP_NUM_THREADS": "1", "RLVR_API_KEYS": keys, **environment}
         self._headers = {"authorization": f"Bearer {keys.split(',')[0]}"} if keys else {}
         self._port = 0
+        self.command: tuple[str, ...] = (sys.executable, "-m", "rlvr.cli", "serve")
         self.process: subprocess.Popen[str] | None = None
         self.said = ""  # to standard error, since it was started last
         self.started_after = 0.0  # seconds until it said where it listens
@@ -47,7 +54,7 @@ class RlvrService:
 
     def start(self) -> None:
         assert self.process is None
-        command = [sys.executable, "-m", "rlvr.cli", "serve", *self._options, "--port", str(self._port)]
+        command = [*self.command, *self._options, "--port", str(self._port)]
         began = time.perf_counter()
         self.process = subprocess.Popen(
             command, env=self._environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, bufsize=1
@@ -122,3 +129,29 @@ class RlvrService:
     def logged(self) -> list[dict[str, Any]]:
         """What it wrote down, as JSON."""
         return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
+
+
+def script(asked: Asked) -> str | Said:
+    """What the model behind the endpoint says: by a word of the task."""
+    prompt = asked.prompt
+    if "forever" in prompt:
+        return Said("Too late.", delay=60.0)
+    if "slowly" in prompt:
+        return Said("It took me a while, and here it is.", delay=1.0)
+    if "refuse" in prompt:
+        return Said("", status=400)
+    if "144" in prompt or "12 * 12" in prompt:
+        return "It is \\boxed{144}."
+    if "badly" in prompt:
+        return "no"
+    return SOLUTION
+
+
+@contextmanager
+def scripted(state: Path, *options: str, **environment: str) -> Iterator[RlvrService]:
+    """A service whose model says what `script` says, and that logs as JSON."""
+    with (
+        serving(script) as endpoint,
+        RlvrService(state, "--log-format", "json", *options, LLM_ENDPOINT=endpoint.plain_url, **environment) as running,
+    ):
+        yield running

@@ -65,7 +65,7 @@ def test_train_tells_what_the_best_episode_came_to():
 
 
 def test_evaluate_tells_every_number_of_the_series():
-    told = evaluate_answer(session(ROWS, converged=True, convergence_iteration=3), ROWS, 0.01)
+    told = evaluate_answer(session(ROWS, converged=True, convergence_iteration=3), ROWS)
     found = told["detailed_metrics"]
     expected = {
         "duration_seconds": 2.5,
@@ -81,7 +81,7 @@ def test_evaluate_tells_every_number_of_the_series():
         "unique_error_types": 2,
         "error_frequency": {"too_short": 2, "syntax_error": 1},
         "error_reduction_rate": 1.0,
-        "convergence_threshold": 0.01,
+        "convergence_threshold": None,  # of an older session, which did not write it down
         "tokens_generated": 30,
         "tokens_per_iteration": 10.0,
         "time_per_iteration": 0.5,
@@ -92,12 +92,26 @@ def test_evaluate_tells_every_number_of_the_series():
 
 def test_what_cannot_be_known_is_null():
     one = [answer(1, None, None)]
-    told = evaluate_answer(session(one), one, 0.01)
+    told = evaluate_answer(session(one), one)
     found = told["detailed_metrics"]
     unknown = ("final_confidence", "average_confidence", "confidence_improvement", "reward_trend", "max_reward")
     assert [found[name] for name in (*unknown, "total_reward", "average_reward", "error_reduction_rate")] == [None] * 8
     assert improvement_rate([0.5]) is None and slope([1.0]) is None
     assert told["recommendations"][0] == "No verifier could judge: give the task tests or an answer, or set up a judge."
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate"),
+    [
+        ([answer(1, 0.2, 0.1, "a", "b")], None),  # one answer reduced nothing
+        ([answer(1, 0.2, 0.1, "a", "b"), answer(2, None, None)], None),  # nor did one that nobody could judge
+        ([answer(1, 0.2, 0.1, "a", "b"), answer(2, 0.5, 0.5, "a"), answer(3, None, None)], 0.5),
+        ([answer(1, 0.9, 1.0), answer(2, 0.2, 0.5, "a")], None),
+        ([answer(1, 0.4, 0.5, "a"), answer(2, 0.5, 0.1, "a", "b")], -1.0),
+    ],
+)
+def test_errors_are_counted_from_the_first_judged_answer_to_the_last(rows: list[Experience], rate: float | None):
+    assert evaluate_answer(session(rows), rows)["detailed_metrics"]["error_reduction_rate"] == rate
 
 
 @pytest.mark.parametrize(
@@ -110,4 +124,4 @@ def test_what_cannot_be_known_is_null():
     ],
 )
 def test_recommendations_say_what_to_do(rows: list[Experience], more: dict[str, Any], words: str):
-    assert any(words in line for line in evaluate_answer(session(rows, **more), rows, 0.01)["recommendations"])
+    assert any(words in line for line in evaluate_answer(session(rows, **more), rows)["recommendations"])

@@ -13,7 +13,7 @@ import pytest
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
 from rlvr.service.credit import DISCOUNT
 from rlvr.service.engine import EngineGenerator, EngineOptions
-from rlvr.service.group import worth
+from rlvr.service.group import advantages, worth
 from rlvr.service.learning import POINTER, RATE, Learner, LearnerOptions
 from rlvr.service.models import Model
 from rlvr.service.options import Request
@@ -32,7 +32,7 @@ def table(folder: Path, rate: float = 300.0) -> MockTrainingClient:
 def engine(state: Path, *, samples: int = 4, batch_size: int = 8, client: Any = None, **learner: Any):
     return EngineGenerator(
         lambda folder, say: Model(client or table(folder), "table", "local"),
-        state,
+        state / "policy",
         EngineOptions(samples=samples, max_tokens=1),
         LearnerOptions(batch_size=batch_size, **learner),
     )
@@ -65,6 +65,8 @@ def test_a_session_is_a_group_of_episodes_and_the_best_answer_is_the_solution(tm
         mine = [row.iteration for row in rows if row.sample == chosen]
         assert [e["iteration"] for e in answer["training_data"]] == mine
         assert all(len(row.tokens or []) == len(row.logprobs or []) == 1 for row in rows)
+        # Each answer against the mean of the group: they cancel out.
+        assert sum(row.advantage or 0.0 for row in rows) == pytest.approx(0.0) and any(row.advantage for row in rows)
         # ln 5 nats, nearly: four words and the end of a nearly uniform table.
         assert answer["metrics"]["policy_entropy"] == pytest.approx(1.6, abs=0.2)
         assert answer["metrics"]["verifier_accuracy"] is not None
@@ -193,6 +195,21 @@ def test_a_step_that_is_not_finite_is_refused_and_the_last_good_weights_stay(tmp
     assert learner.learn(group("c", [0.0, 1.0])) is not None
 
 
+def test_a_disk_that_takes_nothing_stops_no_learning_and_is_tried_again(tmp_path: Path):
+    client, warned, folder = table(tmp_path / "policy"), list[str](), tmp_path / "policy"
+    learner = Learner(client, folder, LearnerOptions(batch_size=2), warn=warned.append)
+    learner.restore()
+    shutil.move(folder, tmp_path / "aside")
+    folder.write_text("in the way: nothing can be saved below a file")
+    assert learner.learn(group("a", [0.0, 1.0])) is not None and "could not be saved" in warned[0]
+    folder.unlink()
+    shutil.move(tmp_path / "aside", folder)
+    learner.learn(group("b", [0.0, 1.0]))
+    learner.close()
+    later = table(folder)
+    assert Learner(later, folder).restore() and later.policy.sha256() == client.policy.sha256()
+
+
 def test_two_states_are_kept_and_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path):
     client = table(tmp_path)
     learner = Learner(client, tmp_path, LearnerOptions(batch_size=2))
@@ -205,11 +222,15 @@ def test_two_states_are_kept_and_a_damaged_one_gives_way_to_the_one_before(tmp_p
     (tmp_path / "step-00000003" / "table.json").write_text("{}")
     warned: list[str] = []
     later = table(tmp_path)
+    learner.close()
     restored = Learner(later, tmp_path, LearnerOptions(batch_size=2), warn=warned.append)
     assert restored.restore() and later.policy.sha256() == hashes[2] and "damaged" in warned[0]
     assert restored.progress.steps == 2
     restored.learn(group("d", [0.0, 1.0]))
     assert json.loads((tmp_path / POINTER).read_text())["steps"] == 3
+    with pytest.raises(ValueError, match="another process learns"):
+        Learner(later, tmp_path).restore()
+    restored.close()
     for folder in tmp_path.glob("step-*"):
         shutil.rmtree(folder)
     with pytest.raises(ValueError, match="none is whole"):
@@ -226,3 +247,7 @@ def test_an_episode_is_worth_its_improvements_and_a_repeated_question_each_of_it
     ]  # fmt: skip
     assert made[0].reward == pytest.approx(0.5 + DISCOUNT * 1.0)
     assert [t.reward for t in made[1:]] == [0.0, 1.5]
+    centre = (0.5 + DISCOUNT + 0.0 + 1.5) / 3
+    assert advantages(made, rewards.keys()) == pytest.approx(
+        {(0, 1): 0.5 + DISCOUNT - centre, (0, 2): 0.5 + DISCOUNT - centre, (1, 1): -centre, (1, 2): 1.5 - centre}
+    )

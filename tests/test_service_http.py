@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import sqlite3
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr_service import RlvrService
-from text_endpoint import Asked, Said, TextEndpoint, serving
+from rlvr_service import SOLUTION, RlvrService, scripted
 
 FIBONACCI = {
     "task_id": "code_fibonacci",
@@ -27,7 +22,6 @@ FIBONACCI = {
     "max_iterations": 8,
     "min_confidence": 0.85,
 }
-SOLUTION = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
 METRICS = {
     "total_reward", "average_reward", "improvement_rate", "convergence_iteration", "verifier_accuracy",
     "training_loss", "policy_entropy",
@@ -42,32 +36,9 @@ DETAILED = {
 }  # fmt: skip
 
 
-def script(asked: Asked) -> str | Said:
-    """What the model behind the endpoint says: by a word of the task."""
-    prompt = asked.prompt
-    if "forever" in prompt:
-        return Said("Too late.", delay=60.0)
-    if "slowly" in prompt:
-        return Said("It took me a while, and here it is.", delay=1.0)
-    if "refuse" in prompt:
-        return Said("", status=400)
-    if "144" in prompt or "12 * 12" in prompt:
-        return "It is \\boxed{144}."
-    if "badly" in prompt:
-        return "no"
-    return SOLUTION
-
-
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[TextEndpoint]:
-    with serving(script) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def service(endpoint: TextEndpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
-    state = tmp_path_factory.mktemp("service")
-    with RlvrService(state, "--log-format", "json", LLM_ENDPOINT=endpoint.plain_url) as running:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
+    with scripted(tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
@@ -222,115 +193,6 @@ def test_given_answers_are_graded_by_verifiers_and_by_a_graders_configuration(se
     assert answer.status_code == 422 and answer.json()["field"] == "grader"
 
 
-BASE = {"task_id": "t", "prompt": "p"}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "field"),
-    [
-        ("/train", {"prompt": "p"}, "task_id"),
-        ("/train", {"task_id": "t"}, "prompt"),
-        ("/train", {**BASE, "prompt": ""}, "prompt"),
-        ("/train", {**BASE, "prompt": " \n"}, ""),
-        ("/train", {**BASE, "prompt": "x" * 100_001}, "prompt"),
-        ("/train", {**BASE, "prompt": 5}, "prompt"),
-        ("/train", {**BASE, "prompt": "a\x00b"}, ""),
-        ("/train", {**BASE, "task_id": "../etc"}, "task_id"),
-        ("/train", {**BASE, "task_id": "t" * 129}, "task_id"),
-        ("/train", {**BASE, "max_iterations": 0}, "max_iterations"),
-        ("/train", {**BASE, "max_iterations": 51}, "max_iterations"),
-        ("/train", {**BASE, "max_iterations": 2.5}, "max_iterations"),
-        ("/train", {**BASE, "max_iterations": "3"}, "max_iterations"),
-        ("/train", {**BASE, "min_confidence": 1.01}, "min_confidence"),
-        ("/train", {**BASE, "min_confidence": True}, "min_confidence"),
-        ("/train", {**BASE, "max_iteration": 3}, "max_iteration"),
-        ("/train", {**BASE, "samples": 33}, "samples"),
-        ("/train", {**BASE, "tests": "assert True"}, "tests"),
-        ("/train", {**BASE, "tests": [5]}, "tests.0"),
-        ("/train", {**BASE, "verifiers": [{"name": "draft", "weight": -1}]}, "verifiers.0.weight"),
-        ("/train", {**BASE, "verifiers": [{"name": "os:system"}]}, "verifiers.0.name"),
-        ("/train", {**BASE, "verifiers": ["nothing_like_it"]}, "verifiers"),
-        ("/train", {**BASE, "verifiers": [{"name": "judge", "options": {"base_url": "http://x"}}]}, "verifiers"),
-        ("/train?background=perhaps", BASE, "background"),
-        ("/evaluate", {"task_id": "t"}, "prompt"),
-        ("/feedback", {"experience_id": 1}, "rating"),
-        ("/feedback", {"experience_id": 1, "rating": 1.5}, "rating"),
-        ("/feedback", {"rating": 1.0}, ""),
-        ("/feedback", {"experience_id": 1, "session_id": "s", "iteration": 1, "rating": 1.0}, ""),
-        ("/feedback", {"session_id": "s", "rating": 1.0}, ""),
-        ("/grade", {}, ""),
-        ("/grade", {"answers": ["a"], "items": [{"sample": {}}]}, ""),
-        ("/grade", {"answers": [5]}, "answers.0"),
-        ("/grade", {"grader": {"type": "python"}, "answers": ["a"]}, ""),
-    ],
-)
-def test_what_is_wrong_with_a_body_is_told_with_its_field(service: RlvrService, path: str, body: Any, field: str):
-    answer = service.post(path, body)
-    assert answer.status_code == 422, answer.text
-    told = answer.json()
-    assert told.get("field", "") == field and told["code"] == "invalid" and told["detail"]
-    assert told["request_id"] == answer.headers["x-request-id"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"task_id": "t", "prompt": "\\ud800"}', b"[" * 100_000,
-     b'{"task_id": "t", "prompt": "p", "min_confidence": NaN}', b'{"task_id": "t", "prompt": "p", "seed": 1e999}'],
-)  # fmt: skip
-def test_a_body_that_is_no_json_object_is_a_422_and_never_a_fault(service: RlvrService, content: bytes):
-    with service.client() as client:
-        answer = client.post("/train", content=content, headers={"content-type": "application/json"})
-    assert answer.status_code == 422 and answer.json()["code"] == "invalid", answer.text
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/experiences/never_seen", 404, "not_found"),
-        ("GET", "/analysis/never_seen", 404, "not_found"),
-        ("GET", "/sessions/never_seen", 404, "not_found"),
-        ("GET", "/sessions/never_seen/events", 404, "not_found"),
-        ("POST", "/sessions/never_seen/cancel", 404, "not_found"),
-        ("GET", "/api/nothing", 404, "not_found"),
-        ("GET", "/", 404, "not_found"),
-        ("GET", "/%00", 404, "not_found"),
-        ("GET", "/experiences/%00", 404, "not_found"),
-        ("GET", "/train", 405, "method_not_allowed"),
-        ("DELETE", "/sessions/x", 405, "method_not_allowed"),
-    ],
-)
-def test_what_is_not_here_is_told_as_json(service: RlvrService, method: str, path: str, status: int, code: str):
-    with service.client() as client:
-        answer = client.request(method, path)
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert set(answer.json()) == {"detail", "code", "request_id"}
-    assert status != 405 or answer.headers["allow"]
-
-
-def test_an_endpoint_that_refuses_is_a_typed_failure_that_keeps_its_session(service: RlvrService):
-    answer = service.post("/train", {"task_id": "refused", "prompt": "refuse this"})
-    assert answer.status_code == 502 and answer.json()["code"] == "endpoint_refused"
-    state = service.get(f"/sessions/{answer.json()['session_id']}").json()
-    assert state["status"] == "failed" and state["error"]["code"] == "endpoint_refused"
-    assert service.get("/experiences/refused").json() == {
-        "task_id": "refused", "experiences": [], "count": 0, "next_after": None,
-    }  # fmt: skip
-    assert service.get("/analysis/refused").json()["analysis"]["average_reward"] is None
-
-
-def test_a_client_that_hangs_up_loses_its_answer_and_not_the_session(service: RlvrService):
-    body = json.dumps({"task_id": "gone", "prompt": "slowly: an ode"}).encode()
-    head = b"POST /train HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", service.port)) as connection:
-        connection.sendall(head % len(body) + body)
-        while not service.get("/sessions", params={"task_id": "gone"}).json()["sessions"]:
-            time.sleep(0.05)
-    deadline = time.monotonic() + 20
-    while (row := service.get("/sessions", params={"task_id": "gone"}).json()["sessions"][0])["status"] != "done":
-        assert time.monotonic() < deadline, row
-        time.sleep(0.1)
-
-
 def test_metrics_are_json_or_prometheus_text_as_is_asked(service: RlvrService):
     trained(service, task_id="counted")
     assert service.get("/metrics").json()["task_aggregates"]["counted"]["total_sessions"] == 1
@@ -377,21 +239,6 @@ def test_the_openapi_document_has_every_path_with_examples(service: RlvrService)
     assert problem == {"$ref": "#/components/schemas/ProblemReply"}
 
 
-def test_keys_are_asked_for_everywhere_but_at_health(endpoint: TextEndpoint, tmp_path: Path):
-    keys = "first-key-of-the-team,second-key-of-the-team"
-    with RlvrService(tmp_path, keys=keys, LLM_ENDPOINT=endpoint.plain_url) as service:
-        mine = service.post("/train?background=true", {"task_id": "t", "prompt": "slowly, a sonnet"}).json()
-        other = {"authorization": "Bearer second-key-of-the-team"}
-        assert service.get("/stats", headers={"authorization": ""}).status_code == 401
-        assert service.get("/health", headers={"authorization": ""}).status_code == 200
-        assert service.get(f"/sessions/{mine['session_id']}", headers=other).status_code == 200
-        answer = service.post(f"/sessions/{mine['session_id']}/cancel", headers=other)
-        assert answer.status_code == 403 and answer.json()["code"] == "not_yours"
-        for path in ("/feedback", "/grade", "/train"):
-            assert service.post(path, {}, headers={"authorization": ""}).status_code == 401
-        assert "first-key" not in service.said and "second-key" not in service.said
-
-
 def test_a_database_that_takes_nothing_is_a_503_and_is_used_again_when_it_does(service: RlvrService):
     row = service.get("/experiences/test").json()["experiences"][0]
     body = {"experience_id": row["id"], "rating": 0.5}
@@ -402,67 +249,3 @@ def test_a_database_that_takes_nothing_is_a_503_and_is_used_again_when_it_does(s
         assert answer.headers["retry-after"] == "5" and service.get("/health").status_code == 200
         other.execute("ROLLBACK")
     assert service.post("/feedback", body).status_code == 200
-
-
-def test_without_a_generator_it_starts_says_so_and_train_tells_the_remedy(tmp_path: Path):
-    with RlvrService(tmp_path) as service:
-        print(f"ready after {service.started_after:.2f} s, {service.memory_mb():.0f} MB at rest")
-        told = service.get("/health").json()
-        assert told["status"] == "degraded" and told["generator"]["state"] == "absent"
-        assert service.get("/health/ready").status_code == 503 and service.get("/health/live").status_code == 200
-        answer = service.post("/train", {"task_id": "t", "prompt": "p"})
-        assert answer.status_code == 503 and answer.json()["code"] == "no_generator"
-        assert all(word in answer.json()["detail"] for word in ("LLM_ENDPOINT", "RLVR_MODEL", "--demo"))
-        assert service.get("/stats").json()["training_stats"]["policy_entropy"] is None
-        assert service.post("/grade", {"answers": ["A good answer."]}).status_code == 200
-
-
-def test_a_stop_answers_who_waits_and_what_was_done_is_there_after_the_next_start(
-    endpoint: TextEndpoint, tmp_path: Path
-):
-    with RlvrService(tmp_path, LLM_ENDPOINT=endpoint.plain_url, RLVR_MIN_CONFIDENCE="1") as service:
-        trained(service, task_id="before")
-        answers: list[Any] = []
-        body = {"task_id": "stopped", "prompt": "slowly, badly", "max_iterations": 20}
-        waiting = threading.Thread(target=lambda: answers.append(service.post("/train", body)))
-        waiting.start()
-        while not service.get("/sessions", params={"task_id": "stopped", "status": "running"}).json()["sessions"]:
-            time.sleep(0.05)
-        assert service.stop() == 0
-        waiting.join()
-        assert answers[0].status_code in (200, 503), answers[0].text
-        assert "Traceback" not in service.said
-        service.start()
-        assert service.get("/experiences/before").json()["count"] == 1
-        (row,) = service.get("/sessions", params={"task_id": "stopped"}).json()["sessions"]
-        assert row["status"] in ("interrupted", "done")
-        assert answers[0].status_code == 200 or answers[0].json()["session_id"] == row["session_id"]
-
-
-@pytest.mark.parametrize(
-    ("options", "environment", "said"),
-    [
-        (("--port", "TAKEN"), {}, "cannot listen on 127.0.0.1:TAKEN"),
-        (("--host", "0.0.0.0"), {}, "no API key is set"),
-        ((), {"RLVR_LOG": "loud"}, "log filter 'loud'"),
-        ((), {"PORT": "x"}, "port='x' (from PORT)"),
-        ((), {"DATABASE_URL": "mysql://x/y"}, "mysql"),
-        (("--keys", "/nonexistent"), {}, "cannot be read"),
-        (("--state", "/proc/nothing"), {}, "cannot be made"),
-        (("--port", "1", "engine"), {}, "--port before 'engine' has no effect"),
-    ],
-)  # fmt: skip
-def test_a_start_that_cannot_be_is_one_message(
-    options: tuple[str, ...], environment: dict[str, str], said: str, tmp_path: Path
-):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        given = ["--state", str(tmp_path)] if "--state" not in options and "engine" not in options else []
-        given += [port if option == "TAKEN" else option for option in options]
-        where = {} if "--port" in options or "PORT" in environment else {"PORT": "0"}
-        done = subprocess.run(
-            [sys.executable, "-m", "rlvr.cli", "serve", *given], capture_output=True, text=True, timeout=60,
-            env={"PATH": "/usr/bin:/bin", **where, **environment},
-        )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert said.replace("TAKEN", port) in done.stderr and "Traceback" not in done.stderr

@@ -19,7 +19,7 @@ FAMILY: dict[str, Any] = {"p": 3, "operators": ["+", "-", "*"], "complexity": [2
 # A teacher whose every reduction is wrong by a quarter: the model then knows the way and errs on it.
 WARM_UP = (
     "training.mode=sft", f"env.kwargs={FAMILY}", 'sft.curriculum={by: schedule, schedule: [[0, {"2": 1, "3": 1}]]}',
-    "sft.steps=250", "sft.batch_size=64", "sft.until=0", "sft.optimizer.learning_rate=0.005",
+    "sft.steps=400", "sft.batch_size=64", "sft.until=0", "sft.optimizer.learning_rate=0.005",
     "model.config.n_embd=48", "model.config.n_inner=192", "model.config.n_layer=2", "model.config.n_head=4",
     "evaluation.tasks=20", "evaluation.samples=1", "evaluation.every=0",
 )  # fmt: skip

@@ -33,7 +33,7 @@ SHORT = Request("short", "Say little.", verifiers=(("length", 1.0, {"at_most": 1
 def engine(given: str, state: Path, **options: Any) -> EngineGenerator:
     return EngineGenerator(
         lambda folder, say: open_model(given, folder, seed=3),
-        state,
+        state / "policy",
         EngineOptions(samples=6, max_tokens=8),
         LearnerOptions(batch_size=4, **options),
     )

@@ -13,9 +13,11 @@ from rlvr.service.credit import DISCOUNT
 from rlvr.service.jobs import NoGenerator
 from rlvr.service.options import Request, TrainingConfig
 from rlvr.service.problems import Problem
+from rlvr.service.ratings import rate
 from rlvr.service.settings import Limits, TextEndpoint
+from rlvr.service.strategy_policy import STATE
 from rlvr.store import open_store
-from rlvr.store.records import Status
+from rlvr.store.records import Session, Status
 from tests.sessions_here import CODE, RIGHT, opened, settings_of, worked
 from tests.text_endpoint import Asked, Said, serving
 
@@ -75,6 +77,8 @@ def test_what_does_not_change_has_converged_only_where_nobody_knows_better(tmp_p
                 code, _ = await worked(sessions)
         assert (prose.iterations, prose.converged, prose.convergence_iteration) == (2, True, 2)
         assert (code.iterations, code.converged, code.convergence_iteration) == (4, False, None)
+        # What is told is the threshold that held.
+        assert [one.metrics["convergence_threshold"] for one in (prose, code)] == [0.01, 0.0]
 
     asyncio.run(run())
 
@@ -86,7 +90,7 @@ def test_evaluate_measures_and_teaches_nothing(tmp_path: Path):
                 session, _ = await worked(sessions, learn=False)
                 told = await sessions.evaluation(session)
                 rows = sessions.store.experiences(session_id=session.id)
-        assert [row.gain for row in rows] == [None, None]
+        assert [row.gain for row in rows] == [None, None] and session.metrics["training_loss"] is None
         found = told["detailed_metrics"]
         assert found["total_iterations"] == 2 and found["error_frequency"] == {"assertion": 1}
         assert (found["error_reduction_rate"], found["reward_trend"], found["tokens_generated"]) == (1.0, 1.6, 10)
@@ -124,6 +128,55 @@ def test_more_sessions_than_may_run_wait_and_more_than_may_wait_are_refused(tmp_
         assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "busy", 5)
         assert {one.status for one in ended} == {Status.DONE}
         assert server.most_at_once == 2
+
+    asyncio.run(run())
+
+
+def test_many_that_come_at_once_get_no_more_room_than_there_is(tmp_path: Path):
+    async def run() -> None:
+        with serving(lambda asked: Said(RIGHT, delay=0.3)) as server:
+            limits = Limits(sessions=2, queue=1)
+            async with opened(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
+                came = await asyncio.gather(*(sessions.start(CODE, "me") for _ in range(12)), return_exceptions=True)
+                begun = [one for one in came if isinstance(one, Session)]
+                ended = [await sessions.wait(one.id) for one in begun]
+        assert len(ended) == 3 and {one.status for one in ended} == {Status.DONE}
+        assert {one.code for one in came if isinstance(one, Problem)} == {"busy"}
+
+    asyncio.run(run())
+
+
+def test_an_answer_is_not_worth_more_to_the_schedule_for_being_late(tmp_path: Path):
+    """1.5 for a session whose second answer is right, although that one's reward is 1.6."""
+
+    async def run() -> None:
+        training = TrainingConfig(max_iterations=4, min_experiences_for_training=1)
+        with serving(second_time_right) as server:
+            async with opened(settings_of(tmp_path, server.plain_url, training=training)) as sessions:
+                _, answer = await worked(sessions)
+                state = sessions.store.state(STATE)
+        assert answer["training_data"][-1]["reward"] == 1.6
+        assert state is not None and state[0]["plateau"]["total"] == 1.5
+
+    asyncio.run(run())
+
+
+def test_a_rating_reaches_what_the_strategies_learn_from(tmp_path: Path):
+    async def run() -> None:
+        with serving(second_time_right) as server:
+            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
+                session, _ = await worked(sessions)
+                evaluated, _ = await worked(sessions, learn=False)
+                store = sessions.store
+                for one in (session, evaluated):
+                    [first, _] = store.experiences(session_id=one.id)
+                    assert rate(store, first.id or 0, "me", 1.0) is not None
+                learned, not_learned = (
+                    [e.gain for e in store.experiences(session_id=one.id)] for one in (session, evaluated)
+                )
+                assert rate(store, 999, "me", 1.0) is None
+        # A fifth of 2 for the wrong answer, which was worth 0; so the second one brought 0.4 less.
+        assert learned == pytest.approx([0.4 + DISCOUNT * 1.1, 1.1]) and not_learned == [None, None]
 
     asyncio.run(run())
 

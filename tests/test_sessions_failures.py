@@ -183,6 +183,28 @@ def test_a_stop_lets_the_iteration_under_way_end_and_marks_the_rest(tmp_path: Pa
     asyncio.run(run())
 
 
+def test_a_session_that_is_being_written_down_when_the_service_stops_is_marked_too(tmp_path: Path):
+    path = tmp_path / "busy.sqlite"
+
+    async def run() -> None:
+        with serving(lambda asked: RIGHT) as server:
+            settings = settings_of(tmp_path, server.plain_url, database=f"sqlite:///{path}?timeout=5")
+            async with opened(settings) as sessions:
+                with locked(path) as release:
+                    starting = asyncio.create_task(sessions.start(CODE, "me"))
+                    while not sessions._live:  # pyright: ignore[reportPrivateUsage]  # then its row waits
+                        await asyncio.sleep(0.01)
+                    closing_ = asyncio.create_task(sessions.close(5.0))
+                    await asyncio.sleep(0.1)
+                    release()
+                    await closing_
+                begun = await starting
+                stored = sessions.store.session(begun.id)
+        assert stored is not None and stored.status is Status.INTERRUPTED
+
+    asyncio.run(run())
+
+
 @pytest.mark.timeout(120)
 def test_after_kill_9_a_session_is_interrupted_with_its_experiences_and_its_best_answer(tmp_path: Path):
     with serving(lambda asked: WRONG if asked.number == 0 else Said(RIGHT, delay=60)) as server:

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rlvr.store.analysis import SUCCESS
 from rlvr.store.records import Experience, Session, Status
 from rlvr.types import mean
-
-SOLVED = 0.7  # a confidence above it is a success
 
 
 def best(experiences: Sequence[Experience]) -> Experience | None:
@@ -97,9 +96,9 @@ def _training_datum(e: Experience) -> dict[str, Any]:
     }
 
 
-def evaluate_answer(session: Session, experiences: Sequence[Experience], threshold: float) -> dict[str, Any]:
-    """The answer of /evaluate; `threshold` is the change of reward below which a session has converged."""
-    found = detailed(session, experiences, threshold)
+def evaluate_answer(session: Session, experiences: Sequence[Experience]) -> dict[str, Any]:
+    """The answer of /evaluate."""
+    found = detailed(session, experiences)
     return {
         "session_id": session.id,
         "task_id": session.task_id,
@@ -110,11 +109,11 @@ def evaluate_answer(session: Session, experiences: Sequence[Experience], thresho
     }
 
 
-def detailed(session: Session, experiences: Sequence[Experience], threshold: float) -> dict[str, Any]:
+def detailed(session: Session, experiences: Sequence[Experience]) -> dict[str, Any]:
     rows = episode(experiences)
     confidences = [e.confidence for e in rows if e.confidence is not None]
     rewards = [e.reward for e in rows if e.reward is not None]
-    errors = [list(e.feedback.get("error_types") or ()) for e in rows]
+    errors = [list(e.feedback.get("error_types") or ()) for e in rows if e.confidence is not None]
     frequency = Counter(code for codes in errors for code in codes)
     tokens = sum(e.num_tokens for e in experiences)
     started, ended = session.started or session.created, session.finished
@@ -145,10 +144,10 @@ def detailed(session: Session, experiences: Sequence[Experience], threshold: flo
         "total_errors": sum(frequency.values()),
         "unique_error_types": len(frequency),
         "error_frequency": dict(frequency.most_common()),
-        "error_reduction_rate": _rounded(1 - len(errors[-1]) / len(errors[0])) if errors and errors[0] else None,
+        "error_reduction_rate": _reduction(errors),
         "converged": session.converged,
         "convergence_iteration": session.convergence_iteration,
-        "convergence_threshold": threshold,
+        "convergence_threshold": metrics.get("convergence_threshold"),
         "verifier_accuracy": metrics.get("verifier_accuracy"),
         "policy_entropy": metrics.get("policy_entropy"),
         "training_loss": metrics.get("training_loss"),
@@ -156,6 +155,11 @@ def detailed(session: Session, experiences: Sequence[Experience], threshold: flo
         "tokens_per_iteration": _rounded(tokens / len(experiences)) if experiences else None,
         "time_per_iteration": _average([e.seconds for e in rows]),
     }
+
+
+def _reduction(errors: Sequence[Sequence[str]]) -> float | None:
+    """The share of the first answer's errors that the last has no more; None of fewer than two, or of none at first."""
+    return _rounded(1 - len(errors[-1]) / len(errors[0])) if len(errors) > 1 and errors[0] else None
 
 
 def slope(values: Sequence[float]) -> float | None:
@@ -174,7 +178,7 @@ def _summary(found: dict[str, Any], session: Session) -> str:
     confidence, n = found["final_confidence"], found["total_iterations"]
     if confidence is None:
         return f"{n} iterations; no verifier could judge an answer"
-    verdict = "solved" if confidence > SOLVED else "not solved"
+    verdict = "solved" if confidence > SUCCESS else "not solved"
     how = f"converged at iteration {found['convergence_iteration']}" if found["converged"] else "did not converge"
     return f"{verdict}: confidence {confidence:.2f} after {n} iteration{'s' * (n != 1)}, {how}"
 
@@ -194,7 +198,7 @@ def recommendations(found: dict[str, Any], session: Session) -> list[str]:
         said.insert(0, f"The session ended early ({session.error.get('code')}): {session.error.get('message')}")
     if confidence is None and found["total_iterations"]:
         said.append("No verifier could judge: give the task tests or an answer, or set up a judge.")
-    elif confidence is not None and confidence <= SOLVED:
+    elif confidence is not None and confidence <= SUCCESS:
         if not found["converged"] and trend is not None and trend > 0:
             said.append("Rewards were still growing: raise max_iterations.")
         elif found["converged"]:

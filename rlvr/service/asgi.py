@@ -1,6 +1,6 @@
 """What the doors of both services share: the types of ASGI, who a request says it is, and bodies that are refused.
 
-Exercised by tests/test_service_http.py and tests/test_tinker_http.py.
+Exercised by tests/test_service_door.py and tests/test_tinker_http.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands that serve: `rlvr serve` is the service of sessions, `rlvr serve engine` the Tinker protocol.
 
-A part of `rlvr.cli`, which turns mistakes into messages. Exercised by tests/test_service_http.py and
+A part of `rlvr.cli`, which turns mistakes into messages. Exercised by tests/test_service_starts.py and
 tests/test_tinker_serve.py.
 """
 

@@ -51,12 +51,13 @@ def regained(episodes: Iterable[Experience]) -> dict[int, float]:
     return {
         e.id: gain
         for episode in samples.values()
-        for e, gain in zip(episode, gains([_worth(e) for e in episode]), strict=True)
+        if episode[0].iteration == 1  # else what came before was pruned, and nothing can be compared with it
+        for e, gain in zip(episode, gains([worth_of(e) for e in episode]), strict=True)
         if e.id is not None and gain is not None
     }
 
 
-def _worth(e: Experience) -> float | None:
+def worth_of(e: Experience) -> float | None:
     """The reward that it would have as a first answer, with what ratings added to it."""
     errors = tuple(e.feedback.get("error_types") or ())
     worth = session_reward(Feedback(e.confidence, e.correctness, e.quality, error_types=errors), 1)

@@ -127,7 +127,7 @@ class Door:
             route = getattr(scope.get("route"), "path", "").replace(":path}", "}") or "other"
             self._count(scope["method"], route, status, seconds)
             quiet = (scope["path"] in QUIET or route == "other") and status < 400
-            tell = log.debug if quiet else log.info if status < 400 else log.warning if status < 500 else log.error
+            tell = log.debug if quiet else log.info if status < 400 else log.warning if status != 500 else log.error
             reason = {"reason": state["reason"][:2_000]} if state["reason"] else {}
             tell(
                 "request", method=scope["method"], path=scope["path"][:300], status=status, owner=state["owner"],

@@ -81,7 +81,7 @@ class EndpointGenerator:
                 episode.cancel()
             await asyncio.gather(*episodes, return_exceptions=True)
         told = self.strategies.learning()
-        outcome.loss, outcome.entropy = told["training_loss"], told["policy_entropy"]
+        outcome.loss, outcome.entropy = told["training_loss"] if job.learn else None, told["policy_entropy"]
         return outcome
 
     async def _episode(self, job: Job, sample: int, outcome: Outcome) -> None:
@@ -113,7 +113,7 @@ class EndpointGenerator:
         critic = BlendCritic(
             Bench(job.case.blend),
             min_confidence=job.min_confidence,
-            convergence_threshold=job.threshold,
+            convergence_threshold=job.convergence_threshold,
             record=record,
             cancelled=job.cancelled,
         )

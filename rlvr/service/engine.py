@@ -31,7 +31,7 @@ from rlvr.messages import SamplingParams
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, rollout
-from rlvr.service.group import Heard, worth
+from rlvr.service.group import Heard, advantages, worth
 from rlvr.service.jobs import Job, Outcome, SessionFailure, experience_of
 from rlvr.service.learning import Learner, LearnerOptions
 from rlvr.service.models import Model, Say
@@ -39,7 +39,6 @@ from rlvr.types import Task, Trajectory, group_by
 
 GATHER_S = 0.01  # how long the first of several sessions waits for those that were asked for at the same moment
 MOST = 64  # sessions of one rollout
-POLICY = "policy"
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class _Waiting:
     done: asyncio.Future[Outcome]
     rewards: dict[tuple[int, int], float | None] = field(default_factory=dict[tuple[int, int], float | None])
     envs: list[RefineEnv] = field(default_factory=list[RefineEnv])
+    group: list[Trajectory] = field(default_factory=list[Trajectory])
     failure: Exception | None = None
     began: float = field(default_factory=time.time)
 
@@ -75,19 +75,20 @@ class _Waiting:
 
 
 class EngineGenerator:
-    """`opener(folder, say)` loads the model; it runs in the generator's thread and may say how far it is."""
+    """`opener(folder, say)` loads the model, whose client saves in `folder`; it runs in the generator's thread and may
+    say how far it is."""
 
     def __init__(
         self,
         opener: Callable[[Path, Say], Model],
-        state: Path,
+        folder: Path,
         options: EngineOptions = EngineOptions(),
         learner: LearnerOptions = LearnerOptions(),
         *,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.kind, self.name = "local", ""
-        self._opener, self._folder, self.options, self._warn = opener, state / POLICY, options, warn
+        self._opener, self._folder, self.options, self._warn = opener, folder, options, warn
         self._learner_options = learner
         self._model: Model | None = None
         self.learner: Learner | None = None
@@ -156,9 +157,17 @@ class EngineGenerator:
             if self.learner is None:
                 self._fail(batch, SessionFailure("generator_down", self._detail))
             else:
-                self._play(batch)
+                self._guarded(batch)
         if self.learner is not None:
-            self.learner.learn([], now=True)
+            self.learner.close()
+
+    def _guarded(self, batch: list[_Waiting]) -> None:
+        """Whatever happens to a batch, the thread lives on, and nobody waits for an answer that never comes."""
+        try:
+            self._play(batch)
+        except Exception as error:
+            self._warn(f"a batch of sessions failed: {type(error).__name__}: {error}")
+            self._fail(batch, _typed(error))
 
     def _load(self) -> None:
         def say(text: str) -> None:
@@ -204,16 +213,7 @@ class EngineGenerator:
         """One rollout of all, then one look at what can be learned. What fails with others is tried alone."""
         assert self.learner is not None
         try:
-            heard = self._heard = Heard(self.learner.sampler)
-            groups: dict[str, Group] = {}
-            for waiting in batch:
-                group = self._group(waiting)
-                if group.id in groups:  # the same seed and task twice at once
-                    group.id += f"/{waiting.job.session_id}"
-                groups[group.id] = group
-            params = SamplingParams(max_tokens=self.options.max_tokens, temperature=self.options.temperature)
-            version = self.learner.progress.steps
-            played = rollout(list(groups.values()), heard, params, seed=self.options.seed, version=version)
+            groups, played = self._rolled(batch)
         except Exception as error:
             if len(batch) > 1:
                 for waiting in batch:
@@ -224,21 +224,38 @@ class EngineGenerator:
         finally:
             self._heard = None  # it holds the weights of now, which a step would have to copy
         by_group = group_by(played, lambda t: t.group_id)
-        learnable: list[Trajectory] = []
         for name, waiting in zip(groups, batch, strict=True):
-            own = worth(by_group[name], waiting.rewards, waiting.job.session_id)
-            learnable += own if waiting.job.learn and waiting.failure is None else []
-        learned = self.learner.learn(learnable)
+            waiting.group = worth(by_group[name], waiting.rewards, waiting.job.session_id)
+        learning = [w for w in batch if w.job.learn and w.failure is None]
+        self.learner.learn([t for waiting in learning for t in waiting.group])
         self._detail = f"{self.learner.progress.steps} steps learned"
-        for name, waiting in zip(groups, batch, strict=True):
-            waiting.settle(waiting.failure or self._outcome(waiting, by_group[name], learned))
+        for waiting in batch:
+            waiting.settle(waiting.failure or self._outcome(waiting))
 
-    def _outcome(self, waiting: _Waiting, played: list[Trajectory], learned: Any) -> Outcome:
+    def _rolled(self, batch: list[_Waiting]) -> tuple[list[str], list[Trajectory]]:
+        """(the group of each session, the trajectories of all)."""
         assert self.learner is not None
-        tokens = sum(t.num_action_tokens for t in played)
-        entropy = -math.fsum(t.total_logprob for t in played) / tokens if tokens else None
-        loss = self.learner.progress.loss if waiting.job.learn else None
-        return Outcome({i: env.ended for i, env in enumerate(waiting.envs)}, loss, entropy)
+        self._heard = Heard(self.learner.sampler)
+        groups: dict[str, Group] = {}
+        for waiting in batch:
+            group = self._group(waiting)
+            if group.id in groups:  # the same seed and task twice at once
+                group.id += f"/{waiting.job.session_id}"
+            groups[group.id] = group
+        params = SamplingParams(max_tokens=self.options.max_tokens, temperature=self.options.temperature)
+        version = self.learner.progress.steps
+        played = rollout(list(groups.values()), self._heard, params, seed=self.options.seed, version=version)
+        return list(groups), played
+
+    def _outcome(self, waiting: _Waiting) -> Outcome:
+        assert self.learner is not None
+        tokens = sum(t.num_action_tokens for t in waiting.group)
+        outcome = Outcome({i: env.ended for i, env in enumerate(waiting.envs)})
+        outcome.entropy = -math.fsum(t.total_logprob for t in waiting.group) / tokens if tokens else None
+        if waiting.job.learn:
+            outcome.loss = self.learner.progress.loss
+            outcome.advantages = advantages(waiting.group, waiting.rewards.keys())
+        return outcome
 
     def _group(self, waiting: _Waiting) -> Group:
         """The session's episodes. The same seed and task draw the same, whatever the session is called."""
@@ -261,7 +278,7 @@ class EngineGenerator:
                 BlendCritic(
                     bench,
                     min_confidence=job.min_confidence,
-                    convergence_threshold=job.threshold,
+                    convergence_threshold=job.convergence_threshold,
                     record=self._recorder(waiting, sample),
                     cancelled=lambda: self._closing or waiting.failure is not None or job.cancelled(),
                 ),

@@ -5,7 +5,9 @@ Exercised by tests/test_sessions.py and tests/test_service_http.py.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from rlvr.service.endpoint import EndpointGenerator
 from rlvr.service.jobs import Generator, NoGenerator
 from rlvr.service.settings import Settings
 from rlvr.store import Store
+
+POLICIES = "policies"
 
 
 def build_generator(settings: Settings, store: Store) -> Generator:
@@ -31,7 +35,7 @@ def build_generator(settings: Settings, store: Store) -> Generator:
     from rlvr.service.engine import EngineGenerator, EngineOptions
     from rlvr.service.learning import LearnerOptions
     from rlvr.service.logs import logger
-    from rlvr.service.models import open_model, train_demo
+    from rlvr.service.models import DEMO, open_model, train_demo
 
     def opener(folder: Path, say: Callable[[str], None]) -> Any:
         given = str(train_demo(settings.state, say)) if settings.demo else settings.model
@@ -40,7 +44,7 @@ def build_generator(settings: Settings, store: Store) -> Generator:
 
     return EngineGenerator(
         opener,
-        settings.state,
+        settings.state / POLICIES / place_of(DEMO if settings.demo else settings.model),
         EngineOptions(max_tokens=limits.max_tokens, seed=settings.seed),
         LearnerOptions(
             learning_rate=config.learning_rate,
@@ -50,6 +54,12 @@ def build_generator(settings: Settings, store: Store) -> Generator:
         ),
         warn=lambda text: logger("rlvr.service.engine").warning(text),
     )
+
+
+def place_of(model: str) -> str:
+    """Where what a model learned is kept: each has a folder of its own, whose name tells them apart."""
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", model)[-60:].strip("-.")
+    return f"{words}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
 
 
 def key_variable(name: str) -> str:

@@ -5,7 +5,7 @@ Exercised by tests/test_service_learning.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from rlvr.futures import Future, LazyFuture
 from rlvr.messages import ModelInput, SampleResponse, SamplingParams
 from rlvr.protocols import SamplingClient
 from rlvr.service.credit import gains
-from rlvr.types import Trajectory, group_by
+from rlvr.types import Trajectory, group_by, mean
 
 
 def worth(
@@ -43,6 +43,19 @@ def worth(
             name = f"{session_id}/{sample}/{number}"
             made.append(replace(trajectory, group_id=session_id, rollout_id=name, reward=reward))
     return made
+
+
+def advantages(group: Sequence[Trajectory], turns: Collection[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """What each answer of a session is learned with, by (sample, iteration): its reward less the group's mean."""
+    known = {t.rollout_id: t.reward for t in group if t.reward is not None}
+    centre = mean(list(known.values()))
+    session = group[0].group_id if group else ""
+    found: dict[tuple[int, int], float] = {}
+    for sample, number in turns:
+        reward = known.get(f"{session}/{sample}", known.get(f"{session}/{sample}/{number}"))
+        if reward is not None:
+            found[sample, number] = reward - centre
+    return found
 
 
 class Heard:

@@ -55,22 +55,18 @@ class Job:
     def task(self) -> Task:
         return self.case.task
 
-    @property
-    def threshold(self) -> float:
-        """The change of reward that ends it; 0 (off) where a verifier knows what is right: an answer that is still
-        wrong has not converged to anything."""
-        return 0.0 if self.case.blend.computes else self.convergence_threshold
-
 
 @dataclass
 class Outcome:
     """How a job ended: by sample, the word and the number of iterations. `loss` and `entropy` are those of what learns,
-    as far as they are known; `gains` are what it learns from, by (sample, iteration)."""
+    as far as they are known; `gains` are what strategies learn from and `advantages` what
+    weights were given, by (sample, iteration)."""
 
     ended: dict[int, str] = field(default_factory=dict[int, str])
     loss: float | None = None
     entropy: float | None = None
     gains: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    advantages: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
 
 
 class Generator(Protocol):

@@ -2,7 +2,7 @@
 
 Without keys a server listens on this machine only, and every caller is the same local owner. Both services use this:
 the one of sessions and the Tinker server, whose SDK takes only keys with a prefix. Exercised by
-tests/test_service_keys.py and tests/test_tinker_core_tenants.py.
+tests/test_service_door.py and tests/test_tinker_core_tenants.py.
 """
 
 from __future__ import annotations

@@ -19,8 +19,10 @@ keeps (its checkpoints have a lifetime of their own).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -110,10 +112,12 @@ class Learner:
         self._memory = Memory(self.algorithm.baseline_decay)
         self._sampler: SamplingClient | None = None
         self._gathered: list[Trajectory] = []
+        self._hold: int | None = None
 
     @property
     def learning_rate(self) -> float:
-        return self.options.learning_rate * RATE * self.plateau.scale
+        begun = min(1.0, (self.progress.steps + 1) / (WARM_UP + 1))
+        return self.options.learning_rate * RATE * self.plateau.scale * begun
 
     @property
     def sampler(self) -> SamplingClient:
@@ -125,6 +129,7 @@ class Learner:
     def restore(self) -> bool:
         """Go on from what was saved last; whether there was something. A damaged state gives way to the one before."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._hold = _held(self.folder)
         pointer = self.folder / POINTER
         if not pointer.exists():
             self._save()  # so that there always is something to go back to
@@ -132,10 +137,10 @@ class Learner:
         told = read_json(pointer, "what was learned", "remove the folder to begin with the model as it was")
         self.progress = Progress(**{k: v for k, v in told.items() if k in Progress.__dataclass_fields__})
         for path in filter(None, (self.progress.path, self.progress.before)):
-            if "://" not in path and (wrong := verified(Path(path))):
+            if "://" not in path and (wrong := verified(self.folder / path)):
                 self.warn(f"saved weights {path} are damaged ({wrong}); trying those before")
                 continue
-            self.client.load_state_with_optimizer(path).result()
+            self.client.load_state_with_optimizer(self._place(path)).result()
             if path != self.progress.path:
                 self.progress = replace(self.progress, path=path, before="", steps=int(path.rpartition("-")[2]))
             self.plateau = Plateau(**self.progress.plateau)
@@ -145,6 +150,13 @@ class Learner:
             f"{pointer} names saved weights of which none is whole; put them back, or remove {self.folder} to begin "
             "with the model as it was"
         )
+
+    def close(self) -> None:
+        """Learn from what was gathered, and let another process have the folder."""
+        self.learn([], now=True)
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
 
     def learn(self, trajectories: Sequence[Trajectory], *, now: bool = False) -> Learned | None:
         """Take in whole groups, and make a step where enough has been gathered; with `now` of whatever there is."""
@@ -187,7 +199,10 @@ class Learner:
         self.progress.steps += 1
         self.progress.sessions += groups
         self.progress.loss, self.progress.entropy = measured.loss, _entropy(batch)
-        self._save()
+        try:
+            self._save()
+        except OSError as error:  # a full disk, say: the weights are good, and saved with the next step
+            self.warn(f"what was learned could not be saved ({error}); it is tried again with the next step")
         return Learned(
             self.progress.steps,
             measured.loss,
@@ -213,23 +228,38 @@ class Learner:
 
     def _refuse(self, error: NonFiniteError) -> None:
         """Back to the last good weights, with the optimizer's state: gradients that were added up are dropped."""
-        self.client.load_state_with_optimizer(self.progress.path).result()
+        self.client.load_state_with_optimizer(self._place(self.progress.path)).result()
         self.progress.refused += 1
         self._name()
         self.warn(f"a step was refused ({error}); the weights are those of step {self.progress.steps}")
 
     def _save(self) -> None:
-        path = self.client.save_state(f"step-{self.progress.steps:08d}").result().path
-        self.progress = replace(self.progress, path=path, before=self.progress.path)
+        """`client` saves in `folder`, and is named by its name there: the service's folder may be moved."""
+        name = f"step-{self.progress.steps:08d}"
+        path = self.client.save_state(name).result().path
+        self.progress = replace(self.progress, path=path if "://" in path else name, before=self.progress.path)
         self.progress.plateau = asdict(self.plateau)
         self._name()
-        kept = {Path(p).name for p in (self.progress.path, self.progress.before) if p}
         for old in sorted(self.folder.glob("step-*")):
-            if old.name not in kept and "://" not in path:
+            if old.name not in (self.progress.path, self.progress.before):
                 shutil.rmtree(old, ignore_errors=True)
+
+    def _place(self, path: str) -> str:
+        return path if "://" in path else str(self.folder / path)
 
     def _name(self) -> None:
         write_atomic(self.folder / POINTER, json.dumps(asdict(self.progress), indent=2))
+
+
+def _held(folder: Path) -> int:
+    """The hold on the folder until it is closed, or this process ends; ValueError where another one learns there."""
+    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise ValueError(f"another process learns in {folder}; give this service another --state") from error
+    return lock
 
 
 def _entropy(batch: Sequence[Trajectory]) -> float:

@@ -1,6 +1,6 @@
 """Where a server listens: the socket, who may reach it, how many may come, and how it stops.
 
-Both services use this. Exercised by tests/test_service_http.py and tests/test_tinker_serve.py.
+Both services use this. Exercised by tests/test_service_starts.py and tests/test_tinker_serve.py.
 """
 
 from __future__ import annotations

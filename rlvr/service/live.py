@@ -23,7 +23,8 @@ Event = dict[str, Any]
 @dataclass(eq=False)
 class Live:
     """`unsaved` are answers that the store has not got yet, `away` why it did not take them in the time it was given.
-    `stop` says why no new iteration shall begin, if none shall."""
+    `stop` says why no new iteration shall begin, if none shall. `begun`: its row is written and `task` works on it, or
+    it could not be written."""
 
     session: Session
     case: Case
@@ -32,6 +33,7 @@ class Live:
     unsaved: list[Experience] = field(default_factory=list[Experience])
     away: StoreDown | None = None
     stop: str = ""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)

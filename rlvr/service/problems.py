@@ -1,7 +1,7 @@
 """Every refusal of the service, in one shape: `{"detail": ..., "code": ..., "request_id": ...}`.
 
 `field` is there where one field of the request is at fault, `session_id` where a session was begun: what it had done
-by then is kept under that id. Exercised by tests/test_service_http.py.
+by then is kept under that id. Exercised by tests/test_service_mistakes.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ STATUS = {
     "interrupted": 503,
     "store_down": 503,
     "generator_loading": 503,
+    "generator_down": 503,
+    "generator_failed": 502,
+    "prompt_not_understood": 422,
     "no_generator": 503,
     "busy": 429,
 }

@@ -1,7 +1,7 @@
 """How often a key may ask: a bucket of tokens per key, filled at a steady rate.
 
 Buckets are of this process: two instances behind one balancer allow twice as much. Exercised by
-tests/test_service_keys.py.
+tests/test_service_door.py.
 """
 
 from __future__ import annotations

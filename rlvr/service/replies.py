@@ -106,7 +106,7 @@ class DetailedMetrics(Reply):
     error_reduction_rate: float | None
     converged: bool
     convergence_iteration: int | None
-    convergence_threshold: float
+    convergence_threshold: float | None
     verifier_accuracy: float | None
     policy_entropy: float | None
     training_loss: float | None

@@ -110,7 +110,8 @@ def wants_text(accept: str) -> bool:
 async def stats(service: Asked) -> Any:
     buffer, totals = await service.totals()
     learned = service.generator.learning()
-    config = service.settings.training
+    # Strategies learn from answers whose gains are known; what was evaluated has none.
+    usable_now = buffer.ready if service.generator.kind == "endpoint" else buffer.size
     return {
         "training_stats": {
             **learned,
@@ -118,7 +119,7 @@ async def stats(service: Asked) -> Any:
             "buffer_utilization": buffer.utilization,
             "verifier_accuracy": await service.accuracy(),
             "policy_entropy": learned.get("policy_entropy"),
-            "ready_for_training": buffer.size >= config.min_experiences_for_training,
+            "ready_for_training": usable_now >= service.settings.training.min_experiences_for_training,
         },
         "global_stats": totals,
         "timestamp": time.time(),
@@ -132,9 +133,12 @@ async def experiences(
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     after: Annotated[int | None, Query(ge=0, le=2**53, description="The last id of the page before.")] = None,
 ) -> Any:
-    await known_task(service, task_id)
     store = service.store
-    rows = await service.ask(store.experiences, task_id=task_id, after=after, limit=limit + 1, tokens=False)
+    rows: list[Experience] = []
+    if usable(task_id):
+        rows = await service.ask(store.experiences, task_id=task_id, after=after, limit=limit + 1, tokens=False)
+    if not rows:
+        await known_task(service, task_id)
     shown = rows[:limit]
     return {
         "task_id": task_id,
@@ -151,13 +155,18 @@ async def analysis(task_id: str, service: Asked) -> Any:
     return {"task_id": task_id, "analysis": found or NOTHING_YET}
 
 
+def usable(task_id: str) -> bool:
+    return len(task_id) <= LONGEST_ID and "\x00" not in task_id
+
+
 async def known_task(service: Service, task_id: str) -> None:
     """404 for a task that no session and no training run has worked on."""
     store = service.store
-    if len(task_id) > LONGEST_ID or "\x00" in task_id:
-        raise not_found("task", task_id)
-    known = await service.ask(store.sessions, task_id=task_id, limit=1)
-    if not known and not await service.ask(store.experiences, task_id=task_id, limit=1, tokens=False):
+    known = usable(task_id) and (
+        await service.ask(store.sessions, task_id=task_id, limit=1)
+        or await service.ask(store.experiences, task_id=task_id, limit=1, tokens=False)
+    )
+    if not known:
         raise not_found("task", task_id)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from rlvr.service import grading
+from rlvr.service import grading, ratings
 from rlvr.service.contracts import FeedbackBody, GradeBody, TrainBody
 from rlvr.service.problems import Problem, not_found, of_session
 from rlvr.service.replies import Begun, Evaluated, Graded, Rated, Trained
@@ -19,7 +19,6 @@ from rlvr.store.records import Session, Status
 
 router = APIRouter()
 RATED = 5_000  # experiences of one session that are looked through for an iteration
-RATING_WEIGHT = 0.2  # of a person's rating in the reward of an answer, the verifiers keep the rest
 
 Background = Annotated[bool, Query(description="Answer at once with the session's id, and let it run.")]
 
@@ -91,7 +90,7 @@ async def feedback(body: FeedbackBody, service: Asked, owner: Owner) -> Rated:
         if not same:
             raise not_found("the answer", f"{body.session_id}, iteration {body.iteration}, sample {body.sample}")
         found = same[0]
-    rated = await service.ask(service.store.rate, found, owner, body.rating, body.comment, RATING_WEIGHT)
+    rated = await service.ask(ratings.rate, service.store, found, owner, body.rating, body.comment)
     if rated is None:
         raise not_found("experience", found)
     return Rated(

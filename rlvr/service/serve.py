@@ -4,7 +4,7 @@
     rlvr serve --demo --no-dashboard
 
 What can be wrong with the settings is found before the port answers; a model is loaded after that, and /health says how
-far it is. Exercised by tests/test_service_http.py and, through tests/rlvr_service.py, by every test that talks to a
+far it is. Exercised by tests/test_service_starts.py and, through tests/rlvr_service.py, by every test that talks to a
 real service.
 """
 

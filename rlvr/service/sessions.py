@@ -22,10 +22,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from rlvr.reward.feedback import Feedback
 from rlvr.service import answers
+from rlvr.service.credit import worth_of
 from rlvr.service.jobs import CONVERGED, Generator, Job, Outcome, SessionFailure
 from rlvr.service.ledger import PATIENCE_S, Ledger
 from rlvr.service.live import Live, end_event, iteration_event, status_event, stored_events
@@ -66,13 +68,8 @@ class Sessions:
 
     async def start(self, request: Request, owner: str) -> Session:
         """Write the session down and begin. Problem (422, 429, 503) where it cannot be."""
-        if self._closing:
-            raise Problem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
-        limits = self.settings.limits
-        if len(self._live) >= limits.sessions + limits.queue:
-            told = f"{len(self._live)} sessions run or wait already; try again later"
-            raise Problem(429, "busy", told, retry_after=5)
         case = await self._case(request)
+        self._require_room()  # now: those that came at the same moment have taken theirs
         session = Session(
             id=str(uuid.uuid4()),
             task_id=request.task_id,
@@ -85,13 +82,24 @@ class Sessions:
         live = self._live[session.id] = Live(session, case)
         try:
             await asyncio.to_thread(self.store.add_session, session)
+            await live.tell(status_event(session.id, Status.QUEUED))
+            live.task = asyncio.create_task(self._work(live, request))
+            await asyncio.sleep(0)  # a task that was cancelled before it began would end nothing
         except BaseException:
-            del self._live[session.id]
+            if live.task is None:
+                del self._live[session.id]
             raise
-        await live.tell(status_event(session.id, Status.QUEUED))
-        live.task = asyncio.create_task(self._work(live, request))
-        await asyncio.sleep(0)  # a task that was cancelled before it began would end nothing
+        finally:
+            live.begun.set()
         return replace(session)
+
+    def _require_room(self) -> None:
+        if self._closing:
+            raise Problem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
+        limits = self.settings.limits
+        if len(self._live) >= limits.sessions + limits.queue:
+            told = f"{len(self._live)} sessions run or wait already; try again later"
+            raise Problem(429, "busy", told, retry_after=5)
 
     async def _case(self, request: Request) -> Any:
         text = f"{request.prompt}\n\n{request.context}" if request.context.strip() else request.prompt
@@ -147,6 +155,7 @@ class Sessions:
             ))  # fmt: skip
             return
         live.stop = live.stop or "cancelled"
+        await live.begun.wait()
         assert live.task is not None
         if live.session.status is Status.RUNNING:
             await asyncio.wait({live.task}, timeout=CANCEL_S)
@@ -158,13 +167,11 @@ class Sessions:
         return answers.train_answer(session, await self._experiences(session.id))
 
     async def evaluation(self, session: Session) -> dict[str, Any]:
-        threshold = self.settings.training.convergence_threshold
-        return answers.evaluate_answer(session, await self._experiences(session.id), threshold)
+        return answers.evaluate_answer(session, await self._experiences(session.id))
 
     def verifier_accuracy(self) -> float | None:
         """Over the newest sessions whose tasks say what is right, by number of checks; None where there are none."""
-        known = [s.metrics for s in self.store.sessions(kind="train", status=Status.DONE, limit=MEASURED)]
-        known = [m for m in known if m.get("verifier_accuracy") is not None]
+        known = [m for m in self.store.session_metrics(MEASURED) if m.get("verifier_accuracy") is not None]
         checks = sum(m.get("verifier_checks", 1) for m in known)
         return sum(m["verifier_accuracy"] * m.get("verifier_checks", 1) for m in known) / checks if checks else None
 
@@ -172,6 +179,7 @@ class Sessions:
         """Begin no iteration any more, let those under way end, and mark what was not finished."""
         self._closing = self._ledger.closing = True
         tasks: set[asyncio.Task[None]] = set()
+        await asyncio.gather(*(live.begun.wait() for live in self._live.values()))
         for live in self._live.values():
             live.stop = live.stop or "interrupted"
             assert live.task is not None
@@ -223,7 +231,7 @@ class Sessions:
             case=live.case,
             max_iterations=request.max_iterations or config.max_iterations,
             min_confidence=config.min_confidence if request.min_confidence is None else request.min_confidence,
-            convergence_threshold=config.convergence_threshold,
+            convergence_threshold=self._threshold(live),
             record=lambda e, feedback: self._record(live, e, feedback),
             cancelled=lambda: bool(live.stop),
             samples=request.samples,
@@ -231,9 +239,16 @@ class Sessions:
             learn=request.learn,
         )
 
+    def _threshold(self, live: Live) -> float:
+        """The change of reward that ends a session; 0 (off) where a verifier knows what is right: an answer that is
+        still wrong has not converged to anything."""
+        return 0.0 if live.case.blend.computes else self.settings.training.convergence_threshold
+
     async def _record(self, live: Live, e: Experience, feedback: Feedback) -> None:
         """A verified answer: into the store with the best so far, and to whoever watches. Answers that come while the
-        ones before are written go together."""
+        ones before are written go together; one that is played again after another's failure is there already."""
+        if any((e.sample, e.iteration) == (other.sample, other.iteration) for other in live.experiences):
+            return
         live.experiences.append(e)
         live.feedbacks.append(feedback)
         live.unsaved.append(e)
@@ -255,16 +270,19 @@ class Sessions:
 
     async def _learn(self, live: Live, request: Request, outcome: Outcome) -> None:
         """What came of each answer goes to the store, and the generator learns. No session fails of that."""
-        if not (request.learn and outcome.gains):
+        if not request.learn:
             return
-        ids = live.ids
-        rewards = [e.reward for e in answers.episode(live.experiences) if e.reward is not None]
+        ids, store = live.ids, self.store
+        chosen = answers.best(live.experiences)
+        result = worth_of(chosen) if chosen else None  # what a reward adds for being late is no progress
         try:
-            gains = {ids[key]: gain for key, gain in outcome.gains.items() if key in ids}
-            await self._ledger.write(lambda: self.store.set_gains(gains))
-            await self.generator.learn(rewards[-1] if rewards else None)
-            told = self.generator.learning()
-            outcome.loss, outcome.entropy = told["training_loss"], told["policy_entropy"]
+            for write, values in ((store.set_gains, outcome.gains), (store.set_advantages, outcome.advantages)):
+                if known := {ids[key]: value for key, value in values.items() if key in ids}:
+                    await self._ledger.write(partial(write, known))
+            if outcome.gains:
+                await self.generator.learn(result)
+                told = self.generator.learning()
+                outcome.loss, outcome.entropy = told["training_loss"], told["policy_entropy"]
         except (StoreDown, SessionFailure, RuntimeError) as error:
             log.warning("nothing was learned from a session", session_id=live.session.id, reason=str(error))
 
@@ -295,7 +313,11 @@ class Sessions:
             verifier_accuracy=checks and checks.share,
             training_loss=outcome.loss,
             policy_entropy=outcome.entropy,
-        ) | {"verifier_checks": checks.count if checks else 0, "self_judging": live.case.self_judging}
+        ) | {
+            "verifier_checks": checks.count if checks else 0,
+            "self_judging": live.case.self_judging,
+            "convergence_threshold": self._threshold(live),
+        }
         session.status, session.error, session.finished = status, error, time.time()
         await self._ledger.finish(live)
         live.over.set()

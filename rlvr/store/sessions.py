@@ -56,6 +56,12 @@ class SessionRows(Database):
         with self.reading() as connection:
             return [Session(**row) for row in connection.execute(found).mappings()]
 
+    def session_metrics(self, limit: int) -> list[dict[str, Any]]:
+        """The `metrics` alone of the newest sessions of the service that ended well: they are read often."""
+        found = sa.select(sessions.c.metrics).where(*_where(Status.DONE, kind="train"))
+        with self.reading() as connection:
+            return [row for row in connection.scalars(found.order_by(sessions.c.created.desc()).limit(limit)) if row]
+
     def count_sessions(
         self, *, task_id: str | None = None, kind: str | None = None, owner: str | None = None
     ) -> dict[Status, int]:

@@ -34,6 +34,7 @@ from rlvr.service.dashboard.data import (
     visible,
 )
 from rlvr.service.dashboard.pieces import MOST, Decode, pieces
+from rlvr.service.ratings import rate
 from rlvr.store import Experience, Session, Status, Store
 from rlvr.tracking.console import shown
 from rlvr.types import Outcome, mean
@@ -158,7 +159,7 @@ class StoreSource:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def rate(self, key: str, owner: str, rating: float) -> None:
-        if not (key.isdecimal() and len(key) < 18) or self._store.rate(int(key), owner or "local", rating) is None:
+        if not (key.isdecimal() and len(key) < 18) or rate(self._store, int(key), owner or "local", rating) is None:
             raise ValueError("this answer is not there any more")
 
     def _pieces(self, e: Experience) -> list[Any]:

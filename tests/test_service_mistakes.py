@@ -1,0 +1,129 @@
+"""What clients of the service get wrong, and what goes wrong behind it: a status, a code, a field, a way out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+from rlvr_service import RlvrService, scripted
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
+    with scripted(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+BASE = {"task_id": "t", "prompt": "p"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/train", {"prompt": "p"}, "task_id"),
+        ("/train", {"task_id": "t"}, "prompt"),
+        ("/train", {**BASE, "prompt": ""}, "prompt"),
+        ("/train", {**BASE, "prompt": " \n"}, ""),
+        ("/train", {**BASE, "prompt": "x" * 100_001}, "prompt"),
+        ("/train", {**BASE, "prompt": 5}, "prompt"),
+        ("/train", {**BASE, "prompt": "a\x00b"}, ""),
+        ("/train", {**BASE, "task_id": "../etc"}, "task_id"),
+        ("/train", {**BASE, "task_id": "t" * 129}, "task_id"),
+        ("/train", {**BASE, "max_iterations": 0}, "max_iterations"),
+        ("/train", {**BASE, "max_iterations": 51}, "max_iterations"),
+        ("/train", {**BASE, "max_iterations": 2.5}, "max_iterations"),
+        ("/train", {**BASE, "max_iterations": "3"}, "max_iterations"),
+        ("/train", {**BASE, "min_confidence": 1.01}, "min_confidence"),
+        ("/train", {**BASE, "min_confidence": True}, "min_confidence"),
+        ("/train", {**BASE, "max_iteration": 3}, "max_iteration"),
+        ("/train", {**BASE, "samples": 33}, "samples"),
+        ("/train", {**BASE, "tests": "assert True"}, "tests"),
+        ("/train", {**BASE, "tests": [5]}, "tests.0"),
+        ("/train", {**BASE, "verifiers": [{"name": "draft", "weight": -1}]}, "verifiers.0.weight"),
+        ("/train", {**BASE, "verifiers": [{"name": "os:system"}]}, "verifiers.0.name"),
+        ("/train", {**BASE, "verifiers": ["nothing_like_it"]}, "verifiers"),
+        ("/train", {**BASE, "verifiers": [{"name": "judge", "options": {"base_url": "http://x"}}]}, "verifiers"),
+        ("/train?background=perhaps", BASE, "background"),
+        ("/evaluate", {"task_id": "t"}, "prompt"),
+        ("/feedback", {"experience_id": 1}, "rating"),
+        ("/feedback", {"experience_id": 1, "rating": 1.5}, "rating"),
+        ("/feedback", {"rating": 1.0}, ""),
+        ("/feedback", {"experience_id": 1, "session_id": "s", "iteration": 1, "rating": 1.0}, ""),
+        ("/feedback", {"session_id": "s", "rating": 1.0}, ""),
+        ("/grade", {}, ""),
+        ("/grade", {"answers": ["a"], "items": [{"sample": {}}]}, ""),
+        ("/grade", {"answers": [5]}, "answers.0"),
+        ("/grade", {"grader": {"type": "python"}, "answers": ["a"]}, ""),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_told_with_its_field(service: RlvrService, path: str, body: Any, field: str):
+    answer = service.post(path, body)
+    assert answer.status_code == 422, answer.text
+    told = answer.json()
+    assert told.get("field", "") == field and told["code"] == "invalid" and told["detail"]
+    assert told["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"task_id": "t", "prompt": "\\ud800"}', b"[" * 100_000,
+     b'{"task_id": "t", "prompt": "p", "min_confidence": NaN}', b'{"task_id": "t", "prompt": "p", "seed": 1e999}'],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_a_422_and_never_a_fault(service: RlvrService, content: bytes):
+    with service.client() as client:
+        answer = client.post("/train", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 422 and answer.json()["code"] == "invalid", answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/experiences/never_seen", 404, "not_found"),
+        ("GET", "/analysis/never_seen", 404, "not_found"),
+        ("GET", "/sessions/never_seen", 404, "not_found"),
+        ("GET", "/sessions/never_seen/events", 404, "not_found"),
+        ("POST", "/sessions/never_seen/cancel", 404, "not_found"),
+        ("GET", "/api/nothing", 404, "not_found"),
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/%00", 404, "not_found"),
+        ("GET", "/experiences/%00", 404, "not_found"),
+        ("GET", "/train", 405, "method_not_allowed"),
+        ("DELETE", "/sessions/x", 405, "method_not_allowed"),
+    ],
+)
+def test_what_is_not_here_is_told_as_json(service: RlvrService, method: str, path: str, status: int, code: str):
+    with service.client() as client:
+        answer = client.request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert set(answer.json()) == {"detail", "code", "request_id"}
+    assert status != 405 or answer.headers["allow"]
+
+
+def test_an_endpoint_that_refuses_is_a_typed_failure_that_keeps_its_session(service: RlvrService):
+    answer = service.post("/train", {"task_id": "refused", "prompt": "refuse this"})
+    assert answer.status_code == 502 and answer.json()["code"] == "endpoint_refused"
+    state = service.get(f"/sessions/{answer.json()['session_id']}").json()
+    assert state["status"] == "failed" and state["error"]["code"] == "endpoint_refused"
+    assert service.get("/experiences/refused").json() == {
+        "task_id": "refused", "experiences": [], "count": 0, "next_after": None,
+    }  # fmt: skip
+    assert service.get("/analysis/refused").json()["analysis"]["average_reward"] is None
+
+
+def test_a_client_that_hangs_up_loses_its_answer_and_not_the_session(service: RlvrService):
+    body = json.dumps({"task_id": "gone", "prompt": "slowly: an ode"}).encode()
+    head = b"POST /train HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port)) as connection:
+        connection.sendall(head % len(body) + body)
+        while not service.get("/sessions", params={"task_id": "gone"}).json()["sessions"]:
+            time.sleep(0.05)
+    deadline = time.monotonic() + 20
+    while (row := service.get("/sessions", params={"task_id": "gone"}).json()["sessions"][0])["status"] != "done":
+        assert time.monotonic() < deadline, row
+        time.sleep(0.1)
