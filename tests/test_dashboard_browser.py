@@ -196,8 +196,9 @@ def test_sessions_are_found_by_status_and_compared(service: str, browser: Browse
     assert page.locator("tbody tr").count() == 1
     page = browser.open(f"{service}/ui/compare?work=a&a=1&b=2")
     assert "iteration 1" in page.locator("#main").inner_text()
-    page = browser.open(f"{service}/ui/session/nothing")
-    assert "Not found" in page.locator("h1").inner_text()
+    for nowhere in ("session/nothing", "sessions", "run"):
+        page = browser.open(f"{service}/ui/{nowhere}")
+        assert "Not found" in page.locator("h1").inner_text()
 
 
 def serve_store(database: str) -> None:

@@ -144,12 +144,6 @@ def test_many_are_judged_at_once_and_as_one_by_one() -> None:
     assert blend.judge_many([]) == []
 
 
-def test_the_default_is_rules_alone_or_three_tenths_of_them_beside_a_judge() -> None:
-    assert Blend.default().judge("p", "short").confidence == 0.3
-    said = Blend.default(fixed("judge", 0.5)).judge("p", PROSE)
-    assert said.confidence == pytest.approx(0.3 * 1.0 + 0.7 * 0.5)
-
-
 @pytest.mark.parametrize(
     ("verifiers", "said"),
     [

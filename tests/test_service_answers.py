@@ -90,6 +90,13 @@ def test_evaluate_tells_every_number_of_the_series():
     assert told["summary"] == "solved: confidence 0.90 after 3 iterations, converged at iteration 3"
 
 
+def test_tokens_are_those_of_every_episode_and_the_series_that_of_the_best():
+    rows = [*ROWS, answer(1, 0.1, 0.1, "timeout", sample=1, num_tokens=50)]
+    found = evaluate_answer(session(rows), rows)["detailed_metrics"]
+    assert (found["tokens_generated"], found["tokens_per_iteration"]) == (80, 20.0)
+    assert (found["total_iterations"], found["total_errors"], found["min_reward"]) == (3, 3, 0.1)
+
+
 def test_what_cannot_be_known_is_null():
     one = [answer(1, None, None)]
     told = evaluate_answer(session(one), one)
@@ -120,8 +127,14 @@ def test_errors_are_counted_from_the_first_judged_answer_to_the_last(rows: list[
         ([answer(1, 0.2, 0.2), answer(2, 0.4, 0.5)], {}, "raise max_iterations"),
         ([answer(1, 0.2, 0.2), answer(2, 0.2, 0.2)], {"converged": True}, "stopped changing"),
         ([answer(1, 0.2, 0.2, "timeout")], {}, "too slow"),
+        ([answer(1, 1.0, 1.5, scores={"draft": {}})], {}, "Nobody checked whether it is right"),
         ([], {"status": Status.FAILED, "error": {"code": "endpoint_timeout", "message": "late"}}, "endpoint_timeout"),
     ],
 )
 def test_recommendations_say_what_to_do(rows: list[Experience], more: dict[str, Any], words: str):
     assert any(words in line for line in evaluate_answer(session(rows, **more), rows)["recommendations"])
+
+
+def test_an_answer_that_something_checked_needs_no_such_warning():
+    rows = [answer(1, 1.0, 1.5, scores={"code": {}, "draft": {}})]
+    assert not any("Nobody checked" in line for line in evaluate_answer(session(rows), rows)["recommendations"])

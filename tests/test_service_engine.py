@@ -14,7 +14,7 @@ from rlvr.clients.mock import MockTrainingClient, TablePolicy
 from rlvr.service.credit import DISCOUNT
 from rlvr.service.engine import EngineGenerator, EngineOptions
 from rlvr.service.group import advantages, worth
-from rlvr.service.learning import POINTER, RATE, Learner, LearnerOptions
+from rlvr.service.learning import POINTER, RATE, WARM_UP, WINDOW, Learner, LearnerOptions
 from rlvr.service.models import Model
 from rlvr.service.options import Request
 from rlvr.store.records import Status
@@ -159,10 +159,67 @@ def test_a_step_moves_the_policy_towards_what_was_rewarded_and_says_what_it_did(
         t.rollout_id, t.logprobs = f"s/{i}", [float(before[t.response_tokens[0]])]
     learned = learner.learn(batch)
     assert learned is not None and (learned.step, learned.groups) == (1, 1)
-    assert learned.learning_rate == pytest.approx(0.01 * RATE)
+    assert learned.learning_rate == pytest.approx(0.01 * RATE / (WARM_UP + 1))
     assert sorted(learned.advantages.values()) == [-0.5, -0.5, 0.5, 0.5]  # the group's mean is the baseline
     assert learned.entropy == pytest.approx(-float(before[yes] + before[no]) / 2)
     assert client.policy.logprobs()[yes] > before[yes] and client.policy.logprobs()[no] < before[no]
+
+
+def test_the_coefficients_weigh_what_was_rewarded_and_the_entropy_of_what_was_said(tmp_path: Path):
+    """By hand: half the advantages; and a bonus for what was improbable moves the table towards it."""
+
+    def step(name: str, **coefficients: float) -> tuple[list[float], float]:
+        client = table(tmp_path / name)
+        learner = Learner(client, tmp_path / name, LearnerOptions(batch_size=2, **coefficients))
+        learner.restore()
+        yes, no = (client.policy.tokenizer.ids[w] for w in ("yes", "no"))
+        client.policy.logits[no] += 3.0  # said far more often than `yes`
+        before = client.policy.logprobs()
+        batch = [*group(name, [0.0, 0.02], (yes,)), *group(name, [0.01], (no,))]
+        for i, t in enumerate(batch):
+            t.rollout_id, t.logprobs = f"{name}/{i}", [float(before[t.response_tokens[0]])]
+        learned = learner.learn(batch)
+        assert learned is not None
+        return sorted(learned.advantages.values()), float(client.policy.logprobs()[no] - before[no])
+
+    whole, _ = step("whole", entropy_coefficient=0.0)
+    half, _ = step("half", entropy_coefficient=0.0, policy_coefficient=0.5)
+    assert whole == pytest.approx([-0.01, 0.0, 0.01]) and half == pytest.approx([-0.005, 0.0, 0.005])
+    _, alone = step("alone", entropy_coefficient=0.0)
+    _, open_ = step("open", entropy_coefficient=0.5)
+    assert open_ < alone
+
+
+def test_results_that_stay_the_same_lower_the_rate_and_a_restart_keeps_it(tmp_path: Path):
+    learner = Learner(table(tmp_path), tmp_path, LearnerOptions(batch_size=2))
+    learner.restore()
+    for i in range(4 * WINDOW):  # the best window, and three that were no better
+        learner.learn(group(f"{i}", [0.5, 0.5]))
+    assert learner.plateau.scale == 0.5
+    learner.learn(group("a", [0.0, 1.0]))
+    learner.close()
+    later = Learner(table(tmp_path), tmp_path)
+    assert later.restore() and later.plateau.scale == 0.5
+    later.close()
+
+
+def test_answers_are_sampled_at_the_temperature_that_they_are_learned_at(tmp_path: Path):
+    async def run() -> None:
+        client = table(tmp_path / "policy")
+        expected = client.policy.logprobs(3.0)
+        generator = EngineGenerator(
+            lambda folder, say: Model(client, "table", "local"),
+            tmp_path / "policy",
+            EngineOptions(samples=4, max_tokens=1, temperature=3.0),
+        )
+        async with opened(settings_of(tmp_path), generator=generator) as sessions:
+            await ready(generator)
+            session, _ = await worked(sessions, ASK, max_iterations=1)
+            rows = sessions.store.experiences(session_id=session.id)
+            assert generator.learner is not None and generator.learner.options.temperature == 3.0
+        assert [row.logprobs for row in rows] == [[pytest.approx(expected[(row.tokens or [0])[0]])] for row in rows]
+
+    asyncio.run(run())
 
 
 def test_equal_rewards_make_no_step_and_too_few_episodes_wait_for_more(tmp_path: Path):

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,18 @@ def test_evaluate_measures_and_learns_nothing(service: RlvrService):
     assert set(found["detailed_metrics"]) == DETAILED
     assert found["detailed_metrics"]["error_frequency"].get("too_short", 0) >= 1
     assert service.get("/stats").json()["training_stats"]["updates"] == before
+
+
+def test_what_was_only_evaluated_makes_nothing_ready_for_training(tmp_path: Path):
+    with scripted(tmp_path, RLVR_MIN_EXPERIENCES_FOR_TRAINING="1") as service:
+        body = {"task_id": "test", "prompt": "Hello world"}
+        told = service.post("/evaluate", body).json()
+        assert told["detailed_metrics"]["training_loss"] is None
+        before = service.get("/stats").json()["training_stats"]
+        service.post("/train", body)
+        after = service.get("/stats").json()["training_stats"]
+    assert (before["ready_for_training"], before["total_experiences"] >= 1, before["updates"]) == (False, True, 0)
+    assert (after["ready_for_training"], after["updates"]) == (True, 1)
 
 
 def test_a_background_session_is_polled_watched_and_listed(service: RlvrService):

@@ -23,7 +23,7 @@ WARM_UP = (
     "model.config.n_embd=48", "model.config.n_inner=192", "model.config.n_layer=2", "model.config.n_head=4",
     "evaluation.tasks=20", "evaluation.samples=1", "evaluation.every=0",
 )  # fmt: skip
-HELD_OUT, AT_ONCE, ROUNDS, SAMPLES = 100, 32, 20, 16
+HELD_OUT, AT_ONCE, ROUNDS = 100, 64, 25
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
     service = RlvrService(
         tmp_path / "state",
         RLVR_MODEL=str(run),
-        RLVR_LEARNING_RATE="0.004",
-        RLVR_BATCH_SIZE="512",
+        RLVR_LEARNING_RATE="0.0008",
+        RLVR_BATCH_SIZE="64",
         RLVR_SESSIONS="64",
         RLVR_QUEUE="500",
         RLVR_REQUESTS_PER_MINUTE="0",
@@ -80,7 +80,7 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
         assert held_out(service, pool, tasks[:20]) == before[:20]  # evaluations teach nothing, and repeat
         for number in range(ROUNDS):
             sent = [source.train(1, number * AT_ONCE + i, "23"[i % 2]) for i in range(AT_ONCE)]
-            answers = list(pool.map(lambda t: service.post("/train", body(t, samples=SAMPLES, seed=1)), sent))
+            answers = list(pool.map(lambda t: service.post("/train", body(t)), sent))
             assert {answer.status_code for answer in answers} == {200}, answers[0].text
         after = held_out(service, pool, tasks)
         stats = service.get("/stats").json()["training_stats"]
@@ -95,7 +95,7 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
     p = binomtest(won, won + lost, alternative="greater").pvalue
     print(f"\nsolved {sum(before)} of {HELD_OUT} before and {sum(after)} after: {won} won, {lost} lost, p = {p:.2g}")
     assert p < 0.01, (won, lost)
-    assert stats["updates"] >= 5 and stats["training_loss"] is not None
+    assert stats["updates"] >= 20 and stats["training_loss"] is not None
     # What was gathered and made no step yet is learned from as the service stops: one step more at most.
     assert later["updates"] - stats["updates"] in (0, 1)
     assert sum(a == b for a, b in zip(again, after, strict=True)) > HELD_OUT / 2

@@ -29,7 +29,9 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {"prompt": "p"}, "task_id"),
         ("/train", {"task_id": "t"}, "prompt"),
         ("/train", {**BASE, "prompt": ""}, "prompt"),
-        ("/train", {**BASE, "prompt": " \n"}, ""),
+        ("/train", {**BASE, "prompt": " \n"}, "prompt"),
+        ("/train", {**BASE, "answer": " "}, "answer"),
+        ("/train", {**BASE, "verifiers": ["math"]}, "verifiers"),
         ("/train", {**BASE, "prompt": "x" * 100_001}, "prompt"),
         ("/train", {**BASE, "prompt": 5}, "prompt"),
         ("/train", {**BASE, "prompt": "a\x00b"}, ""),
@@ -68,6 +70,26 @@ def test_what_is_wrong_with_a_body_is_told_with_its_field(service: RlvrService, 
     told = answer.json()
     assert told.get("field", "") == field and told["code"] == "invalid" and told["detail"]
     assert told["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({**BASE, "max_iteration": 3}, "max_iteration: no field of this request (did you mean 'max_iterations'?)"),
+        ({**BASE, "verifiers": [{"name": "draft", "option": {}}]}, "(did you mean 'options'?)"),
+        ({**BASE, "task_id": "two words"}, "task_id: expected letters, digits and"),
+        ({**BASE, "verifiers": ["math"]}, "verifier 'math' compares with `answer`"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_write_instead(service: RlvrService, body: Any, words: str):
+    assert words in service.post("/train", body).json()["detail"]
+
+
+def test_a_body_that_came_as_a_form_is_told_the_header_that_it_needs(service: RlvrService):
+    with service.client() as client:  # what `curl -d` sends by itself
+        answer = client.post("/train", content=b'{"task_id": "t", "prompt": "p"}',
+                             headers={"content-type": "application/x-www-form-urlencoded"})  # fmt: skip
+    assert answer.status_code == 422 and "Content-Type: application/json" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

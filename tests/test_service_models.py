@@ -12,7 +12,7 @@ import pytest
 from rlvr.envs.math import RPNArithmetic
 from rlvr.service.engine import EngineGenerator, EngineOptions
 from rlvr.service.learning import LearnerOptions
-from rlvr.service.models import open_model, train_demo
+from rlvr.service.models import check_name, open_model, train_demo
 from rlvr.service.options import Request
 from rlvr.store.records import Status
 from tests.code_rows import model_folder
@@ -146,7 +146,8 @@ def test_what_is_no_model_is_told_so(tmp_path: Path):
         ("13 1 +", None, None),
         ("What is 7 + 8?", None, None),
         ("", None, None),
-        ("1 1 + 1 + 1 + 1 +", None, None),  # of a complexity that the model never saw
+        ("7", None, None),
+        ("1 1 + 1 + 1 + 1 +", "<boe> 1 1 + 1 + 1 + 1 +", "5"),  # longer than what the run had, and known all the same
     ],
 )
 def test_an_expression_that_a_person_writes_becomes_a_task_of_the_environment(
@@ -154,3 +155,15 @@ def test_an_expression_that_a_person_writes_becomes_a_task_of_the_environment(
 ):
     task = RPNArithmetic(13, ["+", "-", "*"], (1, 3)).posed(text)
     assert (task and task.prompt, task and task.meta["answer"]) == (prompt, answer)
+
+
+def test_a_path_with_a_typing_error_is_refused_at_once_and_never_sought_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    for mistaken in ("runs/mein", "runs/service/demo", "./model", "/no/such/model", "~/no-such-model"):
+        with pytest.raises(ValueError, match="there is no such folder"):
+            check_name(mistaken)
+    for fine in ("runs/mine", "gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "tinker:Qwen/Qwen3-8B", "tinker://run/weights/a"):
+        check_name(fine)

@@ -103,6 +103,8 @@ def test_what_looks_like_a_setting_and_is_none_is_warned_of():
         ({"RLVR_DEMO": "maybe"}, r"demo='maybe' \(from RLVR_DEMO\)"),
         ({"LLM_ENDPOINT": "localhost:3031"}, r"llm.endpoint='localhost:3031', expected a URL.*from LLM_ENDPOINT"),
         ({"LLM_ENDPOINT": "http://user:secret@host/"}, "holds a password"),
+        ({"LLM_ENDPOINT": "http://127.0.0.1:8000/v1"}, "needs its model's name: LLM_MODEL.*from LLM_ENDPOINT"),
+        ({"JUDGE_ENDPOINT": "http://127.0.0.1:8000/judge"}, "JUDGE_ENDPOINT is given without JUDGE_MODEL"),
         ({"LLM_ENDPOINT": "http://h/", "RLVR_MODEL": "x"}, "LLM_ENDPOINT and RLVR_MODEL are given"),
         ({"RLVR_CORS_ORIGINS": "*"}, r"cors_origins='\*', expected an origin"),
         ({"RLVR_QUEUE": "-1"}, "queue=-1, expected at least 0"),

@@ -30,7 +30,8 @@ def weights(request: Request, **how: Any) -> dict[str, float]:
         ({"tests": ("assert f() == 1",)}, {"judge": JUDGE}, {"code": 1.0, "draft": 0.0, "judge": 0.0}),
         ({"tests": ("assert f() == 1",), "answer": "4"}, {}, {"code": 1.0, "math": 1.0, "draft": 0.0}),
         ({"verifiers": (("length", 2.0, {"at_most": 9}),), "answer": "4"}, {}, {"length": 2.0}),
-        ({}, {"posed": POSED, "known": "combined"}, {"combined": 1.0, "draft": 0.0}),
+        ({}, {"posed": POSED, "known": "combined"}, {"combined": 1.0}),
+        ({}, {"posed": POSED, "known": "combined", "judge": JUDGE}, {"combined": 1.0, "judge": 0.0}),
         ({"tests": ("assert f() == 1",)}, {"posed": POSED, "known": "combined"}, {"code": 1.0, "draft": 0.0}),
     ],
 )
@@ -47,6 +48,33 @@ def test_the_task_carries_what_its_verifiers_need_and_a_posed_one_its_own_prompt
     assert (posed.id, posed.prompt, posed.meta) == ("t", POSED.prompt, POSED.meta)
     theirs = case_of(Request("t", "7 8 +", answer="5"), posed=POSED, known="combined").task
     assert theirs.meta["answer"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("more", "needs"),
+    [
+        ({"verifiers": (("math", 1.0, {}),)}, "answer"),
+        ({"verifiers": (("draft", 1.0, {}), ("exact_match", 1.0, {}))}, "answer"),
+        ({"verifiers": (("code", 1.0, {}),)}, "tests"),
+        ({"answer": " "}, "answer"),
+    ],
+)
+def test_a_verifier_without_what_it_compares_with_is_refused_before_anything_is_generated(
+    more: dict[str, Any], needs: str
+):
+    with pytest.raises(ValueError, match=f"compares with `{needs}`"):
+        case_of(Request("t", "p", **more))
+
+
+def test_a_verifier_that_could_never_judge_is_refused_before_anything_is_generated():
+    for name in ("environment", "first_attempt", "grader"):
+        with pytest.raises(ValueError, match="is unknown here"):
+            named_verifier(name, {})
+    for name in ("boxed", "combined", "correct"):
+        asked = Request("t", "7 8 +", answer="2", verifiers=((name, 1.0, {}),))
+        with pytest.raises(ValueError, match="tasks of the arithmetic environment"):
+            case_of(asked)
+        assert case_of(asked, posed=POSED, known="combined").blend.names == [name]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +101,11 @@ def test_a_judge_is_the_one_of_the_settings_and_says_whom_it_judges():
     ).self_judging
     assert not case_of(Request("t", "p", verifiers=(("draft", 1.0, {}),)), judge=JUDGE, generator=plain).self_judging
     assert not same_model(JUDGE, TextEndpoint("http://127.0.0.1:9/v1", "another"))
+    assert same_model(JUDGE, TextEndpoint("http://localhost:9/generate"))
+    far = [
+        TextEndpoint(f"https://{host}/v1", "m") for host in ("a.example", "a.example:443", "a.example:80", "b.example")
+    ]
+    assert [same_model(far[0], other) for other in far] == [True, True, False, False]
     with pytest.raises(ValueError, match="JUDGE_ENDPOINT"):
         named_verifier("judge", {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ def test_the_verifiers_without_knowledge_are_measured_where_the_task_says_what_i
     asyncio.run(run())
 
 
+def test_an_answer_passed_where_it_is_right_however_sure_the_verifiers_are_of_it(tmp_path: Path):
+    """Rules on form weigh nine tenths: they are content with the wrong answer, and the truth is not."""
+
+    async def run() -> None:
+        with serving(lambda asked: "The answer is 100.") as server:
+            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
+                verifiers = (("draft", 0.9, {}), ("math", 0.1, {}))
+                request = Request("squares", "What is 12 * 12?", answer="144", verifiers=verifiers)
+                session, answer = await worked(sessions, request)
+                [row] = sessions.store.experiences(session_id=session.id)
+        assert answer["confidence"] == 0.9 and session.converged
+        assert row.outcome == "failed" and answer["metrics"]["verifier_accuracy"] == 0.0
+
+    asyncio.run(run())
+
+
 def test_what_does_not_change_has_converged_only_where_nobody_knows_better(tmp_path: Path):
     async def run() -> None:
         with serving(lambda asked: "Too short") as server:
@@ -110,6 +127,7 @@ def test_events_are_the_same_as_they_happen_and_afterwards(tmp_path: Path):
         assert [event["event"] for event in heard] == ["status", "status", "iteration", "iteration", "end"]
         assert heard == read
         assert heard[2]["verifier_feedback"]["error_types"] == ["assertion"]
+        assert datetime.fromisoformat(heard[2]["timestamp"]).tzinfo is not None  # as everywhere else, no bare number
         assert heard[-1]["final_solution"] == RIGHT
 
     asyncio.run(run())
@@ -200,6 +218,27 @@ def test_a_session_is_cancelled_within_its_slow_iteration_or_in_the_queue(tmp_pa
                 await sessions.cancel(first.id)
         assert ended.status is Status.CANCELLED and ended.error is not None and ended.error["code"] == "cancelled"
         assert stored is not None and stored.status is Status.CANCELLED
+
+    asyncio.run(run())
+
+
+def test_another_instance_cancels_a_session_after_the_iteration_that_it_is_at(tmp_path: Path):
+    async def run() -> None:
+        with serving(lambda asked: Said("Wrong", delay=0.1)) as server:
+            settings = settings_of(tmp_path, server.plain_url, training=TrainingConfig(max_iterations=50))
+            async with (
+                opened(settings) as sessions,
+                opened(settings, store=sessions.store, generator=NoGenerator(), instance="there") as other,
+            ):
+                begun = await sessions.start(CODE, "me")
+                while len(server.asked) < 2:  # the first answer is on its way into the store, or there
+                    await asyncio.sleep(0.01)
+                await other.cancel(begun.id)
+                ended = await sessions.wait(begun.id)
+                stored = sessions.store.session(begun.id)
+        assert len(server.asked) < 50
+        assert ended.status is Status.CANCELLED and stored is not None and stored.status is Status.CANCELLED
+        assert stored.final_solution == "Wrong" and stored.error == ended.error
 
     asyncio.run(run())
 

@@ -133,6 +133,8 @@ def test_the_baseline_takes_a_gradient_step_on_half_the_squared_error_and_a_new_
         mean + 0.5 * (5 - mean)
     )
     assert value("never seen") == value.shared == pytest.approx(mean)
+    value.learn(["a"], np.array([mean + 2]), np.array([1.0]), 0.25)
+    assert value("never seen") == pytest.approx(mean + 0.5)
     for i in range(1200):
         value.learn([f"task {i}"], np.array([0.0]), np.array([1.0]), 0.1)
     assert len(value.tasks) == 1000 and "a" not in value.tasks
@@ -393,6 +395,7 @@ def test_a_rating_changes_the_gains_of_an_answer_and_of_the_next(store: Store) -
     store.rate(ids[1], "me", 1.0, weight=0.2)
     worth[1] += 0.2 * (2.0 - (worth[1] + 0.1))  # a fifth of the reward, bonus included, is the person's
     assert regains() == pytest.approx(dict(zip(ids, gains(worth), strict=True)))
+    assert regained(store.experiences(session_id="s", limit=10)[1:]) == {}  # what came before was pruned
 
 
 # --- against a scripted endpoint

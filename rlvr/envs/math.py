@@ -121,15 +121,17 @@ class RPNArithmetic:
         return PromptEnv(task, tokenizer)
 
     def posed(self, text: str) -> Task | None:
-        """The task of an expression that a person wrote, "3 5 + 7 +"; None for what is no problem of these levels."""
+        """The task of an expression that a person wrote, "3 5 + 7 +"; None for what is none.
+
+        It may be longer than those of the run: its value is known all the same.
+        """
         words = text.removeprefix("<boe>").split()
         depth = 0
         for word in words:
             depth += 1 if word in self._operands else -1 if word in self.operators else -len(words) - 1
             if depth < 1:
                 return None
-        level = str(len(words) // 2)
-        return self._task(" ".join(words), level) if depth == 1 and level in self.levels else None
+        return self._task(" ".join(words), str(len(words) // 2)) if depth == 1 and len(words) > 1 else None
 
     def demonstration(self, task: Task, key: int) -> str:
         """A completion without its end token, e.g. "= 8 7 + = 2".

@@ -25,12 +25,10 @@ from typing import Any
 
 from rlvr.reward.feedback import Feedback, cleaned
 from rlvr.reward.quality import SUGGESTIONS as RULES
-from rlvr.reward.registry import Reward, resolve_reward
+from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 from rlvr.reward.text import weighted
 from rlvr.types import Outcome, Score
-
-RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # where a judge stands beside the rules
 
 SUGGESTIONS = RULES | {
     "no_answer": "Give a final answer, in the form that the task asks for.",
@@ -68,12 +66,6 @@ class Blend:
         """From names, or from dictionaries {name, weight = 1, kwargs = {}} as `composite` takes them."""
         rows = [{"name": one} if isinstance(one, str) else one for one in verifiers]
         return cls([(reward, weight) for _, weight, reward in weighted("verifiers", rows)], reveal=reveal)
-
-    @classmethod
-    def default(cls, judge: Reward | None = None) -> Blend:
-        """What judges a task that carries neither tests nor an answer: rules, and a judge where there is one."""
-        rules = resolve_reward("draft")
-        return cls([(rules, 1.0)] if judge is None else [(rules, RULES_WEIGHT), (judge, JUDGE_WEIGHT)])
 
     @property
     def names(self) -> list[str]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Meta = dict[str, Any] | None
 WARM_SECONDS = 30.0  # that a fresh worker may take to load what it needs, on a busy machine
+CHECK_SECONDS = 5.0  # that a schema may take to be checked by a warm one
+MAX_WORDS, MAX_WORD = 1_000, 1_000  # of a list; characters of one
 
 
 def _kept(reason: str = "", detail: str = "") -> Score:
@@ -122,7 +124,10 @@ def _json_schema(schema: Mapping[str, Any], part: str = "whole", seconds: float 
         raise ValueError(f"{what}: the schema is not JSON ({error})") from error
     if importlib.util.find_spec("jsonschema") is None:
         raise ValueError(f"{what} needs jsonschema: pip install 'rlvr[rules]'")
-    (reply,) = _validating().map(_setup(text), [None], WARM_SECONDS)
+    # A schema may refer to itself in more ways than there is time for: first whether the worker works at all.
+    (reply,) = _validating().map(_setup('{"type": "object"}'), [None], WARM_SECONDS)
+    if not reply.failure:
+        (reply,) = _validating().map(_setup(text), [None], CHECK_SECONDS)
     if reply.failure:
         raise ValueError(f"{what}: the schema could not be checked: {reply.failure}: {reply.detail}")
     if reply.value:
@@ -226,7 +231,10 @@ def _words(words: Sequence[str], match: str = "word", case: str = "ignore") -> d
     one_of("match", match, ("word", "anywhere"))
     one_of("case", case, ("ignore", "same"))
     if not is_list(words) or not all(isinstance(w, str) and _plain(w, case).strip() for w in words):
-        raise ValueError(f"words={words!r}, expected a non-empty list of words or phrases (a number in quotes)")
+        given = f"{words!r:.200}"
+        raise ValueError(f"words={given}, expected a non-empty list of words or phrases (a number in quotes)")
+    if len(words) > MAX_WORDS or any(len(word) > MAX_WORD for word in words):
+        raise ValueError(f"expected at most {MAX_WORDS:,} words, of at most {MAX_WORD:,} characters each")
     return {"words": list(words), "match": match, "case": case}
 
 
@@ -289,8 +297,16 @@ def _stands(text: str, word: str, match: str) -> bool:
         touched = (_is_word(word[0]) and _is_word(before)) or (_is_word(word[-1]) and _is_word(after))
         if match == "anywhere" or not touched:
             return True
-        at = text.find(word, at + 1)
+        if not _is_word(word[0]):
+            at = text.find(word, at + 1)
+        elif gap := _GAP.search(text, at):  # up to there a letter would touch it; one step each would take for ever
+            at = text.find(word, gap.end())
+        else:
+            return False
     return False
+
+
+_GAP = re.compile(r"\W")  # `\w` is what `_is_word` says
 
 
 def _is_word(letter: str) -> bool:

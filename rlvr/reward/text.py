@@ -28,7 +28,8 @@ def _keywords(keywords: Sequence[str], mode: str = "any") -> dict[str, Any]:
     one_of("reward 'keyword_contains': mode", mode, ("any", "all"))
     if not is_list(keywords) or not all(isinstance(k, str) and k for k in keywords):
         raise ValueError(
-            f"reward 'keyword_contains': keywords={keywords!r}, expected a non-empty list of words (a number in quotes)"
+            f"reward 'keyword_contains': keywords={str(keywords)[:200]}, expected a non-empty list of words "
+            "(a number in quotes)"
         )
     return {"keywords": [k.lower() for k in keywords], "mode": mode}
 

@@ -105,7 +105,7 @@ def evaluate_answer(session: Session, experiences: Sequence[Experience]) -> dict
         "status": session.status.value,
         "summary": _summary(found, session),
         "detailed_metrics": found,
-        "recommendations": recommendations(found, session),
+        "recommendations": recommendations(found, session, experiences),
     }
 
 
@@ -190,7 +190,7 @@ _ADVICE = {
 }
 
 
-def recommendations(found: dict[str, Any], session: Session) -> list[str]:
+def recommendations(found: dict[str, Any], session: Session, experiences: Sequence[Experience]) -> list[str]:
     """What to do about it, where something can be done."""
     said = [_ADVICE[code] for code in found["error_frequency"] if code in _ADVICE]
     confidence, trend = found["final_confidence"], found["reward_trend"]
@@ -207,6 +207,11 @@ def recommendations(found: dict[str, Any], session: Session) -> list[str]:
             said.append(
                 f"The most frequent error is {next(iter(found['error_frequency']))}: say in the prompt how to avoid it."
             )
+    if confidence is not None and all(set(e.scores) == {"draft"} for e in experiences):
+        said.append(
+            "Nobody checked whether it is right: rules on form alone were applied. Give the task tests or an answer, "
+            "name verifiers, or set up a judge."
+        )
     if found["verifier_accuracy"] is not None and found["verifier_accuracy"] < 0.6:
         said.append("The verifiers without a reference agree little with the truth here: do not rely on them alone.")
     return said

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from rlvr import __version__
 from rlvr.service import routes_read, routes_sessions, routes_train
+from rlvr.service.contracts import told
 from rlvr.service.door import Door, our_fault
 from rlvr.service.logs import logger
 from rlvr.service.metrics_text import Prometheus
@@ -104,12 +106,15 @@ async def _away(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """Which field, what was expected there; never the value: it may be a secret in the wrong place."""
+    """Which field, and what was expected there."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()
-    told = [f"{_field(one) or 'body'}: {one['msg'].removeprefix('Value error, ')}" for one in found[:5]]
+    given = get_type_hints(request.scope["endpoint"]).values()
+    body = next((kind for kind in given if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    sent = request.headers.get("content-type", "")
+    words = [f"{_field(one) or 'body'}: {told(one, body, sent)}" for one in found[:5]]
     field = next((name for one in found if (name := _field(one))), "")
-    return _answer(request, Problem(422, "invalid", "; ".join(told)[:2_000], field=field))
+    return _answer(request, Problem(422, "invalid", "; ".join(words)[:2_000], field=field))
 
 
 def _field(error: dict[str, Any]) -> str:

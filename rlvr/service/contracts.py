@@ -7,20 +7,30 @@ answers is in `rlvr.service.replies`. Exercised by tests/test_service_mistakes.p
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import count
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from rlvr.registry import nearest
 from rlvr.service.options import Request
 
 TASK_ID = r"^[A-Za-z0-9_][A-Za-z0-9._:/@+\-]*$"
+NAME = r"^[A-Za-z0-9._\-]+$"
+PATTERNS = {
+    TASK_ID: "letters, digits and . _ : / @ + - without blanks, the first one a letter, a digit or _",
+    NAME: "letters, digits and . _ -",
+}
 DEEPEST = 32  # lists in lists of a body
 LARGEST = 1 << 20  # characters of one text, whatever it is for
+MOST = 50_000  # values of a body: to look at each takes time in which nobody else is answered
+FIELDS = 100  # of a body itself
 
 TaskId = Annotated[str, StringConstraints(pattern=TASK_ID, min_length=1, max_length=128)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._\-]+$", min_length=1, max_length=128)]
+Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1, max_length=128)]
 Text = Annotated[str, StringConstraints(max_length=LARGEST)]
-Prompt = Annotated[str, StringConstraints(min_length=1, max_length=LARGEST)]
+Worded = Annotated[str, StringConstraints(min_length=1, max_length=LARGEST), AfterValidator(lambda text: worded(text))]
 Id = Annotated[int, Field(ge=1, le=2**53)]
 
 FIBONACCI = {
@@ -40,14 +50,14 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, value: Any) -> Any:
-        _check(value, "", 0)
+        if isinstance(value, dict) and len(value) > FIELDS:
+            raise ValueError(f"{len(value):,} fields; expected at most {FIELDS}")
+        _check(value, "", 0, count())
         return value
 
 
-class Verifier(BaseModel):
+class Verifier(Body):
     """A verifier by its registered name; its weight is relative to the others'. A weight of 0 only watches."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     name: Name
     weight: float = Field(default=1.0, ge=0, le=1_000)
@@ -66,23 +76,18 @@ class Checked(Body):
     """A task and what is known of its right answer: `tests` make code of it, `answer` mathematics."""
 
     task_id: TaskId
-    prompt: Prompt
+    prompt: Worded
     context: Text = ""
-    answer: Text | None = None
+    answer: Worded | None = None
     tests: Tests = Field(default_factory=list)
     setup: Text = ""
     entry_point: Annotated[str, StringConstraints(max_length=200)] = ""
     verifiers: Verifiers = Field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _worded(self) -> Checked:
-        if not self.prompt.strip():
-            raise ValueError("prompt holds only white space; expected a task")
-        return self
-
 
 class TrainBody(Checked):
-    """The body of /train and /evaluate. What is not given is the service's setting; `samples` is for engines."""
+    """The body of /train and /evaluate. What is not given is the service's setting. `samples` are episodes that run at
+    once: by default 4 of an engine, whose answers are compared with each other, and one of an endpoint."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -185,7 +190,7 @@ class GradeBody(Body):
     items: list[GradeItem] = Field(default_factory=list, max_length=256)
     prompt: Text = ""
     answers: list[Text] = Field(default_factory=list, max_length=256)
-    answer: Text | None = None
+    answer: Worded | None = None
     tests: Tests = Field(default_factory=list)
     setup: Text = ""
     entry_point: Annotated[str, StringConstraints(max_length=200)] = ""
@@ -217,8 +222,33 @@ class GradeBody(Body):
         )
 
 
-def _check(value: Any, where: str, depth: int) -> None:
+def worded(text: str) -> str:
+    if not text.strip():
+        raise ValueError("only white space; expected words")
+    return text
+
+
+def told(error: Any, body: type[BaseModel] | None, content_type: str) -> str:
+    """One of pydantic's errors, with what to do about it; never the value: it may be a secret in the wrong place."""
+    kind, place = error["type"], error["loc"][1:]
+    if kind == "extra_forbidden" and body is not None and place:
+        inner = {"verifiers": Verifier, "items": GradeItem}.get(str(place[0]), body) if len(place) > 1 else body
+        return f"no field of this request{nearest(str(place[-1])[:100], inner.model_fields)}"
+    if kind == "string_pattern_mismatch" and error["ctx"]["pattern"] in PATTERNS:
+        return f"expected {PATTERNS[error['ctx']['pattern']]}"
+    if kind == "json_invalid":
+        return f"no JSON, at character {place[0] if place else 0}: {error['ctx']['error']}"
+    if not place and kind in ("missing", "model_attributes_type"):
+        sent = f"; this one came as {content_type[:100]}" if content_type else ""
+        header = "" if content_type.startswith("application/json") else " with Content-Type: application/json" + sent
+        return f"expected a JSON object{header}"
+    return error["msg"].removeprefix("Value error, ")
+
+
+def _check(value: Any, where: str, depth: int, seen: Iterator[int]) -> None:
     """Raises for what cannot be stored or sent on: null characters, halves of surrogate pairs, infinities."""
+    if next(seen) >= MOST:
+        raise ValueError(f"the body has more than {MOST:,} values")
     if depth > DEEPEST:
         raise ValueError(f"{where or 'the body'} is nested deeper than {DEEPEST} levels")
     if isinstance(value, str):
@@ -234,8 +264,8 @@ def _check(value: Any, where: str, depth: int) -> None:
         raise ValueError(f"{where or 'the body'} is a number beyond 64 bits")
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _check(key, f"a key of {where or 'the body'}", depth + 1)
-            _check(inner, f"{where}.{str(key)[:50]}".lstrip("."), depth + 1)
+            _check(key, f"a key of {where or 'the body'}", depth + 1, seen)
+            _check(inner, f"{where}.{str(key)[:50]}".lstrip("."), depth + 1, seen)
     elif isinstance(value, list):
         for place, inner in enumerate(value):
-            _check(inner, f"{where}[{place}]", depth + 1)
+            _check(inner, f"{where}[{place}]", depth + 1, seen)

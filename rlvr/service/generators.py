@@ -35,7 +35,9 @@ def build_generator(settings: Settings, store: Store) -> Generator:
     from rlvr.service.engine import EngineGenerator, EngineOptions
     from rlvr.service.learning import LearnerOptions
     from rlvr.service.logs import logger
-    from rlvr.service.models import DEMO, open_model, train_demo
+    from rlvr.service.models import DEMO, check_name, open_model, train_demo
+
+    check_name(settings.model)
 
     def opener(folder: Path, say: Callable[[str], None]) -> Any:
         given = str(train_demo(settings.state, say)) if settings.demo else settings.model

@@ -5,8 +5,10 @@ Exercised by tests/test_service_http.py.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from rlvr.reward.feedback import Feedback
 from rlvr.reward.signatures import Case
 from rlvr.service.contracts import GradeBody
 from rlvr.service.problems import Problem
@@ -15,7 +17,8 @@ from rlvr.service.settings import Settings
 from rlvr.service.verification import case_of
 from rlvr.types import Score
 
-GRADER_SECONDS = 120.0  # that the items of one request have together
+GRADER_SECONDS = 120.0  # that the items of one request have together; verifiers: before the last ones are begun
+AT_ONCE = 16  # answers that verifiers are given together
 
 
 def grade(body: GradeBody, settings: Settings) -> Graded:
@@ -32,21 +35,28 @@ def _by_verifiers(body: GradeBody, settings: Settings) -> list[Grade]:
     except ValueError as error:
         raise Problem(422, "invalid", str(error), field="verifiers") from error
     cases = [Case(body.prompt, answer, case.task.meta) for answer in body.answers]
-    return [
-        Grade(
-            value=told.confidence,
-            outcome="error" if told.confidence is None else "passed" if _passed(told) else "failed",
-            reason="+".join(told.error_types),
-            detail=told.detailed_feedback,
-            parts={name: _part(score) for name, score in told.scores.items()},
-            feedback=VerifierFeedback(**told.as_dict()),
-            truth=told.truth,
-        )
-        for told in case.blend.judge_many(cases)
-    ]
+    end, results = time.monotonic() + GRADER_SECONDS, list[Grade]()
+    for some in range(0, len(cases), AT_ONCE):
+        if time.monotonic() > end:
+            late = f"the request took more than {GRADER_SECONDS:g} s; send fewer answers at a time"
+            return results + [Grade(value=None, outcome="error", reason="no_time", detail=late)] * (len(cases) - some)
+        results += [_judged(told) for told in case.blend.judge_many(cases[some : some + AT_ONCE])]
+    return results
 
 
-def _passed(told: Any) -> bool:
+def _judged(told: Feedback) -> Grade:
+    return Grade(
+        value=told.confidence,
+        outcome="error" if told.confidence is None else "passed" if _passed(told) else "failed",
+        reason="+".join(told.error_types),
+        detail=told.detailed_feedback,
+        parts={name: _part(score) for name, score in told.scores.items()},
+        feedback=VerifierFeedback(**told.as_dict()),
+        truth=told.truth,
+    )
+
+
+def _passed(told: Feedback) -> bool:
     return told.truth if told.truth is not None else not told.error_types
 
 

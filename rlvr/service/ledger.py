@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from rlvr.service import answers
@@ -26,6 +28,7 @@ HEARTBEAT_S = 5.0
 SILENT_S = 60.0  # after which another instance's sessions are taken for lost
 PATIENCE_S = 30.0
 OPEN = (Status.QUEUED, Status.RUNNING)
+THREADS = 8  # of the store's own: a judge that hangs must not keep this process from saying that it lives
 
 log = logger("rlvr.service.sessions")
 
@@ -38,6 +41,11 @@ class Ledger:
         self.closing = False
         self._patience_s = patience_s
         self._owed: list[Live] = []
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """In a thread that nothing but the store is waited for in."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def write(self, work: Callable[[], T], patience_s: float | None = None) -> T:
         """In a thread, again and again while the store is away; StoreDown in the end."""
@@ -45,7 +53,7 @@ class Ledger:
         until, pause = time.monotonic() + patience_s, 0.1
         while True:
             try:
-                return await asyncio.to_thread(work)
+                return await self.ask(work)
             except StoreDown:
                 if time.monotonic() + pause > until or self.closing:
                     raise
@@ -84,7 +92,7 @@ class Ledger:
         """Write what sessions that are over still owe."""
         for live in list(self._owed):
             try:
-                await asyncio.to_thread(self._close, live)
+                await self.ask(partial(self._close, live))
             except StoreDown as error:
                 log.warning("sessions wait for the database", sessions=len(self._owed), reason=str(error))
                 return
@@ -97,12 +105,12 @@ class Ledger:
             await asyncio.sleep(HEARTBEAT_S)
             number += 1
             with contextlib.suppress(StoreDown):
-                await asyncio.to_thread(self.store.heartbeat, self.instance)
+                await self.ask(partial(self.store.heartbeat, self.instance))
                 await self.pay()
                 if number % int(SILENT_S / HEARTBEAT_S / 2) == 0:
                     await self.interrupt_lost()
 
     async def interrupt_lost(self) -> None:
-        lost = await asyncio.to_thread(self.store.interrupt_lost, self.instance, SILENT_S)
+        lost = await self.ask(partial(self.store.interrupt_lost, self.instance, SILENT_S))
         if lost:
             log.warning("sessions whose process is gone were marked interrupted", sessions=lost)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.reward.feedback import Feedback
+from rlvr.service.replies import moment
 from rlvr.service.verification import Case
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Session, Status
@@ -80,7 +81,7 @@ def iteration_event(e: Experience) -> Event:
         "confidence": e.confidence,
         "reward": e.reward,
         "strategy": e.action or None,
-        "timestamp": e.created,
+        "timestamp": moment(e.created),
     }
 
 

@@ -13,6 +13,7 @@ sessions have something to teach. torch is imported when a model is opened, neve
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -79,6 +80,16 @@ class Model:
         return tokenizer.decode(tokens, skip_special_tokens=True).strip() == text
 
 
+def check_name(given: str) -> None:
+    """ValueError where a path of this machine must be meant, and nothing is there; before anything asks the hub."""
+    place = Path(given).expanduser()
+    if given.startswith("tinker:") or place.exists():
+        return
+    depth = len(place.parts)  # `name` and `owner/name` may be the hub's
+    if given.startswith((".", "/", "~")) or depth > 2 or (depth == 2 and place.parent.is_dir()):
+        raise ValueError(f"RLVR_MODEL={given}: there is no such folder; give a run's, a model's, or a hub name")
+
+
 def open_model(given: str, folder: Path, *, seed: int = 0) -> Model:
     """Load what `given` names; what is saved of its training goes to `folder`. ValueError where it is not to be had."""
     if given.startswith("tinker:"):
@@ -123,6 +134,7 @@ def _pretrained(name: str, folder: Path, seed: int) -> Model:
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; a local model needs: pip install 'rlvr[train]'") from error
     quiet()
+    logging.getLogger("huggingface_hub").handlers.clear()  # its lines come out once, in the form of the log
     engine = Engine(load_model(name, load_tokenizer(name), device="auto", dtype="auto"))
     policy = engine.create_policy("policy", lora=LoraConfig(rank=LORA_RANK, alpha=2 * LORA_RANK), seed=seed)
     return Model(LocalTrainingClient(engine, policy, folder), name, "local", notes=list(engine.model.notes))

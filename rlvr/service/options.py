@@ -6,7 +6,7 @@ exercises it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -15,10 +15,12 @@ class TrainingConfig:
     """How sessions run and what is learned from them.
 
     `max_iterations` and `min_confidence` are what a request that does not say gets. `convergence_threshold` ends a
-    session whose reward changes by less. `learning_rate`, `entropy_coefficient`, `value_coefficient` and
-    `policy_coefficient` are those of the policy that learns: the adapter of an engine, or the choice among refinement
-    strategies where the weights are out of reach. The strategies' policy learns `batch_size` replayed experiences at a
-    time, from `min_experiences_for_training` on; the buffer holds the newest `experience_buffer_size`.
+    session whose reward changes by less, where no verifier knows what is right. `learning_rate`, `entropy_coefficient`
+    and `policy_coefficient` are those of the policy that learns: the weights of an engine, which makes a step of
+    `batch_size` episodes or more, or the choice among refinement strategies where the weights are out of reach. That
+    policy learns `batch_size` replayed experiences at a time, from `min_experiences_for_training` on, with a value
+    baseline of weight `value_coefficient`; an engine's baseline is the mean of a session's own answers, and neither of
+    the two means anything to it. The buffer holds the newest `experience_buffer_size`.
     """
 
     max_iterations: int = 10
@@ -39,7 +41,7 @@ class Request:
 
     `tests` (asserts, or {input, output} pairs), `setup` and `entry_point` make code of it, `answer` mathematics;
     `verifiers` are (registered name, weight, options) to use instead of what these suggest. `samples` episodes run at
-    once where the generator is an engine.
+    once: an engine's setting where it is None, else one.
     """
 
     task_id: str
@@ -55,4 +57,3 @@ class Request:
     samples: int | None = None
     seed: int | None = None
     learn: bool = True  # False: nothing is learned from this session (an evaluation)
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -24,6 +24,7 @@ STATUS = {
     "no_generator": 503,
     "busy": 429,
 }
+LONGEST = 4_000  # characters of a detail: it may quote what was sent
 NO_GENERATOR = (
     "no generator is set up: set LLM_ENDPOINT (a text endpoint) or RLVR_MODEL (a folder, a hub name, a run), "
     "or start with --demo"
@@ -44,7 +45,7 @@ class Problem(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(detail)
-        self.status, self.code, self.detail = status, code, detail
+        self.status, self.code, self.detail = status, code, detail[:LONGEST]
         self.field, self.session_id, self.retry_after = field, session_id, retry_after
 
     def body(self, request_id: str) -> bytes:

@@ -234,9 +234,12 @@ class Analysis(BaseModel):
 
 
 class SessionRow(Reply):
+    """`kind` is `train`, or `run` of a training run that writes into the store: that has a `name` and no task."""
+
     session_id: str
     task_id: str
     kind: str
+    name: str
     status: str
     prompt: str
     created: Moment

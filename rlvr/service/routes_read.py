@@ -163,7 +163,7 @@ async def known_task(service: Service, task_id: str) -> None:
     """404 for a task that no session and no training run has worked on."""
     store = service.store
     known = usable(task_id) and (
-        await service.ask(store.sessions, task_id=task_id, limit=1)
+        await service.ask(store.sessions, task_id=task_id, limit=1, texts=False)
         or await service.ask(store.experiences, task_id=task_id, limit=1, tokens=False)
     )
     if not known:

@@ -33,7 +33,7 @@ async def sessions(
     if "\x00" in (task_id or ""):
         raise Problem(422, "invalid", "task_id: holds a null character", field="task_id")
     rows = await service.ask(
-        service.store.sessions, status=status, task_id=task_id, limit=limit + 1, offset=offset
+        service.store.sessions, status=status, task_id=task_id, limit=limit + 1, offset=offset, texts=False
     )  # fmt: skip
     return {
         "sessions": [row_of(row) for row in rows[:limit]],
@@ -91,6 +91,7 @@ def row_of(session: Session, most: int = SHOWN) -> dict[str, Any]:
         "session_id": session.id,
         "task_id": session.task_id,
         "kind": session.kind,
+        "name": session.name,
         "status": session.status.value,
         "prompt": session.prompt[:most],
         "created": session.created,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ACCURACY_S = 2.0  # how old the verifiers' accuracy may be: it is measured on hundreds of sessions
-THREADS = 16  # that wait for the database or for a verifier at a time
+THREADS = 16  # that wait for the database at a time
+GRADES = 4  # requests to /grade that are worked on at a time: each may take minutes
+GRADES_WAIT = 64  # more of them; they keep their texts in memory
 
 
 class Shared(Generic[T]):
@@ -68,6 +70,7 @@ class Service:
     loop: asyncio.AbstractEventLoop | None = None
     stopping: asyncio.Task[None] | None = None
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+    graders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(GRADES))
 
     def __post_init__(self) -> None:
         store = self.store
@@ -82,6 +85,12 @@ class Service:
             return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
         except StoreDown as error:
             raise away(error) from error
+
+    async def work(self, method: Callable[..., T], *args: Any) -> T:
+        """A call that may take minutes, on a thread apart from those of the store, which everybody needs."""
+        if self.graders.statistics().tasks_waiting >= GRADES_WAIT:
+            raise Problem(429, "busy", "too many requests to grade wait already; try again later", retry_after=10)
+        return await to_thread.run_sync(partial(method, *args), limiter=self.graders)
 
     def begin_stop(self) -> None:
         """Sessions end, so that whoever waits for one is answered. Once, on the event loop."""

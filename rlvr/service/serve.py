@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,9 @@ def build(settings: Settings, keys: Any, port: int) -> Service:
 async def living(service: Service) -> AsyncIterator[None]:
     """What runs beside the requests, and in which order it ends."""
     service.loop = asyncio.get_running_loop()
+    # A verifier keeps its thread while a judge takes its time: Python's own handful would be one queue for all.
+    judging = ThreadPoolExecutor(max(32, 4 * service.settings.limits.sessions), thread_name_prefix="work")
+    service.loop.set_default_executor(judging)
     await service.sessions.open()
     tidying = asyncio.create_task(tidy(service))
     try:
@@ -140,7 +144,8 @@ def welcome(service: Service, url: str) -> list[str]:
     if health["state"] == "absent":
         lines.append("no generator: /train answers 503 until LLM_ENDPOINT or RLVR_MODEL is set, or with --demo")
     else:
-        lines.append(f"generator: {health['kind']} {health['name']} ({health['state']}), learns: {health['learns']}")
+        name = health["name"] or settings.model or "demo"
+        lines.append(f"generator: {health['kind']} {name} ({health['state']}), learns: {health['learns']}")
     if not service.keys:
         lines.append("no API keys: whoever has an account on this machine can use it")
     from rlvr.store.connections import address

@@ -68,6 +68,7 @@ class Sessions:
 
     async def start(self, request: Request, owner: str) -> Session:
         """Write the session down and begin. Problem (422, 429, 503) where it cannot be."""
+        self._require_room()
         case = await self._case(request)
         self._require_room()  # now: those that came at the same moment have taken theirs
         session = Session(
@@ -81,7 +82,7 @@ class Sessions:
         )
         live = self._live[session.id] = Live(session, case)
         try:
-            await asyncio.to_thread(self.store.add_session, session)
+            await self._ledger.ask(partial(self.store.add_session, session))
             await live.tell(status_event(session.id, Status.QUEUED))
             live.task = asyncio.create_task(self._work(live, request))
             await asyncio.sleep(0)  # a task that was cancelled before it began would end nothing
@@ -105,9 +106,10 @@ class Sessions:
         text = f"{request.prompt}\n\n{request.context}" if request.context.strip() else request.prompt
         posed, known = self.generator.posed(request.prompt) or (None, "")
         settings = self.settings
-        try:
-            case = case_of(
-                replace(request, prompt=text), judge=settings.judge, generator=settings.llm, posed=posed, known=known
+        asked = replace(request, prompt=text)
+        try:  # in a thread: a pattern is compiled and a schema checked in another process, and both may take their time
+            case = await asyncio.to_thread(
+                case_of, asked, judge=settings.judge, generator=settings.llm, posed=posed, known=known
             )
         except ValueError as error:
             raise Problem(422, "invalid", str(error), field="verifiers") from error
@@ -334,7 +336,7 @@ class Sessions:
         self._live.pop(session.id, None)
 
     async def _stored(self, session_id: str) -> Session:
-        found = await asyncio.to_thread(self.store.session, session_id)
+        found = await self._ledger.ask(partial(self.store.session, session_id))
         if found is None:
             raise not_found("session", session_id)
         return found
@@ -342,6 +344,6 @@ class Sessions:
     async def _experiences(self, session_id: str) -> list[Experience]:
         if (live := self._live.get(session_id)) is not None:
             return list(live.experiences)
-        return await asyncio.to_thread(
+        return await self._ledger.ask(
             lambda: self.store.experiences(session_id=session_id, limit=MOST_ANSWERS, tokens=False)
         )

@@ -80,6 +80,11 @@ class TextEndpoint:
             parts = urlsplit(self.endpoint)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"endpoint={self.endpoint!r}, expected a URL such as http://localhost:3031/generate")
+            if not self.model and parts.path.rstrip("/").endswith(("/v1", "/chat/completions")):
+                raise ValueError(
+                    f"endpoint={self.endpoint!r} is an OpenAI-compatible one and needs its model's name: LLM_MODEL, "
+                    "JUDGE_MODEL, or `model` beside it"
+                )
             if parts.password:
                 raise ValueError(
                     "endpoint holds a password; put the key into an environment variable and name it in api_key_env"
@@ -164,6 +169,8 @@ class Settings:
             for word, set_ in (("LLM_ENDPOINT", self.llm), ("RLVR_MODEL", self.model), ("--demo", self.demo))
             if set_
         ]
+        if self.judge and not self.judge.model:
+            raise ValueError("JUDGE_ENDPOINT is given without JUDGE_MODEL, and nobody would be asked; give both")
         if len(chosen) > 1:
             raise ValueError(f"{' and '.join(chosen)} are given; one generator serves, so give only one of them")
         for origin in self.cors_origins:

@@ -186,8 +186,8 @@ class StrategyPolicy:
     def update(
         self, replay: Sequence[tuple[Experience, float]], config: TrainingConfig, result: float | None = None
     ) -> Learned | None:
-        """One step on a replayed batch of (experience, its probability of being drawn); None where none of it can
-        teach. `result` is what the session that just ended came to, for the schedule."""
+        """One step on a replayed batch of (experience, how much more often its priority has it drawn); None where none
+        of it can teach. `result` is what the session that just ended came to, for the schedule."""
         usable = [(e, p) for e, p in replay if e.gain is not None and e.action_logprob is not None and p > 0]
         usable = [(e, p) for e, p in usable if e.action in self.first.strategies or e.action in self.next.strategies]
         if not usable:
@@ -195,7 +195,7 @@ class StrategyPolicy:
         if result is not None:
             self.plateau.observe(result)
         rate = config.learning_rate * self.plateau.scale
-        # (1 / (N P))^beta of Schaul et al. at beta 1; over its mean, in which N cancels.
+        # (1 / (N P))^beta of Schaul et al. at beta 1, over its mean.
         weights = np.array([1 / p for _, p in usable])
         weights /= weights.sum()
         policy_loss = value_loss = bonus = cut = 0.0

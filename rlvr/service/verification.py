@@ -5,6 +5,7 @@
 | `verifiers` | these, by their weights | |
 | `tests` | `code`, in the sandbox | `draft`, and `judge` where one is set up |
 | `answer` | `math` | the same |
+| a prompt that the generator's environment knows | the environment's reward | `judge` where one is set up |
 | neither | `draft` by .3 and `judge` by .7 where one is set up, else `draft` | |
 
 A request names verifiers by their registered names and sets the options of `OPTIONS` alone: no path to code, no URL and
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 
 from rlvr.registry import nearest
 from rlvr.reward import Reward, resolve_reward
-from rlvr.reward.blend import JUDGE_WEIGHT, RULES_WEIGHT, Blend
+from rlvr.reward.blend import Blend
 from rlvr.reward.code import Problem
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.registry import known_rewards
@@ -50,8 +51,11 @@ OPTIONS: Mapping[str, frozenset[str]] = {
         "required_words": "words match case",
     }.items()
 }
+RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # where nothing but form and an opinion is to be had
+HERE = ("localhost", "127.0.0.1", "::1")
 NESTED = ("composite",)  # names further rewards in its options: give these as `verifiers` with their weights
-META = ("modulus",)  # what else a request may say of its task, under `extra`
+ELSEWHERE = ("environment", "first_attempt", "grader")  # judge by what no session has: a run's episode, a configuration
+MODULAR = ("boxed", "combined", "correct")  # judge arithmetic modulo a number, which the generator's environment brings
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Case:
 
 def named_verifier(name: str, options: Mapping[str, Any], judge: TextEndpoint = TextEndpoint()) -> Reward:
     """The verifier that a request names; ValueError for a name or an option that no request may give."""
-    known = [one for one in known_rewards() if one not in NESTED]
+    known = [one for one in known_rewards() if one not in (*NESTED, *ELSEWHERE)]
     if name not in known:
         more = "; give its parts as verifiers with weights" if name in NESTED else ""
         raise ValueError(
@@ -102,9 +106,9 @@ def case_of(
     """The task and its verifiers; ValueError for what cannot be verified as it is asked.
 
     `posed` is the task that the generator's own environment made of the prompt, judged by its reward `known` where the
-    request names no verifier and no answer.
+    request names no verifier and brings no tests; an `answer` of the request takes the place of the task's own.
     """
-    meta: dict[str, Any] = {key: request.extra[key] for key in META if key in request.extra}
+    meta: dict[str, Any] = {}
     if request.tests:
         row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
         meta |= Problem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {})).row()
@@ -114,12 +118,25 @@ def case_of(
     if posed is not None:
         task = Task(request.task_id, posed.prompt, {**posed.meta, **meta})
     verifiers = _verifiers(request, judge, known if posed is not None and not request.tests else "")
+    for reward, _ in verifiers:
+        needs = "tests" if reward.name == "code" else reward.entry.gold * reward.entry.computes
+        if needs and _lacks(task.meta, needs):
+            raise ValueError(f"verifier {reward.name!r} compares with `{needs}`, and the request has none; give it")
+        if reward.name in MODULAR and _lacks(task.meta, "modulus"):
+            raise ValueError(
+                f"verifier {reward.name!r} judges tasks of the arithmetic environment, and this is none of the "
+                "generator's; use `math` with an `answer`"
+            )
     blend = Blend(verifiers)
     opinions = frozenset(
         label for label, (reward, _) in zip(blend.names, verifiers, strict=True) if not reward.entry.computes
     )
     judged = any(reward.name == "judge" for reward, _ in verifiers)
     return Case(task, blend, opinions, judged and same_model(judge, generator))
+
+
+def _lacks(meta: Mapping[str, Any], key: str) -> bool:
+    return meta.get(key) is None or not str(meta[key]).strip()
 
 
 def _verifiers(request: Request, judge: TextEndpoint, known: str) -> list[tuple[Reward, float]]:
@@ -131,7 +148,8 @@ def _verifiers(request: Request, judge: TextEndpoint, known: str) -> list[tuple[
     if not truth:
         rules = resolve_reward("draft")
         return [(rules, 1.0)] if opinion is None else [(rules, RULES_WEIGHT), (opinion, JUDGE_WEIGHT)]
-    watching = [resolve_reward("draft")] if opinion is None else [resolve_reward("draft"), opinion]
+    # What an environment's own model says is short and no prose: rules on form would only object to that.
+    watching = [*([] if known else [resolve_reward("draft")]), *([] if opinion is None else [opinion])]
     return [*((resolve_reward(name), 1.0) for name in truth), *((reward, 0.0) for reward in watching)]
 
 
@@ -139,10 +157,14 @@ def same_model(one: TextEndpoint, other: TextEndpoint) -> bool:
     """Whether two endpoints are one model, as far as their addresses tell."""
     if not one or not other:
         return False
-    (a, b) = (urlsplit(e.endpoint) for e in (one, other))
-    return (a.hostname, a.port) == (b.hostname, b.port) and (
-        not one.model or not other.model or one.model == other.model
-    )
+    return _place(one) == _place(other) and (not one.model or not other.model or one.model == other.model)
+
+
+def _place(endpoint: TextEndpoint) -> tuple[str, int]:
+    """The host, by one name where it is this machine, and the port, said or not."""
+    at = urlsplit(endpoint.endpoint)
+    host = at.hostname or ""
+    return "localhost" if host in HERE else host, at.port or (443 if at.scheme == "https" else 80)
 
 
 @dataclass(frozen=True)

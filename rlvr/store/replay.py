@@ -1,9 +1,11 @@
-"""Prioritised replay: the newest experiences are drawn in proportion to how much there is to learn from each.
+"""Prioritised replay: every task has the same share, and in a task what there is most to learn from is drawn most.
 
 Proportional prioritisation of Schaul et al. 2016 (https://arxiv.org/abs/1511.05952, section 3.3): P(i) = p_i^alpha /
-sum_k p_k^alpha, one draw from each of n equal ranges of the total, so that a minibatch is spread over the buffer. The
-weight that makes an update unbiased again is (N P(i))^-beta, which the learner applies: P(i) comes with each draw.
-Draws are counted (`rlvr.draws`): the same seed and buffer give the same minibatch on every instance.
+sum_k p_k^alpha, one draw from each of n equal ranges of the total, so that a minibatch is spread over the buffer. Here
+the sum is over the task of i, and the T tasks have 1 / T each: one that is asked for often does not crowd out the
+others. The weight that takes the priorities out of an update again is (n P(i))^-beta, with n the experiences of the
+task; the learner applies it, and n P(i) comes with each draw. Draws are counted (`rlvr.draws`): the same seed and
+buffer give the same minibatch on every instance.
 
 What is drawn are answers of the service's sessions whose `gain` is known; a training run learns on policy.
 Exercised by tests/test_store_replay.py.
@@ -44,31 +46,25 @@ class Replay(Database):
 
     buffer_size: int
 
-    def sample(
-        self, n: int, seed: int, *, alpha: float = ALPHA, balance_tasks: bool = False
-    ) -> list[tuple[Experience, float]]:
-        """`n` draws, with replacement, each with its probability P(i); none from an empty buffer.
-
-        `balance_tasks` gives every task of the buffer the same share, so that a task that is asked for often does not
-        crowd out the others.
-        """
+    def sample(self, n: int, seed: int, *, alpha: float = ALPHA) -> list[tuple[Experience, float]]:
+        """`n` draws, with replacement, none from an empty buffer; each with how many times as probable its priority
+        made it: 1 for an experience that is drawn as often as the mean one of its task."""
         assert n > 0 and alpha >= 0, (n, alpha)
         with self.reading() as connection:
             known = [row for row in connection.execute(self._window()) if row.gain is not None]
             if not known:
                 return []
             p = probabilities(np.array([row.priority for row in known]), alpha)
-            if balance_tasks:
-                _, task = np.unique([row.task_id for row in known], return_inverse=True)
-                shares = np.bincount(task, weights=p)
-                p = p / shares[task] / len(shares)
+            _, task, sizes = np.unique([row.task_id for row in known], return_inverse=True, return_counts=True)
+            p /= np.bincount(task, weights=p)[task]  # within its task
+            favour = p * sizes[task]
             key = draws.key("replay", seed)
-            chosen = strata(p, [draws.uniform(key, position) for position in range(n)])
+            chosen = strata(p / len(sizes), [draws.uniform(key, position) for position in range(n)])
             wanted = {known[i].id for i in chosen}
             found = connection.execute(sa.select(experiences).where(experiences.c.id.in_(wanted))).mappings()
             drawn = {row["id"]: Experience(**row) for row in found}
         # What another instance pruned between the two queries is left out.
-        return [(drawn[known[i].id], float(p[i])) for i in chosen if known[i].id in drawn]
+        return [(drawn[known[i].id], float(favour[i])) for i in chosen if known[i].id in drawn]
 
     def buffer(self) -> Buffer:
         window = self._window().subquery()

@@ -20,6 +20,12 @@ from rlvr.store.tables import sessions
 OPEN = [status for status in Status if not status.final]
 RUN_SILENCE_S = 3600.0  # a training run is heard of once a step, and a step may take its time
 _FIELDS = {f.name for f in fields(Session)}
+SHOWN = 2_000  # characters of a prompt in a list
+_LIGHT = [
+    sa.func.substr(column, 1, SHOWN).label("prompt") if column.name == "prompt" else column
+    for column in sessions.c
+    if column.name not in ("request", "final_solution")
+]
 
 
 class SessionRows(Database):
@@ -49,9 +55,12 @@ class SessionRows(Database):
         owner: str | None = None,
         limit: int = 100,
         offset: int = 0,
+        texts: bool = True,
     ) -> list[Session]:
-        """The newest first."""
-        found = sa.select(sessions).where(*_where(status, task_id, kind, owner))
+        """The newest first. `texts=False`, for a list: the prompt is cut in the database, and the request and the
+        solution stay there. Each of them may have megabytes, and a list has hundreds of rows."""
+        found = sa.select(sessions) if texts else sa.select(*_LIGHT)
+        found = found.where(*_where(status, task_id, kind, owner))
         found = found.order_by(sessions.c.created.desc(), sessions.c.id.desc()).limit(limit).offset(offset)
         with self.reading() as connection:
             return [Session(**row) for row in connection.execute(found).mappings()]

@@ -20,7 +20,7 @@ from rlvr.service.dashboard.data import Source
 from rlvr.service.dashboard.mount import KEY, OWNER
 from rlvr.service.dashboard.pages.compare import compare
 from rlvr.service.dashboard.pages.overview import overview
-from rlvr.service.dashboard.pages.parts import framed
+from rlvr.service.dashboard.pages.parts import framed, missing
 from rlvr.service.dashboard.pages.table import trajectories
 from rlvr.service.dashboard.pages.trajectory import trajectory
 from rlvr.service.dashboard.pages.work import work_page
@@ -154,3 +154,8 @@ async def _trajectory(request: Request, key: str) -> None:
 @ui.page("/ui/compare", response_timeout=SLOWEST)
 async def _compare(request: Request) -> None:
     await _shown(request, compare)
+
+
+@ui.page("/ui/{address:path}", response_timeout=SLOWEST)  # the last one: NiceGUI's own page of this needs eval
+async def _unknown(request: Request, address: str) -> None:
+    await _shown(request, lambda source, asked: missing(source, "page", f"/ui/{address}"))

@@ -78,7 +78,7 @@ class StoreSource:
         return {**shown, "figures": figures}
 
     def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
-        found = self._store.sessions(limit=limit, offset=offset)
+        found = self._store.sessions(limit=limit, offset=offset, texts=False)
         return [as_work(session) for session in found], sum(self._store.count_sessions().values())
 
     def work(self, work: str) -> Work | None:
@@ -212,7 +212,7 @@ class StoreSource:
 
     def _overall(self) -> list[Chart]:
         """How the newest sessions went, each point the mean of the `WINDOW` before it."""
-        recent = list(reversed(self._store.sessions(kind="train", limit=SESSIONS)))
+        recent = list(reversed(self._store.sessions(kind="train", limit=SESSIONS, texts=False)))
         ended = [session for session in recent if session.final_confidence is not None]
         first = sum(self._store.count_sessions(kind="train").values()) - len(recent)
         places = {session.id: first + i + 1 for i, session in enumerate(recent)}

@@ -17,6 +17,7 @@ from rlvr.service.dashboard.pages.parts import (
     text_field,
     told,
     work_address,
+    work_choices,
 )
 from rlvr.service.dashboard.tree import Child, Page, Tree, h
 
@@ -31,9 +32,12 @@ FIRST = (
 
 
 def compare(source: Source, asked: Mapping[str, str]) -> Page:
-    works = [work.id for work in source.works(0, 200)[0]]
-    work = asked.get("work", "") or (works[0] if works else "")
-    if not work or source.work(work) is None:
+    works = work_choices(source)
+    work = asked.get("work", "") or next(iter(works), "")
+    if not work:
+        empty = h("p", f"No {source.noun} yet, so there is nothing to compare.", class_="panel empty")
+        return framed(source, "Compare", "Compare", h("h1", "Compare"), empty)
+    if (one := source.work(work)) is None:
         return missing(source, source.noun, work)
     bounds = source.choices(work).steps or (0, 0)
     a, b = _step(asked.get("a", ""), bounds[0]), _step(asked.get("b", ""), bounds[1])
@@ -50,7 +54,7 @@ def compare(source: Source, asked: Mapping[str, str]) -> Page:
         f"{noun} {a} and {b}",
         "Compare",
         h("div", h("h1", f"{noun.capitalize()} {a} and {noun} {b}"),
-          h("a", work, href=work_address(source, work)), class_="head"),
+          h("a", one.name, href=work_address(source, work)), class_="head"),
         form, _numbers(source, work, a, b), _answers(source, work, a, b),
     )  # fmt: skip
 

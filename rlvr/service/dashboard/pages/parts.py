@@ -169,8 +169,14 @@ def text_field(name: str, label: str, value: str, choices: list[str] | None = No
     return [field(name, label, control), *listed]
 
 
-def select_field(name: str, label: str, value: str, choices: list[str], every: str = "any") -> Tree:
-    """A choice. What the address asks for is offered even where nothing has it (any more)."""
-    known = choices if value in ("", *choices) else [*choices, value]
-    options = [h("option", every, value="")] + [h("option", one, value=one) for one in known]
+def work_choices(source: Source) -> dict[str, str]:
+    """{id: what to call it} of the newest: a session by its task and the beginning of its id, a run by its name."""
+    return {w.id: w.id if w.name == w.id else f"{w.name}, {w.id[:8]}" for w in source.works(0, 200)[0]}
+
+
+def select_field(name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str = "any") -> Tree:
+    """A choice, of values or of {value: what it is called}. What the address asks for is offered in any case."""
+    named = choices if isinstance(choices, dict) else {one: one for one in choices}
+    known = {"": every, **named}
+    options = [h("option", called, value=one) for one, called in (known | {value: known.get(value, value)}).items()]
     return field(name, label, h("select", options, id=f"f-{name}", name=name, value=value))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rlvr.service.dashboard.data import PAGE, Query, Source
 from rlvr.service.dashboard.pages.overview import page_number, pager
-from rlvr.service.dashboard.pages.parts import answers_table, framed, select_field, text_field
+from rlvr.service.dashboard.pages.parts import answers_table, framed, select_field, text_field, work_choices
 from rlvr.service.dashboard.tree import Page, Tree, h
 
 PATH = "/ui/trajectories"
@@ -49,7 +49,7 @@ def trajectories(source: Source, asked: Mapping[str, str]) -> Page:
 
 def _filters(source: Source, query: Query, filtered: bool) -> Tree:
     known = source.choices(query.work)
-    works = [work.id for work in source.works(0, 200)[0]]
+    works = work_choices(source)
     first, last = known.steps or (0, 0)
     step = "" if query.step is None else str(query.step)
     hint = f"{first} to {last}" if known.steps else ""
