@@ -32,6 +32,7 @@ from weakref import WeakKeyDictionary
 MAX_REPLY = 4 << 20  # bytes of one reply, unpacked
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds before the second attempt, and between any two
 CONNECT_SECONDS = 10.0
+MOST_TOKENS = 1 << 30  # of one reply, as an endpoint counts them
 _TEXTS = ("text", "response", "generated_text", "content")  # where the plain dialect may have its text
 LONGEST_ASKED = 60.0  # seconds that an endpoint may ask for by Retry-After; one that asks for more is down
 
@@ -256,7 +257,8 @@ class Line:
             message = json.loads(body)
             text, ended = _text_of(message, dialect)
             usage = message.get("usage") or {}
-            counts = [max(0, int(usage.get(name) or 0)) for name in ("prompt_tokens", "completion_tokens")]
+            counts = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+            counts = [count if 0 <= count <= MOST_TOKENS else 0 for count in counts]  # nonsense is no count
             if text is not None and not isinstance(text, str):
                 raise TypeError(f"content is a {type(text).__name__}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -76,12 +76,14 @@ def test_one_answer_has_what_every_verifier_said_and_the_feedback(store: Store):
 
 
 def test_tokens_of_an_engine_are_shown_as_text(store: Store):
-    store.add_experiences([experience("c", 2, tokens=[72, 105], logprobs=[-0.5, -1.0])])
+    store.add_experiences([experience("c", 2, text="Hi", tokens=[72, 105], logprobs=[-0.5, -1.0])])
     source = StoreSource(store, decode=lambda ids: "".join(map(chr, ids)))
     detail = source.detail("5")
     assert detail is not None and [(p.text, p.logprob) for p in detail.pieces] == [("H", -0.5), ("i", -1.0)]
     without = StoreSource(store).detail("5")
-    assert without is not None and not without.pieces and "not loaded" in without.pieces_note
+    assert without is not None and not without.pieces and "no model is loaded" in without.pieces_note
+    other = StoreSource(store, decode=lambda ids: "".join(chr(one + 1) for one in ids)).detail("5")
+    assert other is not None and not other.pieces and "another model" in other.pieces_note
 
 
 @pytest.mark.parametrize("key", ["", "0", "99", "-1", "1:1:1", "x", "9" * 40])

@@ -168,7 +168,7 @@ def test_a_step_moves_the_policy_towards_what_was_rewarded_and_says_what_it_did(
 def test_the_coefficients_weigh_what_was_rewarded_and_the_entropy_of_what_was_said(tmp_path: Path):
     """By hand: half the advantages; and a bonus for what was improbable moves the table towards it."""
 
-    def step(name: str, **coefficients: float) -> tuple[list[float], float]:
+    def step(name: str, **coefficients: Any) -> tuple[list[float], float]:
         client = table(tmp_path / name)
         learner = Learner(client, tmp_path / name, LearnerOptions(batch_size=2, **coefficients))
         learner.restore()

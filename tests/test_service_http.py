@@ -108,11 +108,12 @@ def test_evaluate_measures_and_learns_nothing(service: RlvrService):
 def test_what_was_only_evaluated_makes_nothing_ready_for_training(tmp_path: Path):
     with scripted(tmp_path, RLVR_MIN_EXPERIENCES_FOR_TRAINING="1") as service:
         body = {"task_id": "test", "prompt": "Hello world"}
-        told = service.post("/evaluate", body).json()
-        assert told["detailed_metrics"]["training_loss"] is None
+        service.post("/evaluate", body)
         before = service.get("/stats").json()["training_stats"]
         service.post("/train", body)
         after = service.get("/stats").json()["training_stats"]
+        told = service.post("/evaluate", body).json()
+    assert told["detailed_metrics"]["training_loss"] is None and after["training_loss"] is not None
     assert (before["ready_for_training"], before["total_experiences"] >= 1, before["updates"]) == (False, True, 0)
     assert (after["ready_for_training"], after["updates"]) == (True, 1)
 

@@ -15,15 +15,14 @@ from rlvr.envs.math import RPNArithmetic
 from rlvr.types import Task
 from tests.rlvr_service import RlvrService
 
-FAMILY: dict[str, Any] = {"p": 3, "operators": ["+", "-", "*"], "complexity": [2, 3], "flaw": 0.25}
-# A teacher whose every reduction is wrong by a quarter: the model then knows the way and errs on it.
+FAMILY: dict[str, Any] = {"p": 5, "operators": ["+", "-", "*"], "complexity": [1, 2], "flaw": 0.28}
+# A teacher whose every reduction is wrong with this chance: the model then knows the way and errs on it.
 WARM_UP = (
-    "training.mode=sft", f"env.kwargs={FAMILY}", 'sft.curriculum={by: schedule, schedule: [[0, {"2": 1, "3": 1}]]}',
-    "sft.steps=400", "sft.batch_size=64", "sft.until=0", "sft.optimizer.learning_rate=0.005",
-    "model.config.n_embd=48", "model.config.n_inner=192", "model.config.n_layer=2", "model.config.n_head=4",
-    "evaluation.tasks=20", "evaluation.samples=1", "evaluation.every=0",
+    "training.mode=sft", f"env.kwargs={FAMILY}", "sft.steps=300", "sft.batch_size=96", "sft.until=0",
+    'sft.curriculum={by: schedule, schedule: [[0, {"1": 2, "2": 1}], [120, {"1": 1, "2": 3}]]}',
+    "sft.optimizer.learning_rate=0.004", "evaluation.tasks=20", "evaluation.samples=1", "evaluation.every=0",
 )  # fmt: skip
-HELD_OUT, AT_ONCE, ROUNDS = 100, 64, 25
+HELD_OUT, AT_ONCE, ROUNDS, SAMPLES, TRIES = 100, 64, 12, 16, 3
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +49,14 @@ def ready(service: RlvrService) -> dict[str, Any]:
 
 
 def held_out(service: RlvrService, pool: ThreadPoolExecutor, tasks: list[Task]) -> list[bool]:
-    """Whether each task is solved at the first try, by the policy as it is and the same draws every time."""
+    """Whether each task is solved in most of a few first tries, by the policy as it is and the same draws always."""
 
-    def solved(task: Task) -> bool:
-        told = service.post("/evaluate", body(task, samples=1, seed=7, min_confidence=1.0)).json()
+    def solved(asked: tuple[Task, int]) -> bool:
+        told = service.post("/evaluate", body(asked[0], samples=1, seed=asked[1], min_confidence=1.0)).json()
         return told["detailed_metrics"]["final_confidence"] == 1.0
 
-    return list(pool.map(solved, tasks))
+    tries = list(pool.map(solved, [(task, seed) for task in tasks for seed in range(TRIES)]))
+    return [2 * sum(tries[i : i + TRIES]) > TRIES for i in range(0, len(tries), TRIES)]
 
 
 @pytest.mark.timeout(600)
@@ -68,8 +68,8 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
     service = RlvrService(
         tmp_path / "state",
         RLVR_MODEL=str(run),
-        RLVR_LEARNING_RATE="0.0008",
-        RLVR_BATCH_SIZE="64",
+        RLVR_LEARNING_RATE="0.004",
+        RLVR_BATCH_SIZE="512",
         RLVR_SESSIONS="64",
         RLVR_QUEUE="500",
         RLVR_REQUESTS_PER_MINUTE="0",
@@ -79,8 +79,8 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
         before = held_out(service, pool, tasks)
         assert held_out(service, pool, tasks[:20]) == before[:20]  # evaluations teach nothing, and repeat
         for number in range(ROUNDS):
-            sent = [source.train(1, number * AT_ONCE + i, "23"[i % 2]) for i in range(AT_ONCE)]
-            answers = list(pool.map(lambda t: service.post("/train", body(t)), sent))
+            sent = [source.train(1, number * AT_ONCE + i, "122"[i % 3]) for i in range(AT_ONCE)]
+            answers = list(pool.map(lambda t: service.post("/train", body(t, samples=SAMPLES)), sent))
             assert {answer.status_code for answer in answers} == {200}, answers[0].text
         after = held_out(service, pool, tasks)
         stats = service.get("/stats").json()["training_stats"]
@@ -95,7 +95,7 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
     p = binomtest(won, won + lost, alternative="greater").pvalue
     print(f"\nsolved {sum(before)} of {HELD_OUT} before and {sum(after)} after: {won} won, {lost} lost, p = {p:.2g}")
     assert p < 0.01, (won, lost)
-    assert stats["updates"] >= 20 and stats["training_loss"] is not None
+    assert stats["updates"] >= 10 and stats["training_loss"] is not None
     # What was gathered and made no step yet is learned from as the service stops: one step more at most.
     assert later["updates"] - stats["updates"] in (0, 1)
     assert sum(a == b for a, b in zip(again, after, strict=True)) > HELD_OUT / 2

@@ -6,12 +6,16 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 from rlvr_service import RlvrService, scripted
+
+from rlvr.store import open_store
+from rlvr.store.records import Session, Status
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +129,14 @@ def test_what_is_not_here_is_told_as_json(service: RlvrService, method: str, pat
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert set(answer.json()) == {"detail", "code", "request_id"}
     assert status != 405 or answer.headers["allow"]
+
+
+def test_a_training_run_in_the_store_has_a_name_and_no_evaluation_of_a_session(service: RlvrService):
+    with closing(open_store(f"sqlite:///{service.state / 'service.sqlite'}")) as store:
+        store.add_session(Session("of-a-run", "", "", kind="run", name="sums", status=Status.DONE))
+    assert service.get("/sessions/of-a-run").json()["name"] == "sums"
+    refused = service.get("/sessions/of-a-run/evaluation")
+    assert (refused.status_code, refused.json()["code"]) == (409, "training_run")
 
 
 def test_an_endpoint_that_refuses_is_a_typed_failure_that_keeps_its_session(service: RlvrService):

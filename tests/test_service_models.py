@@ -55,7 +55,11 @@ async def life(given: str, state: Path, sessions_of_it: int) -> tuple[dict[str, 
             assert session.status is Status.DONE, session.error
             assert answer["metrics"]["policy_entropy"] > 0
         fixed, _ = await worked(sessions, SHORT, max_iterations=1, seed=99, learn=False)
-        said = [e.generated_output for e in sessions.store.experiences(session_id=fixed.id)]
+        answers = sessions.store.experiences(session_id=fixed.id)
+        for one in answers:  # its tokens can be told apart by who made them: the dashboard shades them
+            whole = sessions.generator.decode(one.tokens or [])
+            assert one.tokens and whole and one.generated_output.partition("\ufffd")[0] in whole
+        said = [e.generated_output for e in answers]
         return health, sessions.generator.learning(), said
 
 

@@ -86,6 +86,21 @@ def test_an_answer_passed_where_it_is_right_however_sure_the_verifiers_are_of_it
     asyncio.run(run())
 
 
+def test_several_episodes_of_a_session_are_played_and_drawn_apart(tmp_path: Path):
+    async def run() -> None:
+        with serving(lambda asked: Said(RIGHT if asked.number == 2 else "Wrong", delay=0.05)) as server:
+            settings = settings_of(tmp_path, llm=TextEndpoint(server.chat_url, "m"))
+            async with opened(settings) as sessions:
+                session, answer = await worked(sessions, samples=3, max_iterations=1)
+                rows = sessions.store.experiences(session_id=session.id)
+        assert {(row.sample, row.iteration) for row in rows} == {(0, 1), (1, 1), (2, 1)}
+        assert all(row.gain is not None for row in rows)
+        assert (answer["final_solution"], len(answer["training_data"])) == (RIGHT, 1)
+        assert len({asked.body["seed"] for asked in server.asked}) == 3
+
+    asyncio.run(run())
+
+
 def test_what_does_not_change_has_converged_only_where_nobody_knows_better(tmp_path: Path):
     async def run() -> None:
         with serving(lambda asked: "Too short") as server:

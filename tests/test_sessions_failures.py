@@ -187,7 +187,7 @@ def test_a_session_that_is_being_written_down_when_the_service_stops_is_marked_t
     path = tmp_path / "busy.sqlite"
 
     async def run() -> None:
-        with serving(lambda asked: RIGHT) as server:
+        with serving(lambda asked: Said(WRONG, delay=0.5)) as server:
             settings = settings_of(tmp_path, server.plain_url, database=f"sqlite:///{path}?timeout=5")
             async with opened(settings) as sessions:
                 with locked(path) as release:

@@ -52,6 +52,17 @@ def close(value: Any) -> Any:
     return value if value is None else pytest.approx(value, abs=1e-9)
 
 
+def test_a_training_runs_rewards_are_in_no_mean_with_those_of_sessions(store: Store):
+    task = written(store, [(1.5, 1.0, []), (0.5, 0.2, ["wrong"])])
+    before = store.task_analysis(task)
+    store.add_session(Session("run", "", "", kind="run"))
+    more = [Experience("run", task, 1, "p", "o", sample=i, reward=-7.0, confidence=0.0, step=0) for i in range(3)]
+    more[0].feedback = {"error_types": ["wrong"]}
+    store.add_experiences(more)
+    assert store.task_analysis(task) == before and before is not None
+    assert (before["total_experiences"], before["average_reward"], before["common_errors"]) == (2, 1.0, {"wrong": 1})
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers)
 def test_a_task_is_analysed_as_plain_python_does(store: Store, rows: list[tuple[Any, Any, list[str]]]):

@@ -218,6 +218,18 @@ def test_on_a_plateau_the_rate_falls_to_its_least_and_not_while_results_rise() -
     assert plateau.scale == 0.1
 
 
+def test_a_rate_that_fell_rises_again_where_harder_tasks_are_learned() -> None:
+    plateau = Plateau(window=10, patience=2)
+    for _ in range(10):
+        plateau.observe(1.9)  # a week of easy tasks
+    for _ in range(40):
+        plateau.observe(0.5)
+    assert plateau.scale == 0.25
+    for i in range(20):
+        plateau.observe(0.6 + i / 100)
+    assert plateau.scale == 1.0
+
+
 def test_draws_are_counted_and_as_frequent_as_they_are_probable() -> None:
     table = tilted(FIRST, seed=3)
     drawn = [table.choose(draws.key("test", i)) for i in range(4000)]
@@ -290,6 +302,7 @@ def fill(store: Store, count: int, seed: int = 0) -> None:
 def test_nothing_is_learned_before_there_is_enough_and_then_it_is_kept_to_the_bit(store: Store) -> None:
     learner = StrategyLearner(store, CONFIG)
     fill(store, 49)
+    store.add_experiences([made("revise", None, sample=100 + i) for i in range(20)])  # evaluated: without a gain
     assert learner.learn(1.0) is None and store.state(STATE) is None
     assert learner.learning()["training_loss"] is None and learner.learning()["updates"] == 0
     store.add_experiences([made("checklist", 1.0, sample=49)])
@@ -297,7 +310,7 @@ def test_nothing_is_learned_before_there_is_enough_and_then_it_is_kept_to_the_bi
     assert learned is not None and learned.updates == 1 and learner.learning()["training_loss"] == learned.loss
     learner.learn(0.5)
     assert store.state(STATE) == (learner.policy.state(), 2)
-    drawn = store.experiences(session_id="s", limit=50)
+    drawn = store.experiences(session_id="s", limit=100)
     assert any(e.advantage is not None and e.priority == pytest.approx(abs(e.advantage)) for e in drawn)
 
 

@@ -34,6 +34,7 @@ from rlvr.types import StopReason
 T = TypeVar("T")
 
 MARK = "\ufdd0"  # begins a message of a conversation; a noncharacter, which no text that is exchanged may hold
+MOST_PER_TOKEN, LEAST_MOST = 64, 10_000  # characters of an answer for each token that was asked for; and at least
 CHARACTERS_PER_TOKEN = 4  # of an estimate, where the endpoint does not count: usual for English and code
 MAX_TOKENS = 1024  # where nobody says: an endpoint's own default may be 16
 # What some receiver cannot take: halves of surrogate pairs (no UTF-8 has them), null (PostgreSQL), noncharacters.
@@ -251,7 +252,7 @@ class EndpointSamplingClient:
             self.usage.seconds += time.monotonic() - began
         self._shared.seen = Seen(time.time())
         self._count(reply, text)
-        return _sequence(reply, stops)
+        return _sequence(reply, stops, max(LEAST_MOST, MOST_PER_TOKEN * (asked.max_tokens or MAX_TOKENS)))
 
     def _request(self, text: str, asked: SamplingParams, stops: list[str], index: int) -> dict[str, Any]:
         common = {"max_tokens": asked.max_tokens or MAX_TOKENS, "temperature": asked.temperature}
@@ -330,11 +331,14 @@ def _stops(stop: Any) -> list[str]:
     return stops
 
 
-def _sequence(reply: Reply, stops: list[str]) -> SampledSequence:
-    """The answer as characters, up to the first stop string, which stays where the endpoint left it in."""
+def _sequence(reply: Reply, stops: list[str], most: int) -> SampledSequence:
+    """The answer as characters, up to the first stop string, which stays where the endpoint left it in. An endpoint
+    that gives far more than it was asked for (`most`) is cut: every list of answers would carry its megabytes."""
     text = _UNFIT.sub("\ufffd", reply.text)
     ends = [at + len(one) for one in stops if (at := text.find(one)) >= 0]
     reason = StopReason.LENGTH if reply.ended == "length" else StopReason.STOP
     if ends:
         text, reason = text[: min(ends)], StopReason.STOP
+    if len(text) > most:
+        text, reason = text[:most], StopReason.LENGTH
     return SampledSequence(reason, list(map(ord, text)), None, end_tokens=0)

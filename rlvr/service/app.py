@@ -37,6 +37,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         401: "No API key, where one is needed.",
         403: "Not from there, or not with this key.",
         404: "Unknown here.",
+        408: "The body came too slowly.",
         409: "Not in this state.",
         413: "The body is too large.",
         422: "A field is wrong; `field` names it.",
@@ -66,7 +67,9 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> Door:
         from rlvr.service.dashboard.sessions import StoreSource
 
         generator = service.generator
-        source = StoreSource(service.store, health=generator.health, learning=generator.learning)
+        source = StoreSource(
+            service.store, health=generator.health, learning=generator.learning, decode=generator.decode
+        )
         attach(app, source, owner_of=keys.owner if keys else None, loopback_only=not keys)
         own_door = is_dashboard
     count = app.state.prometheus.count

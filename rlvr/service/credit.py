@@ -21,9 +21,10 @@ MAX_TASKS = 1000  # whose baselines are kept; the ones seen longest ago go first
 def gains(rewards: Sequence[float | None], discount: float = DISCOUNT) -> list[float | None]:
     """What came of each choice of an episode: G_t = sum over k >= t of discount^(k - t) (r_k - r_(k-1)), r_0 = 0.
 
-    r_k is what the k-th answer was worth, without anything for being the k-th (`session_reward(feedback, 1)`). So a
-    choice is paid for its own improvement and for what became of it. At discount 1 the sum telescopes to r_T - r_(t-1):
-    the final answer, less what was there before.
+    It is the return (reward-to-go) of an episode whose rewards are improvements. r_k is what the k-th answer was worth,
+    without anything for being the k-th (`session_reward(feedback, 1)`). So a choice is paid for its own improvement and
+    for what became of it. At discount 1 the sum telescopes to r_T - r_(t-1): the final answer, less what was there
+    before.
 
     Iterations are not paid for. One that changes nothing adds nothing, and puts off what comes after it; a detour down
     and back up costs. Summed by parts, G_1 is a weighted mean of r_1 to r_T (the weights (1 - discount) discount^(k-1),
@@ -68,9 +69,11 @@ def worth_of(e: Experience) -> float | None:
 
 @dataclass
 class Plateau:
-    """A factor of the learning rate, for `patience` windows of sessions in a row that ended no better than the best.
+    """A factor of the learning rate: less of it after `patience` windows of sessions in a row that ended no better than
+    the best, and as much again with a window that does.
 
-    `best` is the highest mean result of a window, `stale` how many windows have not risen above it by `enough`.
+    `best` is the highest mean result of a window since the factor last fell, `stale` how many windows have not risen
+    above it by `enough`. What a service is asked changes: after a fall a new level counts, not an easy week long ago.
     """
 
     scale: float = 1.0
@@ -91,11 +94,11 @@ class Plateau:
             return
         mean, self.count, self.total = self.total / self.count, 0, 0.0
         if self.best is None or mean >= self.best + self.enough:
-            self.best, self.stale = mean, 0
+            self.best, self.stale, self.scale = mean, 0, min(1.0, self.scale / self.factor)
             return
         self.stale += 1
         if self.stale == self.patience:
-            self.scale, self.stale = max(self.least, self.scale * self.factor), 0
+            self.scale, self.stale, self.best = max(self.least, self.scale * self.factor), 0, mean
 
 
 @dataclass

@@ -9,9 +9,11 @@ Exercised by tests/test_service_door.py.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rlvr.service.asgi import (
@@ -37,6 +39,7 @@ QUIET = ("/health", "/health/live", "/health/ready", "/metrics", "/metrics/prome
 LOCAL = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer", b"x-frame-options": b"DENY"}
 # An answer of the API is no page: nothing in it may run, and no cache may keep it.
 OF_JSON = {b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'", b"cache-control": b"no-store"}
+BODY_SECONDS = 60.0  # that a body may take to arrive: a slow one holds a connection, and what came of it, in memory
 DROPPED = 64 << 20  # bytes of a refused body that are read, so that its sender sees why
 
 Count = Callable[[str, str, int, float], None]
@@ -53,11 +56,13 @@ class Door:
         *,
         count: Count | None = None,
         own_door: Callable[[str], bool] | None = None,
+        body_s: float = BODY_SECONDS,
     ) -> None:
         """`count` hears of every answer; `own_door` says of a path that who serves it asks for keys by itself."""
         self._app, self._keys, self._limits, self._origins = app, keys, limits, cors_origins
         self._count = count or (lambda method, route, status, seconds: None)
         self._own_door = own_door or (lambda path: False)
+        self._body_s = body_s
         self._makes, self._reads = Rate(limits.requests_per_minute), Rate(limits.reads_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,16 +89,25 @@ class Door:
         state |= {"request_id": request_id, "owner": "", "reason": ""}
         forget()
         note(request_id=request_id)
-        most, status, taken, started = self._limits.max_body, 500, 0, False
+        most, status, taken, started, whole = self._limits.max_body, 500, 0, False, False
+        until = asyncio.get_running_loop().time() + self._body_s
 
         async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, whole
+            if whole:  # what comes now is the client's end, whenever it goes
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                told = f"the body was not complete after {self._body_s:g} s"
+                raise Problem(408, "too_slow", told) from None
+            whole = not message.get("more_body", False)
             if message["type"] == "http.request":
                 taken += len(message.get("body", b""))
                 if taken > most:
                     if message.get("more_body", False):
-                        await drain(receive, DROPPED)
+                        await self._drain(receive, until)
                     raise too_large(f"more than {most:,}", most)
             return message
 
@@ -112,7 +126,7 @@ class Door:
             self._admit(scope, state)
             self._within(scope, state["owner"])
             if (declared := declared_length(headers_of(scope))) > most:
-                await drain(receive, DROPPED)
+                await self._drain(receive, until)
                 raise too_large(f"{declared:,}", most)
             await self._app(scope, counted, answered)
         except Problem as problem:
@@ -133,6 +147,11 @@ class Door:
                 "request", method=scope["method"], path=scope["path"][:300], status=status, owner=state["owner"],
                 seconds=round(seconds, 4), **reason,
             )  # fmt: skip
+
+    async def _drain(self, receive: Receive, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await drain(receive, DROPPED)
 
     def _admit(self, scope: Scope, state: dict[str, Any]) -> None:
         headers = headers_of(scope)

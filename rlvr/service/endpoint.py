@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,6 +66,9 @@ class EndpointGenerator:
             self.client.look()
 
     def posed(self, text: str) -> tuple[Task, str] | None:
+        return None
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
         return None
 
     async def run(self, job: Job) -> Outcome:

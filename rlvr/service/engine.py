@@ -127,6 +127,11 @@ class EngineGenerator:
         task = poses.posed(text) if poses else None
         return None if poses is None or task is None else (task, poses.reward)
 
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        if (model := self._model) is None:
+            return None
+        return model.client.get_tokenizer().decode(list(tokens), skip_special_tokens=False)
+
     async def run(self, job: Job) -> Outcome:
         if self._state == "down" or self._closing:
             raise SessionFailure("generator_down", self._detail if self._state == "down" else "the service is stopping")

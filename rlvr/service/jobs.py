@@ -8,7 +8,7 @@ Every verified answer goes to the job's `record` before the next one is asked fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,6 +73,7 @@ class Generator(Protocol):
     """`health` never blocks; `run` raises SessionFailure; `learn` is called once a job's gains are in the store.
 
     `posed` is a prompt as a task of the model's own environment, with the name of its reward, where it has one.
+    `decode` is the text of an answer's tokens, special ones too; None where no model is loaded that has them.
     """
 
     kind: str
@@ -83,6 +84,8 @@ class Generator(Protocol):
     def health(self) -> dict[str, Any]: ...
 
     def posed(self, text: str) -> tuple[Task, str] | None: ...
+
+    def decode(self, tokens: Sequence[int]) -> str | None: ...
 
     async def run(self, job: Job) -> Outcome: ...
 
@@ -164,6 +167,9 @@ class NoGenerator:
         return {"kind": "none", "name": "", "state": "absent", "detail": NO_GENERATOR, "learns": "nothing"}
 
     def posed(self, text: str) -> tuple[Task, str] | None:
+        return None
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
         return None
 
     async def run(self, job: Job) -> Outcome:

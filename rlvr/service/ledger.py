@@ -70,6 +70,11 @@ class Ledger:
             await self.write(lambda: self._close(live), None if live.away is None else 0.0)
         except (StoreDown, asyncio.CancelledError):
             self._owed.append(live)
+        except Exception as error:  # an answer that no table takes: the session ends all the same, without it
+            log.error("answers could not be written", session_id=live.session.id, exc_info=error)
+            live.unsaved.clear()
+            with contextlib.suppress(Exception):
+                await self.write(lambda: self._close(live))
 
     def _save(self, live: Live) -> None:
         session, new = live.session, list(live.unsaved)
@@ -96,6 +101,8 @@ class Ledger:
             except StoreDown as error:
                 log.warning("sessions wait for the database", sessions=len(self._owed), reason=str(error))
                 return
+            except Exception as error:  # it will not be written another time either
+                log.error("a session could not be written", session_id=live.session.id, exc_info=error)
             self._owed.remove(live)
 
     async def beat(self) -> None:

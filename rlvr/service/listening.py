@@ -16,6 +16,8 @@ from typing import Any
 from rlvr.service.keys import VARIABLE, Keys
 
 FILES = 65_536  # open at a time: every client that waits holds a connection
+HEAD_BYTES = 512 << 10  # of a request's head, with what came in one piece behind it
+HEAD_SECONDS = 30.0  # that a connection may take until a head is complete
 
 
 def is_loopback(host: str) -> bool:
@@ -93,3 +95,55 @@ def server_class(uvicorn: Any) -> Any:
                     signal.signal(number, handler)
 
     return Server
+
+
+def protocol_class() -> Any:
+    """uvicorn's HTTP on httptools, with the bounds that are missing there: a head that never ends would fill memory,
+    and one that drips would hold its connection for good. Where httptools is absent h11 has bounds of its own."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "auto"
+
+    class Bounded(HttpToolsProtocol):
+        _head, _late = 0, None  # bytes of the head that is being read, None between two; the timer that ends it
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._done()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._late is not None:
+                self._head += len(data)
+                if self._head > HEAD_BYTES:
+                    self._end()
+                    return
+            super().data_received(data)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if self._late is None:  # the first request's time runs since the connection was made
+                self._wait()
+
+        def on_headers_complete(self) -> None:
+            self._done()
+            super().on_headers_complete()
+
+        def _wait(self) -> None:
+            self._head, self._late = 0, self.loop.call_later(HEAD_SECONDS, self._end)
+
+        def _done(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+        def _end(self) -> None:
+            self._done()
+            if not self.transport.is_closing():
+                self.transport.abort()
+
+    return Bounded

@@ -1,14 +1,14 @@
 """A session while this process works on it: what it has done so far, and its events for whoever watches.
 
 The events of a session are the same whether they are heard as they happen or read from the store afterwards
-(`stored_events`): `status` queued, `status` running, an `iteration` for each verified answer, `end`. So a client that
+(`Sessions.watch`): `status` queued, `status` running, an `iteration` for each verified answer, `end`. So a client that
 lost its connection can go on by number, on another instance too. Exercised by tests/test_sessions.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,10 +98,7 @@ def end_event(session: Session) -> Event:
     }
 
 
-def stored_events(session: Session, experiences: Sequence[Experience]) -> list[Event]:
-    """Those that a session which another process works on, or which is over, has had so far."""
-    events = [status_event(session.id, Status.QUEUED)]
-    if session.started is not None:
-        events.append(status_event(session.id, Status.RUNNING))
-    events += [iteration_event(e) for e in experiences]
-    return [*events, end_event(session)] if session.status.final else events
+def opening_events(session: Session) -> list[Event]:
+    """Those before the first answer that a stored session has had so far."""
+    queued, running = (status_event(session.id, status) for status in (Status.QUEUED, Status.RUNNING))
+    return [queued] if session.started is None else [queued, running]

@@ -60,7 +60,7 @@ class Problem(Exception):
             headers["retry-after"] = str(max(1, round(self.retry_after)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        if self.status == 413:
+        if self.status in (408, 413):
             headers["connection"] = "close"
         return headers
 

@@ -19,6 +19,8 @@ from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 
 router = APIRouter()
+LARGEST_PAGE = 4 << 20  # characters after which a page of answers ends early
+STEP = 20  # answers that are read at a time
 LONGEST_ID = 1_000
 NOTHING_YET = {  # of a task whose first answer is not there yet
     "total_experiences": 0,
@@ -135,8 +137,12 @@ async def experiences(
 ) -> Any:
     store = service.store
     rows: list[Experience] = []
-    if usable(task_id):
-        rows = await service.ask(store.experiences, task_id=task_id, after=after, limit=limit + 1, tokens=False)
+    more, size = usable(task_id), 0
+    while more and len(rows) <= limit and size < LARGEST_PAGE:
+        some, last = min(STEP, limit + 1 - len(rows)), rows[-1].id if rows else after
+        found = await service.ask(store.experiences, task_id=task_id, after=last, limit=some, tokens=False)
+        rows, more = rows + found, len(found) == some
+        size += sum(len(row.prompt) + len(row.generated_output) for row in found)
     if not rows:
         await known_task(service, task_id)
     shown = rows[:limit]
@@ -144,7 +150,7 @@ async def experiences(
         "task_id": task_id,
         "experiences": [written(row) for row in shown],
         "count": await service.ask(store.count, task_id=task_id),
-        "next_after": shown[-1].id if len(rows) > limit else None,
+        "next_after": shown[-1].id if len(rows) > limit or more else None,
     }
 
 

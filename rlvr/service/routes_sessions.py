@@ -49,7 +49,10 @@ async def session(session_id: str, service: Asked) -> Any:
 
 @router.get("/{session_id}/evaluation", response_model=Evaluated, summary="One session in numbers, so far")
 async def evaluation(session_id: str, service: Asked) -> Any:
-    return await service.sessions.evaluation(await known(service, session_id))
+    found = await known(service, session_id)
+    if found.kind == "run":
+        raise Problem(409, "training_run", "a training run is no session: its summary.json has what it came to")
+    return await service.sessions.evaluation(found)
 
 
 @router.get("/{session_id}/events", response_class=StreamingResponse, responses=STREAM, summary="As it happens")

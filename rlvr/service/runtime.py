@@ -90,7 +90,13 @@ class Service:
         """A call that may take minutes, on a thread apart from those of the store, which everybody needs."""
         if self.graders.statistics().tasks_waiting >= GRADES_WAIT:
             raise Problem(429, "busy", "too many requests to grade wait already; try again later", retry_after=10)
-        return await to_thread.run_sync(partial(method, *args), limiter=self.graders)
+
+        def worked() -> T:
+            if self.stopping is not None:  # meanwhile
+                raise Problem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
+            return method(*args)
+
+        return await to_thread.run_sync(worked, limiter=self.graders)
 
     def begin_stop(self) -> None:
         """Sessions end, so that whoever waits for one is answered. Once, on the event loop."""

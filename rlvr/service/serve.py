@@ -32,7 +32,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         import uvicorn
 
         from rlvr.service.app import create_app
-        from rlvr.service.listening import bound, check_exposure, most_connections, server_class, url_of
+        from rlvr.service.listening import bound, check_exposure, most_connections, protocol_class, server_class, url_of
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; the service needs: {EXTRA}") from error
     from rlvr.service.keys import Keys
@@ -50,6 +50,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         try:
             config = uvicorn.Config(
                 create_app(service, lambda app: living(service)),
+                http=protocol_class(),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -145,7 +146,8 @@ def welcome(service: Service, url: str) -> list[str]:
         lines.append("no generator: /train answers 503 until LLM_ENDPOINT or RLVR_MODEL is set, or with --demo")
     else:
         name = health["name"] or settings.model or "demo"
-        lines.append(f"generator: {health['kind']} {name} ({health['state']}), learns: {health['learns']}")
+        state = "" if health["state"] == "ready" else f" ({health['state']})"  # an endpoint has not been asked yet
+        lines.append(f"generator: {health['kind']} {name}{state}, learns: {health['learns']}")
     if not service.keys:
         lines.append("no API keys: whoever has an account on this machine can use it")
     from rlvr.store.connections import address

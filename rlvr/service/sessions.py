@@ -30,7 +30,7 @@ from rlvr.service import answers
 from rlvr.service.credit import worth_of
 from rlvr.service.jobs import CONVERGED, Generator, Job, Outcome, SessionFailure
 from rlvr.service.ledger import PATIENCE_S, Ledger
-from rlvr.service.live import Live, end_event, iteration_event, status_event, stored_events
+from rlvr.service.live import Live, end_event, iteration_event, opening_events, status_event
 from rlvr.service.logs import logger
 from rlvr.service.options import Request
 from rlvr.service.problems import Problem, not_found
@@ -42,6 +42,7 @@ from rlvr.store.records import Experience, Session, Status
 CANCEL_S = 2.0  # how long a cancelled session may finish the iteration it is at
 POLL_S = 0.5  # between two looks at a session that another process works on
 MOST_ANSWERS = 5_000  # experiences of one session that an answer is made of
+WATCHED = 5  # answers that a watcher of a stored session is given at a time: one that does not read keeps them
 MEASURED = 500  # sessions that `verifier_accuracy` is measured on
 
 log = logger("rlvr.service.sessions")
@@ -136,14 +137,19 @@ class Sessions:
             async for event in live.events():
                 yield event
             return
-        told = 0
+        told, last = 0, None
         while True:
             session = await self._stored(session_id)
-            events = stored_events(session, await self._experiences(session_id))
-            for event in events[told:]:
+            for event in opening_events(session)[told:]:
+                told += 1
                 yield event
-            told = max(told, len(events))
+            page = partial(self.store.experiences, session_id=session_id, limit=WATCHED, tokens=False)
+            while found := await self._ledger.ask(partial(page, after=last)):
+                last = found[-1].id
+                for e in found:
+                    yield iteration_event(e)
             if session.status.final:
+                yield end_event(session)
                 return
             await asyncio.sleep(POLL_S)
 
@@ -207,6 +213,9 @@ class Sessions:
         status, error = Status.DONE, None
         try:
             async with self._slots:
+                if self._closing:
+                    live.stop = live.stop or "interrupted"
+                    raise asyncio.CancelledError
                 if not await self._ledger.write(lambda: self.store.claim(session.id, self.instance)):
                     raise SessionFailure("cancelled", "it was ended before its turn came")
                 session.status, session.started = Status.RUNNING, time.time()

@@ -248,7 +248,7 @@ class StrategyLearner:
     def refresh(self) -> None:
         """Take over what other instances learned meanwhile."""
         held = self._store.state(STATE)
-        if held is not None and held[1] != self._version:
+        if held is not None and held[1] > self._version:  # another thread may have learned since we asked
             self.policy, self._version = StrategyPolicy(held[0]), held[1]
 
     def choose(self, *, first: bool, key: int) -> Choice:

@@ -40,58 +40,15 @@ class Analysis(Database):
 
         `reward_variance` is the population's. `improvement_trend` is the mean reward of the newer half of its judged
         answers less that of the older half (an odd one counts with the older): what became of the task, in units of
-        reward. Training runs' answers to the task are among them.
+        reward. Training runs' answers count where sessions gave none: their rewards have other scales.
         """
-        here = _e.task_id == task_id
-        judged = sa.and_(here, _e.reward.is_not(None))
-        mean = sa.select(sa.func.avg(_e.reward)).where(judged).scalar_subquery()
-        edges = [0.0, *(edge for _, edge in BINS)]
-        within = [
-            sa.and_(_e.confidence < high, _e.confidence >= low) if low else _e.confidence < high
-            for low, high in pairwise(edges)
-        ]
-        overall = sa.select(
-            sa.func.count(),
-            sa.func.avg(_e.reward),
-            sa.func.avg((_e.reward - mean) * (_e.reward - mean)),
-            _share(_e.confidence > SUCCESS, _e.confidence),
-            *(_how_many(bin) for bin in within),
-            _how_many(_e.confidence >= edges[-1]),
-        ).where(here)
-        ranked = (
-            sa.select(
-                _e.reward,
-                sa.func.row_number().over(order_by=_e.reward).label("rank"),
-                sa.func.count().over().label("n"),
-                sa.func.ntile(2).over(order_by=_e.id).label("half"),
-            )
-            .where(judged)
-            .subquery()
-        )
-        r = ranked.c
-        middle = sa.or_(r.rank == (r.n + 1) // 2, r.rank == (r.n + 2) // 2)
-        spread = sa.select(
-            sa.func.avg(sa.case((middle, r.reward))),
-            sa.func.avg(sa.case((r.half == 2, r.reward))) - sa.func.avg(sa.case((r.half == 1, r.reward))),
-        )
-        errors = sa.select(error_types.c.code, sa.func.count()).where(error_types.c.task_id == task_id)
-        errors = errors.group_by(error_types.c.code).order_by(sa.func.count().desc(), error_types.c.code)
         with self.reading() as connection:
-            total, average, variance, success, *bins = tuple(connection.execute(overall).one())
-            if not total:
-                return None
-            median, trend = connection.execute(spread).one()
-            common = {code: n for code, n in connection.execute(errors)}
-        return {
-            "total_experiences": total,
-            "average_reward": average,
-            "median_reward": median,
-            "reward_variance": variance,
-            "success_rate": success,
-            "improvement_trend": trend,
-            "common_errors": common,
-            "confidence_distribution": dict(zip([*(name for name, _ in BINS), "very_high"], bins, strict=True)),
-        }
+            here, served = _e.task_id == task_id, sa.and_(_e.task_id == task_id, _e.step.is_(None))
+            # Looked at first: telling the two apart takes a look at every row, which the index alone does not.
+            runs = connection.scalar(sa.select(sa.exists().where(_s.kind == "run")))
+            if runs and connection.scalar(sa.select(sa.exists().where(served))):
+                return _analysed(connection, served, error_types.c.experience_id.in_(sa.select(_e.id).where(served)))
+            return _analysed(connection, here, error_types.c.task_id == task_id)
 
     def aggregates(self, limit: int | None = None) -> dict[str, dict[str, Any]]:
         """By task, what became of the sessions of the service: the `task_aggregates` of its metrics.
@@ -162,3 +119,57 @@ class Analysis(Database):
             "success_rate": success,
             "last_updated": updated,
         }
+
+
+def _analysed(
+    connection: sa.Connection, here: sa.ColumnElement[bool], coded: sa.ColumnElement[bool]
+) -> dict[str, Any] | None:
+    """Over the experiences `here`, and those of their error types that are `coded`."""
+    judged = sa.and_(here, _e.reward.is_not(None))
+    mean = sa.select(sa.func.avg(_e.reward)).where(judged).scalar_subquery()
+    edges = [0.0, *(edge for _, edge in BINS)]
+    within = [
+        sa.and_(_e.confidence < high, _e.confidence >= low) if low else _e.confidence < high
+        for low, high in pairwise(edges)
+    ]
+    overall = sa.select(
+        sa.func.count(),
+        sa.func.avg(_e.reward),
+        sa.func.avg((_e.reward - mean) * (_e.reward - mean)),
+        _share(_e.confidence > SUCCESS, _e.confidence),
+        *(_how_many(bin) for bin in within),
+        _how_many(_e.confidence >= edges[-1]),
+    ).where(here)
+    ranked = (
+        sa.select(
+            _e.reward,
+            sa.func.row_number().over(order_by=_e.reward).label("rank"),
+            sa.func.count().over().label("n"),
+            sa.func.ntile(2).over(order_by=_e.id).label("half"),
+        )
+        .where(judged)
+        .subquery()
+    )
+    r = ranked.c
+    middle = sa.or_(r.rank == (r.n + 1) // 2, r.rank == (r.n + 2) // 2)
+    spread = sa.select(
+        sa.func.avg(sa.case((middle, r.reward))),
+        sa.func.avg(sa.case((r.half == 2, r.reward))) - sa.func.avg(sa.case((r.half == 1, r.reward))),
+    )
+    errors = sa.select(error_types.c.code, sa.func.count()).where(coded)
+    errors = errors.group_by(error_types.c.code).order_by(sa.func.count().desc(), error_types.c.code)
+    total, average, variance, success, *bins = tuple(connection.execute(overall).one())
+    if not total:
+        return None
+    median, trend = connection.execute(spread).one()
+    common = {code: n for code, n in connection.execute(errors)}
+    return {
+        "total_experiences": total,
+        "average_reward": average,
+        "median_reward": median,
+        "reward_variance": variance,
+        "success_rate": success,
+        "improvement_trend": trend,
+        "common_errors": common,
+        "confidence_distribution": dict(zip([*(name for name, _ in BINS), "very_high"], bins, strict=True)),
+    }

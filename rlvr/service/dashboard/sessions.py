@@ -1,15 +1,16 @@
 """The service's store as the source of a dashboard: sessions, their answers, and what people think of these.
 
     StoreSource(store)
-    StoreSource(store, health=generator.health, learning=generator.learning, decode=tokenizer.decode)
+    StoreSource(store, health=generator.health, learning=generator.learning, decode=generator.decode)
 
-`health` and `learning` are shown as they are; `decode` makes text of tokens where there are any. A database that
-is away is `StoreDown`, which the page says, and tries again. Exercised by tests/test_dashboard_sessions.py.
+`health` and `learning` are shown as they are; `decode` makes text of tokens, None where no model is loaded. A
+database that is away is `StoreDown`, which the page says, and tries again.
+Exercised by tests/test_dashboard_sessions.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.service.dashboard import session_rows
@@ -23,6 +24,7 @@ from rlvr.service.dashboard.data import (
     Found,
     Line,
     Note,
+    Piece,
     Query,
     Work,
     line,
@@ -33,7 +35,7 @@ from rlvr.service.dashboard.data import (
     verdicts_of,
     visible,
 )
-from rlvr.service.dashboard.pieces import MOST, Decode, pieces
+from rlvr.service.dashboard.pieces import MOST, pieces
 from rlvr.service.ratings import rate
 from rlvr.store import Experience, Session, Status, Store
 from rlvr.tracking.console import shown
@@ -57,7 +59,7 @@ class StoreSource:
         *,
         health: Callable[[], Mapping[str, Any]] | None = None,
         learning: Callable[[], Mapping[str, Any]] | None = None,
-        decode: Decode | None = None,
+        decode: Callable[[Sequence[int]], str | None] = lambda tokens: None,
         title: str = "service",
     ) -> None:
         self._store, self._health, self._learning, self._decode, self.title = store, health, learning, decode, title
@@ -139,13 +141,14 @@ class StoreSource:
         row = {**vars(e), "status": session.status if session else ""}
         others = session_rows.together(self._store, e, session is not None and session.kind == "run", SIBLINGS)
         told = mapping(e.feedback)
+        shaded, note = self._shaded(e)
         return Detail(
             entry=as_entry(row),
             prompt=visible(e.prompt),
             answer=visible(e.generated_output),
             verdicts=verdicts_of(e.scores),
-            pieces=self._pieces(e),
-            pieces_note=self._why(e),
+            pieces=shaded,
+            pieces_note=note,
             feedback=visible(told.get("detailed_feedback")),
             suggestions=[visible(text, 1000) for text in _list(told.get("suggestions"))[:50]],
             facts=facts(e),
@@ -162,19 +165,22 @@ class StoreSource:
         if not (key.isdecimal() and len(key) < 18) or rate(self._store, int(key), owner or "local", rating) is None:
             raise ValueError("this answer is not there any more")
 
-    def _pieces(self, e: Experience) -> list[Any]:
-        if not (self._decode and e.tokens and e.logprobs and len(e.tokens) == len(e.logprobs)):
-            return []
-        return pieces(e.tokens, e.logprobs, self._decode)
-
-    def _why(self, e: Experience) -> str:
+    def _shaded(self, e: Experience) -> tuple[list[Piece], str]:
+        """The answer's tokens, and what is to be said of them. A store may hold answers of several models."""
         if not e.tokens:
-            return "a text endpoint gives no log-probs" if e.num_tokens or e.action else ""
+            return [], "a text endpoint gives no log-probs" if e.num_tokens or e.action else ""
         if not e.logprobs or len(e.tokens) != len(e.logprobs):
-            return "its tokens have no log-probs"
-        if self._decode is None:
-            return "the generator that could tell its tokens apart is not loaded"
-        return f"the first {MOST:,} of {len(e.tokens):,} tokens" if len(e.tokens) > MOST else ""
+            return [], "its tokens have no log-probs"
+        try:
+            whole = self._decode(e.tokens)
+        except Exception:  # each library has its own error for an id that it does not have
+            whole = ""
+        if whole is None:
+            return [], "no model is loaded here that could tell its tokens apart"
+        if _printed(e.generated_output) not in _printed(whole):
+            return [], "its tokens are those of another model than the one that is loaded"
+        note = f"the first {MOST:,} of {len(e.tokens):,} tokens" if len(e.tokens) > MOST else ""
+        return pieces(e.tokens, e.logprobs, lambda tokens: self._decode(tokens) or ""), note
 
     def _session_charts(self, work: str) -> list[Chart]:
         session = self._store.session(work)
@@ -236,6 +242,11 @@ class StoreSource:
             Chart("Sessions that teach", [Line("teach", teach)], True, "session", "rewards of their answers differ"),
         ]  # fmt: skip
         return [chart for chart in charts if chart.lines[0].points]
+
+
+def _printed(text: str) -> str:
+    """Without what a database cannot be given, and what is written there instead of it."""
+    return "".join(c for c in text if c.isprintable() and c != "\ufffd").strip()
 
 
 def as_work(session: Session) -> Work:

@@ -1,0 +1,187 @@
+"""A client, a model and an endpoint that mean harm: none of them may stop the service for the others.
+
+Every one of these stopped it once: a loop that was busy with one body, threads that all waited for one grader, a row
+that no table takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.http_line import MOST_TOKENS, Cost, Dialect, Endpoint, Line
+from rlvr.reward import resolve_reward
+from rlvr.service.asgi import Message, Scope
+from rlvr.service.door import Door
+from rlvr.service.keys import Keys
+from rlvr.service.settings import Limits
+from rlvr.store import open_store
+from rlvr.store.records import Session
+from tests.rlvr_service import RlvrService
+from tests.text_endpoint import Said, serving
+
+TASK = {"task_id": "t", "prompt": "Say something.", "max_iterations": 1}
+QUICK = 2.0  # seconds in which a service that does something else answers; a blocked one took 4 to 120
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
+    state = tmp_path_factory.mktemp("attacked")
+    with serving(lambda asked: "Something, said in some words.") as server:
+        running = RlvrService(state, LLM_ENDPOINT=server.plain_url)
+        with running:
+            yield running
+
+
+def meanwhile(service: RlvrService, path: str, body: Any, times: int = 1) -> list[threading.Thread]:
+    """Begin requests whose answers nobody waits for."""
+
+    def ask() -> None:
+        with service.client() as client:
+            try:
+                client.post(path, json=body, timeout=8)
+            except Exception:  # late, as they are meant to be
+                return
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    return threads
+
+
+def slowest(service: RlvrService, *paths: str) -> float:
+    with service.client() as client:
+        took: list[float] = []
+        for path in paths:
+            began = time.perf_counter()
+            assert client.get(path, timeout=20).status_code == 200
+            took.append(time.perf_counter() - began)
+    return max(took)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"task_id": "t", "prompt": "x", "tests": [' + "1," * 1_000_000 + "1]}", "more than 50,000 values"),
+        ("{" + ",".join(f'"f{i}": 1' for i in range(100_000)) + "}", "100,000 fields"),
+        (json.dumps(TASK | {"verifiers": [{f"f{i}": 1 for i in range(20_000)}]}), "20,000 fields"),
+    ],
+)
+def test_a_body_of_very_many_values_is_refused_unread(service: RlvrService, body: str, said: str):
+    with service.client() as client:
+        reply = client.post("/train", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 422 and said in reply.json()["detail"]
+
+
+def test_a_refusal_does_not_repeat_all_that_was_sent(service: RlvrService):
+    words = {"name": "required_words", "options": {"words": [1] * 40_000}}
+    reply = service.post("/train", TASK | {"verifiers": [words]})
+    assert reply.status_code == 422 and len(reply.content) < 5_000
+
+
+def test_a_schema_that_is_checked_for_long_keeps_nobody_else_waiting(service: RlvrService):
+    levels = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(25)}
+    schema = {"$defs": levels | {"a25": {"type": "string"}}, "$ref": "#/$defs/a0"}
+    schema["$defs"]["a25"] = {"type": ["string", "null", "number", "boolean", "object", "array"]}
+    options = {"name": "json_schema", "options": {"schema": schema}}
+    threads = meanwhile(service, "/train?background=true", TASK | {"verifiers": [options]})
+    assert slowest(service, "/health", "/stats") < QUICK
+    threads[0].join()
+
+
+def test_graders_that_take_for_ever_leave_the_store_to_the_others(service: RlvrService):
+    source = "import time\ndef grade(sample, item):\n    time.sleep(4)\n    return 1\n"
+    body = {"grader": {"type": "python", "source": source}, "items": [{"sample": {"output_text": "x"}}]}
+    meanwhile(service, "/grade", body, times=18)
+    assert slowest(service, "/health", "/stats", "/sessions") < QUICK
+
+
+def test_a_judge_that_hangs_does_not_silence_the_heartbeat(tmp_path: Path):
+    def answer(asked: Any) -> str | Said:
+        return Said("x", delay=60) if asked.chat else "Something, said in some words."
+
+    with serving(answer) as server:
+        with RlvrService(
+            tmp_path, LLM_ENDPOINT=server.plain_url, JUDGE_ENDPOINT=server.chat_url, JUDGE_MODEL="judge"
+        ) as running:
+            for _ in range(12):  # more than the threads that Python gives a loop on a small machine
+                assert running.post("/train?background=true", TASK).status_code == 202
+            with closing(sqlite3.connect(tmp_path / "service.sqlite")) as store:
+                begun = heard = None
+                until = time.monotonic() + 20
+                while (begun is None or heard == begun) and time.monotonic() < until:
+                    (heard,) = store.execute("SELECT max(heartbeat) FROM rlvr_sessions").fetchone()
+                    begun = begun or heard
+                    time.sleep(0.2)
+            assert heard != begun, "another instance would take these sessions for lost"
+            running.kill()
+
+
+def test_an_endpoint_that_counts_nonsense_counts_nothing():
+    async def ask(usage: str) -> int:
+        with serving(lambda asked: Said(raw=f'{{"text": "hi", "usage": {{"completion_tokens": {usage}}}}}')) as server:
+            async with Line(Endpoint(server.plain_url, "", dialect=Dialect.PLAIN)) as line:
+                return (await line.ask({"prompt": "x"}, Cost())).completion_tokens
+
+    assert asyncio.run(ask("7")) == 7
+    assert asyncio.run(ask("9" * 30)) == 0 == asyncio.run(ask("-3")) and MOST_TOKENS < 2**31  # of an SQL integer
+
+
+def test_a_list_of_sessions_does_not_carry_their_texts(tmp_path: Path):
+    large = "x" * 100_000
+    with closing(open_store(tmp_path / "s.sqlite")) as store:
+        store.add_session(Session("one", "t", large, request={"tests": [large]}, final_solution=large))
+        (light,) = store.sessions(texts=False)
+        (whole,) = store.sessions()
+    assert (len(light.prompt), light.request, light.final_solution) == (2_000, {}, None)
+    assert whole.prompt == large and whole.request == {"tests": [large]} and whole.final_solution == large
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "stands"),
+    [("a" * 100_000, "a" * 1_000, False), ("ab b", "b", True), ("is-ab is-a", "is-a", True), ("x-ab-ab", "-a", False)],
+)
+def test_words_that_touch_others_are_passed_in_one_step(text: str, word: str, stands: bool):
+    verdict = resolve_reward("required_words", words=[word])("", text)
+    assert (getattr(verdict, "value", verdict) == 1.0) is stands
+
+
+def test_a_head_that_never_ends_is_cut_off(service: RlvrService):
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as line:
+        line.sendall(b"GET /stats HTTP/1.1\r\nHost: localhost\r\nx: ")
+        with pytest.raises(OSError):
+            for _ in range(200):
+                line.sendall(b"a" * 100_000)
+    assert service.get("/health").status_code == 200
+
+
+def test_a_body_that_drips_is_ended():
+    """With its connection: nobody knows what the rest of it would be."""
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/train", "headers": [(b"host", b"localhost")]}
+    asyncio.run(Door(app, Keys([]), Limits(), body_s=0.1)(scope, receive, send))
+    assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
+    assert json.loads(sent[1]["body"])["code"] == "too_slow"
