@@ -166,6 +166,10 @@ class Line:
         patience = httpx2.Timeout(None, connect=min(CONNECT_SECONDS, endpoint.timeout_s))
         self._client = httpx2.AsyncClient(headers=headers, follow_redirects=False, timeout=patience, limits=limits)
 
+    @property
+    def where(self) -> str:
+        return self.endpoint.url
+
     async def __aenter__(self) -> Line:
         return self
 

@@ -35,7 +35,7 @@ def in_process(*words: str, preexec: Any = None) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "rlvr.cli", *command(*words)],
+        [sys.executable, "-m", "rlvr", *command(*words)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, preexec_fn=preexec,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ FLOORS = {
     **dict.fromkeys(("build", "build_client", "config"), 6),
     **dict.fromkeys(("audit", "doctor", "service"), 7),
     "cli": 8,
-    **dict.fromkeys(("recipes", "run_rlvr"), 9),
+    **dict.fromkeys(("__main__", "recipes", "run_rlvr"), 9),
 }
 # On one floor only these may meet: build turns config into objects.
 BESIDE = {("build", "config"), ("build", "build_client"), ("build_client", "config")}

@@ -51,6 +51,7 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "samples": 33}, "samples"),
         ("/train", {**BASE, "tests": "assert True"}, "tests"),
         ("/train", {**BASE, "tests": [5]}, "tests.0"),
+        ("/train", {**BASE, "tests": ["double(2) == 4"]}, "tests.0"),
         ("/train", {**BASE, "verifiers": [{"name": "draft", "weight": -1}]}, "verifiers.0.weight"),
         ("/train", {**BASE, "verifiers": [{"name": "os:system"}]}, "verifiers.0.name"),
         ("/train", {**BASE, "verifiers": ["nothing_like_it"]}, "verifiers"),

@@ -22,7 +22,9 @@ def test_keys_are_asked_for_everywhere_but_at_health(tmp_path: Path):
         mine = service.post("/train?background=true", {"task_id": "t", "prompt": "slowly, a sonnet"}).json()
         other = {"authorization": "Bearer second-key-of-the-team"}
         assert service.get("/stats", headers={"authorization": ""}).status_code == 401
-        assert service.get("/health", headers={"authorization": ""}).status_code == 200
+        told = service.get("/health", headers={"authorization": ""})
+        assert told.status_code == 200 and told.json()["generator"]["name"] == ""
+        assert service.get("/health").json()["generator"]["name"] and "http" not in told.text
         assert service.get(f"/sessions/{mine['session_id']}", headers=other).status_code == 200
         answer = service.post(f"/sessions/{mine['session_id']}/cancel", headers=other)
         assert answer.status_code == 403 and answer.json()["code"] == "not_yours"

@@ -297,6 +297,7 @@ def test_a_judge_on_the_generators_endpoint_is_flagged_and_its_words_reach_the_n
         # .3 x 1 by the rules and .7 x .4 by the judge.
         assert answer["confidence"] == pytest.approx(0.58)
         assert answer["metrics"]["self_judging"] is True
+        assert answer["metrics"]["verified_by"] == ["draft", "judge"]
         assert any("It names no reason." in asked.prompt for asked in server.asked if "examiner" not in asked.prompt)
 
     asyncio.run(run())

@@ -73,6 +73,11 @@ class Blend:
         return [label for label, _, _ in self._verifiers]
 
     @property
+    def judges(self) -> list[str]:
+        """Those of the names that have a say in the confidence; the others only watch."""
+        return [label for label, weight, _ in self._verifiers if weight > 0]
+
+    @property
     def computes(self) -> bool:
         """Whether one of them can know the truth."""
         return any(reward.entry.computes for _, _, reward in self._verifiers)

@@ -1,6 +1,7 @@
-"""Reward `judge`: a language model behind an OpenAI-compatible endpoint says how good an answer is.
+"""Reward `judge`: a language model says how good an answer is, behind an OpenAI-compatible endpoint or wherever it is.
 
     reward = resolve_reward("judge", base_url="http://127.0.0.1:8000/v1", model="my-judge", votes=3)
+    reward = judged_by(asked, votes=3)                  # any model that can be `Asked`, such as one in this process
 
 The answer was written by a policy that is paid for what the judge says, so it is hostile: it travels as quoted data,
 and a verdict must have a strict form (`rlvr.reward.verdicts`). None of this keeps a judge from being talked round:
@@ -18,16 +19,22 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rlvr.http_line import Cost, Endpoint, Line, NoReply
 from rlvr.reward.options import is_number, one_of
-from rlvr.reward.registry import register_reward
-from rlvr.reward.verdicts import DATA, Inquiry, Unjudgeable, clean, code
+from rlvr.reward.registry import Entry, Reward, register_reward
+from rlvr.reward.verdicts import DATA, Asked, Inquiry, Unjudgeable, clean, code
 from rlvr.types import Outcome, Score
 
 Meta = dict[str, Any] | None
+WHAT = "reward 'judge'"
+GOLD = "answer"  # the key of a task's meta where the reference stands
+CAUTION = (
+    "it is another model's opinion, which a policy learns to please; watch what you mean beside it, with a verifier "
+    "that computes (reward.watch)"
+)
 
 RUBRIC = (
     "You are a careful examiner. Judge whether the answer is correct and answers the whole question. Where a reference "
@@ -50,12 +57,9 @@ class _Verdict:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """The options of `judge`, whose signature has the defaults."""
+class _Manner:
+    """The options of `judge` that hold for any model, wherever it is; the signature of `judge` has the defaults."""
 
-    base_url: str
-    model: str
-    api_key_env: str
     rubric: str
     scale: int
     passed_at: float
@@ -64,64 +68,67 @@ class _Settings:
     temperature: float | None
     max_tokens: int
     max_answer_chars: int
-    extra_body: Mapping[str, Any] | None
-    timeout_s: float
-    retries: int
-    concurrency: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> _Manner:
+        """From those that are given; ValueError for one that cannot be meant."""
+        given = {**_defaults(), **options}
+        manner = cls(**{one.name: given[one.name] for one in fields(cls)})
+        manner._check()
+        return manner
 
     @property
-    def endpoint(self) -> Endpoint:
+    def sampling(self) -> dict[str, Any]:
         warmth = (0.0 if self.votes == 1 else 1.0) if self.temperature is None else self.temperature
-        body = {"temperature": warmth, "max_tokens": self.max_tokens, **(self.extra_body or {})}
-        body = {k: v for k, v in body.items() if v is not None}
-        return Endpoint(
-            self.base_url, self.model, self.api_key_env, body, self.timeout_s, self.retries, self.concurrency
-        )
+        return {"temperature": warmth, "max_tokens": self.max_tokens}
 
-    def check(self) -> None:
-        what = "reward 'judge'"
-        one_of(f"{what}: reference", self.reference, ("auto", "required", "never"))
+    def _check(self) -> None:
+        one_of(f"{WHAT}: reference", self.reference, ("auto", "required", "never"))
         for name, low, high in (
             ("scale", 1, 1000), ("votes", 1, 99), ("max_tokens", 16, 1_000_000), ("max_answer_chars", 100, 10_000_000),
         ):  # fmt: skip
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or not low <= given <= high:
-                raise ValueError(f"{what}: {name}={given!r}, expected a whole number from {low:,} to {high:,}")
+                raise ValueError(f"{WHAT}: {name}={given!r}, expected a whole number from {low:,} to {high:,}")
         if not is_number(self.passed_at) or not 0 < self.passed_at <= 1:
-            raise ValueError(f"{what}: passed_at={self.passed_at!r}, expected a share of the scale, above 0, at most 1")
+            raise ValueError(f"{WHAT}: passed_at={self.passed_at!r}, expected a share of the scale, above 0, at most 1")
         warm = self.temperature
         if warm is not None and (not is_number(warm) or not 0 <= warm < math.inf):
-            raise ValueError(f"{what}: temperature={warm!r}, expected a number, at least 0, or null")
+            raise ValueError(f"{WHAT}: temperature={warm!r}, expected a number, at least 0, or null")
         if warm == 0 and self.votes > 1:
             raise ValueError(
-                f"{what}: votes={self.votes} at temperature 0 are one vote; raise temperature or drop votes"
+                f"{WHAT}: votes={self.votes} at temperature 0 are one vote; raise temperature or drop votes"
             )
         if not isinstance(self.rubric, str) or not self.rubric.strip():
-            raise ValueError(f"{what}: rubric={self.rubric!r}, expected what the judge shall look at, in words")
-        if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
-            raise ValueError(f"{what}: extra_body={self.extra_body!r}, expected a dictionary of request fields")
-        for taken in {"model", "messages", "stream", "n"} & set(self.extra_body or {}):
-            raise ValueError(f"{what}: extra_body sets {taken!r}, which is not for it; `model` and `votes` are options")
-        self.endpoint.check(what)
-        if importlib.util.find_spec("httpx2") is None:
-            raise ValueError(f"{what} needs an HTTP client: pip install 'rlvr[judge]'")
+            raise ValueError(f"{WHAT}: rubric={self.rubric!r}, expected what the judge shall look at, in words")
 
 
-def _prepare(**given: Any) -> dict[str, Any]:
+def _defaults() -> dict[str, Any]:
     named = inspect.signature(judge).parameters.values()
-    defaults = {p.name: p.default for p in named if p.kind is p.KEYWORD_ONLY}
-    _Settings(**{**defaults, **given}).check()
-    return given
+    return {p.name: p.default for p in named if p.kind is p.KEYWORD_ONLY}
 
 
-@register_reward(
-    "judge",
-    batched=True,
-    prepare=_prepare,
-    caution="it is another model's opinion, which a policy learns to please; watch what you mean beside it, with a "
-    "verifier that computes (reward.watch)",
-    gold="answer",
-)
+def _endpoint(given: Mapping[str, Any]) -> Endpoint:
+    names = ("base_url", "model", "api_key_env", "extra_body", "timeout_s", "retries", "concurrency")
+    base_url, model, key, body, *patience = (given[name] for name in names)
+    return Endpoint(base_url, model, key, dict(body or {}), *patience)
+
+
+def _prepare(**options: Any) -> dict[str, Any]:
+    _Manner.of(options)
+    given = {**_defaults(), **options}
+    body = given["extra_body"]
+    if body is not None and not isinstance(body, Mapping):
+        raise ValueError(f"{WHAT}: extra_body={body!r}, expected a dictionary of request fields")
+    for taken in {"model", "messages", "stream", "n"} & set(body or {}):
+        raise ValueError(f"{WHAT}: extra_body sets {taken!r}, which is not for it; `model` and `votes` are options")
+    _endpoint(given).check(WHAT)
+    if importlib.util.find_spec("httpx2") is None:
+        raise ValueError(f"{WHAT} needs an HTTP client: pip install 'rlvr[judge]'")
+    return options
+
+
+@register_reward("judge", batched=True, prepare=_prepare, caution=CAUTION, gold=GOLD)
 async def judge(
     prompts: Sequence[str],
     responses: Sequence[str],
@@ -154,24 +161,44 @@ async def judge(
     Parts: `votes` that came, `agreement` (share of votes on the verdict's side of `passed_at`), `requests`,
     `prompt_tokens`, `completion_tokens`.
     """
-    names = inspect.signature(judge).parameters
-    given = locals()
-    settings = _Settings(**{name: given[name] for name in names if names[name].kind is inspect.Parameter.KEYWORD_ONLY})
-    async with Line(settings.endpoint) as line:
-        bench = _Bench(settings, line)
-        cases = zip(prompts, responses, metas or [None] * len(responses), strict=True)
-        return list(await asyncio.gather(*(bench.score(*case) for case in cases)))
+    given = dict(locals())
+    manner = _Manner.of({name: given[name] for name in _defaults()})
+    async with Line(_endpoint(given)) as line:
+        return await _Bench(manner, line).scores(prompts, responses, metas)
+
+
+def judged_by(asked: Asked, **options: Any) -> Reward:
+    """The reward `judge` where the model to ask is at hand already, such as one in this process.
+
+    `options` are those of `judge` that are not about an endpoint.
+    """
+    if unknown := sorted(options.keys() - {one.name for one in fields(_Manner)}):
+        raise ValueError(f"{WHAT}: option {unknown[0]!r} has no effect on a judge that needs no endpoint; drop it")
+    manner = _Manner.of(options)
+
+    async def judge(
+        prompts: Sequence[str], responses: Sequence[str], metas: Sequence[Meta] | None = None
+    ) -> list[Score]:
+        return await _Bench(manner, asked).scores(prompts, responses, metas)
+
+    return Reward("judge", Entry(judge, batched=True, caution=CAUTION, gold=GOLD))
 
 
 class _Bench:
     """Where the answers of one batch are judged."""
 
-    def __init__(self, settings: _Settings, line: Line) -> None:
-        self.settings, self.line = settings, line
-        self.asked = Inquiry(frozenset({"score"}), self._messages, self._read, settings.max_answer_chars)
+    def __init__(self, manner: _Manner, line: Asked) -> None:
+        self.manner, self.line = manner, line
+        self.asked = Inquiry(frozenset({"score"}), self._messages, self._read, manner.max_answer_chars, manner.sampling)
+
+    async def scores(
+        self, prompts: Sequence[str], responses: Sequence[str], metas: Sequence[Meta] | None
+    ) -> list[Score]:
+        cases = zip(prompts, responses, metas or [None] * len(responses), strict=True)
+        return list(await asyncio.gather(*(self.score(*case) for case in cases)))
 
     async def score(self, prompt: str, response: str, meta: Meta) -> Score:
-        s, gold = self.settings, (meta or {}).get("answer")
+        s, gold = self.manner, (meta or {}).get("answer")
         if s.reference == "required" and gold in (None, ""):
             return Score(None, Outcome.INVALID, "no_gold", detail="meta['answer'] is missing, and reference='required'")
         if not response.strip():
@@ -198,14 +225,14 @@ class _Bench:
         return Score(value, outcome, "" if passed else "low_score", parts, detail=verdicts[0].reason)
 
     def _messages(self, document: str, word: str) -> list[dict[str, str]]:
-        form = _FORM % (word, self.settings.scale)
+        form = _FORM % (word, self.manner.scale)
         return [
-            {"role": "system", "content": self.settings.rubric + form},
+            {"role": "system", "content": self.manner.rubric + form},
             {"role": "user", "content": document},
         ]
 
     def _read(self, given: dict[str, Any]) -> _Verdict:
-        score, scale = given["score"], self.settings.scale
+        score, scale = given["score"], self.manner.scale
         if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= scale:
             raise ValueError(f"the score is not a whole number from 0 to {scale}")
         return _Verdict(score, str(given["reason"])[:1000])

@@ -17,10 +17,10 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
-from rlvr.http_line import Cost, Line, NoReply
+from rlvr.http_line import Cost, NoReply, Reply
 
 TRIES = 3  # replies that may be out of form, per vote
 HALVINGS = 4  # of an answer that an endpoint calls too long
@@ -47,20 +47,31 @@ class Unjudgeable(NoReply):
     """The judge can judge a plain answer to this task, and this one it cannot: the answer's doing."""
 
 
+class Asked(Protocol):
+    """The model that judges, wherever it is: `rlvr.http_line.Line` asks an endpoint,
+    `rlvr.service` has one in its own process. `where` is what messages call it; `ask` raises NoReply."""
+
+    @property
+    def where(self) -> str: ...
+
+    async def ask(self, request: Mapping[str, Any], cost: Cost) -> Reply: ...
+
+
 @dataclass(frozen=True)
 class Inquiry(Generic[V]):
-    """What is asked. `messages(document, word)` is the request; `read` makes a verdict of the reply's object.
+    """What is asked. `messages(document, word)` is the conversation; `read` makes a verdict of the reply's object.
 
     The object has `keys` beside `id` (the word) and `reason`; `read` raises a ValueError for one out of form. `room` is
-    how many characters of an answer are sent.
+    how many characters of an answer are sent, `sampling` what a request says beside its messages.
     """
 
     keys: frozenset[str]
     messages: Callable[[str, str], list[dict[str, str]]]
     read: Callable[[dict[str, Any]], V]
     room: int
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    async def vote(self, line: Line, task: Mapping[str, Any], answers: Mapping[str, str], cost: Cost) -> V | NoReply:
+    async def vote(self, line: Asked, task: Mapping[str, Any], answers: Mapping[str, str], cost: Cost) -> V | NoReply:
         """One verdict, asked for again while the reply is out of form or the answer too long."""
         room, halvings, problem = self.room, HALVINGS, ""
         longest = max(map(len, answers.values()), default=0)
@@ -72,7 +83,7 @@ class Inquiry(Generic[V]):
                 fields |= quoted(answer, room, name)
             document = json.dumps(fields, ensure_ascii=False, indent=1)
             try:
-                request = {"messages": self.messages(defused(document), word)}
+                request = {"messages": self.messages(defused(document), word), **self.sampling}
                 reply = (await line.ask(request, cost)).text
             except NoReply as failure:
                 if failure.too_long and halvings and longest > room // 2:
@@ -83,12 +94,11 @@ class Inquiry(Generic[V]):
                 return self.read(_object(reply, word, self.keys))
             except ValueError as error:
                 problem, tries = f"{error}: {reply[:300]!r}", tries - 1
-        where = line.endpoint.url
-        return NoReply("out_of_form", f"{where} gave no verdict in {TRIES} replies; {problem}", of_text=True)
+        return NoReply("out_of_form", f"{line.where} gave no verdict in {TRIES} replies; {problem}", of_text=True)
 
     async def settle(
         self,
-        line: Line,
+        line: Asked,
         task: Mapping[str, Any],
         answers: Mapping[str, str],
         cost: Cost,

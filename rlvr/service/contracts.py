@@ -69,7 +69,21 @@ Named = Annotated[
     BeforeValidator(lambda one: {"name": one} if isinstance(one, str) else one, json_schema_input_type=Name | Verifier),
 ]
 Verifiers = Annotated[list[Named], Field(max_length=16)]
-Tests = Annotated[list[Text | dict[str, Text]], Field(max_length=200)]
+
+
+def _asserts(one: str | dict[str, str]) -> str | dict[str, str]:
+    if isinstance(one, str) and "assert" not in one:
+        raise ValueError(
+            f"{one[:60]!r} asserts nothing, so it would pass whatever the answer computes; expected an assert such as "
+            "'assert double(2) == 4', or {input, output}"
+        )
+    return one
+
+
+Tests = Annotated[
+    list[Annotated[Text | dict[str, Text], AfterValidator(_asserts)]],
+    Field(max_length=200),
+]
 
 
 class Checked(Body):

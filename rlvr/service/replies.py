@@ -61,6 +61,7 @@ class TrainMetrics(Reply):
     improvement_rate: float | None = None
     convergence_iteration: int | None = None
     verifier_accuracy: float | None = None
+    verified_by: list[str] = []
     training_loss: float | None = None
     policy_entropy: float | None = None
 

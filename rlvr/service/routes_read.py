@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from rlvr import __version__
 from rlvr.service.problems import not_found
 from rlvr.service.replies import Analysis, Experiences, Health, Live, Metrics, Stats
-from rlvr.service.runtime import Asked, Service
+from rlvr.service.runtime import Asked, Owner, Service
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 
@@ -36,8 +36,8 @@ PROMETHEUS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {
 
 
 @router.get("/health", response_model=Health, summary="How the service, its generator and its database are")
-async def health(service: Asked) -> Any:
-    return await state_of(service)
+async def health(service: Asked, owner: Owner) -> Any:
+    return await state_of(service, owner)
 
 
 @router.get("/health/live", response_model=Live, summary="Whether this process answers")
@@ -51,12 +51,13 @@ async def live() -> Live:
     summary="Whether sessions can be run",
     responses={503: {"model": Health, "description": "Not now; `detail` says why."}},
 )
-async def ready(service: Asked) -> Any:
-    told = await state_of(service)
+async def ready(service: Asked, owner: Owner) -> Any:
+    told = await state_of(service, owner)
     return told if told.status == "ok" else JSONResponse(told.model_dump(), 503)
 
 
-async def state_of(service: Service) -> Health:
+async def state_of(service: Service, owner: str) -> Health:
+    """Where keys are set, whoever has none is told states alone: an address or an error is nobody else's business."""
     generator = service.generator.health()
     why: list[str] = []
     sessions = {"running": 0, "queued": 0}
@@ -72,6 +73,9 @@ async def state_of(service: Service) -> Health:
         why.append(generator.get("detail") or f"generator: {generator['state']}")
     if service.stopping is not None:
         why.append("the service is stopping")
+    if not owner:
+        generator = {**generator, "name": "", "detail": ""}
+        database["detail"], why = "", ["give an API key to be told why"] if why else []
     return Health.model_validate(
         {
             "status": "degraded" if why else "ok",

@@ -327,6 +327,7 @@ class Sessions:
         ) | {
             "verifier_checks": checks.count if checks else 0,
             "self_judging": live.case.self_judging,
+            "verified_by": live.case.blend.judges,
             "convergence_threshold": self._threshold(live),
         }
         session.status, session.error, session.finished = status, error, time.time()

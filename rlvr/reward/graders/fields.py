@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlvr.registry import nearest
-from rlvr.reward.graders.templates import Missing, Template, Values
+from rlvr.reward.graders.templates import Missing, Template, TooLong, Values
 from rlvr.reward.options import is_number
 from rlvr.reward.signatures import LARGEST
 from rlvr.types import Outcome, Score
@@ -74,13 +74,12 @@ def threshold(config: Mapping[str, Any], where: str, low: float = 0.0, high: flo
 def filled(template: Template, values: Values, room: int = MAX_TEXT) -> str | Score:
     """The text; or, where it is missing or has more than `room` characters, the score of whoever made it so."""
     try:
-        text = template.fill(values)
+        return template.fill(values, room=room)
     except Missing as missing:
         return blamed(of_answer(missing, values), "missing_field", str(missing))
-    if len(text) > room:
-        said = f"{len(text):,} characters, at most {room:,} are compared"
+    except TooLong as long:
+        said = f"{long.size:,} characters, at most {room:,} are compared"
         return blamed(template.of_answer, "too_large", said)
-    return text
 
 
 def of_answer(missing: Missing, values: Values) -> bool:
