@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import sqlite3
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,12 +23,16 @@ import pytest
 
 from rlvr.http_line import MOST_TOKENS, Cost, Dialect, Endpoint, Line
 from rlvr.reward import resolve_reward
+from rlvr.reward.graders import Grader
 from rlvr.service.asgi import Message, Scope
 from rlvr.service.door import Door
 from rlvr.service.keys import Keys
+from rlvr.service.ledger import Ledger
+from rlvr.service.live import Live
 from rlvr.service.settings import Limits
 from rlvr.store import open_store
-from rlvr.store.records import Session
+from rlvr.store.records import Experience, Session, Status
+from rlvr.types import Outcome
 from tests.rlvr_service import RlvrService
 from tests.text_endpoint import Said, serving
 
@@ -111,21 +117,23 @@ def test_a_judge_that_hangs_does_not_silence_the_heartbeat(tmp_path: Path):
     def answer(asked: Any) -> str | Said:
         return Said("x", delay=60) if asked.chat else "Something, said in some words."
 
-    with serving(answer) as server:
-        with RlvrService(
+    with (
+        serving(answer) as server,
+        RlvrService(
             tmp_path, LLM_ENDPOINT=server.plain_url, JUDGE_ENDPOINT=server.chat_url, JUDGE_MODEL="judge"
-        ) as running:
-            for _ in range(12):  # more than the threads that Python gives a loop on a small machine
-                assert running.post("/train?background=true", TASK).status_code == 202
-            with closing(sqlite3.connect(tmp_path / "service.sqlite")) as store:
-                begun = heard = None
-                until = time.monotonic() + 20
-                while (begun is None or heard == begun) and time.monotonic() < until:
-                    (heard,) = store.execute("SELECT max(heartbeat) FROM rlvr_sessions").fetchone()
-                    begun = begun or heard
-                    time.sleep(0.2)
-            assert heard != begun, "another instance would take these sessions for lost"
-            running.kill()
+        ) as running,
+    ):
+        for _ in range(12):  # more than the threads that Python gives a loop on a small machine
+            assert running.post("/train?background=true", TASK).status_code == 202
+        with closing(sqlite3.connect(tmp_path / "service.sqlite")) as store:
+            begun = heard = None
+            until = time.monotonic() + 20
+            while (begun is None or heard == begun) and time.monotonic() < until:
+                (heard,) = store.execute("SELECT max(heartbeat) FROM rlvr_sessions").fetchone()
+                begun = begun or heard
+                time.sleep(0.2)
+        assert heard != begun, "another instance would take these sessions for lost"
+        running.kill()
 
 
 def test_an_endpoint_that_counts_nonsense_counts_nothing():
@@ -185,3 +193,60 @@ def test_a_body_that_drips_is_ended():
     asyncio.run(Door(app, Keys([]), Limits(), body_s=0.1)(scope, receive, send))
     assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["code"] == "too_slow"
+
+
+def test_a_template_that_says_a_long_text_many_times_is_never_put_together():
+    many = "{{item.a}}" * 9_000  # of half a megabyte each
+    grader = Grader.of({"type": "string_check", "operation": "eq", "input": many, "reference": many})
+    tracemalloc.start()
+    try:
+        score = grader.grade({"a": "y" * 500_000}, {"output_text": "x"})
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+    assert (score.outcome, score.reason) == (Outcome.INVALID, "too_large")
+
+
+def test_an_endpoint_that_gives_megabytes_is_cut_and_a_page_of_them_ends_early(tmp_path: Path):
+    rule = {"name": "length", "options": {"at_least": 10**6}}  # which no answer keeps
+    task = TASK | {"verifiers": [rule], "max_iterations": 2}
+    with (
+        serving(lambda asked: "word " * 200_000) as server,
+        RlvrService(tmp_path, LLM_ENDPOINT=server.plain_url) as here,
+    ):
+        for _ in range(20):
+            session = here.post("/train", task).json()
+        assert all(len(answer["generated_output"]) < 200_000 for answer in session["training_data"])
+        seen, after, pages = list[int](), "", 0
+        while True:
+            page = here.get(f"/experiences/t?limit=500{after}")
+            assert len(page.content) < 16 << 20
+            seen, pages = seen + [row["id"] for row in page.json()["experiences"]], pages + 1
+            if page.json()["next_after"] is None:
+                break
+            after = f"&after={page.json()['next_after']}"
+        assert pages > 1 and seen == sorted(set(seen)) and len(seen) == 40
+        told = here.get(f"/sessions/{session['session_id']}/events").text
+    names = re.findall("^event: (.*)$", told, re.MULTILINE)
+    assert names == ["status", "status", "iteration", "iteration", "end"]
+
+
+def test_an_answer_that_no_table_takes_ends_its_session_and_no_other():
+    """What it was is gone; who waits for it is told."""
+    rows: list[dict[str, Any]] = []
+
+    class Picky:
+        def add_experiences(self, new: list[Experience]) -> list[int]:
+            raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+        def update_session(self, id: str, **changes: Any) -> bool:
+            rows.append(changes)
+            return True
+
+    async def end() -> None:
+        live = Live(Session("s", "t", "x", status=Status.FAILED), case=None)  # pyright: ignore[reportArgumentType]
+        live.unsaved.append(Experience("s", "t", 1, "x", "y"))
+        await Ledger(Picky(), "here").finish(live)  # pyright: ignore[reportArgumentType]
+
+    asyncio.run(end())
+    assert [row["status"] for row in rows] == [Status.FAILED]

@@ -15,10 +15,12 @@ from typing import Any
 from rlvr.clients.endpoint import text_endpoint
 from rlvr.service.endpoint import EndpointGenerator
 from rlvr.service.jobs import Generator, NoGenerator
+from rlvr.service.local_judge import LocalJudge, open_judge
 from rlvr.service.settings import Settings
 from rlvr.store import Store
 
 POLICIES = "policies"
+JUDGE = "judge"
 
 
 def build_generator(settings: Settings, store: Store) -> Generator:
@@ -55,6 +57,22 @@ def build_generator(settings: Settings, store: Store) -> Generator:
             batch_size=config.batch_size,
         ),
         warn=lambda text: logger("rlvr.service.engine").warning(text),
+    )
+
+
+def build_judge(settings: Settings) -> LocalJudge | None:
+    """The judge of this process, where the settings ask for one. Nothing is loaded before its `start`."""
+    model = settings.judge.model
+    if settings.judge or not model:
+        return None
+    from rlvr.service.logs import logger
+    from rlvr.service.models import check_name
+
+    check_name(model, "JUDGE_MODEL")
+    return LocalJudge(
+        model,
+        lambda: open_judge(model, settings.state / JUDGE),
+        warn=lambda text: logger("rlvr.service.judge").warning(text),
     )
 
 

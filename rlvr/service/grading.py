@@ -14,23 +14,23 @@ from rlvr.service.contracts import GradeBody
 from rlvr.service.problems import Problem
 from rlvr.service.replies import Grade, Graded, VerifierFeedback
 from rlvr.service.settings import Settings
-from rlvr.service.verification import case_of
+from rlvr.service.verification import Judge, case_of
 from rlvr.types import Score
 
 GRADER_SECONDS = 120.0  # that the items of one request have together; verifiers: before the last ones are begun
 AT_ONCE = 16  # answers that verifiers are given together
 
 
-def grade(body: GradeBody, settings: Settings) -> Graded:
+def grade(body: GradeBody, settings: Settings, judge: Judge) -> Graded:
     """Blocks while verifiers work; 422 for a configuration that is none."""
-    results = _by_grader(body, settings) if body.grader is not None else _by_verifiers(body, settings)
+    results = _by_grader(body, settings) if body.grader is not None else _by_verifiers(body, settings, judge)
     judged = [one.value for one in results if one.value is not None]
     return Graded(results=results, mean=sum(judged) / len(judged) if judged else None)
 
 
-def _by_verifiers(body: GradeBody, settings: Settings) -> list[Grade]:
+def _by_verifiers(body: GradeBody, settings: Settings, judge: Judge) -> list[Grade]:
     try:
-        case = case_of(body.request(), judge=settings.judge, generator=settings.llm)
+        case = case_of(body.request(), judge=judge, generator=settings.generator)
         case.blend.start()
     except ValueError as error:
         raise Problem(422, "invalid", str(error), field="verifiers") from error

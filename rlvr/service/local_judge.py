@@ -94,25 +94,25 @@ class _Waiting:
 
 
 class LocalJudge:
-    """`given` is what JUDGE_MODEL says; `opener` loads it, on the judge's thread. Asked like an endpoint's `Line`."""
+    """`model` is what JUDGE_MODEL says; `opener` loads it, on the judge's thread. Asked like an endpoint's `Line`."""
 
     def __init__(
-        self, given: str, opener: Callable[[], SamplingClient], *, warn: Callable[[str], None] = lambda text: None
+        self, model: str, opener: Callable[[], SamplingClient], *, warn: Callable[[str], None] = lambda text: None
     ) -> None:
-        self.given, self._opener, self._warn = given, opener, warn
+        self.model, self._opener, self._warn = model, opener, warn
         self._state, self._detail = "loading", "the judge is being loaded"
         self._line: queue.Queue[_Waiting | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="judge", daemon=True)
 
     @property
     def where(self) -> str:
-        return f"the judge {self.given}"
+        return f"the judge {self.model}"
 
     def start(self) -> None:
         self._thread.start()
 
     def health(self) -> dict[str, str]:
-        return {"kind": "local", "name": self.given, "state": self._state, "detail": self._detail}
+        return {"kind": "local", "name": self.model, "state": self._state, "detail": self._detail}
 
     async def ask(self, request: Mapping[str, Any], cost: Cost) -> Reply:
         """What the model says to `messages`, never empty; NoReply where it says nothing or is not there."""
@@ -122,6 +122,8 @@ class LocalJudge:
         params = SamplingParams(max_tokens=request["max_tokens"], temperature=request["temperature"])
         waiting = _Waiting(request["messages"], params)
         self._line.put(waiting)
+        if self._state != "ready":  # closed meanwhile, and perhaps nobody looks there any more
+            self._refuse_rest()
         reply = await asyncio.wrap_future(waiting.reply)
         if isinstance(reply, NoReply):
             raise reply
@@ -135,7 +137,7 @@ class LocalJudge:
         self._line.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_S)
-        self._refuse()
+        self._refuse_rest()
 
     # The thread
 
@@ -148,18 +150,21 @@ class LocalJudge:
             self._warn(f"the judge could not be loaded: {error}")
             return
         self._settle("ready", "")
-        while batch := self._take():
-            self._judge(client, form, batch)
+        while (batch := self._take()) is not None:
+            if self._state == "ready":
+                self._judge(client, form, batch)
+            else:
+                self._refuse(batch)
 
     def _settle(self, state: str, detail: str) -> None:
         if self._state == "loading":  # else it was closed meanwhile
             self._state, self._detail = state, detail
 
-    def _take(self) -> list[_Waiting]:
-        """Those that wait, `MOST` at a time; none once the judge is closed."""
+    def _take(self) -> list[_Waiting] | None:
+        """Those that wait, `MOST` at a time; None once the judge is closed and nobody does."""
         first = self._line.get()
-        if first is None or self._state == "down":
-            return []
+        if first is None:
+            return None
         time.sleep(GATHER_S)
         taken = [first]
         with suppress(queue.Empty):
@@ -168,7 +173,7 @@ class LocalJudge:
                     self._line.put(None)
                     break
                 taken.append(more)
-        return [one for one in taken if one.reply.set_running_or_notify_cancel()] or self._take()
+        return [one for one in taken if one.reply.set_running_or_notify_cancel()]
 
     def _judge(self, client: SamplingClient, form: Form, batch: Sequence[_Waiting]) -> None:
         """All are submitted before one is waited for: then the engine computes them together."""
@@ -176,10 +181,11 @@ class LocalJudge:
         for one in batch:
             try:
                 prompt = form.prompt(one.messages)
-                begun.append((one, prompt, client.sample(prompt, 1, one.params)))
-            except ValueError as error:  # longer than the model's context
-                told = NoReply("rejected", f"{self.where}: {error}", of_text=True, too_long=True)
-                one.reply.set_result(told)
+                try:
+                    begun.append((one, prompt, client.sample(prompt, 1, one.params)))
+                except ValueError as error:  # longer than the model's context
+                    told = NoReply("rejected", f"{self.where}: {error}", of_text=True, too_long=True)
+                    one.reply.set_result(told)
             except Exception as error:
                 one.reply.set_result(self._failed(error))
         for one, prompt, future in begun:
@@ -193,9 +199,15 @@ class LocalJudge:
         self._warn(f"the judge failed: {type(error).__name__}: {error}")
         return NoReply("failed", f"{self.where} failed: {type(error).__name__}: {error}"[:1000])
 
-    def _refuse(self) -> None:
+    def _refuse(self, batch: Sequence[_Waiting]) -> None:
+        for one in batch:
+            one.reply.set_result(NoReply("unreachable", f"{self.where}: {self._detail}"))
+
+    def _refuse_rest(self) -> None:
+        left: list[_Waiting | None] = []
         with suppress(queue.Empty):
             while True:
-                left = self._line.get_nowait()
-                if left is not None and left.reply.set_running_or_notify_cancel():
-                    left.reply.set_result(NoReply("unreachable", f"{self.where}: the service is stopping"))
+                left.append(self._line.get_nowait())
+        self._refuse([one for one in left if one is not None and one.reply.set_running_or_notify_cancel()])
+        if None in left:  # the thread's, by which it ends
+            self._line.put(None)

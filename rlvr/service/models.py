@@ -26,6 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 from rlvr.protocols import TrainingClient
 from rlvr.types import Task
 
+VARIABLE = "RLVR_MODEL"  # what messages call the setting that names the model
 LORA_RANK = 16
 DEMO = "demo"
 DEMO_STEPS = 600
@@ -80,32 +81,33 @@ class Model:
         return tokenizer.decode(tokens, skip_special_tokens=True).strip() == text
 
 
-def check_name(given: str) -> None:
+def check_name(given: str, variable: str = VARIABLE) -> None:
     """ValueError where a path of this machine must be meant, and nothing is there; before anything asks the hub."""
     place = Path(given).expanduser()
     if given.startswith("tinker:") or place.exists():
         return
     depth = len(place.parts)  # `name` and `owner/name` may be the hub's
     if given.startswith((".", "/", "~")) or depth > 2 or (depth == 2 and place.parent.is_dir()):
-        raise ValueError(f"RLVR_MODEL={given}: there is no such folder; give a run's, a model's, or a hub name")
+        raise ValueError(f"{variable}={given}: there is no such folder; give a run's, a model's, or a hub name")
 
 
-def open_model(given: str, folder: Path, *, seed: int = 0) -> Model:
-    """Load what `given` names; what is saved of its training goes to `folder`. ValueError where it is not to be had."""
+def open_model(given: str, folder: Path, *, seed: int = 0, variable: str = VARIABLE) -> Model:
+    """Load what `given` names; what is saved of its training goes to `folder`. ValueError where it is not to be had,
+    which calls the setting `variable`."""
     if given.startswith("tinker:"):
         return _remote(given, seed)
     place = Path(given).expanduser()
     if (place / "resolved.yaml").exists():
-        return _run(place, folder)
+        return _run(place, folder, variable)
     if place.is_dir() and not (place / "config.json").exists():
         raise ValueError(
-            f"RLVR_MODEL={given}: the folder holds neither a run (resolved.yaml) nor a model (config.json); give one "
+            f"{variable}={given}: the folder holds neither a run (resolved.yaml) nor a model (config.json); give one "
             "of these, or a model's name on the hub"
         )
     return _pretrained(str(place) if place.is_dir() else given, folder, seed)
 
 
-def _run(place: Path, folder: Path) -> Model:
+def _run(place: Path, folder: Path, variable: str) -> Model:
     from rlvr.build import build_source
     from rlvr.build_client import build_client
     from rlvr.config import load
@@ -114,7 +116,7 @@ def _run(place: Path, folder: Path) -> Model:
 
     checkpoint = journal.stored_checkpoint(place)
     if checkpoint is None:
-        raise ValueError(f"RLVR_MODEL={place}: this run has no whole checkpoint yet; train it first")
+        raise ValueError(f"{variable}={place}: this run has no whole checkpoint yet; train it first")
     config = configured(load(None, str(place / "resolved.yaml"), []))
     source, notes = build_source(config), list[str]()
     client = build_client(config, source, folder, lambda text: None, notes.append, fresh=False)

@@ -134,6 +134,15 @@ class GeneratorHealth(Reply):
     learns: str = ""
 
 
+class JudgeHealth(Reply):
+    """Of a judge in this process; null where there is none. `state` is ready, loading or down."""
+
+    kind: str
+    name: str
+    state: str
+    detail: str = ""
+
+
 class Health(Reply):
     """`status` is `ok` where sessions can be run, else `degraded`, and `detail` says why."""
 
@@ -143,6 +152,7 @@ class Health(Reply):
     instance: str
     uptime_seconds: float
     generator: GeneratorHealth
+    judge: JudgeHealth | None = None
     database: dict[str, Any]
     sessions: dict[str, int]
     timestamp: Moment

@@ -59,6 +59,7 @@ async def ready(service: Asked, owner: Owner) -> Any:
 async def state_of(service: Service, owner: str) -> Health:
     """Where keys are set, whoever has none is told states alone: an address or an error is nobody else's business."""
     generator = service.generator.health()
+    judge = service.judge.health() if service.judge is not None else None
     why: list[str] = []
     sessions = {"running": 0, "queued": 0}
     try:
@@ -75,6 +76,7 @@ async def state_of(service: Service, owner: str) -> Health:
         why.append("the service is stopping")
     if not owner:
         generator = {**generator, "name": "", "detail": ""}
+        judge = judge and {**judge, "name": "", "detail": ""}
         database["detail"], why = "", ["give an API key to be told why"] if why else []
     return Health.model_validate(
         {
@@ -84,6 +86,7 @@ async def state_of(service: Service, owner: str) -> Health:
             "instance": service.instance,
             "uptime_seconds": round(time.time() - service.started, 3),
             "generator": generator,
+            "judge": judge,
             "database": database,
             "sessions": sessions,
             "timestamp": time.time(),

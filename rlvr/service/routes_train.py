@@ -101,4 +101,4 @@ async def feedback(body: FeedbackBody, service: Asked, owner: Owner) -> Rated:
 
 @router.post("/grade", response_model=Graded, summary="Score given answers")
 async def grade(body: GradeBody, service: Asked) -> Graded:
-    return await service.work(grading.grade, body, service.settings)
+    return await service.work(grading.grade, body, service.settings, service.sessions.judge)

@@ -6,13 +6,16 @@ Exercised by tests/test_service_http.py.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
 import socket
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
@@ -23,6 +26,7 @@ from rlvr.service.settings import Settings
 from rlvr.store import Store, StoreDown
 
 if TYPE_CHECKING:
+    from rlvr.service.local_judge import LocalJudge
     from rlvr.service.sessions import Sessions
 
 T = TypeVar("T")
@@ -66,6 +70,8 @@ class Service:
     generator: Any
     keys: Keys
     instance: str
+    judge: LocalJudge | None = None
+    holds: IO[str] | None = None  # its name
     started: float = field(default_factory=time.time)
     loop: asyncio.AbstractEventLoop | None = None
     stopping: asyncio.Task[None] | None = None
@@ -111,6 +117,10 @@ class Service:
     async def _stop(self) -> None:
         await self.sessions.close(self.settings.limits.grace_seconds)
         await self.generator.close()
+        if self.judge is not None:
+            await self.judge.close()
+        if self.holds is not None:
+            self.holds.close()
 
     def generator_ready(self) -> None:
         """A Problem that says what to do where no session can be run now."""
@@ -129,9 +139,28 @@ def away(error: Exception) -> Problem:
     return Problem(503, "store_down", told, retry_after=5)
 
 
-def instance_name(port: int) -> str:
-    """The same after a restart, so that a service finds what its former life left; two on one host have two ports."""
-    return f"{socket.gethostname()}:{port}"
+def instance_name(state: Path, port: int) -> tuple[str, IO[str] | None]:
+    """The same after a restart, at another port too, so that a service finds what its former life left; and what holds
+    the name, until it is closed. It is kept in the service's folder, and of two that run on one folder the first has
+    it: the second must not take the sessions of the first for lost ones.
+    """
+    otherwise = f"{socket.gethostname()}:{port}"
+    try:
+        file = open(state / "instance", "a+", encoding="utf-8")  # noqa: SIM115 (the lock is the caller's)
+    except OSError:
+        return otherwise, None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return otherwise, None
+    file.seek(0)
+    name = file.read().strip()
+    if not name:
+        name = f"{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
+        file.write(name)
+        file.flush()
+    return name, file
 
 
 async def _service(request: Request) -> Service:

@@ -74,7 +74,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 def build(settings: Settings, keys: Any, port: int) -> Service:
     """The parts, none of them running yet. ValueError where the database cannot be used."""
-    from rlvr.service.generators import build_generator
+    from rlvr.service.generators import build_generator, build_judge
     from rlvr.service.runtime import Service, instance_name
     from rlvr.service.sessions import Sessions
     from rlvr.store import StoreDown, open_store
@@ -89,9 +89,10 @@ def build(settings: Settings, keys: Any, port: int) -> Service:
         store = open_store(settings.database_url, settings.training.experience_buffer_size)
     except StoreDown as error:
         raise ValueError(f"the database cannot be used: {error}; start it, or give another --database") from error
-    instance = instance_name(port)
-    generator = build_generator(settings, store)
-    return Service(settings, store, Sessions(settings, store, generator, instance), generator, keys, instance)
+    instance, holds = instance_name(settings.state, port)
+    generator, judge = build_generator(settings, store), build_judge(settings)
+    sessions = Sessions(settings, store, generator, instance, judge=judge)
+    return Service(settings, store, sessions, generator, keys, instance, judge, holds)
 
 
 @asynccontextmanager
@@ -102,6 +103,8 @@ async def living(service: Service) -> AsyncIterator[None]:
     judging = ThreadPoolExecutor(max(32, 4 * service.settings.limits.sessions), thread_name_prefix="work")
     service.loop.set_default_executor(judging)
     await service.sessions.open()
+    if service.judge is not None:
+        service.judge.start()
     tidying = asyncio.create_task(tidy(service))
     try:
         yield

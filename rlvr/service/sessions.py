@@ -35,7 +35,7 @@ from rlvr.service.logs import logger
 from rlvr.service.options import Request
 from rlvr.service.problems import Problem, not_found
 from rlvr.service.settings import Settings
-from rlvr.service.verification import accuracy, case_of
+from rlvr.service.verification import Judge, accuracy, case_of
 from rlvr.store import Store, StoreDown
 from rlvr.store.records import Experience, Session, Status
 
@@ -52,9 +52,17 @@ class Sessions:
     """Those that this process works on; all methods but `verifier_accuracy` are for its event loop."""
 
     def __init__(
-        self, settings: Settings, store: Store, generator: Generator, instance: str, *, patience_s: float = PATIENCE_S
+        self,
+        settings: Settings,
+        store: Store,
+        generator: Generator,
+        instance: str,
+        *,
+        judge: Judge | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.settings, self.store, self.generator, self.instance = settings, store, generator, instance
+        self.judge = judge or settings.judge
         self._live: dict[str, Live] = {}
         self._ledger = Ledger(store, instance, patience_s)
         self._slots = asyncio.Semaphore(settings.limits.sessions)
@@ -106,11 +114,10 @@ class Sessions:
     async def _case(self, request: Request) -> Any:
         text = f"{request.prompt}\n\n{request.context}" if request.context.strip() else request.prompt
         posed, known = self.generator.posed(request.prompt) or (None, "")
-        settings = self.settings
         asked = replace(request, prompt=text)
         try:  # in a thread: a pattern is compiled and a schema checked in another process, and both may take their time
             case = await asyncio.to_thread(
-                case_of, asked, judge=settings.judge, generator=settings.llm, posed=posed, known=known
+                case_of, asked, judge=self.judge, generator=self.settings.generator, posed=posed, known=known
             )
         except ValueError as error:
             raise Problem(422, "invalid", str(error), field="verifiers") from error

@@ -58,7 +58,8 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class TextEndpoint:
-    """A model behind a URL: plain JSON `/generate`, or any OpenAI-compatible one. '' for none.
+    """A model behind a URL: plain JSON `/generate`, or any OpenAI-compatible one. '' for none; a judge's `model` then
+    is one for this process, by its folder, its run's or its name on the hub.
 
     `api_key_env` names the environment variable that holds its key.
     """
@@ -136,6 +137,11 @@ class Settings:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     limits: Limits = field(default_factory=Limits)
     retention: Retention = field(default_factory=Retention)
+
+    @property
+    def generator(self) -> TextEndpoint | str:
+        """Who answers: an endpoint, or what names the model in this process."""
+        return self.llm or self.model
 
     @property
     def database_url(self) -> str:

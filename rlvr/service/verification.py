@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +27,9 @@ from rlvr.reward import Reward, resolve_reward
 from rlvr.reward.blend import Blend
 from rlvr.reward.code import Problem
 from rlvr.reward.feedback import Feedback
+from rlvr.reward.judge import judged_by
 from rlvr.reward.registry import known_rewards
+from rlvr.service.local_judge import LocalJudge
 from rlvr.service.options import Request
 from rlvr.service.settings import TextEndpoint
 from rlvr.types import Outcome, Task
@@ -57,6 +60,8 @@ NESTED = ("composite",)  # names further rewards in its options: give these as `
 ELSEWHERE = ("environment", "first_attempt", "grader")  # judge by what no session has: a run's episode, a configuration
 MODULAR = ("boxed", "combined", "correct")  # judge arithmetic modulo a number, which the generator's environment brings
 
+Judge = TextEndpoint | LocalJudge  # who is asked for an opinion: a model behind a URL, or one in this process
+
 
 @dataclass(frozen=True)
 class Case:
@@ -69,7 +74,7 @@ class Case:
     self_judging: bool = False
 
 
-def named_verifier(name: str, options: Mapping[str, Any], judge: TextEndpoint = TextEndpoint()) -> Reward:
+def named_verifier(name: str, options: Mapping[str, Any], judge: Judge = TextEndpoint()) -> Reward:
     """The verifier that a request names; ValueError for a name or an option that no request may give."""
     known = [one for one in known_rewards() if one not in (*NESTED, *ELSEWHERE)]
     if name not in known:
@@ -84,13 +89,15 @@ def named_verifier(name: str, options: Mapping[str, Any], judge: TextEndpoint = 
     return judge_of(judge, options) if name == "judge" else resolve_reward(name, **options)
 
 
-def judge_of(judge: TextEndpoint, options: Mapping[str, Any] | None = None) -> Reward:
+def judge_of(judge: Judge, options: Mapping[str, Any] | None = None) -> Reward:
     """The judge that the settings name."""
     if not judge or not judge.model:
         raise ValueError(
-            "verifier 'judge': no judge is set up here; the service's JUDGE_ENDPOINT (OpenAI-compatible, such as "
-            "http://127.0.0.1:8000/v1) and JUDGE_MODEL name one"
+            "verifier 'judge': no judge is set up here; the service's JUDGE_MODEL names one, alone (a model's folder "
+            "or hub name) or with JUDGE_ENDPOINT (OpenAI-compatible, such as http://127.0.0.1:8000/v1)"
         )
+    if isinstance(judge, LocalJudge):
+        return judged_by(judge, **(options or {}))
     base = judge.endpoint.removesuffix("/").removesuffix("/chat/completions")
     return resolve_reward("judge", base_url=base, model=judge.model, api_key_env=judge.key_variable, **(options or {}))
 
@@ -98,13 +105,14 @@ def judge_of(judge: TextEndpoint, options: Mapping[str, Any] | None = None) -> R
 def case_of(
     request: Request,
     *,
-    judge: TextEndpoint = TextEndpoint(),
-    generator: TextEndpoint = TextEndpoint(),
+    judge: Judge = TextEndpoint(),
+    generator: TextEndpoint | str = "",
     posed: Task | None = None,
     known: str = "",
 ) -> Case:
     """The task and its verifiers; ValueError for what cannot be verified as it is asked.
 
+    `generator` is who answers: an endpoint, or what the settings call the model in this process.
     `posed` is the task that the generator's own environment made of the prompt, judged by its reward `known` where the
     request names no verifier and brings no tests; an `answer` of the request takes the place of the task's own.
     """
@@ -139,7 +147,7 @@ def _lacks(meta: Mapping[str, Any], key: str) -> bool:
     return meta.get(key) is None or not str(meta[key]).strip()
 
 
-def _verifiers(request: Request, judge: TextEndpoint, known: str) -> list[tuple[Reward, float]]:
+def _verifiers(request: Request, judge: Judge, known: str) -> list[tuple[Reward, float]]:
     if request.verifiers:
         return [(named_verifier(name, options, judge), weight) for name, weight, options in request.verifiers]
     truth = ["code"] if request.tests else []
@@ -153,11 +161,20 @@ def _verifiers(request: Request, judge: TextEndpoint, known: str) -> list[tuple[
     return [*((resolve_reward(name), 1.0) for name in truth), *((reward, 0.0) for reward in watching)]
 
 
-def same_model(one: TextEndpoint, other: TextEndpoint) -> bool:
-    """Whether two endpoints are one model, as far as their addresses tell."""
+def same_model(one: Judge, other: TextEndpoint | str) -> bool:
+    """Whether the two are one model, as far as their addresses or folders tell."""
     if not one or not other:
         return False
+    if isinstance(one, LocalJudge):
+        return isinstance(other, str) and _folder(one.model) == _folder(other)
+    if isinstance(other, str):
+        return False
     return _place(one) == _place(other) and (not one.model or not other.model or one.model == other.model)
+
+
+def _folder(model: str) -> Path:
+    """A hub name is one folder too, here or not."""
+    return Path(model).expanduser().resolve()
 
 
 def _place(endpoint: TextEndpoint) -> tuple[str, int]:
