@@ -23,17 +23,20 @@ from rlvr_service import RlvrService
 from text_endpoint import serving
 
 from rlvr.clients.mock import ScriptedSamplingClient
-from rlvr.http_line import Cost, NoReply
+from rlvr.http_line import Cost, NoReply, Reply
+from rlvr.messages import ModelInput, SampledSequence
 from rlvr.protocols import SamplingClient
 from rlvr.reward.judge import judged_by
 from rlvr.reward.signatures import Case
 from rlvr.service.generators import build_judge
-from rlvr.service.local_judge import LocalJudge, open_judge
+from rlvr.service.keys import Keys
+from rlvr.service.local_judge import Form, LocalJudge, open_judge
 from rlvr.service.options import Request
 from rlvr.service.runtime import instance_name
+from rlvr.service.serve import build
 from rlvr.service.settings import TextEndpoint, load_settings
 from rlvr.service.verification import case_of, judge_of
-from rlvr.types import Outcome, Score
+from rlvr.types import Outcome, Score, StopReason
 from tests.code_rows import chat_tokenizer, model_folder
 from tests.sessions_here import opened, settings_of, worked
 
@@ -53,10 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def judging(client: SamplingClient, *, ready: bool = True) -> Iterator[LocalJudge]:
+def judging(client: Any) -> Iterator[LocalJudge]:
     judge = LocalJudge("a-judge", lambda: client)
     judge.start()
-    while ready and judge.health()["state"] == "loading":
+    while judge.health()["state"] == "loading":
         time.sleep(0.005)
     try:
         yield judge
@@ -170,7 +173,8 @@ def test_until_it_is_loaded_and_where_it_cannot_be_its_verdict_is_an_error(token
         score()
 
 
-def test_who_waits_for_a_verdict_when_the_service_stops_is_told(tokenizer: Any):
+@pytest.mark.parametrize("patience_s", [20.0, 0.05])  # enough for the verdict under way, and not
+def test_who_waits_for_a_verdict_when_the_service_stops_is_told(tokenizer: Any, patience_s: float):
     began, go = threading.Event(), threading.Event()
 
     def reply(prompt: str, number: int) -> str:
@@ -184,8 +188,8 @@ def test_who_waits_for_a_verdict_when_the_service_stops_is_told(tokenizer: Any):
         await asyncio.to_thread(began.wait, 20)
         second = asyncio.create_task(judge.ask(request, Cost()))
         await asyncio.sleep(0)
-        closing = asyncio.create_task(judge.close())
-        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(judge.close(patience_s))
+        await asyncio.wait([second if patience_s < 1 else asyncio.create_task(asyncio.sleep(0.05))])
         go.set()
         told = await asyncio.gather(first, second, return_exceptions=True)
         await closing
@@ -196,6 +200,19 @@ def test_who_waits_for_a_verdict_when_the_service_stops_is_told(tokenizer: Any):
     assert "as it should be" in first.text  # it was under way
     for told in (second, third):
         assert isinstance(told, NoReply) and told.reason == "unreachable" and "stopping" in str(told)
+
+
+def test_a_reply_that_its_context_cut_short_is_one_to_a_prompt_that_was_too_long(tokenizer: Any):
+    form, prompt = Form(tokenizer), ModelInput([1] * 100)
+    tokens = tokenizer.encode("It", add_special_tokens=False)
+    cut = SampledSequence(StopReason.LENGTH, tokens)
+    told = form.reply(prompt, cut, budget=len(tokens) + 1)
+    assert isinstance(told, NoReply) and told.too_long and told.of_text
+    whole = form.reply(prompt, cut, budget=len(tokens))
+    assert isinstance(whole, Reply) and (whole.text, whole.ended) == ("It", "length")
+    for reason, said in ((StopReason.STOP, "empty"), (StopReason.LENGTH, "unfinished")):
+        nothing = form.reply(prompt, SampledSequence(reason, [tokenizer.eos_token_id]), budget=1)
+        assert isinstance(nothing, NoReply) and nothing.reason == said and not nothing.too_long
 
 
 def test_a_real_model_without_the_form_gives_errors_and_a_long_answer_is_shortened_to_its_context(
@@ -271,16 +288,18 @@ def test_the_service_loads_it_beside_its_work_and_says_how_it_is(tmp_path: Path)
         (graded,) = service.post("/grade", body).json()["results"]
         assert (graded["value"], graded["outcome"]) == (None, "error")
         assert graded["parts"]["judge"]["reason"] == "judge_rejected"
-        instance = told["instance"]
         assert service.stop() == 0
-        service._port = 0
-        service.start()
-        assert service.get("/health").json()["instance"] == instance  # at another port
 
 
 def test_a_service_keeps_its_name_and_a_second_one_on_its_folder_has_another(tmp_path: Path):
+    lives = []
+    for port in (40_001, 40_002):  # as with --port 0
+        service = build(settings_of(tmp_path), Keys.load(None), port)
+        lives.append(service.instance)
+        asyncio.run(service.stop())
+        service.store.close()
     name, held = instance_name(tmp_path, 1)
-    assert held is not None
+    assert lives == [name, name] and held is not None
     other, nothing = instance_name(tmp_path, 2)
     assert other != name and other.endswith(":2") and nothing is None
     held.close()

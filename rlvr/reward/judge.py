@@ -1,7 +1,7 @@
 """Reward `judge`: a language model says how good an answer is, behind an OpenAI-compatible endpoint or wherever it is.
 
     reward = resolve_reward("judge", base_url="http://127.0.0.1:8000/v1", model="my-judge", votes=3)
-    reward = judged_by(asked, votes=3)                  # any model that can be `Asked`, such as one in this process
+    reward = judged_by(examiner, votes=3)               # a model that is at hand, such as one in this process
 
 The answer was written by a policy that is paid for what the judge says, so it is hostile: it travels as quoted data,
 and a verdict must have a strict form (`rlvr.reward.verdicts`). None of this keeps a judge from being talked round:
@@ -25,7 +25,7 @@ from typing import Any
 from rlvr.http_line import Cost, Endpoint, Line, NoReply
 from rlvr.reward.options import is_number, one_of
 from rlvr.reward.registry import Entry, Reward, register_reward
-from rlvr.reward.verdicts import DATA, Asked, Inquiry, Unjudgeable, clean, code
+from rlvr.reward.verdicts import DATA, Examiner, Inquiry, Unjudgeable, clean, code
 from rlvr.types import Outcome, Score
 
 Meta = dict[str, Any] | None
@@ -167,7 +167,7 @@ async def judge(
         return await _Bench(manner, line).scores(prompts, responses, metas)
 
 
-def judged_by(asked: Asked, **options: Any) -> Reward:
+def judged_by(examiner: Examiner, **options: Any) -> Reward:
     """The reward `judge` where the model to ask is at hand already, such as one in this process.
 
     `options` are those of `judge` that are not about an endpoint.
@@ -179,7 +179,7 @@ def judged_by(asked: Asked, **options: Any) -> Reward:
     async def judge(
         prompts: Sequence[str], responses: Sequence[str], metas: Sequence[Meta] | None = None
     ) -> list[Score]:
-        return await _Bench(manner, asked).scores(prompts, responses, metas)
+        return await _Bench(manner, examiner).scores(prompts, responses, metas)
 
     return Reward("judge", Entry(judge, batched=True, caution=CAUTION, gold=GOLD))
 
@@ -187,7 +187,7 @@ def judged_by(asked: Asked, **options: Any) -> Reward:
 class _Bench:
     """Where the answers of one batch are judged."""
 
-    def __init__(self, manner: _Manner, line: Asked) -> None:
+    def __init__(self, manner: _Manner, line: Examiner) -> None:
         self.manner, self.line = manner, line
         self.asked = Inquiry(frozenset({"score"}), self._messages, self._read, manner.max_answer_chars, manner.sampling)
 

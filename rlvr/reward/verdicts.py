@@ -47,9 +47,11 @@ class Unjudgeable(NoReply):
     """The judge can judge a plain answer to this task, and this one it cannot: the answer's doing."""
 
 
-class Asked(Protocol):
-    """The model that judges, wherever it is: `rlvr.http_line.Line` asks an endpoint,
-    `rlvr.service` has one in its own process. `where` is what messages call it; `ask` raises NoReply."""
+class Examiner(Protocol):
+    """The model that judges: behind an endpoint (`rlvr.http_line.Line`), or in the service's own process.
+
+    `where` is what messages call it; `ask` raises NoReply.
+    """
 
     @property
     def where(self) -> str: ...
@@ -71,7 +73,9 @@ class Inquiry(Generic[V]):
     room: int
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    async def vote(self, line: Asked, task: Mapping[str, Any], answers: Mapping[str, str], cost: Cost) -> V | NoReply:
+    async def vote(
+        self, line: Examiner, task: Mapping[str, Any], answers: Mapping[str, str], cost: Cost
+    ) -> V | NoReply:
         """One verdict, asked for again while the reply is out of form or the answer too long."""
         room, halvings, problem = self.room, HALVINGS, ""
         longest = max(map(len, answers.values()), default=0)
@@ -98,7 +102,7 @@ class Inquiry(Generic[V]):
 
     async def settle(
         self,
-        line: Asked,
+        line: Examiner,
         task: Mapping[str, Any],
         answers: Mapping[str, str],
         cost: Cost,

@@ -131,12 +131,12 @@ class LocalJudge:
         cost.completion_tokens += reply.completion_tokens
         return reply
 
-    async def close(self) -> None:
+    async def close(self, patience_s: float = STOP_S) -> None:
         """What is being judged comes to its end, where that is soon; what waits gets no verdict."""
         self._state, self._detail = "down", "the service is stopping"
         self._line.put(None)
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, STOP_S)
+            await asyncio.to_thread(self._thread.join, patience_s)
         self._refuse_rest()
 
     # The thread

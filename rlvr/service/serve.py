@@ -151,6 +151,9 @@ def welcome(service: Service, url: str) -> list[str]:
         name = health["name"] or settings.model or "demo"
         state = "" if health["state"] == "ready" else f" ({health['state']})"  # an endpoint has not been asked yet
         lines.append(f"generator: {health['kind']} {name}{state}, learns: {health['learns']}")
+    if service.judge is not None:
+        judge = service.judge.health()
+        lines.append(f"judge: {judge['kind']} {judge['name']} ({judge['state']})")
     if not service.keys:
         lines.append("no API keys: whoever has an account on this machine can use it")
     from rlvr.store.connections import address
