@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.service.generators import build_generator
-from rlvr.service.jobs import Generator
+from rlvr.service.loop.generators import build_generator
+from rlvr.service.loop.jobs import Generator
+from rlvr.service.loop.sessions import Sessions
 from rlvr.service.options import Request, TrainingConfig
-from rlvr.service.sessions import Sessions
 from rlvr.service.settings import Limits, Settings, TextEndpoint
 from rlvr.store import Store, open_store
 from rlvr.store.records import Session

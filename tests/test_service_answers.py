@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from rlvr.service.answers import best, episode, evaluate_answer, improvement_rate, slope, train_answer, train_metrics
+from rlvr.service.loop.answers import (
+    best,
+    episode,
+    evaluate_answer,
+    improvement_rate,
+    slope,
+    train_answer,
+    train_metrics,
+)
 from rlvr.store.records import Experience, Session, Status
 
 

@@ -24,11 +24,11 @@ import pytest
 from rlvr.http_line import MOST_TOKENS, Cost, Dialect, Endpoint, Line
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
-from rlvr.service.asgi import Message, Scope
-from rlvr.service.door import Door
+from rlvr.service.http.asgi import Message, Scope
+from rlvr.service.http.door import Door
 from rlvr.service.keys import Keys
-from rlvr.service.ledger import Ledger
-from rlvr.service.live import Live
+from rlvr.service.loop.ledger import Ledger
+from rlvr.service.loop.live import Live
 from rlvr.service.settings import Limits
 from rlvr.store import open_store
 from rlvr.store.records import Experience, Session, Status

@@ -13,11 +13,11 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import httpx2
 from fastapi import FastAPI, Request
 
-from rlvr.service.app import tell_errors
-from rlvr.service.door import Door
+from rlvr.service.http.app import tell_errors
+from rlvr.service.http.door import Door
+from rlvr.service.http.rates import Rate
 from rlvr.service.keys import Keys, owner_of
 from rlvr.service.listening import check_exposure
-from rlvr.service.rates import Rate
 from rlvr.service.settings import Limits
 
 KEY, OTHER = "correct-horse-battery", "another-key-entirely"

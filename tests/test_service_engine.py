@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.service.credit import DISCOUNT
-from rlvr.service.engine import EngineGenerator, EngineOptions
-from rlvr.service.group import advantages, worth
-from rlvr.service.learning import POINTER, RATE, WARM_UP, WINDOW, Learner, LearnerOptions
-from rlvr.service.models import Model
+from rlvr.service.loop.credit import DISCOUNT
+from rlvr.service.loop.engine import EngineGenerator, EngineOptions
+from rlvr.service.loop.group import advantages, worth
+from rlvr.service.loop.learning import POINTER, RATE, WARM_UP, WINDOW, Learner, LearnerOptions
+from rlvr.service.loop.models import Model
 from rlvr.service.options import Request
 from rlvr.store.records import Status
 from rlvr.types import Trajectory

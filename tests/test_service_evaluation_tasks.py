@@ -10,9 +10,9 @@ from evaluation_answers import BAD, GOOD
 
 from rlvr.reward.signatures import Case
 from rlvr.sandbox import NoTier, shared
-from rlvr.service.contracts import TrainBody
 from rlvr.service.evaluation.tasks import CATEGORIES, TASKS, EvalTask, chosen
-from rlvr.service.verification import case_of
+from rlvr.service.http.contracts import TrainBody
+from rlvr.service.loop.verification import case_of
 
 TARGET = 0.85
 BY_ID = {task.id: task for task in TASKS}

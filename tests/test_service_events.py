@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 
-from rlvr.service.events import stream, written
-from rlvr.service.runtime import Shared
+from rlvr.service.http.events import stream, written
+from rlvr.service.http.runtime import Shared
 
 
 async def said(*events: dict[str, Any], pause: float = 0.0) -> AsyncIterator[dict[str, Any]]:

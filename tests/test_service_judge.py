@@ -28,14 +28,14 @@ from rlvr.messages import ModelInput, SampledSequence
 from rlvr.protocols import SamplingClient
 from rlvr.reward.judge import judged_by
 from rlvr.reward.signatures import Case
-from rlvr.service.generators import build_judge
+from rlvr.service.http.runtime import instance_name
 from rlvr.service.keys import Keys
-from rlvr.service.local_judge import Form, LocalJudge, open_judge
+from rlvr.service.loop.generators import build_judge
+from rlvr.service.loop.local_judge import Form, LocalJudge, open_judge
+from rlvr.service.loop.verification import case_of, judge_of
 from rlvr.service.options import Request
-from rlvr.service.runtime import instance_name
 from rlvr.service.serve import build
 from rlvr.service.settings import TextEndpoint, load_settings
-from rlvr.service.verification import case_of, judge_of
 from rlvr.types import Outcome, Score, StopReason
 from tests.code_rows import chat_tokenizer, model_folder
 from tests.sessions_here import opened, settings_of, worked

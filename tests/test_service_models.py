@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlvr.envs.math import RPNArithmetic
-from rlvr.service.engine import EngineGenerator, EngineOptions
-from rlvr.service.learning import LearnerOptions
-from rlvr.service.models import check_name, open_model, train_demo
+from rlvr.service.loop.engine import EngineGenerator, EngineOptions
+from rlvr.service.loop.learning import LearnerOptions
+from rlvr.service.loop.models import check_name, open_model, train_demo
 from rlvr.service.options import Request
 from rlvr.store.records import Status
 from tests.code_rows import model_folder

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlvr.reward.feedback import Feedback
+from rlvr.service.loop.verification import Accuracy, accuracy, case_of, named_verifier, same_model
 from rlvr.service.options import Request
 from rlvr.service.settings import TextEndpoint
-from rlvr.service.verification import Accuracy, accuracy, case_of, named_verifier, same_model
 from rlvr.types import Outcome, Score, Task
 
 JUDGE = TextEndpoint("http://127.0.0.1:9/v1/chat/completions", "judge")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.service.credit import DISCOUNT
-from rlvr.service.jobs import NoGenerator
+from rlvr.service.loop.credit import DISCOUNT
+from rlvr.service.loop.jobs import NoGenerator
+from rlvr.service.loop.ratings import rate
+from rlvr.service.loop.strategy_policy import STATE
 from rlvr.service.options import Request, TrainingConfig
 from rlvr.service.problems import Problem
-from rlvr.service.ratings import rate
 from rlvr.service.settings import Limits, TextEndpoint
-from rlvr.service.strategy_policy import STATE
 from rlvr.store import open_store
 from rlvr.store.records import Session, Status
 from tests.sessions_here import CODE, RIGHT, opened, settings_of, worked

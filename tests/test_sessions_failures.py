@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.clients.endpoint import text_endpoint
-from rlvr.service.endpoint import EndpointGenerator
+from rlvr.service.loop.endpoint import EndpointGenerator
 from rlvr.service.options import Request
 from rlvr.service.settings import Settings, TextEndpoint
 from rlvr.store import open_store

@@ -24,10 +24,9 @@ from rlvr.messages import SamplingParams
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play
-from rlvr.service.credit import Baseline, Plateau, gains, regained
-from rlvr.service.options import TrainingConfig
-from rlvr.service.strategies import FIRST, MAX_QUOTED, NEXT, Guide
-from rlvr.service.strategy_policy import (
+from rlvr.service.loop.credit import Baseline, Plateau, gains, regained
+from rlvr.service.loop.strategies import FIRST, MAX_QUOTED, NEXT, Guide
+from rlvr.service.loop.strategy_policy import (
     CUT,
     ENTROPY_FLOOR,
     RACES,
@@ -37,6 +36,7 @@ from rlvr.service.strategy_policy import (
     StrategyPolicy,
     Table,
 )
+from rlvr.service.options import TrainingConfig
 from rlvr.store import open_store
 from rlvr.store.records import Experience, Session
 from rlvr.store.store import Store

@@ -2,7 +2,7 @@
 
     RLVR_LOG=info,rlvr.service=debug rlvr serve
 
-    log = logger("rlvr.service.sessions")
+    log = logger("rlvr.service.loop.sessions")
     log.info("session over", iterations=3)
 
 A filter is a level, or `part=level` with commas between them; `rlvr_service::trainer=debug` is read as

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr.service.settings import Settings
 
 if TYPE_CHECKING:
-    from rlvr.service.runtime import Service
+    from rlvr.service.http.runtime import Service
 
 EXTRA = 'pip install "rlvr[serve]"'
 WAITING = 2_048  # connections that wait to be taken
@@ -31,7 +31,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     try:
         import uvicorn
 
-        from rlvr.service.app import create_app
+        from rlvr.service.http.app import create_app
         from rlvr.service.listening import bound, check_exposure, most_connections, protocol_class, server_class, url_of
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; the service needs: {EXTRA}") from error
@@ -74,9 +74,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 def build(settings: Settings, keys: Any, port: int) -> Service:
     """The parts, none of them running yet. ValueError where the database cannot be used."""
-    from rlvr.service.generators import build_generator, build_judge
-    from rlvr.service.runtime import Service, instance_name
-    from rlvr.service.sessions import Sessions
+    from rlvr.service.http.runtime import Service, instance_name
+    from rlvr.service.loop.generators import build_generator, build_judge
+    from rlvr.service.loop.sessions import Sessions
     from rlvr.store import StoreDown, open_store
 
     try:

@@ -36,7 +36,7 @@ from rlvr.service.dashboard.data import (
     visible,
 )
 from rlvr.service.dashboard.pieces import MOST, pieces
-from rlvr.service.ratings import rate
+from rlvr.service.loop.ratings import rate
 from rlvr.store import Experience, Session, Status, Store
 from rlvr.tracking.console import shown
 from rlvr.types import Outcome, mean

@@ -35,9 +35,9 @@ import numpy as np
 from rlvr import draws
 from rlvr.clients.mock import MockTrainingClient, TablePolicy
 from rlvr.messages import AdamParams, Datum, ModelInput, SamplingParams
-from rlvr.service.credit import Baseline, Plateau
+from rlvr.service.loop.credit import Baseline, Plateau
+from rlvr.service.loop.strategies import FIRST, NEXT, Choice, Strategy
 from rlvr.service.options import TrainingConfig
-from rlvr.service.strategies import FIRST, NEXT, Choice, Strategy
 from rlvr.store.records import Experience
 
 # A learning rate of 0.001 is meant for networks, where many weights move a logit together. In a table a logit is one

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 
-from rlvr.service import events
+from rlvr.service.http import events
+from rlvr.service.http.replies import Begun, Evaluated, SessionPage, SessionState
+from rlvr.service.http.runtime import Asked, Owner, Service
 from rlvr.service.problems import Problem, not_found
-from rlvr.service.replies import Begun, Evaluated, SessionPage, SessionState
-from rlvr.service.runtime import Asked, Owner, Service
 from rlvr.store.records import Session, Status
 
 router = APIRouter(prefix="/sessions")

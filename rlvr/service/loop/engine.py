@@ -5,7 +5,7 @@ group of `samples` episodes, in one lockstep rollout), and lets `Learner` make i
 from was sampled by the weights that learn, and no two threads ever compute at once.
 
 A conversation is refined turn by turn in one context. A model that can read no feedback (one with a vocabulary of
-words, such as the demo's) is asked the same again. What each is worth is in `rlvr.service.group`.
+words, such as the demo's) is asked the same again. What each is worth is in `rlvr.service.loop.group`.
 
 `python -m pytest tests/test_service_learning.py` exercises it. A session in a batch waits for the others' turns; what
 comes meanwhile waits for the batch.
@@ -31,10 +31,10 @@ from rlvr.messages import SamplingParams
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, rollout
-from rlvr.service.group import Heard, advantages, worth
-from rlvr.service.jobs import Job, Outcome, SessionFailure, experience_of
-from rlvr.service.learning import Learner, LearnerOptions
-from rlvr.service.models import Model, Say
+from rlvr.service.loop.group import Heard, advantages, worth
+from rlvr.service.loop.jobs import Job, Outcome, SessionFailure, experience_of
+from rlvr.service.loop.learning import Learner, LearnerOptions
+from rlvr.service.loop.models import Model, Say
 from rlvr.types import Task, Trajectory, group_by
 
 GATHER_S = 0.01  # how long the first of several sessions waits for those that were asked for at the same moment

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from rlvr.service import answers
-from rlvr.service.live import Live
 from rlvr.service.logs import logger
+from rlvr.service.loop import answers
+from rlvr.service.loop.live import Live
 from rlvr.store import Store, StoreDown
 from rlvr.store.records import Status
 
@@ -30,7 +30,7 @@ PATIENCE_S = 30.0
 OPEN = (Status.QUEUED, Status.RUNNING)
 THREADS = 8  # of the store's own: a judge that hangs must not keep this process from saying that it lives
 
-log = logger("rlvr.service.sessions")
+log = logger("rlvr.service.loop.sessions")
 
 
 class Ledger:

@@ -6,7 +6,7 @@ learn from a session when it ends, on policy; a rating that comes later is kept 
 
 from __future__ import annotations
 
-from rlvr.service.credit import regained
+from rlvr.service.loop.credit import regained
 from rlvr.store import Store
 from rlvr.store.records import Experience
 

@@ -5,9 +5,10 @@
     ...                                               # afterwards `guide.choices[i]` made iteration i + 1
 
 The first prompt of an episode is written by one of `FIRST`, every later one by one of `NEXT`; which, is drawn from a
-policy that learns (`rlvr.service.strategy_policy`). The task always stands first, word for word, so that an endpoint
-that keeps prefixes computes it once. Left out on purpose: strategies from a request or a file; a prompt is part of the
-program here, and its name part of what was learned. `python -m pytest tests/test_strategies.py` exercises it.
+policy that learns (`rlvr.service.loop.strategy_policy`). The task always stands first, word for word, so that an
+endpoint that keeps prefixes computes it once. Left out on purpose: strategies from a request or a file; a prompt is
+part of the program here, and its name part of what was learned. `python -m pytest tests/test_strategies.py` exercises
+it.
 """
 
 from __future__ import annotations

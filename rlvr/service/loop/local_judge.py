@@ -30,7 +30,7 @@ from typing import Any
 from rlvr.http_line import Cost, NoReply, Reply
 from rlvr.messages import ModelInput, SampledSequence, SamplingParams
 from rlvr.protocols import SamplingClient
-from rlvr.service.models import open_model
+from rlvr.service.loop.models import open_model
 from rlvr.types import StopReason
 
 GATHER_S = 0.01  # how long the first of several answers waits for those that came at the same moment

@@ -1,7 +1,7 @@
 """A session as a generator gets it (`Job`), what it gives back (`Outcome`), and what a `Generator` is.
 
 Every verified answer goes to the job's `record` before the next one is asked for. The generators are in
-`rlvr.service.endpoint` (a model behind a URL) and `rlvr.service.engine` (weights that are trained); all play
+`rlvr.service.loop.endpoint` (a model behind a URL) and `rlvr.service.loop.engine` (weights that are trained); all play
 `rlvr.envs.refine` by the project's rollout. Exercised by tests/test_sessions.py.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from rlvr.envs.refine import Attempt
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
+from rlvr.service.loop.verification import Case
 from rlvr.service.problems import NO_GENERATOR
-from rlvr.service.verification import Case
 from rlvr.store.records import Experience
 from rlvr.types import Task
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from rlvr.service import grading, ratings
-from rlvr.service.contracts import FeedbackBody, GradeBody, TrainBody
+from rlvr.service.http import grading
+from rlvr.service.http.contracts import FeedbackBody, GradeBody, TrainBody
+from rlvr.service.http.replies import Begun, Evaluated, Graded, Rated, Trained
+from rlvr.service.http.runtime import Asked, Owner, Service
+from rlvr.service.loop import ratings
 from rlvr.service.problems import Problem, not_found, of_session
-from rlvr.service.replies import Begun, Evaluated, Graded, Rated, Trained
-from rlvr.service.runtime import Asked, Owner, Service
 from rlvr.store.records import Session, Status
 
 router = APIRouter()

@@ -12,7 +12,7 @@ from typing import Any
 from rlvr.futures import Future, LazyFuture
 from rlvr.messages import ModelInput, SampleResponse, SamplingParams
 from rlvr.protocols import SamplingClient
-from rlvr.service.credit import gains
+from rlvr.service.loop.credit import gains
 from rlvr.types import Trajectory, group_by, mean
 
 

@@ -17,14 +17,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from rlvr import __version__
-from rlvr.service import routes_read, routes_sessions, routes_train
-from rlvr.service.contracts import told
-from rlvr.service.door import Door, our_fault
+from rlvr.service.http import routes_read, routes_sessions, routes_train
+from rlvr.service.http.contracts import told
+from rlvr.service.http.door import Door, our_fault
+from rlvr.service.http.metrics_text import Prometheus
+from rlvr.service.http.replies import ProblemReply
+from rlvr.service.http.runtime import Service, away
 from rlvr.service.logs import logger
-from rlvr.service.metrics_text import Prometheus
 from rlvr.service.problems import Problem
-from rlvr.service.replies import ProblemReply
-from rlvr.service.runtime import Service, away
 from rlvr.store import StoreDown
 
 ABOUT = (

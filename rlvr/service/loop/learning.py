@@ -36,7 +36,7 @@ from rlvr.algorithms.update import Passes, current_logprobs, loss_config, update
 from rlvr.files import read_json, verified, write_atomic
 from rlvr.messages import AdamParams, NonFiniteError
 from rlvr.protocols import SamplingClient, TrainingClient
-from rlvr.service.credit import Plateau
+from rlvr.service.loop.credit import Plateau
 from rlvr.types import Trajectory, group_by
 
 # AdamW moves a weight by about one rate a step whatever the batch, so that its noise asks for less where batches are

@@ -10,11 +10,11 @@ from typing import Any
 
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.signatures import Case
-from rlvr.service.contracts import GradeBody
+from rlvr.service.http.contracts import GradeBody
+from rlvr.service.http.replies import Grade, Graded, VerifierFeedback
+from rlvr.service.loop.verification import Judge, case_of
 from rlvr.service.problems import Problem
-from rlvr.service.replies import Grade, Graded, VerifierFeedback
 from rlvr.service.settings import Settings
-from rlvr.service.verification import Judge, case_of
 from rlvr.types import Score
 
 GRADER_SECONDS = 120.0  # that the items of one request have together; verifiers: before the last ones are begun

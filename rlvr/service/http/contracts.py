@@ -1,7 +1,7 @@
 """The bodies that the service takes, as pydantic models with examples: what /openapi.json shows, and what is refused.
 
 Every text, list and number has a limit, and a field that nobody knows is an error that names it. What the service
-answers is in `rlvr.service.replies`. Exercised by tests/test_service_mistakes.py.
+answers is in `rlvr.service.http.replies`. Exercised by tests/test_service_mistakes.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a choice of strategy is credited with: gains, the baseline they are compared with, and the schedule.
 
-`rlvr.service.strategy_policy` learns from them. `python -m pytest tests/test_strategies.py` exercises it.
+`rlvr.service.loop.strategy_policy` learns from them. `python -m pytest tests/test_strategies.py` exercises it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 The row is written before the work begins, an answer before the next one is asked for, and with it the best answer so
 far into the session's row: after `kill -9` nothing is lost but the iteration under way, and the next process marks the
-session interrupted. How writes survive a store that is away is in `rlvr.service.ledger`.
+session interrupted. How writes survive a store that is away is in `rlvr.service.loop.ledger`.
 
 `python -m pytest tests/test_sessions.py tests/test_sessions_failures.py` exercises it. Left out on purpose: taking over
 another instance's session; it is marked, and whoever asked may ask again.
@@ -26,16 +26,16 @@ from functools import partial
 from typing import Any
 
 from rlvr.reward.feedback import Feedback
-from rlvr.service import answers
-from rlvr.service.credit import worth_of
-from rlvr.service.jobs import CONVERGED, Generator, Job, Outcome, SessionFailure
-from rlvr.service.ledger import PATIENCE_S, Ledger
-from rlvr.service.live import Live, end_event, iteration_event, opening_events, status_event
 from rlvr.service.logs import logger
+from rlvr.service.loop import answers
+from rlvr.service.loop.credit import worth_of
+from rlvr.service.loop.jobs import CONVERGED, Generator, Job, Outcome, SessionFailure
+from rlvr.service.loop.ledger import PATIENCE_S, Ledger
+from rlvr.service.loop.live import Live, end_event, iteration_event, opening_events, status_event
+from rlvr.service.loop.verification import Judge, accuracy, case_of
 from rlvr.service.options import Request
 from rlvr.service.problems import Problem, not_found
 from rlvr.service.settings import Settings
-from rlvr.service.verification import Judge, accuracy, case_of
 from rlvr.store import Store, StoreDown
 from rlvr.store.records import Experience, Session, Status
 
@@ -45,7 +45,7 @@ MOST_ANSWERS = 5_000  # experiences of one session that an answer is made of
 WATCHED = 5  # answers that a watcher of a stored session is given at a time: one that does not read keeps them
 MEASURED = 500  # sessions that `verifier_accuracy` is measured on
 
-log = logger("rlvr.service.sessions")
+log = logger("rlvr.service.loop.sessions")
 
 
 class Sessions:

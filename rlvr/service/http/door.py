@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rlvr.service.asgi import (
+from rlvr.service.http.asgi import (
     LOOPBACK,
     App,
     Message,
@@ -28,10 +28,10 @@ from rlvr.service.asgi import (
     headers_of,
     host_name,
 )
+from rlvr.service.http.rates import Rate
 from rlvr.service.keys import Keys
 from rlvr.service.logs import forget, logger, note
 from rlvr.service.problems import Problem
-from rlvr.service.rates import Rate
 from rlvr.service.settings import Limits
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # without a key

@@ -18,7 +18,7 @@ from rlvr import __version__
 from rlvr.store import StoreDown
 
 if TYPE_CHECKING:
-    from rlvr.service.runtime import Service
+    from rlvr.service.http.runtime import Service
 
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 STATES = ("ready", "loading", "down", "absent")

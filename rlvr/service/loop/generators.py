@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.clients.endpoint import text_endpoint
-from rlvr.service.endpoint import EndpointGenerator
-from rlvr.service.jobs import Generator, NoGenerator
-from rlvr.service.local_judge import LocalJudge, open_judge
+from rlvr.service.loop.endpoint import EndpointGenerator
+from rlvr.service.loop.jobs import Generator, NoGenerator
+from rlvr.service.loop.local_judge import LocalJudge, open_judge
 from rlvr.service.settings import Settings
 from rlvr.store import Store
 
@@ -34,10 +34,10 @@ def build_generator(settings: Settings, store: Store) -> Generator:
         return EndpointGenerator(endpoint, store, config, max_tokens=limits.max_tokens, seed=settings.seed)
     if not (settings.model or settings.demo):
         return NoGenerator()
-    from rlvr.service.engine import EngineGenerator, EngineOptions
-    from rlvr.service.learning import LearnerOptions
     from rlvr.service.logs import logger
-    from rlvr.service.models import DEMO, check_name, open_model, train_demo
+    from rlvr.service.loop.engine import EngineGenerator, EngineOptions
+    from rlvr.service.loop.learning import LearnerOptions
+    from rlvr.service.loop.models import DEMO, check_name, open_model, train_demo
 
     check_name(settings.model)
 
@@ -56,7 +56,7 @@ def build_generator(settings: Settings, store: Store) -> Generator:
             policy_coefficient=config.policy_coefficient,
             batch_size=config.batch_size,
         ),
-        warn=lambda text: logger("rlvr.service.engine").warning(text),
+        warn=lambda text: logger("rlvr.service.loop.engine").warning(text),
     )
 
 
@@ -66,7 +66,7 @@ def build_judge(settings: Settings) -> LocalJudge | None:
     if settings.judge or not model:
         return None
     from rlvr.service.logs import logger
-    from rlvr.service.models import check_name
+    from rlvr.service.loop.models import check_name
 
     check_name(model, "JUDGE_MODEL")
     return LocalJudge(

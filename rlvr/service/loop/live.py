@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.reward.feedback import Feedback
-from rlvr.service.replies import moment
-from rlvr.service.verification import Case
+from rlvr.service.http.replies import moment
+from rlvr.service.loop.verification import Case
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Session, Status
 

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse
 
 from rlvr import __version__
+from rlvr.service.http.replies import Analysis, Experiences, Health, Live, Metrics, Stats
+from rlvr.service.http.runtime import Asked, Owner, Service
 from rlvr.service.problems import not_found
-from rlvr.service.replies import Analysis, Experiences, Health, Live, Metrics, Stats
-from rlvr.service.runtime import Asked, Owner, Service
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 

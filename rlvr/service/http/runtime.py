@@ -26,8 +26,8 @@ from rlvr.service.settings import Settings
 from rlvr.store import Store, StoreDown
 
 if TYPE_CHECKING:
-    from rlvr.service.local_judge import LocalJudge
-    from rlvr.service.sessions import Sessions
+    from rlvr.service.loop.local_judge import LocalJudge
+    from rlvr.service.loop.sessions import Sessions
 
 T = TypeVar("T")
 ACCURACY_S = 2.0  # how old the verifiers' accuracy may be: it is measured on hundreds of sessions

@@ -29,7 +29,7 @@ from rlvr.reward.code import Problem
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.judge import judged_by
 from rlvr.reward.registry import known_rewards
-from rlvr.service.local_judge import LocalJudge
+from rlvr.service.loop.local_judge import LocalJudge
 from rlvr.service.options import Request
 from rlvr.service.settings import TextEndpoint
 from rlvr.types import Outcome, Task

@@ -1,7 +1,7 @@
 """A generator whose model is behind a URL: its weights are out of reach, so what learns is how it is asked.
 
 Each episode asks by its own view of one client, guided by the strategies that all sessions share
-(`rlvr.service.strategies`), and is played by the project's rollout on the service's event loop.
+(`rlvr.service.loop.strategies`), and is played by the project's rollout on the service's event loop.
 `python -m pytest tests/test_sessions.py` exercises it against a scripted endpoint.
 """
 
@@ -23,11 +23,11 @@ from rlvr.messages import SamplingParams
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play
-from rlvr.service.credit import gains
-from rlvr.service.jobs import Job, Outcome, SessionFailure, experience_of
+from rlvr.service.loop.credit import gains
+from rlvr.service.loop.jobs import Job, Outcome, SessionFailure, experience_of
+from rlvr.service.loop.strategies import Guide
+from rlvr.service.loop.strategy_policy import ReplayStore, StrategyLearner
 from rlvr.service.options import TrainingConfig
-from rlvr.service.strategies import Guide
-from rlvr.service.strategy_policy import ReplayStore, StrategyLearner
 from rlvr.store import StoreDown
 from rlvr.types import Task
 

@@ -1,0 +1,1 @@
+"""Sessions: refined until verified, kept in the store, and learned from."""
