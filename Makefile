@@ -7,6 +7,8 @@
 SHELL := /bin/sh
 VENV := .venv
 STAMP := $(VENV)/.rlvr-setup
+# More than a small machine has cores: many tests wait, for a time limit, a restart, a server.
+WORKERS := 3
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .PHONY: setup train test lint format docs docs-serve clean
@@ -43,7 +45,7 @@ train: setup
 test: setup
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --timeout=600 $(PYTEST_ARGS) || status=1; \
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --timeout=600 $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
 lint: setup
