@@ -24,7 +24,7 @@ import pytest
 from rlvr.http_line import MOST_TOKENS, Cost, Dialect, Endpoint, Line
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
-from rlvr.service.http.asgi import Message, Scope
+from rlvr.service.asgi import Message, Scope
 from rlvr.service.http.door import Door
 from rlvr.service.keys import Keys
 from rlvr.service.loop.ledger import Ledger

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rlvr.service.http.asgi import (
+from rlvr.service.asgi import (
     LOOPBACK,
     App,
     Message,

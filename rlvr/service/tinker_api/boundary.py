@@ -13,7 +13,7 @@ import secrets
 import time
 from typing import Any
 
-from rlvr.service.http.asgi import (
+from rlvr.service.asgi import (
     LOOPBACK,
     App,
     Message,
