@@ -69,8 +69,11 @@ def open_run(loaded: Loaded, config: Config) -> tuple[Path, bool]:
     if stored.exists() and not config.run.resume:
         journal.set_aside(folder)
     elif stored.exists() and journal.nothing_done(folder):
-        with journal.locked(folder):  # a run that failed before its first step holds no name against its correction
-            stored.unlink()
+        # A run that failed before its first step holds no name against its correction. Its config is replaced in one
+        # move: a kill in between must not leave a folder that belongs to no run.
+        with journal.locked(folder):
+            journal.keep_environment(folder, environment)
+            write_atomic(stored, dump(wanted))
     elif stored.exists() and (changed := changes(folder)):
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"

@@ -15,6 +15,7 @@ from rlvr.build_client import cores
 from rlvr.cli import run
 from rlvr.config import Loaded, dump, load
 from rlvr.config.schema import configured, written
+from rlvr.files import write_atomic
 from rlvr.tracking import Console
 from rlvr.training.journal import Journal, RunLocked
 
@@ -100,6 +101,26 @@ def test_a_kill_while_the_folder_is_made_does_not_spoil_it(tiny: Path, left: str
     (folder / left).write_text("seed")
     assert opened() == (Path("runs/tiny"), False)
     assert opened() == (Path("runs/tiny"), False)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_kill_while_a_run_that_had_done_nothing_begins_again_does_not_spoil_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Killed before its first step, begun again and killed just there, before or after its config is written."""
+    folder, _ = opened()
+    Journal(folder).close()
+
+    def killed(path: Path, content: str) -> None:
+        if place == "after":
+            write_atomic(path, content)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rlvr.build.write_atomic", killed)
+        with pytest.raises(KeyboardInterrupt):
+            opened()
+    assert opened() == (folder, False)
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tiny: Path) -> None:
