@@ -30,7 +30,8 @@ def test_the_probes_find_what_a_model_allows(
     config = {**CONFIGS[kind], "initializer_range": spread}
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
     assert (model.splits, model.caches) == (splits, caches)
-    assert len(model.notes) == (not splits) + (not caches)
+    assert model.forests == caches
+    assert len(model.notes) == (not splits) + 2 * (not caches)
 
 
 @pytest.mark.parametrize(("window", "caches"), [(40, False), (1500, False), (2048, True)])

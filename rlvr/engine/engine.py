@@ -48,7 +48,7 @@ class Engine:
         self.bank: LoraBank | None = None
         self.policies: dict[str, Policy] = {}
         self._sampler = Sampler(model, limits)
-        self._learner = Learner(model, None, limits.micro_tokens, limits.logit_elements)
+        self._learner = Learner(model, None, limits)
         self._unseeded = itertools.count()
         self._base: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # of the model alone, which must not be trained then
         self._questions: list[weakref.ref[Question]] = []  # weak: an answer nobody waits for holds no weights
@@ -194,13 +194,19 @@ class Engine:
     ) -> LazyFuture[SampleResponse]:
         """`enqueue`, as a future that advances the engine until its own request is done."""
         request = self.enqueue(snapshot, prompt, count, params, **wanted)
-        return LazyFuture(lambda: self._finish(request))
+        return LazyFuture(lambda: self._finish(request), lambda: self._further(request), lambda: request.done)
+
+    def _further(self, request: Request) -> bool:
+        with self.lock:
+            if not request.done:
+                assert not self.idle, "a request that is not done is in no line"
+                self._sampler.advance()
+        return request.done
 
     def _finish(self, request: Request) -> SampleResponse:
         with self.lock:
-            while not request.done:
-                assert not self.idle, "a request that is not done is in no line"
-                self._sampler.advance()
+            while not self._further(request):
+                pass
         return request.response()
 
     # Training

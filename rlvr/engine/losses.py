@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,9 @@ class Loss:
     """A named loss: its function, the inputs it needs besides `target_tokens`, its settings with defaults, and the
     inputs it may also be given (in every datum of a call, or in none).
 
-    A `wide` loss also takes several targets per token: `target_tokens` and what it needs are then [T, K].
+    A `wide` loss also takes several targets per token: `target_tokens` and what it needs are then [T, K]. A token has
+    a gradient where one of the inputs `carriers`, or a weight of the extras, is not 0; always where a datum lacks one
+    of `carriers`.
     """
 
     terms: LossFn
@@ -39,6 +42,7 @@ class Loss:
     config: dict[str, float] = field(default_factory=dict[str, float])
     takes: tuple[str, ...] = (*KL_INPUTS, ENTROPY_INPUT)
     wide: bool = False
+    carriers: tuple[str, ...] = ("advantages",)
 
 
 def _ratio(p: Tensor, q: Tensor) -> Tensor:
@@ -108,46 +112,92 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
 _POLICY = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss(cross_entropy, ("weights",), wide=True),
+    "cross_entropy": Loss(cross_entropy, ("weights",), wide=True, carriers=("weights",)),
     "importance_sampling": Loss(importance_sampling, _POLICY),
     "ppo": Loss(ppo, _POLICY, _CLIP),
     "cispo": Loss(cispo, _POLICY, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "dro": Loss(dro, _POLICY, {"beta": 0.05}, (*KL_INPUTS, ENTROPY_INPUT, "beta_weights")),
+    "dro": Loss(
+        dro,
+        _POLICY,
+        {"beta": 0.05},
+        (*KL_INPUTS, ENTROPY_INPUT, "beta_weights"),
+        carriers=("advantages", "beta_weights"),
+    ),
     "gspo": Loss(gspo, (*_POLICY, "sequence_ratio_mask"), _CLIP),
 }
 
 
+def carried(inputs: dict[str, Tensor], loss: Loss) -> Tensor:
+    """Which tokens [N] have a gradient. The others' log-probs are told, and cost a forward pass."""
+    weighing = [name for name in (*loss.carriers, KL_INPUTS[0], ENTROPY_INPUT) if name in inputs]
+    if not set(loss.carriers) <= set(weighing):  # dro's pull, by default on every token
+        return torch.ones_like(inputs[weighing[0]], dtype=torch.bool)
+    any_N = torch.stack([inputs[name].reshape(len(inputs[name]), -1).ne(0).any(-1) for name in weighing])
+    return any_N.any(0)
+
+
+class _Chosen(torch.autograd.Function):
+    """log softmax(logits) of [U, V] at (of_N, targets_N). The gradient takes one more table of that size, not four."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_UV: Tensor, of_N: Tensor, targets_N: Tensor) -> Tensor:
+        norm_U = logits_UV.logsumexp(-1)
+        ctx.save_for_backward(logits_UV, norm_U, of_N, targets_N)
+        return logits_UV[of_N, targets_N] - norm_U[of_N]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad_N,), (logits_UV, norm_U, of_N, targets_N) = grads, ctx.saved_tensors
+        sums_U = grad_N.new_zeros(len(norm_U)).index_add_(0, of_N, grad_N)
+        table_UV = (logits_UV - norm_U[:, None]).exp_().mul_(-sums_U[:, None])
+        places_N = of_N * logits_UV.shape[1] + targets_N
+        table_UV.view(-1).index_add_(0, places_N, grad_N)
+        return table_UV, None, None
+
+
 def token_logprobs(
     head: Callable[[Tensor], Tensor],
-    hidden_ND: Tensor,
+    hidden_UD: Tensor,
     targets_N: Tensor,
     temperature: float,
     chunk: int,
     entropy: bool = False,
+    of_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(head(hidden) / T) at the targets, [N] in fp32, without ever holding the [N, vocabulary] matrix.
+    """log softmax(head(hidden) / T) at the targets, [N] in fp32, without ever holding the [U, vocabulary] matrix.
 
-    Targets [N, K] give [N, K]. With `entropy` also the entropy of each distribution, [N]. Tokens are taken `chunk` at a
-    time. With more than one chunk the backward pass computes each chunk's logits again instead of keeping them: a third
-    more work in the head for O(chunk * vocabulary) memory.
+    Target n belongs to hidden state `of_N[n]`, by default the n-th: a state may have several, as the end of a prompt
+    has with many answers. Targets [N, K] give [N, K]. With `entropy` also that of each target's distribution, [N].
+    States are taken `chunk` at a time. With more than one chunk the backward pass computes each chunk's logits again
+    instead of keeping them: a third more work in the head for O(chunk * vocabulary) memory.
     """
+    count, several = targets_N.shape[0], targets_N.shape[1:].numel()
+    of_N = torch.arange(count, device=targets_N.device) if of_N is None else of_N
 
-    def chunk_logprobs(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float() / temperature
-        norm = logits.logsumexp(-1)
-        if targets.ndim == 1:
-            chosen = logits.gather(-1, targets[:, None])[:, 0] - norm
-        else:
-            chosen = logits.gather(-1, targets) - norm[:, None]
-        spread = norm - (logits.softmax(-1) * logits).sum(-1) if entropy else norm.detach()
-        return chosen, spread
+    def chunk_logprobs(hidden: Tensor, of: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(hidden).float()
+        logits = logits if temperature == 1 else logits / temperature
+        flat = _Chosen.apply(logits, of.repeat_interleave(several), targets.reshape(-1))
+        if not entropy:
+            return flat.view(targets.shape), flat  # pyright: ignore[reportAttributeAccessIssue]
+        spread = logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
+        return flat.view(targets.shape), spread[of]  # pyright: ignore[reportAttributeAccessIssue]
 
-    if hidden_ND.shape[0] <= chunk:
-        logprobs, spread = chunk_logprobs(hidden_ND, targets_N)
+    if hidden_UD.shape[0] <= chunk:
+        logprobs, spread = chunk_logprobs(hidden_UD, of_N, targets_N)
         return logprobs, spread if entropy else None
+    order_N = of_N.argsort(stable=True)
+    sizes = torch.bincount(of_N // chunk).tolist()
     pieces: list[tuple[Tensor, Tensor]] = [
-        checkpoint(chunk_logprobs, h, t, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
-        for h, t in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True)
+        checkpoint(chunk_logprobs, h, o - first, t, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
+        for h, o, t, first in zip(
+            hidden_UD.split(chunk),
+            of_N[order_N].split(sizes),
+            targets_N[order_N].split(sizes),
+            range(0, hidden_UD.shape[0], chunk),
+            strict=True,
+        )
     ]
-    logprobs = torch.cat([piece[0] for piece in pieces])
-    return logprobs, torch.cat([piece[1] for piece in pieces]) if entropy else None
+    back_N = order_N.argsort()
+    logprobs = torch.cat([piece[0] for piece in pieces])[back_N]
+    return logprobs, torch.cat([piece[1] for piece in pieces])[back_N] if entropy else None

@@ -1,9 +1,10 @@
 """A causal language model as the engine sees it: hidden states, a head, a device, a dtype, and what it can do.
 
-Any model that `transformers` loads (a folder or hub name) or builds from a config. Two probes at load decide what the
-engine may rely on, so that an unusual architecture is slower, never wrong: `splits` (head(backbone(x)) equals the
-model's logits; false where a model scales or caps its logits) and `caches` (decoding step by step with our cache
-equals one plain pass; false for sliding windows and linear attention).
+Any model that `transformers` loads (a folder or hub name) or builds from a config. Probes at load decide what the
+engine may rely on, so that an unusual architecture is slower, never wrong (`rlvr.engine.probe`): `splits` (head of
+backbone equals the model's logits; false where a model scales or caps its logits), `caches` (decoding step by step with
+our cache equals one plain pass) and `forests` (so do rows that share what they begin with; both false for sliding
+windows and linear attention).
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr import draws
 from rlvr.engine.tokenizer import first_line
@@ -33,6 +37,7 @@ class LanguageModel:
     notes: list[str] = field(default_factory=list[str])
     splits: bool = True
     caches: bool = True
+    forests: bool = True
 
     def __post_init__(self) -> None:
         self.module.eval()
@@ -60,6 +65,38 @@ class LanguageModel:
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits [N, V] of hidden states [N, D]."""
         return self.module.get_output_embeddings()(hidden_ND) if self.splits else hidden_ND
+
+    @property
+    def linear_work(self) -> float:
+        """The work of a token outside attention, in units of the work that attending to one key is.
+
+        A product with P weights of a layer is 2 P operations, a key of width W takes 4 W.
+        """
+        text = self.module.config.get_text_config()
+        layers = int(getattr(text, "num_hidden_layers", 1))
+        heads = int(getattr(text, "num_attention_heads", 1))
+        width = heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+        tables = {id(e.weight): e.weight.numel() for e in (self.module.get_input_embeddings(), self._output())}
+        inner = sum(p.numel() for p in self.module.parameters()) - sum(tables.values())
+        return inner / layers / (2 * width)
+
+    def _output(self) -> Any:
+        return self.module.get_output_embeddings() or self.module.get_input_embeddings()
+
+    @contextmanager
+    def checkpointed(self, on: bool) -> Iterator[None]:
+        """Within the block (backward pass included) layers keep their input only and compute the rest again.
+
+        That of `transformers` is for a module in training mode, where dropout is on too.
+        """
+        layers = [m for m in self.module.modules() if on and isinstance(m, GradientCheckpointingLayer)]
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters by name, tied ones once."""
@@ -126,6 +163,8 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
         torch.manual_seed(draws.key("weights", seed))
         module = AutoModelForCausalLM.from_config(full, dtype=torch.float32)
     module = module.to(device=where, dtype=pick_dtype(dtype, where))
+    from rlvr.engine.probe import probed
+
     return probed(LanguageModel(module, tokenizer, name=f"{model_type} from scratch"))
 
 
@@ -152,59 +191,6 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
             f"model.name={name!r}: the tokenizer has {len(tokenizer)} tokens but the model's embedding only "
             f"{module.get_input_embeddings().weight.shape[0]} rows; they do not belong together"
         )
+    from rlvr.engine.probe import probed
+
     return probed(LanguageModel(module, tokenizer, name=name))
-
-
-@torch.no_grad()
-def probed(model: LanguageModel) -> LanguageModel:
-    """Set `splits` and `caches` by trying them on random tokens; a known sliding window is believed without a trial."""
-    from rlvr.engine.runner import RowCache, prefill
-
-    text = model.module.config.get_text_config()
-    head = model.module.get_output_embeddings()
-    length = min(_probe_length(text), model.context)
-    tokens = torch.tensor(
-        [[draws.integer(model.vocabulary, draws.key("probe"), i) for i in range(length)]], device=model.device
-    )
-    ends = [length - 1, length // 2]  # two rows of different lengths: a mask that is not honoured shows
-    last = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float().abs().max()
-    # The logits of an untrained model are too small for a cap on them to show, so the head is turned up meanwhile.
-    louder = head.register_forward_hook(lambda _module, _inputs, output: output * (100 / max(float(last), 1e-6)))
-    try:
-        logits = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float()
-        # Rounding is small; a wrong mask or a missing scale differs by the size of the logits themselves.
-        near = (0.08 if model.dtype == torch.bfloat16 else 1e-3) * float(logits.abs().max())
-
-        def agrees(other: Tensor) -> bool:
-            return other.shape == logits.shape and float((other.float() - logits).abs().max()) <= near
-
-        model.splits = agrees(model.head(model.hidden(tokens)[0, ends]))
-        try:
-            rows = [tokens[0, : end + 1].tolist() for end in ends]
-            cache = RowCache()
-            _, layers = prefill(model, [row[:-1] for row in rows])
-            cache.place(layers, [0, 1], ends, rows=[0, 1], capacity=2, length=length)
-            hidden = cache.decode(model, torch.tensor([row[-1] for row in rows]), torch.tensor(ends))
-            model.caches = agrees(model.head(hidden)) and not _slides(text)
-        except (AttributeError, TypeError, RuntimeError, ValueError, IndexError, NotImplementedError):
-            model.caches = False
-    finally:
-        louder.remove()
-    if not model.splits:
-        model.notes.append("this model changes its logits after the head: log-probs are not computed in chunks")
-    if not model.caches:
-        model.notes.append("this model's attention does not fit our cache: sampling recomputes each row, slowly")
-    return model
-
-
-def _slides(text: Any) -> bool:
-    """Whether some layer sees only a window of the context: then a cache of everything is wrong beyond it."""
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
-    return bool(window) and window < text.max_position_embeddings and "sliding_attention" in kinds
-
-
-def _probe_length(text: Any) -> int:
-    """Longer than any window or chunk the config speaks of, up to 1,024."""
-    spans = [v for k, v in text.to_dict().items() if ("window" in k or "chunk" in k) and type(v) is int]
-    return max(8, min(max(spans, default=0) + 8, 1024))

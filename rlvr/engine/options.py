@@ -24,8 +24,13 @@ class EngineLimits:
 
     `max_rows`: completions sampled at once, of which one request gets the part `one_request`. `cache_tokens`: places
     whose keys and values are held for them, rows times the longest (its whole budget counted); 0 for as many as the
-    rows need. One row always runs. `micro_tokens`: padded tokens per forward pass in training and prefill.
+    rows need. One row always runs. `micro_tokens`: tokens per forward pass in training and prefill, padding
+    included.
     `logit_elements`: tokens x vocabulary held at once when log-probs are computed (4 bytes each, twice in training).
+    `tree`: rows of a training call share what they begin with, so that a group's prompt is computed once. `pack`: its
+    rows lie end to end instead of padded side by side. Both are on where the model takes them and they save work.
+    `gradient_checkpointing`: keep of each layer its input only, and compute the rest again for the backward pass, for
+    a third more work (Chen et al. 2016, arXiv:1604.06174).
     `threads`: torch's share of the cores, 0 for all this process may use; a resumed run keeps its bits only with the
     same number.
     """
@@ -33,8 +38,11 @@ class EngineLimits:
     max_rows: int = 512
     one_request: float = 1.0
     cache_tokens: int = 0
-    micro_tokens: int = 16_384
+    micro_tokens: int = 4096
     logit_elements: int = 1 << 26
+    tree: bool = True
+    pack: bool = True
+    gradient_checkpointing: bool = False
     threads: int = 0
 
     def __post_init__(self) -> None:

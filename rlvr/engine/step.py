@@ -1,42 +1,32 @@
 """The training half of the engine: rows in, gradients and log-probs out, optimizer steps.
 
-`forward_backward(data, loss_fn, config)` is the whole surface. Rows are sorted by length and taken in micro-batches of
-at most `micro_tokens` padded tokens; since every loss is a sum, the split changes nothing but rounding. Log-probs are
-those of the targets at the temperature in the config.
+`forward_backward(data, loss_fn, config)` is the whole surface. Data are taken in micro-batches (`rlvr.engine.rows`);
+since every loss is a sum, the split changes nothing but rounding. Log-probs are those of the targets at the temperature
+in the config. Where no weight of a loss falls on a token, its log-prob is computed without a gradient.
 
-Legend: B = rows of a micro-batch, T = longest row, N = their real tokens laid end to end.
+Legend: B = rows of a micro-batch, T = their length, X = B x T places, N = the tokens of its datums laid end to end,
+U = the places that hold any of them: fewer than N where datums share what they begin with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlvr.engine.forest_attention import forest_attention
 from rlvr.engine.lora import LoraBank, running
-from rlvr.engine.losses import ENTROPY_INPUT, KL_INPUTS, LOSSES, Loss, kl_penalty, token_logprobs
+from rlvr.engine.losses import ENTROPY_INPUT, KL_INPUTS, LOSSES, Loss, carried, kl_penalty, token_logprobs
 from rlvr.engine.model import LanguageModel
+from rlvr.engine.options import EngineLimits
 from rlvr.engine.policy import Policy, Snapshot
-from rlvr.engine.runner import padded
+from rlvr.engine.rows import MicroBatch, planned, width
 from rlvr.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Datums `indices` (into the call's data) that run together."""
-
-    indices: list[int]
-    tokens_BT: Tensor
-    lengths: list[int]
-
-    @property
-    def real_BT(self) -> Tensor:
-        lengths = torch.tensor(self.lengths, device=self.tokens_BT.device)
-        return torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device) < lengths[:, None]
 
 
 def checked(
@@ -73,8 +63,8 @@ def checked(
                 raise ValueError(f"datum {i}: {name} has shape {list(array.shape)}, expected {list(expected)}, {per}")
             if name == "target_tokens" and array.dtype.kind != "i":
                 raise ValueError(f"datum {i}: target_tokens are {array.dtype}, expected integers")
-        if kl and _width(datum):
-            raise ValueError(f"datum {i}: a KL needs one target per token, got {_width(datum)}: give 1-D target_tokens")
+        if kl and width(datum):
+            raise ValueError(f"datum {i}: a KL needs one target per token, got {width(datum)}: give 1-D target_tokens")
     # All values at once: a call may hold thousands of short rows.
 
     def first(wrong: np.ndarray, arrays: Sequence[np.ndarray]) -> int:
@@ -93,15 +83,9 @@ def checked(
     return settings
 
 
-def _width(datum: Datum) -> int:
-    """Targets per token: 0 where `target_tokens` are one row, K where they are [T, K]."""
-    shape = datum.loss_fn_inputs["target_tokens"].data.shape
-    return shape[1] if len(shape) == 2 else 0
-
-
 def _shape(datum: Datum, name: str, loss: Loss) -> tuple[int, ...]:
     """The shape that input `name` of a datum must have."""
-    length, wide = datum.model_input.length, _width(datum)
+    length, wide = datum.model_input.length, width(datum)
     return (length, wide) if wide and loss.wide and name in ("target_tokens", *loss.needs) else (length,)
 
 
@@ -114,36 +98,22 @@ def needed(data: Sequence[Datum], loss: Loss) -> tuple[str, ...]:
     return (*loss.needs, *extra)
 
 
-def micro_batches(data: Sequence[Datum], micro_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Longest rows first, so that memory peaks at once and rows of like length share a batch.
-
-    Rows with several targets per token share one only with those of as many: none is padded to another's number.
-    """
-    order = sorted(range(len(data)), key=lambda i: (-_width(data[i]), -data[i].model_input.length, i))
-    batches: list[list[int]] = []
-    for i in order:
-        first = data[batches[-1][0]] if batches else None
-        if (
-            first is None
-            or first.model_input.length * (len(batches[-1]) + 1) > micro_tokens
-            or _width(first) != _width(data[i])
-        ):
-            batches.append([])
-        batches[-1].append(i)
-    return [
-        MicroBatch(b, padded([data[i].model_input.tokens for i in b], device), [data[i].model_input.length for i in b])
-        for b in batches
-    ]
-
-
 class Learner:
     """Computes losses and gradients of policies on one model."""
 
-    def __init__(self, model: LanguageModel, bank: LoraBank | None, micro_tokens: int, logit_elements: int) -> None:
+    def __init__(self, model: LanguageModel, bank: LoraBank | None, limits: EngineLimits) -> None:
         self.model = model
         self.bank = bank
-        self.micro_tokens = micro_tokens
-        self.chunk = max(1, logit_elements // model.vocabulary)
+        self.limits = limits
+        self.chunk = max(1, limits.logit_elements // model.vocabulary)
+
+    def _batches(self, data: Sequence[Datum]) -> list[MicroBatch]:
+        """Forests only where the model takes them."""
+        able, limits, model = self.model.forests, self.limits, self.model
+        return planned(
+            data, limits.micro_tokens, model.device,
+            tree=able and limits.tree, pack=able and limits.pack, linear=model.linear_work,
+        )  # fmt: skip
 
     def forward_backward(
         self,
@@ -165,14 +135,20 @@ class Learner:
         outputs: list[dict[str, TensorData]] = [{} for _ in data]
         total = bonus = 0.0
         try:
-            for batch in micro_batches(data, self.micro_tokens, self.model.device):
-                with torch.set_grad_enabled(backward):
-                    logprobs_N, terms_N, bonus_N = self._run(policy.snapshot(), batch, data, loss_fn, settings)
-                total += self._value(batch, logprobs_N, terms_N)
+            for batch in self._batches(data):
+                with (
+                    torch.set_grad_enabled(backward),
+                    self.model.checkpointed(backward and self.limits.gradient_checkpointing),
+                    self._running(policy.snapshot(), batch, data, loss_fn, settings) as (logprobs_N, terms_N, bonus_N),
+                ):
+                    good = finite(logprobs_N, terms_N)
+                    if good and backward and terms_N.requires_grad:
+                        terms_N.sum().backward()
+                        policy.widen_gradients()
+                if not good:
+                    raise NonFiniteError("a loss", self._culprits(policy.snapshot(), batch, data, loss_fn, settings))
+                total += float(terms_N.detach().double().sum())
                 bonus += float(bonus_N.detach().double().sum())
-                if backward:
-                    terms_N.sum().backward()
-                    policy.widen_gradients()
                 pieces = logprobs_N.detach().cpu().split(batch.lengths)
                 for i, piece in zip(batch.indices, pieces, strict=True):
                     outputs[i] = {"logprobs": TensorData(piece.numpy())}
@@ -199,22 +175,28 @@ class Learner:
         data = supervised_view(data)
         settings = checked(data, "cross_entropy", {"temperature": temperature}, self.model)
         found: list[np.ndarray] = [np.empty(0) for _ in data]
-        for batch in micro_batches(data, self.micro_tokens, self.model.device):
-            logprobs_N, terms_N, _ = self._run(snapshot, batch, data, "cross_entropy", settings)
-            self._value(batch, logprobs_N, terms_N)
+        for batch in self._batches(data):
+            with self._running(snapshot, batch, data, "cross_entropy", settings) as (logprobs_N, terms_N, _):
+                good = finite(logprobs_N, terms_N)
+            if not good:
+                raise NonFiniteError("a loss", self._culprits(snapshot, batch, data, "cross_entropy", settings))
             for i, piece in zip(batch.indices, logprobs_N.cpu().split(batch.lengths), strict=True):
                 found[i] = piece.numpy()
         return found
 
-    def _run(
+    @contextmanager
+    def _running(
         self,
         source: Snapshot,
         batch: MicroBatch,
         data: Sequence[Datum],
         loss_fn: str,
         settings: dict[str, float],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs [N], loss terms [N] and the entropy bonus in them [N] (or one zero) of one micro-batch."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Log-probs [N], loss terms [N] and the entropy bonus in them [N] (or one zero) of one micro-batch.
+
+        The backward pass belongs inside the block: layers that compute again must find what they found before.
+        """
         device, loss = self.model.device, LOSSES[loss_fn]
         names = needed(data, loss)
 
@@ -223,31 +205,66 @@ class Learner:
             flat = flat if name == "target_tokens" else flat.astype(np.float32, copy=False)
             return torch.from_numpy(flat).to(device)
 
-        with running(self.model, self.bank, [source]) as head:
-            hidden_BTD = self.model.hidden(batch.tokens_BT)
-            hidden_ND = hidden_BTD[batch.real_BT]
-            targets_N = laid_out("target_tokens")
-            entropy = ENTROPY_INPUT in names
-            logprobs_N, entropy_N = token_logprobs(
-                head, hidden_ND, targets_N, settings["temperature"], self.chunk, entropy
-            )
         inputs = {name: laid_out(name) for name in names}
-        row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(device)
-        terms_N = loss.terms(logprobs_N, inputs, settings, row_N)
-        if KL_INPUTS[0] in names:
-            terms_N = terms_N + kl_penalty(logprobs_N, inputs, settings["kl_estimator"])
-        if entropy_N is None:
-            return logprobs_N, terms_N, terms_N.new_zeros(1)
-        bonus_N = inputs[ENTROPY_INPUT] * entropy_N
-        return logprobs_N, terms_N - bonus_N, bonus_N
+        targets_N = laid_out("target_tokens")
+        positions = {} if batch.positions_BT is None else {"position_ids": batch.positions_BT}
+        with (
+            running(self.model, self.bank, [source]) as head,
+            forest_attention(self.model.module, batch.forest),
+        ):
+            hidden_BTD = self.model.hidden(batch.tokens_BT, **positions)
+            logprobs_N, entropy_N = self._logprobs(
+                head, hidden_BTD.flatten(0, 1), batch.at_N, targets_N, settings["temperature"],
+                carried(inputs, loss), ENTROPY_INPUT in names,
+            )  # fmt: skip
+            terms_N = loss.terms(logprobs_N, inputs, settings, batch.row_N)
+            if KL_INPUTS[0] in names:
+                terms_N = terms_N + kl_penalty(logprobs_N, inputs, settings["kl_estimator"])
+            if entropy_N is None:
+                yield logprobs_N, terms_N, terms_N.new_zeros(1)
+            else:
+                bonus_N = inputs[ENTROPY_INPUT] * entropy_N
+                yield logprobs_N, terms_N - bonus_N, bonus_N
 
-    def _value(self, batch: MicroBatch, logprobs_N: Tensor, terms_N: Tensor) -> float:
-        finite_N = torch.isfinite(logprobs_N.detach()).reshape(len(terms_N), -1).all(-1)
-        finite_N &= torch.isfinite(terms_N.detach())
-        if not bool(finite_N.all()):
-            row_N = torch.repeat_interleave(torch.tensor(batch.lengths)).to(finite_N.device)
-            raise NonFiniteError("a loss", sorted({batch.indices[int(r)] for r in row_N[~finite_N]}))
-        return float(terms_N.detach().double().sum())
+    def _logprobs(
+        self,
+        head: Callable[[Tensor], Tensor],
+        hidden_XD: Tensor,
+        at_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        carried_N: Tensor,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of every target [N] its log-prob and, if asked for, the entropy: with a gradient where `carried_N`."""
+        found: list[tuple[Tensor, Tensor | None]] = []
+        parts = [which.nonzero()[:, 0] for which in (carried_N, ~carried_N)]
+        for part, grad in zip(parts, (torch.is_grad_enabled(), False), strict=True):
+            if not len(part):
+                continue
+            used_U, of_P = at_N[part].unique(return_inverse=True)
+            with torch.set_grad_enabled(grad):
+                hidden_UD = hidden_XD[used_U]
+                found.append(token_logprobs(head, hidden_UD, targets_N[part], temperature, self.chunk, entropy, of_P))
+        back_N = torch.cat(parts).argsort()
+        logprobs_N = torch.cat([logprobs for logprobs, _ in found])[back_N]
+        if not entropy:
+            return logprobs_N, None
+        return logprobs_N, torch.cat([e for _, e in found if e is not None])[back_N]
+
+    @torch.no_grad()
+    def _culprits(
+        self, source: Snapshot, batch: MicroBatch, data: Sequence[Datum], loss_fn: str, settings: dict[str, float]
+    ) -> list[int]:
+        """Which datums of a micro-batch give numbers that are not finite, each alone: in a forest they spread."""
+        found: list[int] = []
+        for i in sorted(batch.indices):
+            (alone,) = planned(
+                [data[i]], self.limits.micro_tokens, self.model.device, tree=False, pack=False, linear=1.0
+            )
+            with self._running(source, alone, [data[i]], loss_fn, settings) as (logprobs_N, terms_N, _):
+                found += [] if finite(logprobs_N, terms_N) else [i]
+        return found or sorted(batch.indices)
 
     def _check_gradients(self, policy: Policy) -> None:
         for name, p in policy.masters.items():
@@ -284,6 +301,10 @@ class Learner:
         policy.clear_gradients()
         policy.version += 1
         return OptimStepResponse({"grad_norm": norm})
+
+
+def finite(logprobs_N: Tensor, terms_N: Tensor) -> bool:
+    return bool(torch.isfinite(logprobs_N).all() and torch.isfinite(terms_N).all())
 
 
 def supervised_view(data: Sequence[Datum]) -> list[Datum]:

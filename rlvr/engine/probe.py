@@ -1,0 +1,101 @@
+"""What the engine may rely on in a model, found out by trying it at load.
+
+`splits`: head(backbone(x)) equals the model's logits. `caches`: decoding step by step with our cache equals one plain
+pass. `forests`: rows that share what they begin with, and others in the same pass, give the logits of plain rows. Each
+is tried with random tokens, longer than any window that the config speaks of. Exercised by
+`tests/test_engine_model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlvr import draws
+from rlvr.engine.forest_attention import forest_attention
+from rlvr.engine.model import LanguageModel
+from rlvr.engine.rows import grow
+from rlvr.engine.runner import RowCache, prefill
+
+
+@torch.no_grad()
+def probed(model: LanguageModel) -> LanguageModel:
+    """Set `splits`, `caches` and `forests`; a known sliding window is believed without a trial."""
+    text = model.module.config.get_text_config()
+    head = model.module.get_output_embeddings()
+    length = min(_probe_length(text), model.context)
+    tokens = torch.tensor(
+        [[draws.integer(model.vocabulary, draws.key("probe"), i) for i in range(length)]], device=model.device
+    )
+    ends = [length - 1, length // 2]  # two rows of different lengths: a mask that is not honoured shows
+    last = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float().abs().max()
+    # The logits of an untrained model are too small for a cap on them to show, so the head is turned up meanwhile.
+    louder = head.register_forward_hook(lambda _module, _inputs, output: output * (100 / max(float(last), 1e-6)))
+    try:
+        logits = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float()
+        # Rounding is small; a wrong mask or a missing scale differs by the size of the logits themselves.
+        near = (0.08 if model.dtype == torch.bfloat16 else 1e-3) * float(logits.abs().max())
+
+        def agrees(other: Tensor) -> bool:
+            return other.shape == logits.shape and float((other.float() - logits).abs().max()) <= near
+
+        model.splits = agrees(model.head(model.hidden(tokens)[0, ends]))
+        model.caches = not _slides(text) and _tried(lambda: agrees(_decoded(model, tokens, ends)))
+        model.forests = not _slides(text) and _tried(lambda: agrees(_grown(model, tokens, ends)))
+    finally:
+        louder.remove()
+    if not model.splits:
+        model.notes.append("this model changes its logits after the head: log-probs are not computed in chunks")
+    if not model.caches:
+        model.notes.append("this model's attention does not fit our cache: sampling recomputes each row, slowly")
+    if not model.forests:
+        model.notes.append("this model takes no rows that share their beginning: training computes each prompt again")
+    return model
+
+
+def _tried(trial: Callable[[], bool]) -> bool:
+    try:
+        return trial()
+    except (AttributeError, TypeError, RuntimeError, ValueError, IndexError, KeyError, NotImplementedError):
+        return False
+
+
+def _decoded(model: LanguageModel, tokens: Tensor, ends: list[int]) -> Tensor:
+    """The logits at `ends`, from our cache."""
+    rows = [tokens[0, : end + 1].tolist() for end in ends]
+    cache = RowCache()
+    _, layers = prefill(model, [row[:-1] for row in rows])
+    cache.place(layers, [0, 1], ends, rows=[0, 1], capacity=2, length=tokens.shape[1])
+    return model.head(cache.decode(model, torch.tensor([row[-1] for row in rows]), torch.tensor(ends)))
+
+
+def _grown(model: LanguageModel, tokens: Tensor, ends: list[int]) -> Tensor:
+    """The logits at `ends`, from a forest in several blocks: the row, another that leaves it, and one of its own."""
+    row = tokens[0].cpu().numpy()
+    leaves = np.concatenate([row[: ends[1] + 1], (row[ends[1] + 1 :] + 1) % model.vocabulary])
+    alone = np.flip(row).copy()
+    alone[0] = (row[0] + 1) % model.vocabulary
+    rows = [leaves, row, alone]
+    grown = grow(rows, block=max(2, len(row) // 4))
+    with forest_attention(model.module, grown.forest):
+        tokens_1T, depths_1T = (torch.from_numpy(x)[None].to(model.device) for x in (grown.tokens, grown.depths))
+        hidden = model.hidden(tokens_1T, position_ids=depths_1T)[0]
+    at = torch.from_numpy(grown.at).to(model.device)[len(leaves) :]
+    return model.head(hidden[at[ends]])
+
+
+def _slides(text: Any) -> bool:
+    """Whether some layer sees only a window of the context: then a cache of everything is wrong beyond it."""
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+    return bool(window) and window < text.max_position_embeddings and "sliding_attention" in kinds
+
+
+def _probe_length(text: Any) -> int:
+    """Longer than any window or chunk the config speaks of, up to 1,024."""
+    spans = [v for k, v in text.to_dict().items() if ("window" in k or "chunk" in k) and type(v) is int]
+    return max(8, min(max(spans, default=0) + 8, 1024))
