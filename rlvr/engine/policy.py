@@ -35,9 +35,9 @@ class Policy:
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
-        """AdamW over the masters, made at first use: a policy that only samples pays no memory for it."""
+        """AdamW over the masters, in one pass over memory; made at first use: a policy that only samples has none."""
         if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(list(self.masters.values()), lr=0.0, weight_decay=0.0)
+            self._optimizer = torch.optim.AdamW(list(self.masters.values()), lr=0.0, weight_decay=0.0, fused=True)
         return self._optimizer
 
     @property
