@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms.roads import check_roads
-from rlvr.build_client import OFFERS, build_client, vocabulary, weights_hash
+from rlvr.build_client import OFFERS, build_client, shares, vocabulary, weights_hash
 from rlvr.config import Loaded, difference, dump, load, read
 from rlvr.config.schema import Config, configured, written
+from rlvr.cores import give_workers
 from rlvr.envs import resolve_environment
 from rlvr.envs.prompt import encode_prompt
 from rlvr.files import verified, write_atomic
@@ -115,6 +116,8 @@ def plan(config: Config, source: TaskSource) -> dict[str, str]:
         "warm-up": f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations"
         + (f", or until {100 * config.sft.until:g}% of held-out answers pass" if config.sft.until else ""),
     }
+    if (share := shares(config, source)).beside:
+        lines["cores"] = str(share)
     if t.mode == "rlvr":
         lines |= {
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
@@ -176,6 +179,7 @@ def build_watched(config: Config) -> list[Reward]:
 
 def start_rewards(config: Config, source: TaskSource) -> None:
     """Start what the verifiers depend on, a sandbox say; ValueError where it is not to be had on this machine."""
+    give_workers(shares(config, source).workers)
     for reward in (resolve_reward(config.reward.type or source.reward, **config.reward.kwargs), *build_watched(config)):
         reward.start()
 

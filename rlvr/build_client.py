@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,9 @@ import numpy as np
 from rlvr.clients.mock import MockTrainingClient
 from rlvr.clients.tinker import TinkerTrainingClient, connect
 from rlvr.config.schema import Config
+from rlvr.cores import Shares, cores, spinning, split
 from rlvr.protocols import TaskSource
+from rlvr.reward import resolve_reward
 from rlvr.toy import toy_policy
 from rlvr.training.start import is_model, model_and_tokenizer, remote_start, start_folder
 
@@ -39,9 +42,37 @@ def vocabulary(config: Config, source: TaskSource) -> list[str]:
     return list(words)
 
 
-def cores() -> int:
-    """The cores that this process may use, where the system says which (Linux), else all there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def shares(config: Config, source: TaskSource, total: int | None = None) -> Shares:
+    """Who has the cores in this run: torch's threads, and the sandbox's workers where they verify beside them."""
+    rewards = [resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)]
+    rewards += [resolve_reward(name) for name in config.reward.watch]
+    beside = config.client == "local" and any(reward.waits == "processes" for reward in rewards)
+    asked = list(_asked_workers(config.reward.kwargs))
+    device = beside and _on_device(config)
+    return split(total or cores(), config.engine.threads, max(asked, default=0), beside=beside, device=device)
+
+
+def _asked_workers(value: Any) -> Iterator[int]:
+    """The `sandbox.workers` in a reward's options, those of its parts too."""
+    if isinstance(value, Mapping):
+        sandbox = value.get("sandbox")
+        if isinstance(sandbox, Mapping) and isinstance(count := sandbox.get("workers"), int):
+            yield count
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _asked_workers(part)
+
+
+def _on_device(config: Config) -> bool:
+    """Whether the model computes elsewhere than on the cores."""
+    if config.model.device != "auto":
+        return config.model.device != "cpu"
+    if find_spec("torch") is None:
+        return False
+    from rlvr.engine.model import pick_device
+
+    return pick_device(config.model.device).type != "cpu"
 
 
 def build_engine(config: Config, source: TaskSource) -> Any:
@@ -55,7 +86,7 @@ def build_engine(config: Config, source: TaskSource) -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
     quiet()  # its advice is for people who call it, not for people who call us
-    torch.set_num_threads(config.engine.threads or cores())
+    torch.set_num_threads(shares(config, source).threads)
     options = config.model
     where = {"device": options.device, "dtype": options.dtype}
     name, tokenizer = model_and_tokenizer(options.name, options.tokenizer, options.start_from)
@@ -105,6 +136,10 @@ def build_client(
     if config.client == "tinker":
         return _remote_client(config, source, say, warn, fresh)
     engine = build_engine(config, source)
+    share = shares(config, source)
+    for told in (share.crowd, spinning() if share.threads > 1 else ""):
+        if told:
+            warn(told)
     from rlvr.clients.local import LocalTrainingClient
 
     policy = engine.create_policy("policy", lora=config.model.lora, seed=config.seed)

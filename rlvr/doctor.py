@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import rlvr
-from rlvr.build_client import cores
+from rlvr.cores import cores, split
 from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
 from rlvr.tracking import readable
 from rlvr.tracking.console import shown
@@ -49,6 +49,7 @@ def installation(root: Path | None = None) -> list[Check]:
         Check("ok", "rlvr", f"{rlvr.__version__} in {Path(rlvr.__file__).parent}"),
         Check("ok", "python", f"{platform.python_version()} ({sys.executable})"),
         Check("ok", "cores", f"{cores()} for this process, {platform.machine()}, {platform.system()}"),
+        Check("ok", "shared", f"{split(cores(), beside=True)}, where programs are verified (engine.threads sets it)"),
         *_extras(),
         *_torch(),
         _sandbox(),

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from rlvr import draws
-from rlvr.futures import Future
+from rlvr.futures import Future, as_they_come, at_once, in_turn, to_end
 from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.protocols import Env, InitialObservationOverflow, SamplingClient, TaskSource
-from rlvr.reward import Reward
+from rlvr.scoring import score
 from rlvr.types import StopReason, Task, Trajectory, TrajectoryBatch
 
 __all__ = ["Group", "Trajectory", "TrajectoryBatch", "open_groups", "play", "rollout", "score"]
-
-T = TypeVar("T")
 
 
 class GroupBuilder(Protocol):
@@ -77,6 +74,12 @@ class _Episode:
     reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     closed: list[Trajectory] = field(default_factory=list[Trajectory])
     done: bool = False
+    last: Trajectory | None = None  # the trajectory that was open when the episode ended
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        assert self.last is not None
+        return [*self.closed, self.last]
 
     @property
     def observation(self) -> list[int]:
@@ -102,14 +105,16 @@ def rollout(
     seed: int,
     version: int = 0,
     max_prompt_tokens: int | None = None,
+    over: Callable[[list[Trajectory]], None] | None = None,
 ) -> list[Trajectory]:
     """Play every episode to its end; trajectories in the order of groups and samples.
 
     `seed` names the purpose (run, phase, step): the draws of a completion depend on it, the group's id, the sample's
     index and the turn, on nothing else. `version` is recorded as `policy_version`. A first observation of more than
-    `max_prompt_tokens` is a ValueError that names the task.
+    `max_prompt_tokens` is a ValueError that names the task. `over` gets the trajectories of a group as soon as its last
+    episode ends, while those of other groups go on; groups whose builder rewards them come only with the rest.
     """
-    return _finished(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, _at_once))
+    return to_end(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, at_once, over))
 
 
 async def play(
@@ -122,29 +127,7 @@ async def play(
     max_prompt_tokens: int | None = None,
 ) -> list[Trajectory]:
     """One group of episodes, as `rollout` plays it, for an event loop that has others to play meanwhile."""
-    return await _rollout([group], sampler, params, seed, version, max_prompt_tokens, _in_turn)
-
-
-Read = Callable[[Future[SampleResponse]], Awaitable[SampleResponse]]
-
-
-async def _at_once(future: Future[SampleResponse]) -> SampleResponse:
-    """Block: results are read in the order of the requests, and nothing else happens meanwhile."""
-    return future.result()
-
-
-async def _in_turn(future: Future[SampleResponse]) -> SampleResponse:
-    return await future
-
-
-def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; where a loop is running on this thread already (a notebook's), on a thread beside."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as beside:
-        return beside.submit(asyncio.run, work).result()
+    return await _rollout([group], sampler, params, seed, version, max_prompt_tokens, in_turn)
 
 
 async def _rollout(
@@ -154,15 +137,30 @@ async def _rollout(
     seed: int,
     version: int,
     max_prompt_tokens: int | None,
-    read: Read,
+    read: Callable[[Future[SampleResponse]], Awaitable[SampleResponse]],
+    over: Callable[[list[Trajectory]], None] | None = None,
 ) -> list[Trajectory]:
+    tokenizer = sampler.get_tokenizer()
+
+    def close(episode: _Episode) -> None:
+        if episode.last is None:
+            episode.closed = [replace(t, policy_version=version) for t in episode.closed]
+            episode.last = replace(_close(episode, tokenizer, params), policy_version=version)
+
+    def ended(group: list[_Episode]) -> None:
+        if over is not None and all(e.done and e.last is None and e.group.builder is None for e in group):
+            for episode in group:
+                close(episode)
+            over([t for episode in group for t in episode.trajectories])
+
     try:
         for group in groups:
             if group.builder is not None:
                 group.envs = list(await group.builder.make_envs())
-        episodes = await _episodes(groups, sampler, params, seed, max_prompt_tokens, read)
-        tokenizer = sampler.get_tokenizer()
-        played = [(e, _close(e, tokenizer, params)) for e in episodes]
+        episodes = await _episodes(groups, sampler, params, seed, max_prompt_tokens, read, over and ended)
+        for episode in episodes:
+            close(episode)
+        played = [(e, e.trajectories[-1]) for e in episodes]
         for group in groups:
             if group.builder is not None:
                 await _reward_group(group.builder, group, [(e, last) for e, last in played if e.group is group])
@@ -170,8 +168,7 @@ async def _rollout(
         for group in groups:
             if group.builder is not None:
                 await group.builder.cleanup()
-    trajectories = [t for episode, last in played for t in (*episode.closed, last)]
-    return [replace(t, policy_version=version) for t in trajectories]
+    return [t for episode in episodes for t in episode.trajectories]
 
 
 async def _reward_group(builder: GroupBuilder, group: Group, played: list[tuple[_Episode, Trajectory]]) -> None:
@@ -189,9 +186,10 @@ async def _episodes(
     params: SamplingParams,
     seed: int,
     max_prompt_tokens: int | None,
-    read: Read,
+    read: Callable[[Future[SampleResponse]], Awaitable[SampleResponse]],
+    ended: Callable[[list[_Episode]], None] | None = None,
 ) -> list[_Episode]:
-    """Play all episodes to their ends, a turn of all at a time."""
+    """Play all episodes to their ends, a turn of all at a time. `ended` looks at groups of which one may be over."""
     tokenizer = sampler.get_tokenizer()
     episodes: list[_Episode] = []
     for group in groups:
@@ -209,17 +207,46 @@ async def _episodes(
             episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
     turn = 0
     while running := [e for e in episodes if not e.done]:
-        answers: list[tuple[_Episode, SampledSequence]] = []
         pending = [(batch, _submit(batch, sampler, params, seed, turn)) for batch in _calls(running)]
-        for batch, future in pending:
-            response = await read(future)
-            for episode in batch:
-                if response.fingerprint not in episode.fingerprints:
-                    episode.fingerprints.append(response.fingerprint)
-            answers.extend(zip(batch, response.sequences, strict=True))
-        await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
+        if ended is None:
+            answers = [answer for batch, future in pending for answer in _taken(batch, await read(future))]
+            await asyncio.gather(*(_step(e, answer, tokenizer, params) for e, answer in answers))
+        else:
+            await _each_as_it_comes(pending, lambda e, answer: _step(e, answer, tokenizer, params), episodes, ended)
         turn += 1
     return episodes
+
+
+async def _each_as_it_comes(
+    pending: list[tuple[list[_Episode], Future[SampleResponse]]],
+    step: Callable[[_Episode, SampledSequence], Coroutine[Any, Any, None]],
+    episodes: list[_Episode],
+    ended: Callable[[list[_Episode]], None],
+) -> None:
+    """A turn in which no episode waits for another: each takes its step when its answer is there."""
+    groups: dict[str, list[_Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group.id, []).append(episode)
+    steps: list[asyncio.Task[None]] = []
+    at_work: dict[str, list[asyncio.Task[None]]] = {}  # by group; those of environments that wait take a while
+    async for batch, response in as_they_come(pending):
+        for episode, answer in _taken(batch, response):
+            steps.append(asyncio.create_task(step(episode, answer)))
+            at_work.setdefault(episode.group.id, []).append(steps[-1])
+        await asyncio.sleep(0)
+        for id in [id for id, tasks in at_work.items() if all(task.done() for task in tasks)]:
+            del at_work[id]
+            ended(groups[id])
+    await asyncio.gather(*steps)
+    for id in at_work:
+        ended(groups[id])
+
+
+def _taken(batch: list[_Episode], response: SampleResponse) -> list[tuple[_Episode, SampledSequence]]:
+    for episode in batch:
+        if response.fingerprint not in episode.fingerprints:
+            episode.fingerprints.append(response.fingerprint)
+    return list(zip(batch, response.sequences, strict=True))
 
 
 def _over_at_once(group: Group, index: int, env: Env, given: InitialObservationOverflow) -> _Episode:
@@ -319,25 +346,3 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
         turn_starts=episode.turn_starts,
         reports=episode.reports,
     )
-
-
-def score(trajectories: Sequence[Trajectory], reward: Reward, watched: Sequence[Reward] = ()) -> None:
-    """Let a verifier judge the last trajectory of every rollout and share its reward with the earlier ones.
-
-    The verifier's value adds to what the environment gave. After an `error` or `invalid` outcome the reward of the
-    whole rollout is None. The verifiers in `watched` judge too, and change no reward.
-    """
-    last = {t.rollout_id: t for t in trajectories}
-    judged = list(last.values())
-    for trajectory, verdict in zip(judged, reward.score(judged), strict=True):
-        trajectory.scores[reward.name] = verdict
-        earned = trajectory.reward or 0.0
-        trajectory.reward = None if verdict.value is None else earned + verdict.value
-    for other in watched:
-        if other.name == reward.name:
-            continue
-        for trajectory, verdict in zip(judged, other.score(judged), strict=True):
-            trajectory.scores[other.name] = verdict
-    for trajectory in trajectories:
-        if trajectory is not last[trajectory.rollout_id]:
-            trajectory.reward = last[trajectory.rollout_id].reward

@@ -31,8 +31,8 @@ class EngineLimits:
     rows lie end to end instead of padded side by side. Both are on where the model takes them and they save work.
     `gradient_checkpointing`: keep of each layer its input only, and compute the rest again for the backward pass, for
     a third more work (Chen et al. 2016, arXiv:1604.06174).
-    `threads`: torch's share of the cores, 0 for all this process may use; a resumed run keeps its bits only with the
-    same number.
+    `threads`: torch's share of the cores, 0 for all this process may use, or half of them where programs are verified
+    beside it (`rlvr.cores`: the workers have the rest); a resumed run keeps its bits only with the same number.
     """
 
     max_rows: int = 512

@@ -2,14 +2,17 @@
 
 A prompt is computed once, however many completions it has; its keys and values are then copied to its rows. Rows live
 in one preallocated cache, each at its own length: a row that ends is overwritten by the last one, so the running rows
-are always the front of the buffers and attention reads them as a view.
+are always the front of the buffers and attention reads them as a view. A long prompt with several completions is not
+even copied: its rows hold what they add to it (`rlvr.engine.prefixes`).
 
 Legend: P = prompts, R = rows, L = longest row, H = key-value heads, D = head width.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +21,18 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlvr.engine.model import LanguageModel
+from rlvr.engine.prefixes import LEAST_ROWS, LEAST_TOKENS, MOST, SharedPrompts, shared_prompts
 
 KeyValues = list[tuple[Tensor, Tensor]]  # per layer: keys and values [P, H, L, D]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a row begins with and does not hold itself: the first `tokens`, which are prompt `index` of `prompts`."""
+
+    tokens: int = 0
+    prompts: SharedPrompts | None = None
+    index: int = 0
 
 
 class RowLayer(CacheLayerMixin):
@@ -64,6 +77,8 @@ class RowCache(Cache):
         self.positions = torch.empty(0, dtype=torch.long)
         self.length = 0
         self.shape = (0, 0)  # rows and length there is room for
+        self.beginnings: list[Beginning] = []  # of each row
+        self.shared: list[SharedPrompts] = []  # of the running rows
 
     def place(
         self,
@@ -74,15 +89,43 @@ class RowCache(Cache):
         rows: Sequence[int],
         capacity: int,
         length: int,
+        share: bool = False,
     ) -> None:
-        """Copy prompt `source[i]`, `lengths[i]` tokens of it, to row `rows[i]`; make room for capacity x length."""
-        self._reserve(prompts, capacity, length)
-        self.length = max(self.length, *lengths)  # what `move` must carry, until the next step says
-        device = prompts[0][0].device
-        of, to, most = torch.tensor(source, device=device), torch.tensor(rows, device=device), max(lengths)
-        for layer, (keys, values) in zip(self.layers, prompts, strict=True):
-            layer.keys[to, :, :most] = keys[of, :, :most]
-            layer.values[to, :, :most] = values[of, :, :most]
+        """Seat rows `rows`, which follow those there are, behind prompt `source[i]` of `lengths[i]` tokens.
+
+        A prompt is copied to its row, or kept for all its rows where `share` allows it and it pays. Room is made for
+        capacity x length, prompts included.
+        """
+        of_prompt = Counter(source)
+        shared = {
+            prompt
+            for prompt, tokens in zip(source, lengths, strict=True)
+            if share and of_prompt[prompt] >= LEAST_ROWS and tokens >= LEAST_TOKENS and len(self.shared) < MOST
+        }
+        own = [i for i, prompt in enumerate(source) if prompt not in shared]
+        self._reserve(prompts, capacity, length if own else length - min(lengths))
+        if own:
+            device, most = prompts[0][0].device, max(lengths[i] for i in own)
+            of = torch.tensor([source[i] for i in own], device=device)
+            to = torch.tensor([rows[i] for i in own], device=device)
+            for layer, (keys, values) in zip(self.layers, prompts, strict=True):
+                layer.keys[to, :, :most] = keys[of, :, :most]
+                layer.values[to, :, :most] = values[of, :, :most]
+            self.length = max(self.length, most)  # what `move` must carry, until the next step says
+        kept = sorted(shared)
+        block = SharedPrompts(prompts, kept, [lengths[source.index(prompt)] for prompt in kept]) if kept else None
+        self.beginnings += [
+            Beginning(tokens, block, kept.index(prompt)) if prompt in shared else Beginning()
+            for prompt, tokens in zip(source, lengths, strict=True)
+        ]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tell the shared prompts which rows they have; one without any is given up."""
+        self.shared = list(dict.fromkeys(b.prompts for b in self.beginnings if b.prompts is not None))
+        for prompts in self.shared:
+            rows = [i for i, beginning in enumerate(self.beginnings) if beginning.prompts is prompts]
+            prompts.settle([self.beginnings[i].index for i in rows], rows)
 
     def _reserve(self, like: KeyValues, rows: int, length: int) -> None:
         if rows <= self.shape[0] and length <= self.shape[1]:
@@ -102,8 +145,10 @@ class RowCache(Cache):
                 setattr(layer, name, grown)
         self.shape = (rows, length)
 
-    def shrink(self, rows: int, length: int) -> None:
-        """Keep room for no more than `rows` rows of `length` tokens."""
+    def shrink(self, lengths: Sequence[int]) -> None:
+        """Keep room for no more than the rows there are, `lengths` tokens long."""
+        rows = len(lengths)
+        length = max(n - beginning.tokens for n, beginning in zip(lengths, self.beginnings, strict=True))
         self.shape = (min(rows, self.shape[0]), min(length, self.shape[1]))
         self.length = min(self.length, length)
         for layer in self.layers:
@@ -116,31 +161,38 @@ class RowCache(Cache):
         for layer in self.layers:
             layer.keys[at], layer.values[at] = 0, 0
 
-    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Overwrite rows `target` by rows `source` (disjoint)."""
-        if not source:
-            return
-        device = self.layers[0].keys.device
-        of, to = torch.tensor(source, device=device), torch.tensor(target, device=device)
-        for layer in self.layers:
-            layer.keys[to, :, : self.length] = layer.keys[of, :, : self.length]
-            layer.values[to, :, : self.length] = layer.values[of, :, : self.length]
+    def close(self, source: Sequence[int], target: Sequence[int], rows: int) -> None:
+        """Overwrite rows `target` by rows `source` (disjoint); `rows` rows are left."""
+        if source:
+            device = self.layers[0].keys.device
+            of, to = torch.tensor(source, device=device), torch.tensor(target, device=device)
+            for layer in self.layers:
+                layer.keys[to, :, : self.length] = layer.keys[of, :, : self.length]
+                layer.values[to, :, : self.length] = layer.values[of, :, : self.length]
+            for of_row, to_row in zip(source, target, strict=True):
+                self.beginnings[to_row] = self.beginnings[of_row]
+        if len(self.beginnings) > rows:
+            del self.beginnings[rows:]
+            if self.shared:
+                self._settle()
 
     def decode(self, model: LanguageModel, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """Feed each of the first R rows one token at its position; the hidden state behind it, [R, D]."""
-        self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), positions_R.to(model.device)
-        self.length = int(positions_R.max()) + 1
+        own_R = positions_R - torch.tensor([b.tokens for b in self.beginnings]) if self.shared else positions_R
+        self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), own_R.to(model.device)
+        self.length = int(own_R.max()) + 1
         self._reserve([(layer.keys, layer.values) for layer in self.layers], len(tokens_R), self.length)
         columns = torch.arange(self.length, device=model.device)
         mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
-        if model.adds_masks:
+        if model.adds_masks or self.shared:
             mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
-        return model.hidden(
-            tokens_R[:, None].to(model.device),
-            attention_mask=mask,
-            position_ids=self.positions[:, None],
-            past_key_values=self,
-        )[:, 0]
+        with shared_prompts(model.module, self.shared):
+            return model.hidden(
+                tokens_R[:, None].to(model.device),
+                attention_mask=mask,
+                position_ids=positions_R.to(model.device)[:, None],
+                past_key_values=self,
+            )[:, 0]
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValues]:

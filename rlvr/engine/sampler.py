@@ -9,8 +9,9 @@ out on purpose: threads and locks (`rlvr.engine.engine` holds the lock).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 from rlvr.engine.lora import LoraBank, running
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.options import EngineLimits
+from rlvr.engine.packed import PackedLinears
+from rlvr.engine.policy import Snapshot
 from rlvr.engine.runner import KeyValues, RowCache, behind, prefill, recompute
 from rlvr.engine.sampling import best, sample, score_prompt
 from rlvr.engine.scheduler import Request, Row, Scheduler
@@ -32,6 +35,7 @@ class Sampler:
         self.bank: LoraBank | None = None
         self.scheduler = Scheduler(limits)
         self.cache = RowCache(limits.cache_tokens)
+        self.packed = PackedLinears(model)
         self.chunk = max(1, limits.logit_elements // model.vocabulary)
 
     @property
@@ -54,11 +58,13 @@ class Sampler:
             known = isinstance(error, Exception)
             cause = error if known else RuntimeError(f"sampling was interrupted by {type(error).__name__}")
             scheduler.abandon(cause, newcomers)
-            self.cache = RowCache(self.cache.most)
+            self._forget()
             # Who keeps the error would keep what the failed pass held of the device's memory.
             traceback.clear_frames(error.__traceback__)
             if not known:
                 raise
+        if self.idle:
+            self.packed.drop()
         return [request for request in dict.fromkeys(under_way) if request.done]
 
     @torch.inference_mode()
@@ -72,14 +78,35 @@ class Sampler:
     def release(self) -> None:
         """Give back the cache's memory: all of it when nothing runs, else what the running rows do not fill."""
         if rows := self.scheduler.rows:
-            self.cache.shrink(len(rows), max(row.length for row in rows))
+            if self.model.caches:
+                self.cache.shrink([row.length for row in rows])
         else:
-            self.cache = RowCache(self.cache.most)
+            self._forget()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _forget(self) -> None:
+        self.cache = RowCache(self.cache.most)
+        self.packed.drop()
+
+    @contextmanager
+    def _weights(
+        self, rows: Sequence[Row], snapshots: Sequence[Snapshot], tokens: int
+    ) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Run a pass over `tokens` tokens with the weights of `snapshots`; the head with theirs comes back.
+
+        What `rows` may still sample says whether weights are packed for it.
+        """
+        left = [row.request.budget - len(row.tokens) for row in rows]
+        first = rows[0].request.snapshot
+        with running(self.model, self.bank, snapshots) as head:
+            # Weights that are trained as a whole have a version; under adapters they stay.
+            name = first.fingerprint if first.full else ""
+            with self.packed.used(name, steps=max(left), tokens=tokens + sum(left)):
+                yield head
+
     def _decode(self, rows: Sequence[Row]) -> None:
-        with running(self.model, self.bank, [row.request.snapshot for row in rows]) as head:
+        with self._weights(rows, [row.request.snapshot for row in rows], 0) as head:
             if self.model.caches:
                 last = torch.tensor([row.tokens[-1] for row in rows])
                 at = torch.tensor([row.length - 1 for row in rows])
@@ -96,7 +123,8 @@ class Sampler:
         requests = [group[0].request for group in groups]
         prompts = [request.prompt for request in requests]
         snapshots = [request.snapshot for request in requests]
-        with running(self.model, self.bank, snapshots):
+        tokens = sum(map(len, prompts))
+        with self._weights(rows, snapshots, tokens):
             if self.model.caches:
                 hidden_PLD, layers = prefill(self.model, prompts)
             else:
@@ -105,7 +133,7 @@ class Sampler:
             if request.scores_prompt:
                 self._score(request, hidden_LD)
         hidden_RD = behind(hidden_PLD, prompts)[torch.tensor(source, device=hidden_PLD.device)]
-        with running(self.model, self.bank, [row.request.snapshot for row in rows]) as head:
+        with self._weights(rows, [row.request.snapshot for row in rows], tokens) as head:
             self._extend(rows, head(hidden_RD))
         self._retire()
         self._seat(rows, layers, source)
@@ -122,6 +150,7 @@ class Sampler:
                 rows=range(len(running_rows), len(running_rows) + len(staying)),
                 capacity=len(running_rows) + len(staying),
                 length=min(needed, 2 * max(len(row.request.prompt) for row in rows) + 64),
+                share=self.model.forests,
             )
         running_rows.extend(rows[i] for i in staying)
 
@@ -165,4 +194,4 @@ class Sampler:
             self.cache.wipe(failed)  # who has the place next, in any request, must not fail by it
         sources, targets = self.scheduler.retire()
         if self.model.caches:
-            self.cache.move(sources, targets)
+            self.cache.close(sources, targets, len(self.scheduler.rows))

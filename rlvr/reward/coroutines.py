@@ -21,6 +21,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rlvr.halt import look
+
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.2  # between two looks at whether the loop's thread still lives; a result is seen at once
@@ -87,6 +89,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
                 raise RuntimeError(
                     "the event loop of async rewards has ended: this process is ending, or one closed it"
                 )
+            look()
         value, error = future.result()
     except BaseException:
         if running.alive:

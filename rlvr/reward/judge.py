@@ -128,7 +128,7 @@ def _prepare(**options: Any) -> dict[str, Any]:
     return options
 
 
-@register_reward("judge", batched=True, prepare=_prepare, caution=CAUTION, gold=GOLD)
+@register_reward("judge", batched=True, prepare=_prepare, caution=CAUTION, gold=GOLD, waits="network")
 async def judge(
     prompts: Sequence[str],
     responses: Sequence[str],

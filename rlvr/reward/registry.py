@@ -15,7 +15,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from rlvr.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
 from rlvr.reward import adapters
@@ -25,6 +25,7 @@ from rlvr.types import Outcome, Score, Trajectory
 F = TypeVar("F", bound=Callable[..., Any])
 Prepare = Callable[..., dict[str, Any]]
 Caution = str | Callable[..., str]
+Waits = Literal["", "processes", "network"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Entry:
     gold: str = ""
     start: Callable[..., object] | None = None
     computes: bool = False
+    waits: Waits | Callable[..., Waits] = ""
 
 
 _rewards: Registry[Entry] = Registry("reward")
@@ -56,6 +58,7 @@ def register_reward(
     gold: str = "",
     start: Callable[..., object] | None = None,
     computes: bool = False,
+    waits: Waits | Callable[..., Waits] = "",
 ) -> Callable[[F], F]:
     """Register a reward function under `name`; the function itself is returned unchanged.
 
@@ -67,12 +70,16 @@ def register_reward(
     `gold` is the key of a task's meta where it looks for the right answer: no command takes that for the model's.
     `computes` says that its verdict follows from what the task itself says is right (tests, an answer): where it can
     judge, an answer is right exactly where it passed.
+    `waits` says what its time is spent on where it does not compute here: `processes` that it runs on this machine, or
+    the `network`; it may be a function of the options. The loops ask such a reward about one group at a time, from
+    several threads at once, while other groups are still sampled: a verdict must depend on its own answer alone.
     """
 
     def register(function: F) -> F:
         Signature.of(f"reward {name!r}", function, batched)
         text = description or (function.__doc__ or "").strip().partition("\n")[0]
-        _rewards.add(name, Entry(function, text, batched, passed_at, prepare, caution, gold, start, computes), function)
+        entry = Entry(function, text, batched, passed_at, prepare, caution, gold, start, computes, waits)
+        _rewards.add(name, entry, function)
         return function
 
     return register
@@ -165,6 +172,12 @@ class Reward:
         """How it is earned, with these options, without being right; empty where nothing is known of that."""
         known = self.entry.caution
         return known if isinstance(known, str) else known(**self._options)
+
+    @property
+    def waits(self) -> Waits:
+        """What its time is spent on with these options, where it is not computed here (see `register_reward`)."""
+        known = self.entry.waits
+        return known(**self._options) if callable(known) else known
 
     def start(self) -> None:
         """Start what it depends on, before a run does; ValueError where that is not to be had here."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from rlvr.reward.options import is_list, is_number, one_of
 from rlvr.reward.pattern import NO_WORKER, SECONDS, check_pattern, matcher
-from rlvr.reward.registry import Reward, register_reward, resolve_reward
+from rlvr.reward.registry import Reward, Waits, register_reward, resolve_reward
 from rlvr.reward.signatures import Case
 from rlvr.types import Outcome, Score, Trajectory
 
@@ -230,7 +232,15 @@ def _start_parts(rewards: Sequence[tuple[str, float, Reward]]) -> None:
         reward.start()
 
 
-@register_reward("composite", batched=True, prepare=_parts, start=_start_parts)
+_alone = threading.Lock()  # a composite that waits is asked by several threads; of its parts only those that wait are
+
+
+def _slowest(rewards: Sequence[tuple[str, float, Reward]]) -> Waits:
+    waits = {reward.waits for _, _, reward in rewards}
+    return "processes" if "processes" in waits else "network" if "network" in waits else ""
+
+
+@register_reward("composite", batched=True, prepare=_parts, start=_start_parts, waits=_slowest)
 def composite(
     prompts: Sequence[str],
     responses: Sequence[str],
@@ -251,10 +261,11 @@ def composite(
     nothing = [None] * len(responses)
     cases = [Case(*case) for case in zip(prompts, responses, metas or nothing, trajectories or nothing, strict=True)]
     # One answer alone is judged so that what a part raises reaches the caller, as in any direct call.
-    columns = [
-        [reward.judge(case) for case in cases] if len(cases) == 1 else reward.judge_all(cases)
-        for _, _, reward in rewards
-    ]
+    columns: list[list[Score]] = []
+    threads = bool(_slowest(rewards))
+    for _, _, reward in rewards:
+        with _alone if threads and not reward.waits else nullcontext():
+            columns.append([reward.judge(case) for case in cases] if len(cases) == 1 else reward.judge_all(cases))
     return [
         _mean([(label, weight, score) for (label, weight, _), score in zip(rewards, row, strict=True)])
         for row in zip(*columns, strict=True)

@@ -23,9 +23,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
+from rlvr.cores import workers as default_workers
+from rlvr.halt import look, nap
 from rlvr.sandbox.job import Job, Rows
 from rlvr.sandbox.pool import Lost, Pair, Refused
 from rlvr.sandbox.verdict import Limits, Verdict
@@ -40,7 +42,7 @@ class NoTier(RuntimeError):
 
 
 class Sandbox:
-    """`tiers` are tried in this order; `workers` run at the same time (None: one per core).
+    """`tiers` are tried in this order; `workers` run at the same time (None: the cores that are left for them).
 
     `allow_unsafe=True` runs answers unprotected where no tier works: every verdict then says so.
     """
@@ -57,10 +59,10 @@ class Sandbox:
         if isinstance(tiers, str) or unknown or not (tiers or allow_unsafe):
             raise ValueError(f"tiers={tiers!r}: give some of {TIERS}, in the order in which to try them")
         if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: at least 1 is needed; None means one per core")
+            raise ValueError(f"workers={workers}: at least 1 is needed; None means the cores that are left")
         self.limits = limits if limits is not None else Limits()
         _check_limits(self.limits)
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or default_workers()
         self._closed = False
         self.tier, first = _choose(tiers, self.limits, allow_unsafe)
         self._pairs = [first, *(Pair(self.tier, self.limits) for _ in range(self.workers - 1))]
@@ -116,7 +118,7 @@ class Sandbox:
             self._free.put(pair)
 
     def verify_many(self, jobs: Sequence[dict[str, Any]]) -> list[Verdict]:
-        """One verdict per job (a dict of `verify`'s arguments), in order, all workers at once; Ctrl-C ends them all."""
+        """One verdict per job (a dict of `verify`'s arguments), in order, all workers at once; Ctrl-C ends all."""
         verdicts: list[Verdict | None] = [None] * len(jobs)
         turn = iter(range(len(jobs)))
         threads: set[int] = set()
@@ -131,8 +133,12 @@ class Sandbox:
 
         shares = [self._threads.submit(work) for _ in range(min(self.workers, len(jobs)))]
         try:
-            for share in as_completed(shares):
-                share.result()
+            under_way = set(shares)
+            while under_way:
+                done, under_way = wait(under_way, nap(), FIRST_COMPLETED)
+                for share in done:
+                    share.result()
+                look()
         except BaseException:
             list(turn)  # nothing is left to begin
             while wait([share for share in shares if not share.cancel()], timeout=0.05).not_done:

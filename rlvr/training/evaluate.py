@@ -20,7 +20,8 @@ from rlvr.files import read_json
 from rlvr.messages import SamplingParams
 from rlvr.protocols import SamplingClient, TaskSource
 from rlvr.reward import Reward
-from rlvr.rollout import open_groups, rollout, score
+from rlvr.rollout import open_groups, rollout
+from rlvr.scoring import Scoring
 from rlvr.training.errors import check_error_budget
 from rlvr.types import Outcome, Score, Task, Trajectory, group_by, mean, std
 
@@ -169,8 +170,10 @@ def evaluate(
         groups = open_groups(source, tasks[start : start + chunk], samples, tokenizer, "evaluation")
         for group in groups:
             group.id = f"evaluation/{group.task.id}"
-        trajectories = rollout(groups, sampler, params, seed=draws.key("evaluation", seed))
-        score(trajectories, reward, watched)
+        with Scoring(reward, watched) as scoring:
+            over = scoring.begin if scoring.waits else None
+            trajectories = rollout(groups, sampler, params, seed=draws.key("evaluation", seed), over=over)
+            scoring.finish(trajectories)
         answers = list({t.rollout_id: t for t in trajectories}.values())
         for group in group_by(answers, lambda t: t.group_id).values():
             known = [t for t in group if t.reward is not None]

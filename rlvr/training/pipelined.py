@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.protocols import SamplingClient
-from rlvr.rollout import Group, play, rollout
+from rlvr.rollout import Group, play
+from rlvr.scoring import CALLS
 from rlvr.training import payload
 from rlvr.training.journal import Checkpoint, Journal
 from rlvr.training.payload import Answers
@@ -38,8 +39,7 @@ class Inline:
         self._trainer = trainer
 
     def start(self, groups: Sequence[Group], sampler: SamplingClient, version: int) -> list[Future[list[Trajectory]]]:
-        fresh = rollout(groups, sampler, self._trainer.params, **self._trainer.how(version))
-        self._trainer.judge(fresh, sampler)
+        fresh, _, _ = self._trainer.answers(groups, sampler, version)
         answers = group_by(fresh, lambda t: t.group_id)
         return [answered(answers[group.id]) for group in groups]
 
@@ -48,11 +48,14 @@ class Inline:
 
 
 class Background:
-    """Answers on a thread of its own, each group at its own pace. Verifiers are asked about one group at a time."""
+    """Answers on a thread of its own, each group at its own pace, and each is judged as soon as it is over.
+
+    Where all verifiers wait for others (`Reward.waits`) they are asked about several groups at once, else about one.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._judging = threading.Lock()
+        self._judging = threading.Semaphore(CALLS if all(v.waits for v in trainer.verifiers) else 1)
         self._loop = asyncio.new_event_loop()
         answers = trainer.options.slots * trainer.options.group_size  # a future may need a thread to wait for it
         self._loop.set_default_executor(ThreadPoolExecutor(min(256, answers + 1), "rlvr-waiting"))

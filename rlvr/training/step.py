@@ -21,7 +21,8 @@ from rlvr.algorithms.update import Passes, Stream, divergence, loss_config, upda
 from rlvr.messages import AdamParams, SamplingParams
 from rlvr.protocols import SamplingClient, TaskSource, TrainingClient
 from rlvr.reward import Reward
-from rlvr.rollout import Group, open_groups, rollout, score
+from rlvr.rollout import Group, open_groups, rollout
+from rlvr.scoring import Scoring, score
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStopped, check_error_budget
 from rlvr.training.metrics import answer_statistics, last_of_rollouts, passes_by_level
@@ -65,6 +66,7 @@ class Trainer:
         self.max_tokens = params.max_tokens or 0
         self.passes = Passes(options.ppo_epochs, options.num_substeps, options.target_kl)
         self._told_of_change = self._told_of_drift = self._told_of_gap = False
+        self.verifiers = [reward, *watched]
         self.under_way: list[Trajectory] = []  # what the step learns from: kept where the step fails
         self.memory = Memory(algorithm.baseline_decay)
         self.reference: SamplingClient | None = None  # the loop sets it, where `algorithm.kl_coef` asks for one
@@ -97,11 +99,8 @@ class Trainer:
         wanted = self.options.prompts_per_step
         while waves == 0 or (teaching < wanted and waves <= self.options.refill):
             tasks = self.curriculum.tasks(wanted, step, waves)
-            started = time.perf_counter()
-            fresh = rollout(self.groups(tasks, f"{step}/{waves}"), sampler, self.params, **self.how(step))
-            sampled = time.perf_counter()
-            self.judge(fresh, sampler)
-            sampling, scoring = sampling + sampled - started, scoring + time.perf_counter() - sampled
+            fresh, *seconds = self.answers(self.groups(tasks, f"{step}/{waves}"), sampler, step)
+            sampling, scoring = sampling + seconds[0], scoring + seconds[1]
             everything += fresh
             for group in group_by(fresh, lambda t: t.group_id).values():
                 mixed = teaches(group)
@@ -122,8 +121,40 @@ class Trainer:
         limit = self.options.max_prompt_tokens
         return {"seed": draws.key("rollout", self.seed), "version": version, "max_prompt_tokens": limit}
 
+    def answers(
+        self, groups: Sequence[Group], sampler: SamplingClient, version: int
+    ) -> tuple[list[Trajectory], float, float]:
+        """Answers of all groups, scored; the seconds until the last was there, and those that verdicts took longer.
+
+        A verifier that waits is asked about a group as soon as it is over, while others are still sampled.
+        """
+        began = time.perf_counter()
+        with Scoring(self.reward, self.watched) as scoring:
+
+            def over(group: list[Trajectory]) -> None:
+                self.check_author(group, sampler)
+                scoring.begin(group)
+
+            fresh = rollout(groups, sampler, self.params, over=over if scoring.waits else None, **self.how(version))
+            sampled = time.perf_counter()
+            self.check_author(fresh, sampler)
+            scoring.finish(fresh)
+        self.control(fresh)
+        return fresh, sampled - began, time.perf_counter() - sampled
+
     def judge(self, fresh: Sequence[Trajectory], sampler: SamplingClient) -> None:
         """Score answers, after making sure of who gave them."""
+        self.check_author(fresh, sampler)
+        score(fresh, self.reward, self.watched)
+        self.control(fresh)
+
+    def control(self, fresh: Sequence[Trajectory]) -> None:
+        """Put chance in place of the verdicts, in a run that is to show what that does."""
+        if self.options.control == "random_reward":
+            flip_coins(fresh, self.seed)
+
+    def check_author(self, fresh: Sequence[Trajectory], sampler: SamplingClient) -> None:
+        """TrainingStopped where an answer was not made by the weights that were asked."""
         expected = getattr(sampler, "fingerprint", None)
         for trajectory in fresh:
             unlike = trajectory.policy_fingerprint != expected and not trajectory.over_at_once
@@ -132,9 +163,6 @@ class Trainer:
                     f"step {trajectory.policy_version}: an answer was made by weights "
                     f"{trajectory.policy_fingerprint!r}, expected {expected!r}"
                 )
-        score(fresh, self.reward, self.watched)
-        if self.options.control == "random_reward":
-            flip_coins(fresh, self.seed)
 
     def accept(self, step: int, batch: TrajectoryBatch) -> None:
         """Hold a batch against the error budget; let the curriculum see its verdicts."""

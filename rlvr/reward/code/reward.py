@@ -85,7 +85,9 @@ def _start(sandbox: Sandbox | Mapping[str, Any] | None, **_: Any) -> None:
         raise ValueError(f"reward 'code': {refusal} (reward.kwargs.sandbox; `rlvr doctor` says what works)") from None
 
 
-@register_reward("code", batched=True, prepare=_options, caution=_caution, start=_start, computes=True)
+@register_reward(
+    "code", batched=True, prepare=_options, caution=_caution, start=_start, computes=True, waits="processes"
+)
 def code(
     prompts: Sequence[str],
     responses: Sequence[str],
@@ -183,7 +185,7 @@ def _check_settings(given: Mapping[str, Any]) -> None:
     for tier in tiers:
         one_of(f"{what}.tiers", tier, TIERS)
     if workers is not None and (type(workers) is not int or workers < 1):
-        raise ValueError(f"{what}.workers={workers!r}, expected at least 1, or none for one per core")
+        raise ValueError(f"{what}.workers={workers!r}, expected at least 1, or none for the cores that are left")
     known = [field.name for field in fields(Limits)]
     if not isinstance(limits, Mapping):
         raise ValueError(f"{what}.limits={limits!r}, expected a mapping with some of {', '.join(known)}")

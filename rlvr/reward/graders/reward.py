@@ -18,7 +18,7 @@ from rlvr.registry import nearest
 from rlvr.reward.graders.desk import SHARED_SECONDS
 from rlvr.reward.graders.grader import Grader
 from rlvr.reward.options import is_number
-from rlvr.reward.registry import register_reward
+from rlvr.reward.registry import Waits, register_reward
 from rlvr.types import Score
 
 WHAT = "reward 'grader'"
@@ -74,11 +74,24 @@ def _read(config: str | Mapping[str, Any]) -> Any:
         raise ValueError(f"{config!r} is no JSON: {error}") from None
 
 
+def _kinds(config: Grader) -> list[Any]:
+    return [config.kind, *getattr(config.kind, "graders", {}).values()]
+
+
+def _waits(config: Grader, **_: Any) -> Waits:
+    from rlvr.reward.graders.models import LabelModel, ScoreModel
+    from rlvr.reward.graders.program import Program
+
+    kinds = _kinds(config)
+    if any(isinstance(one, Program) for one in kinds):
+        return "processes"
+    return "network" if any(isinstance(one, (LabelModel, ScoreModel)) for one in kinds) else ""
+
+
 def _caution(config: Grader, **_: Any) -> str:
     from rlvr.reward.graders.models import LabelModel, ScoreModel
 
-    kinds = [config.kind, *getattr(config.kind, "graders", {}).values()]
-    if any(isinstance(one, (LabelModel, ScoreModel)) for one in kinds):
+    if any(isinstance(one, (LabelModel, ScoreModel)) for one in _kinds(config)):
         return (
             "it asks another model's opinion, which a policy learns to please; watch what you mean beside it, with a "
             "verifier that computes (reward.watch)"
@@ -86,7 +99,7 @@ def _caution(config: Grader, **_: Any) -> str:
     return ""
 
 
-@register_reward("grader", batched=True, prepare=_prepare, caution=_caution)
+@register_reward("grader", batched=True, prepare=_prepare, caution=_caution, waits=_waits)
 async def grader(
     prompts: Sequence[str],
     responses: Sequence[str],

@@ -1,0 +1,348 @@
+"""Verification beside sampling: begun while others are sampled, and nothing else about a step is different."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_pipelined import made, steps, untimed
+from test_training_step import trainer
+
+from rlvr.clients.mock import MockTrainingClient, TablePolicy
+from rlvr.envs import PromptEnv
+from rlvr.futures import LazyFuture, as_they_come
+from rlvr.messages import SamplingParams
+from rlvr.reward import Reward, resolve_reward
+from rlvr.reward.registry import Entry
+from rlvr.rollout import Group, rollout
+from rlvr.sandbox import Sandbox
+from rlvr.scoring import Scoring
+from rlvr.training.errors import TrainingStopped
+from rlvr.training.step import Trainer
+from rlvr.types import Outcome, Task, Trajectory
+
+
+class Asked:
+    """A verifier that pays for the letter `a`; it notes who asked it about how many answers, and on which thread."""
+
+    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
+        self.calls: list[tuple[int, str]] = []
+        self._wait = wait
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str], metas: Any = None) -> list[float]:
+        self.calls.append((len(responses), threading.current_thread().name))
+        self._wait()
+        return [float(response == "a") for response in responses]
+
+    def reward(self, waits: Any = "network") -> Reward:
+        return Reward("asked", Entry(self, batched=True, waits=waits))
+
+
+class InPieces(MockTrainingClient):
+    """Its sampler answers in pieces: request k of n after n - k of them, so the last one asked for is there first."""
+
+    def __init__(self, policy: TablePolicy, before_the_last: Callable[[], None] = lambda: None) -> None:
+        super().__init__(policy)
+        self.before_the_last = before_the_last
+        self.claimed = ""  # the weights that its sampler says are asked
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> Any:
+        sampler, owner = super().save_weights_and_get_sampling_client(name), self
+        asked: list[int] = []
+        done = [0]
+
+        class Sampler:
+            fingerprint = owner.claimed or sampler.fingerprint
+
+            def sample(self, prompt: Any, count: int, params: SamplingParams) -> Any:
+                number = len(asked)
+                asked.append(number)
+
+                def ready() -> bool:
+                    return done[0] >= len(asked) - number
+
+                def piece() -> bool:
+                    done[0] += 1
+                    if done[0] == len(asked):
+                        owner.before_the_last()
+                    return ready()
+
+                return LazyFuture(lambda: sampler.sample(prompt, count, params).result(), piece, ready)
+
+            def get_tokenizer(self) -> Any:
+                return sampler.get_tokenizer()
+
+        return Sampler()
+
+
+def pieces(before_the_last: Callable[[], None] = lambda: None) -> InPieces:
+    return InPieces(TablePolicy(["say", "a", "b"]), before_the_last)
+
+
+def shown(trajectories: Sequence[Trajectory]) -> list[Any]:
+    return [(t.rollout_id, t.response_tokens, t.reward, t.scores, t.policy_version) for t in trajectories]
+
+
+# --- it overlaps -------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_verified_while_another_one_is_still_sampled() -> None:
+    """The sampler's last piece comes only once a verdict was asked for: without overlap this would never end."""
+    begun = threading.Event()
+
+    def wait_for_a_verdict() -> None:
+        assert begun.wait(60), "no verification had begun when only one group was left to sample"
+
+    asked = Asked(begun.set)
+    collected = trainer(pieces(wait_for_a_verdict), reward=asked.reward()).collect(0)
+    assert len(collected.batch) == 24 and {t.reward for t in collected.batch} == {0.0, 1.0}
+
+
+def test_verifiers_that_wait_are_asked_a_group_a_call_off_this_thread_and_others_once_about_all() -> None:
+    for waits in ("processes", "network"):
+        asked = Asked()
+        trainer(pieces(), reward=asked.reward(waits)).collect(0)
+        assert [size for size, _ in asked.calls] == [4] * 6
+        assert all(thread.startswith("rlvr-scoring") for _, thread in asked.calls)
+    plain = Asked()
+    trainer(pieces(), reward=plain.reward("")).collect(0)
+    assert plain.calls == [(24, threading.current_thread().name)]
+
+
+def test_several_groups_are_verified_at_once() -> None:
+    """One answer that takes long holds nobody up: all six calls are under way together before any ends."""
+    together = threading.Barrier(6, timeout=60)
+    trainer(pieces(), reward=Asked(together.wait).reward()).collect(0)
+
+
+def test_a_verifier_that_only_watches_overlaps_too() -> None:
+    reward, watching = Asked(), Asked()
+    watched = Reward("watching", Entry(watching, batched=True, waits="network"))
+    t = trainer(pieces(), reward=reward.reward(""))
+    t.watched = [watched]
+    collected = t.collect(0)
+    assert [size for size, _ in watching.calls] == [4] * 6 and [size for size, _ in reward.calls] == [24]
+    assert all(list(one.scores) == ["asked", "watching"] for one in collected.batch)
+
+
+# --- nothing else changes ----------------------------------------------------------------------------------------
+
+
+def test_a_step_is_the_same_to_the_bit_whether_its_verifier_waits_or_not() -> None:
+    """Trajectories in the order of groups and samples, although the last group is over first; equal metrics after."""
+    found: list[Any] = []
+    for waits, client in (("", MockTrainingClient(TablePolicy(["say", "a", "b"]))), ("network", pieces())):
+        t = trainer(client, reward=Asked().reward(waits), refill=2)
+        rows = [(shown((c := t.collect(step)).all.trajectories), t.update(step, c)) for step in range(3)]
+        found.append((rows, client.policy.logits.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_fixed_lag_is_the_same_to_the_bit_too(tmp_path: Path, lag: int) -> None:
+    found: list[Any] = []
+    for waits in ("", "processes"):
+        client = pieces()
+        t = made(client, max_steps_off_policy=lag)
+        t.reward = Asked().reward(waits)
+        found.append((untimed(steps(t, tmp_path / (waits or "plain"))), client.policy.logits.tolist()))
+    assert found[0] == found[1]
+
+
+def test_the_engine_gives_groups_up_as_they_end_and_the_same_tokens(client: Callable[..., Any]) -> None:
+    """A real model: what ends early comes early, and asking for it changes no token, log-prob or place."""
+    sampler = client().save_weights_and_get_sampling_client()
+
+    def groups() -> list[Group]:
+        tasks = [Task(str(i), text) for i, text in enumerate(("1 + 2 =", "3 * 4 =", "5 - 1 =", "7 ="))]
+        tokenizer = sampler.get_tokenizer()
+        return [Group(t.id, t, [PromptEnv(t, tokenizer) for _ in range(2)]) for t in tasks]
+
+    params = SamplingParams(max_tokens=24)
+    plain = rollout(groups(), sampler, params, seed=2)
+    ended: list[tuple[str, bool]] = []
+    engine = sampler._engine
+
+    def over(group: list[Trajectory]) -> None:
+        ended.append((group[0].group_id, engine.idle))
+
+    early = rollout(groups(), sampler, params, seed=2, over=over)
+    assert shown(plain) == shown(early) and [t.logprobs for t in plain] == [t.logprobs for t in early]
+    assert sorted(id for id, _ in ended) == ["0", "1", "2", "3"]
+    assert not ended[0][1], "the first group came only when nothing was sampled any more"
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------------
+
+
+def test_a_verifier_that_fails_is_an_error_of_that_group_alone_and_counts_against_the_budget() -> None:
+    asked = Asked()
+    fails = threading.Lock()
+
+    def once() -> None:
+        if fails.acquire(blocking=False):
+            raise OSError("the judge hung up")
+
+    asked._wait = once
+    collected = trainer(pieces(), reward=asked.reward(), error_budget=0.2).collect(0)
+    broken = [t for t in collected.batch if t.scores["asked"].outcome is Outcome.ERROR]
+    assert len(broken) == 4 and len({t.group_id for t in broken}) == 1 and all(t.reward is None for t in broken)
+
+    def always() -> None:
+        raise OSError("the judge hung up")
+
+    with pytest.raises(TrainingStopped, match="gave no verdict on 24 of 24 answers"):
+        trainer(pieces(), reward=Asked(always).reward()).collect(0)
+
+
+def test_answers_of_other_weights_stop_the_step_before_they_are_judged() -> None:
+    asked, client = Asked(), pieces()
+    client.claimed = "another"
+    t = trainer(client, reward=asked.reward())
+    with pytest.raises(TrainingStopped, match="made by weights"):
+        t.collect(0)
+    assert not asked.calls
+
+
+def interrupted(reward: Reward, begun: Callable[[], bool]) -> Trainer:
+    """A step is stopped by Ctrl-C while its last group is sampled and others are verified."""
+    stop = threading.Event()
+
+    def press() -> None:
+        for _ in range(600):
+            if begun():
+                raise KeyboardInterrupt
+            stop.wait(0.1)
+        raise AssertionError("no verification ever began")
+
+    t = trainer(pieces(press), reward=reward)
+    with pytest.raises(KeyboardInterrupt):
+        t.collect(0)
+    assert not [one for one in threading.enumerate() if one.name.startswith("rlvr-scoring")]
+    return t
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_while_sampling_ends_programs_that_are_verified_beside_it() -> None:
+    """Each of them would go on for ten minutes."""
+    with Sandbox(workers=2) as sandbox:
+
+        def run(prompts: Sequence[str], responses: Sequence[str], metas: Any = None) -> list[float]:
+            endless = {"solution": "while True: pass", "tests": ["assert True"], "timeout_s": 600.0}
+            return [float(v.outcome is Outcome.PASSED) for v in sandbox.verify_many([endless] * len(responses))]
+
+        interrupted(Reward("run", Entry(run, batched=True, waits="processes")), lambda: bool(sandbox._at_work))
+        assert not sandbox._at_work
+        assert sandbox.verify("x = 1", ["assert x == 1"]).outcome is Outcome.PASSED
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_while_sampling_ends_requests_that_are_waited_for() -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def ask(prompts: Sequence[str], responses: Sequence[str], metas: Any = None) -> list[float]:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.set()
+        return []
+
+    interrupted(Reward("ask", Entry(ask, batched=True, waits="network")), begun.is_set)
+    assert cancelled.wait(60)
+
+
+# --- who waits ---------------------------------------------------------------------------------------------------
+
+
+def test_rewards_say_what_they_wait_for() -> None:
+    judge = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    code, cheap = {"name": "code"}, {"name": "exact_match"}
+    program = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return 1.0"}
+    check = {
+        "type": "string_check", "name": "c", "operation": "eq", "input": "{{ sample.output_text }}", "reference": "a",
+    }  # fmt: skip
+    expected = {
+        "processes": [
+            resolve_reward("code"),
+            resolve_reward("composite", rewards=[cheap, code]),
+            resolve_reward("grader", config=program),
+        ],
+        "network": [
+            resolve_reward("judge", **judge),
+            resolve_reward("composite", rewards=[cheap, {"name": "judge", "kwargs": judge}]),
+        ],
+        "": [
+            resolve_reward("exact_match"),
+            resolve_reward("math"),
+            resolve_reward("composite", rewards=[cheap, {"name": "composite", "kwargs": {"rewards": [cheap]}}]),
+            resolve_reward("grader", config=check),
+            resolve_reward(lambda prompt, response, meta=None: 1.0),
+        ],
+    }
+    for waits, rewards in expected.items():
+        assert [reward.waits for reward in rewards] == [waits] * len(rewards)
+
+
+def test_parts_of_a_composite_that_do_not_wait_are_asked_by_one_thread_at_a_time() -> None:
+    """They were never written for several."""
+    inside, most = [0], [0]
+    lock = threading.Lock()
+
+    def plain(prompt: str, response: str, meta: Any = None) -> float:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        threading.Event().wait(0.002)
+        with lock:
+            inside[0] -= 1
+        return 1.0
+
+    slow = Asked(threading.Barrier(6, timeout=60).wait).reward()
+    parts = [{"name": slow}, {"name": plain}]
+    trainer(pieces(), reward=resolve_reward("composite", rewards=parts)).collect(0)
+    assert most == [1]
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def test_results_that_come_from_elsewhere_are_taken_as_they_come() -> None:
+    class Elsewhere:
+        def __init__(self, running: concurrent.futures.Future[int]) -> None:
+            self.running = running
+
+        def __await__(self) -> Any:
+            return asyncio.wrap_future(self.running).__await__()
+
+    running = [concurrent.futures.Future[int]() for _ in range(3)]
+
+    async def taken() -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        running[2].set_result(20)
+        async for what, result in as_they_come([(i, Elsewhere(f)) for i, f in enumerate(running)]):  # type: ignore[misc]
+            found.append((what, result))
+            if result == 20:
+                running[0].set_result(0)
+            if result == 0:
+                running[1].set_result(10)
+        return found
+
+    assert asyncio.run(taken()) == [(2, 20), (0, 0), (1, 10)]
+
+
+def test_scoring_without_beginning_early_gives_what_score_gives() -> None:
+    """Groups that are over only with all others (those of builders) are asked for at the end."""
+    client = pieces()
+    t = trainer(client, reward=Asked().reward())
+    sampler = client.save_weights_and_get_sampling_client()
+    groups = t.groups(t.curriculum.tasks(3, 0, 0), "x")
+    answers = rollout(groups, sampler, t.params, **t.how(0))
+    with Scoring(t.reward) as scoring:
+        scoring.finish(answers)
+    assert [a.reward for a in answers] == [float(a.response == "a") for a in answers]

@@ -1,0 +1,169 @@
+"""Who has the cores: how they are split, that what is asked for is given, and that torch's threads wait quietly."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr.cores
+from rlvr.build import build_source, plan, start_rewards
+from rlvr.build_client import shares
+from rlvr.config import load
+from rlvr.config.schema import Config, configured
+from rlvr.cores import Shares, cores, give_workers, quota, split
+from rlvr.sandbox import Sandbox
+
+
+@pytest.fixture
+def given_back() -> Iterator[None]:
+    """What a sandbox has by default is the process's: later tests get it as it was."""
+    yield
+    give_workers(0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads", "workers"),
+    [
+        ({"cores": 1}, 1, 1),
+        ({"cores": 2}, 1, 1),
+        ({"cores": 5}, 3, 2),
+        ({"cores": 64}, 32, 32),
+        ({"cores": 8, "threads": 6}, 6, 2),
+        ({"cores": 8, "threads": 8}, 8, 1),
+        ({"cores": 8, "workers": 3}, 5, 3),
+        ({"cores": 8, "workers": 12}, 1, 12),
+        ({"cores": 8, "threads": 8, "workers": 8}, 8, 8),
+        ({"cores": 16, "device": True}, 1, 15),
+        ({"cores": 16, "device": True, "workers": 4}, 1, 4),
+        ({"cores": 16, "device": True, "threads": 4}, 4, 12),
+        ({"cores": 1, "device": True}, 1, 1),
+    ],
+)
+def test_torch_and_the_workers_beside_it_have_cores_of_their_own(
+    asked: dict[str, Any], threads: int, workers: int
+) -> None:
+    assert split(**asked, beside=True) == Shares(asked["cores"], threads, workers, beside=True)
+
+
+def test_where_nothing_is_verified_beside_the_sampling_each_has_all_cores() -> None:
+    assert split(8, beside=False) == Shares(8, 8, 8)
+    assert split(8, 2, beside=False) == Shares(8, 2, 8)
+
+
+def test_only_what_was_asked_for_beyond_the_cores_is_warned_of() -> None:
+    """With all cores for torch one worker has to share: that is not worth a word, more workers are."""
+    for fine in (split(1, beside=True), split(2, beside=True), split(8, 8, beside=True), split(8, 6, 3, beside=True)):
+        assert fine.crowd == ""
+    crowd = split(8, 8, 4, beside=True).crowd
+    assert "engine.threads=8" in crowd and "4 sandbox workers (reward.kwargs.sandbox.workers)" in crowd
+    assert "8 cores" in crowd
+    alone = split(8, 9, beside=False).crowd
+    assert "engine.threads=9" in alone and "sandbox" not in alone and split(8, 8, beside=False).crowd == ""
+
+
+def config(*words: str, name: str = "mini_mbpp") -> Config:
+    return configured(load(name, None, [*words, "model.device=cpu"]), lambda text: None)
+
+
+def test_a_run_splits_the_cores_by_its_reward_and_shows_it() -> None:
+    """`engine.threads` and the workers a sandbox is told of are kept; without processes torch has them all."""
+
+    def shared(*words: str, name: str = "mini_mbpp") -> tuple[int, int]:
+        asked = config("engine.threads=0", *words, name=name)
+        found = shares(asked, build_source(asked), 8)
+        return found.threads, found.workers
+
+    assert shared() == (4, 4)
+    assert shared("engine.threads=6") == (6, 2)
+    assert shared("reward.kwargs={sandbox: {workers: 3}}") == (5, 3)
+    parts = "reward={type: composite, kwargs: {rewards: [{name: code, kwargs: {sandbox: {workers: 2}}}]}}"
+    assert shared(parts) == (6, 2)
+    assert shared(name="arithmetic") == (8, 8)
+    assert shared("reward.watch=[code]", name="arithmetic") == (4, 4)
+    asked = config("engine.threads=2")
+    left = max(1, cores() - 2)
+    workers = f"{left} sandbox worker{'s' if left > 1 else ''} beside it"
+    assert plan(asked, build_source(asked))["cores"] == f"2 of {cores()} for torch, {workers}"
+    plain = config(name="arithmetic")
+    assert "cores" not in plan(plain, build_source(plain))
+
+
+def test_a_sandbox_that_is_not_told_has_the_workers_that_are_left_for_it(given_back: None) -> None:
+    asked = config(f"engine.threads={max(1, cores() - 1)}")
+    start_rewards(asked, build_source(asked))
+    with Sandbox() as left, Sandbox(workers=3) as told:
+        assert (left.workers, told.workers) == (1, 3)
+    give_workers(0)
+    with Sandbox() as alone:
+        assert alone.workers == cores()
+
+
+def test_a_containers_quota_of_time_counts_as_its_cores(tmp_path: Path) -> None:
+    """64 threads on a quota of two cores would be stopped most of the time."""
+    for folder, file, text, expected in (
+        ("", "", "", math.inf),
+        ("cpu", "cpu.cfs_quota_us", "-1\n", math.inf),
+        ("cpu", "cpu.cfs_quota_us", "400000\n", 4.0),
+        ("", "cpu.max", "max 100000\n", math.inf),
+        ("", "cpu.max", "50000 100000\n", 0.5),
+    ):
+        (tmp_path / "cpu").mkdir(exist_ok=True)
+        (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        if file:
+            (tmp_path / folder / file).write_text(text)
+        assert quota(tmp_path) == expected
+    assert cores(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores(tmp_path) == (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+
+
+# --- threads that wait -------------------------------------------------------------------------------------------
+
+SEEN = """
+import os, sys
+{first}
+import rlvr.cores
+print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules, bool(rlvr.cores.spinning()))
+"""
+COMMAND = """
+import sys
+import rlvr.cli
+rlvr.cli.run(["--version"])
+"""
+
+
+def policy(first: str, **environment: str) -> list[str]:
+    """[the policy in the environment, whether torch is loaded, whether there is something to tell] after `first`."""
+    plain = {k: v for k, v in os.environ.items() if k not in (rlvr.cores.POLICY, *rlvr.cores.OTHERS)}
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN.format(first=first)], env={**plain, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_threads_are_told_to_sleep_before_torch_is_loaded() -> None:
+    """By the command line, and by the engine, which is the first of ours to load torch; not by `import rlvr`."""
+    assert policy("import rlvr") == ["None", "False", "False"]
+    assert policy(COMMAND) == ["PASSIVE", "False", "False"]
+    assert policy("import rlvr.engine") == ["PASSIVE", "False", "False"]
+    assert policy("from rlvr.clients import local") == ["PASSIVE", "True", "False"]
+
+
+def test_what_the_user_says_of_waiting_threads_is_kept() -> None:
+    assert policy(COMMAND, OMP_WAIT_POLICY="ACTIVE") == ["ACTIVE", "False", "False"]
+    for name in rlvr.cores.OTHERS:
+        assert policy(COMMAND, **{name: "1000"}) == ["None", "False", "False"]
+
+
+def test_a_program_that_loads_torch_first_is_told() -> None:
+    """Then it is too late: the library has read its environment."""
+    assert policy("import torch, rlvr.engine") == ["PASSIVE", "True", "True"]
+    assert policy("import torch, rlvr.engine", OMP_WAIT_POLICY="PASSIVE") == ["PASSIVE", "True", "False"]
