@@ -1,0 +1,218 @@
+"""What was measured, as a Markdown table and as JSON, under the name of the benchmark; curves as pictures.
+
+A figure is the median of its rounds, a ratio the median of the rounds' own ratios with the least and the largest: both
+sides of a round met the same machine. Exercised by `tests/test_bench.py`. The JSON (`schema` 1) holds every turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rlvr.bench.measure import Done, Measured, Result, Setting
+from rlvr.cores import cores
+from rlvr.files import write_atomic
+
+SCHEMA = 1
+PACKAGES = ("rlvr", "torch", "transformers", "trl")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on beside the code."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": _cpu(),
+        "cores": cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "load": load(),
+    }
+
+
+def load() -> float:
+    """Processes that wanted a core, on average over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def write(name: str, results: Sequence[Result], setting: Setting, before: dict[str, Any], out: Path) -> list[Path]:
+    """Everything about one benchmark in `out`; the files written."""
+    out.mkdir(parents=True, exist_ok=True)
+    about = {**before, "load_after": load(), "threads": setting.threads, "rounds": setting.rounds}
+    about |= {"dtype": setting.dtype, "quick": setting.quick, "model": str(setting.model) if setting.model else None}
+    name += "" if setting.dtype == "float32" else f"-{setting.dtype}"
+    pictures = [out / f"{name}-{r.case.name.replace(' ', '-')}.png" for r in results if r.case.curve]
+    curves = [r for r in results if r.case.curve]
+    for result, picture in zip(curves, pictures, strict=True):
+        draw(result, picture)
+    stored = {"schema": SCHEMA, "name": name, "machine": about, "cases": [as_json(r) for r in results]}
+    write_atomic(out / f"{name}.json", json.dumps(stored, indent=1) + "\n")
+    shown = "".join(f"\n![{p.stem}]({p.name})\n" for p in pictures if p.exists())
+    write_atomic(out / f"{name}.md", f"# {name}\n\n{header(about)}\n\n{table(results)}{shown}")
+    return [out / f"{name}.md", out / f"{name}.json", *(p for p in pictures if p.exists())]
+
+
+def header(about: dict[str, Any]) -> str:
+    packages = ", ".join(f"{n} {v}" for n, v in about["packages"].items())
+    return (
+        f"{about['date']}; {about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}; "
+        f"Python {about['python']}, {packages}; {about['threads']} threads a side, {about['dtype']}, "
+        f"{about['rounds']} rounds{', quick sizes' if about['quick'] else ''}"
+        f"{', model ' + about['model'] if about['model'] else ''}; "
+        f"load average {about['load']} before, {about['load_after']} after."
+    )
+
+
+def table(results: Sequence[Result]) -> str:
+    """All cases in one table, then what each did and how it stands to its aim."""
+    rows = ["| case | side | rate | ratio (least to most) | bound | seconds a turn | peak memory |"]
+    rows.append("|---|---|--:|--:|--:|--:|--:|")
+    for result in results:
+        for name, measured in result.sides.items():
+            first = name == result.case.ours_name
+            cells = [result.case.name if first else "", name, *_figures(result, name, measured)]
+            rows.append("| " + " | ".join(cells) + " |")
+    notes = [f"- **{r.case.name}**: {r.case.work}.{_verdict(r)}{_facts(r)}" for r in results]
+    return "\n".join(rows) + "\n\n" + "\n".join(notes) + "\n"
+
+
+def _figures(result: Result, name: str, measured: Measured) -> list[str]:
+    if not measured.turns:
+        return [measured.absent or "stopped before it was measured", "", "", "", ""]
+    rate = f"{_short(statistics.median(measured.rates))} {result.case.unit}/s"
+    ratio = bound = ""
+    if name != result.case.ours_name and (ratios := result.ratios(name)):
+        ratio = f"{_short(statistics.median(ratios))} ({_short(min(ratios))} to {_short(max(ratios))})"
+        bound = "" if result.case.growth or (b := result.bound(name)) is None else _short(b)
+    seconds = statistics.median(d.seconds for d in measured.turns if d.seconds is not None)
+    return [rate, ratio, bound, _short(seconds), f"{measured.peak_bytes / 2**20:.0f} MiB"]
+
+
+def _verdict(result: Result) -> str:
+    """How the case stands to its aim, against the fastest peer that was measured."""
+    case = result.case
+    medians = {p: statistics.median(r) for p in case.peers if (r := result.ratios(p))}
+    parts = [" Stopped early." if result.interrupted else ""]
+    if case.growth and medians:
+        worst = max(medians.values())
+        parts.append(f" A unit takes {_short(worst)} times as long at worst as at {case.ours_name} (aim: at most 1).")
+    elif case.aim is not None and medians:
+        peer = min(medians, key=lambda p: medians[p])
+        aim, bound = case.aim, result.bound(peer)
+        asked = f"{aim:g} x"
+        if case.of_bound and bound is not None:
+            asked, aim = f"{case.aim:g} of the bound, {_short(aim * bound)} x", aim * bound
+        if not case.of_bound or bound is not None:
+            met = "met" if medians[peer] >= aim else "missed"
+            parts.append(f" Against the faster peer, {peer}: {_short(medians[peer])} x; aim {asked}: {met}.")
+    return "".join(parts)
+
+
+def _facts(result: Result) -> str:
+    told: list[str] = []
+    for name, measured in result.sides.items():
+        if facts := medians_of(measured.turns):
+            told.append(f"{name}: " + ", ".join(f"{key} {_short(value)}" for key, value in facts.items()))
+    return "".join(f"\n    - {text}" for text in told)
+
+
+def medians_of(turns: Sequence[Done]) -> dict[str, float]:
+    """Of every fact that all turns report."""
+    names = [n for n in (turns[0].facts if turns else ()) if all(n in d.facts for d in turns)]
+    return {name: statistics.median(d.facts[name] for d in turns) for name in names}
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    case = result.case
+    sides = {
+        name: {
+            "absent": m.absent,
+            "rate": statistics.median(m.rates) if m.rates else None,
+            "peak_bytes": m.peak_bytes,
+            "ready_bytes": m.ready_bytes,
+            "warm": _turn(m.warm) if m.warm else None,
+            "turns": [_turn(d) for d in m.turns],
+        }
+        for name, m in result.sides.items()
+    }
+    return {
+        "name": case.name,
+        "unit": case.unit,
+        "work": case.work,
+        "ours": case.ours_name,
+        "aim": case.aim,
+        "of_bound": case.of_bound,
+        "growth": case.growth,
+        "interrupted": result.interrupted,
+        "sides": sides,
+        "ratios": {p: {"rounds": r, "median": statistics.median(r)} for p in case.peers if (r := result.ratios(p))},
+        "bounds": {p: b for p in case.peers if (b := result.bound(p)) is not None},
+    }
+
+
+def _turn(done: Done) -> dict[str, Any]:
+    return {
+        "units": done.units,
+        "seconds": done.seconds,
+        "cost": done.cost,
+        "facts": dict(done.facts),
+        "points": [list(point) for point in done.points],
+    }
+
+
+def draw(result: Result, path: Path) -> None:
+    """Each side's curve over its own seconds, warm-up included: both have trained since the same weights."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.5))
+    for name, measured in result.sides.items():
+        seconds, values, gone = list[float](), list[float](), 0.0
+        for done in (*([measured.warm] if measured.warm else []), *measured.turns):
+            seconds += (gone + at for at, _ in done.points)
+            values += (value for _, value in done.points)
+            gone += done.seconds or 0.0
+        if values:
+            axes.plot(seconds, values, marker=".", label=name)
+    if axes.lines:
+        axes.set(xlabel="seconds of its own turns", ylabel=result.case.curve, title=result.case.name)
+        axes.legend()
+        figure.tight_layout()
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _short(value: float) -> str:
+    """Three digits that count; whole numbers from a thousand on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def told(text: str) -> None:
+    """Progress, a line at a time, also into a pipe."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,216 @@
+"""Sampling beside `transformers`: `generate` on a padded batch, and its continuous batching (`generate_batch`).
+
+All sides sample at temperature 1 without filters from the same weights in the same dtype, and a unit is a token of an
+answer. Answers end by a set of tokens, a small share of the vocabulary, so that lengths are geometric as in a random
+model they would not be otherwise. Ours reports its share of the matrix product's peak: two operations for each weight
+and token, prompts included, over a product of two 2048-square matrices timed around the turns. Exercised by
+`rlvr bench sampler`. Left out on purpose: log-probs, which ours returns and the peers do not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlvr import draws
+from rlvr.bench.growth import SIZES, growing
+from rlvr.bench.measure import Case, Done, Setting, Turn
+from rlvr.bench.workloads import QWEN_3M, QWEN_25M, QWEN_500M, WORDS, built_folder
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`prompts` of `least` to `most` tokens, `samples` answers each, of at most `new` tokens.
+
+    An answer ends with chance 1 / `mean` at each token; 0: never before `new`.
+    """
+
+    name: str
+    prompts: int
+    least: int
+    most: int
+    samples: int
+    new: int
+    mean: int = 0
+    model: Any = None
+    vocabulary: int = len(WORDS)
+    aim: float | None = None
+
+
+SHAPES = (
+    Shape("one prompt", 1, 256, 256, 16, 64, aim=4.0),
+    Shape("short prompts", 256, 8, 8, 1, 64, aim=1.5),
+    Shape("mixed lengths", 64, 16, 128, 2, 256, mean=32, aim=3.0),
+)
+LARGE = Shape("one prompt, 0.5 B", 1, 256, 256, 16, 16, model=QWEN_500M, vocabulary=150_000, aim=4.0)
+GROWTH = Shape("growth", 16, 16, 16, 4, 16, model=QWEN_3M)
+
+
+def cases(setting: Setting) -> list[Case]:
+    """One prompt with many answers, many short prompts, mixed lengths, a large vocabulary, and growth."""
+    shapes = list(SHAPES)
+    if setting.quick:
+        shapes = [replace(SHAPES[0], new=16), replace(SHAPES[1], prompts=32, new=16), replace(SHAPES[2], prompts=8)]
+    elif setting.model is None:
+        shapes.append(LARGE)
+    found = [
+        Case(
+            name=shape.name,
+            unit="tokens",
+            work=_work(shape),
+            ours=partial(ours, setting, shape),
+            peers={
+                "transformers generate": partial(generate, setting, shape),
+                "transformers continuous batching": partial(continuous, setting, shape),
+            },
+            aim=shape.aim,
+        )
+        for shape in shapes
+    ]
+    if setting.model is not None:
+        return found
+    growth = growing(
+        GROWTH.name,
+        "tokens",
+        f"{_work(GROWTH)}, 3 M parameters",
+        lambda size: partial(ours, setting, replace(GROWTH, prompts=GROWTH.prompts * size)),
+        SIZES[:2] if setting.quick else SIZES,
+    )
+    return [*found, growth]
+
+
+def _work(shape: Shape) -> str:
+    prompt = str(shape.most) if shape.least == shape.most else f"{shape.least}..{shape.most}"
+    ends = f", {shape.mean} on average" if shape.mean else ""
+    return f"{shape.prompts} prompts of {prompt} tokens x {shape.samples} answers of at most {shape.new}{ends}"
+
+
+def _folder(setting: Setting, shape: Shape) -> Path:
+    if setting.model is not None:
+        return setting.model
+    words = [f"w{i}" for i in range(shape.vocabulary)] if shape.vocabulary > len(WORDS) else WORDS
+    config = shape.model or QWEN_25M
+    return built_folder(setting.scratch / f"sampler-{config['hidden_size']}-{len(words)}", config, "words", words)
+
+
+def _prompts(shape: Shape, vocabulary: int) -> list[list[int]]:
+    span = shape.most - shape.least + 1
+    lengths = [shape.least + draws.integer(span, draws.key("bench-length"), i) for i in range(shape.prompts)]
+    return [
+        [draws.integer(vocabulary, draws.key("bench-tokens", i), t) for t in range(n)] for i, n in enumerate(lengths)
+    ]
+
+
+def _ends(shape: Shape, vocabulary: int) -> list[int]:
+    """Tokens that end an answer: of a random model's tokens about one in `mean`."""
+    return list(range(vocabulary // shape.mean)) if shape.mean else []
+
+
+def ours(setting: Setting, shape: Shape) -> Turn:
+    import torch
+
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.model import load_model
+    from rlvr.engine.options import EngineLimits
+    from rlvr.engine.tokenizer import load_tokenizer
+    from rlvr.messages import ModelInput, SamplingParams
+
+    torch.set_num_threads(setting.threads)
+    folder = str(_folder(setting, shape))
+    model = load_model(folder, load_tokenizer(folder), device="auto", dtype=setting.dtype)
+    engine = Engine(model, EngineLimits(threads=setting.threads))
+    snapshot = engine.base_snapshot()
+    prompts, ends = _prompts(shape, model.vocabulary), _ends(shape, model.vocabulary)
+    weights = sum(p.numel() for p in model.module.parameters())
+
+    def turn() -> Done:
+        before = peak(model.device, model.dtype)
+        began = time.perf_counter()
+        futures = [
+            engine.sample(snapshot, ModelInput(p), shape.samples, SamplingParams(shape.new, seed=i, stop=ends))
+            for i, p in enumerate(prompts)
+        ]
+        tokens = sum(len(s.tokens) for future in futures for s in future.result().sequences)
+        seconds = time.perf_counter() - began
+        best = max(before, peak(model.device, model.dtype))
+        computed = tokens + sum(map(len, prompts))
+        return Done(tokens, seconds, facts={"share of the matrix peak": 2 * weights * computed / seconds / best})
+
+    return turn
+
+
+def peak(device: Any, dtype: Any) -> float:
+    """Operations a second of the product of two 2048-square matrices, the best of three."""
+    import torch
+
+    a, b = (torch.randn(2048, 2048, device=device).to(dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(4):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.mm(a, b)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return 2 * 2048**3 / best
+
+
+def _peer(setting: Setting, shape: Shape, run: Callable[[Any, list[list[int]], list[int]], list[int]]) -> Turn:
+    """`run` gives the length of each answer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(setting.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(_folder(setting, shape), dtype=getattr(torch, setting.dtype))
+    model = loaded.to(device).eval().requires_grad_(False)
+    model.generation_config.eos_token_id = None
+    vocabulary = model.get_input_embeddings().num_embeddings
+    prompts, ends = _prompts(shape, vocabulary), _ends(shape, vocabulary)
+    torch.manual_seed(0)
+    return lambda: Done(sum(run(model, prompts, ends)))
+
+
+def generate(setting: Setting, shape: Shape) -> Turn:
+    import torch
+
+    def run(model: Any, prompts: list[list[int]], ends: list[int]) -> list[int]:
+        longest = max(map(len, prompts))
+        tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+        found = model.generate(
+            tokens,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=shape.new,
+            num_return_sequences=shape.samples,
+            eos_token_id=ends or None,
+            pad_token_id=0,
+        )
+        answers = found[:, longest:]
+        ended = torch.isin(answers, torch.tensor(ends, device=model.device)) if ends else answers < 0
+        first = torch.where(ended.any(1), ended.int().argmax(1) + 1, answers.shape[1])
+        return first.tolist()
+
+    return _peer(setting, shape, run)
+
+
+def continuous(setting: Setting, shape: Shape) -> Turn:
+    from transformers import GenerationConfig
+
+    def run(model: Any, prompts: list[list[int]], ends: list[int]) -> list[int]:
+        config = GenerationConfig(
+            do_sample=True, top_k=0, top_p=1.0, max_new_tokens=shape.new, eos_token_id=ends or [-1], pad_token_id=0
+        )
+        asked = [prompt for prompt in prompts for _ in range(shape.samples)]
+        found = model.generate_batch(inputs=asked, generation_config=config, progress_bar=False)
+        return [len(answer.generated_tokens) for answer in found.values()]
+
+    return _peer(setting, shape, run)
