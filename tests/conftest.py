@@ -19,6 +19,23 @@ sys.path.insert(0, str(Path(__file__).parent))  # for tiny.py
 
 from tiny import CONFIGS, END, PAD, WORDS
 
+# Half a minute and more each. Where several processes share the files, these go out first: one that goes out last is
+# waited for by all. By itself pytest-xdist hands a file out the later the fewer tests it has, and these have few.
+LONG = (
+    "test_docs", "test_audit_attack", "test_service_learning", "test_pipelined_kill", "test_kill", "test_recipes",
+    "test_tinker_cookbook", "test_tinker_restart", "test_service_openapi",
+)  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def what_the_sdk_leaves() -> Iterator[None]:

@@ -20,8 +20,8 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
-import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -35,6 +35,7 @@ import pytest
 from rlvr.cli import run
 from rlvr.config import load
 from rlvr.config.schema import configured
+from tests.forked import Program, ran
 
 ROOT = Path(__file__).parents[1]
 
@@ -174,11 +175,8 @@ class Server:
     def __init__(self, words: list[str]) -> None:
         at = words.index("--port") + 1
         self.typed = f"http://127.0.0.1:{words[at]}"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlvr.cli", *words[1:at], "0", *words[at + 1 :]],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        typed = ["-m", "rlvr.cli", *words[1:at], "0", *words[at + 1 :]]
+        self.process = Program(typed, stderr=subprocess.PIPE)
         assert self.process.stderr is not None
         said: list[str] = []
         for text in self.process.stderr:
@@ -189,8 +187,11 @@ class Server:
         raise AssertionError(f"{shlex.join(words)}: it ended\n{''.join(said)}")
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.communicate(timeout=60)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.stderr is not None
+        with self.process.stderr as rest:
+            rest.read()
+        self.process.wait(60)
 
 
 def bash(block: Block, serving: list[Server]) -> None:
@@ -258,10 +259,7 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
         assert code == 0, f"{line}: exit code {code}"
     elif words[:2] == ["python", "-m"]:
         small = RECIPES[words[2].removeprefix("rlvr.recipes.")]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, *words[1:], *small], env=environment, capture_output=True, text=True, timeout=300
-        )
+        done = ran([*words[1:], *small], timeout=300)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     elif words[0] in ("python", "python3"):
         script = words[1]
@@ -269,10 +267,7 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
         small = SCRIPTS.get(script, [])
         if script in CONFIGURED:
             small = sizes(words if any("--config-name" in w for w in words) else [*words, f"--config-name={DEFAULT}"])
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, *words[1:], *small], env=environment, capture_output=True, text=True, timeout=300
-        )
+        done = ran([*words[1:], *small], timeout=300)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     elif words[0] == "make":
         # Not even a dry run: make runs a line that calls $(MAKE) for real, and `make test` is what runs this.

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from tests import weak_harnesses
 from tests.weak_harnesses import HARNESSES
 
 THREADS = 2 * len(os.sched_getaffinity(0))
+# Of these categories many wait for the time limit or use up all of it: they get less of it, and more wait at a time.
+ENDLESS = ("time", "resources", "odd result")
+IMPATIENT = ("--reward-option", "timeout_s=1.5", "--workers", str(THREADS))
 
 
 def clear_what_was_planted() -> None:
@@ -107,18 +111,28 @@ def test_nothing_passes_nothing_escapes_and_honest_programs_pass(tier: str, tmp_
         Sandbox((tier,), 1).close()
     except NoTier as refusal:
         pytest.skip(f"{tier}: {refusal}")
-    out = tmp_path / "audit.json"
-    code = run(["audit", "--reward", "code", "--attack", "--tier", tier, "--json", str(out)])
-    said = capsys.readouterr()
-    (found,) = json.loads(out.read_text())
-    assert [program for program in found["programs"] if program["fault"]] == [], said.out
-    assert found["survivors"] == [] and code == 0
-    assert f"tier: {tier}" in said.out and "escape: no faults" in said.err
+    out, tried = tmp_path / "audit.json", Counter[str]()
+    suite = Counter(attack.category for attack in [*HOSTILE, *HONEST])
+    for names, more in ((ENDLESS, IMPATIENT), ([name for name in suite if name not in ENDLESS], ())):
+        chosen = [word for name in names for word in ("--category", name)]
+        code = run(["audit", "--reward", "code", "--attack", "--tier", tier, "--json", str(out), *chosen, *more])
+        said = capsys.readouterr()
+        (found,) = json.loads(out.read_text())
+        assert [program for program in found["programs"] if program["fault"]] == [], said.out
+        assert found["survivors"] == [] and code == 0
+        assert f"tier: {tier}" in said.out and all(f"{name}: no faults" in said.err for name in names)
+        tried.update(program["category"] for program in found["programs"])
+    if tier == "landlock":  # where some honest programs have no folder to write in
+        suite["honest"] -= sum(attack.needs == "scratch" for attack in HONEST)
+    assert tried == suite
 
 
 def test_the_command_fails_where_a_users_verifier_accepts_too_much(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "audit.json"
-    assert run(["audit", "--reward", "tests.weak_harnesses:trusting", "--attack", "--json", str(out)]) == 1
+    assert (
+        run(["audit", "--reward", "tests.weak_harnesses:trusting", "--attack", "--workers", "8", "--json", str(out)])
+        == 1
+    )
     total = json.loads(out.read_text())[0]["summary"][-1]
     assert total["false_pass"] > 60 and total["rejected"] > 40
     assert "false_pass: forged output/success_words" in capsys.readouterr().out

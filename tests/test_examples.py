@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.forked import ran
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_grpo_from_scratch_learns_from_verdicts_alone() -> None:
     """50 steps lift the reward of a random model well above guessing (1 in 5)."""
-    done = subprocess.run(
-        [sys.executable, "examples/grpo_from_scratch.py", "--steps", "70", "--seed", "1"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = ran(["examples/grpo_from_scratch.py", "--steps", "70", "--seed", "1"], cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     found = re.search(r"first step ([\d.]+), last ten ([\d.]+)", done.stdout)
     assert found, done.stdout

@@ -7,13 +7,12 @@ environments are named by `package.module:function` in a config of `rlvr train` 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked import ran
 
 REWARD = '''
 from rlvr import register_reward
@@ -85,10 +84,7 @@ def folder(tmp_path: Path) -> Path:
 
 def trained(folder: Path, *command: str) -> tuple[dict[str, Any], str]:
     """The summary of the run that `python *command` made, and what it printed."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=120
-    )  # fmt: skip
+    done = ran(command, cwd=folder, timeout=120)
     summary = folder / "runs" / "run" / "summary.json"
     assert summary.exists(), done.stdout + done.stderr
     return json.loads(summary.read_text()), done.stdout

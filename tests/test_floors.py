@@ -14,14 +14,15 @@ import rlvr
 
 ROOT = Path(rlvr.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("draws", "files", "futures", "messages", "protocols", "registry", "tensors", "types"), 0),
+    **dict.fromkeys(("cores", "draws", "files", "futures", "halt", "messages"), 0),
+    **dict.fromkeys(("protocols", "registry", "tensors", "types"), 0),
     **dict.fromkeys(("algorithms", "http_line", "sandbox"), 1),
     **dict.fromkeys(("engine", "reward"), 2),
-    **dict.fromkeys(("clients", "model_info", "renderers"), 3),
+    **dict.fromkeys(("clients", "model_info", "renderers", "scoring"), 3),
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
     **dict.fromkeys(("toy", "training"), 5),
     **dict.fromkeys(("build", "build_client", "config"), 6),
-    **dict.fromkeys(("audit", "doctor", "service"), 7),
+    **dict.fromkeys(("audit", "bench", "doctor", "service"), 7),
     "cli": 8,
     **dict.fromkeys(("__main__", "recipes", "run_rlvr"), 9),
 }

@@ -1,7 +1,8 @@
 """A run that is killed again and again ends with the same bits as one that was left alone.
 
 Real processes, real SIGKILL at random instants. The processes are forked from one that has torch imported already
-(nothing else would be measured but imports); each carries out the same command as a user would type again.
+(nothing else would be measured but imports); each carries out the same command as a user would type again. Instants are
+drawn in seconds of a core, of which a busy machine needs no more, and a little later, for what waits for a disk.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import ran
 
 CONFIG = """
 seed: 3
@@ -39,8 +40,12 @@ import os, random, signal, sys, time
 sys.path.insert(0, os.getcwd())
 import torch, transformers  # noqa: F401
 import rlvr.build, rlvr.clients.local, rlvr.training.loops, rlvr.cli  # noqa: F401
-command, seed, most = sys.argv[1].split("|"), int(sys.argv[2]), int(sys.argv[3])
-rng, kills, longest = random.Random(seed), 0, 2.5
+command, seed, most, longest = sys.argv[1].split("|"), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+rng, kills, tick = random.Random(seed), 0, os.sysconf("SC_CLK_TCK")
+
+def used(child):
+    with open(f"/proc/{child}/stat") as stat:
+        return sum(map(int, stat.read().rpartition(")")[2].split()[11:13])) / tick
 
 def start():
     child = os.fork()
@@ -51,13 +56,14 @@ def start():
     return child
 
 while True:
-    child, deadline = start(), time.monotonic() + rng.uniform(0.02, longest)
+    child, enough, later = start(), rng.uniform(0.02, longest), rng.uniform(0, 0.05)
     status = None
     while status is None:
-        done, code = os.waitpid(child, os.WNOHANG)
+        done, code, usage = os.wait4(child, os.WNOHANG)
         if done:
             status = code
-        elif kills < most and time.monotonic() > deadline:
+        elif kills < most and used(child) > enough:
+            time.sleep(later)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             kills += 1
@@ -65,9 +71,12 @@ while True:
         else:
             time.sleep(0.002)
     if status is not None:
-        print(f"kills {kills} exit {os.waitstatus_to_exitcode(status)}")
+        seconds = usage.ru_utime + usage.ru_stime
+        print(f"kills {kills} exit {os.waitstatus_to_exitcode(status)} after {seconds} of a core")
         break
 """
+
+CALM: dict[tuple[str, ...], float] = {}  # seconds of a core that a run took which nobody killed
 
 
 def run_until_done(
@@ -77,11 +86,12 @@ def run_until_done(
     (folder / "tiny.yaml").write_text(CONFIG.replace("LORA", lora))
     command = ["train", f"--config={folder / 'tiny.yaml'}", f"run.root={folder / 'runs'}", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, "|".join(command), str(seed), str(kills)],
-        capture_output=True, text=True, timeout=500, env=env, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+    longest = 0.4 * CALM.get((lora, *words), 1.0)  # what one life may have: too little for the whole run
+    driver = ["-c", DRIVER, "|".join(command), str(seed), str(kills), str(longest)]
+    done = ran(driver, timeout=500, env=env, cwd=Path(__file__).parents[1])
     assert "exit 0" in done.stdout, done.stdout + done.stderr[-3000:]
+    if not kills:
+        CALM[(lora, *words)] = float(done.stdout.split()[-4])
     run = folder / "runs" / "tiny"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"} for row in rows]

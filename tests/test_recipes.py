@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import string
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rlvr.config.schema import configured
 from rlvr.recipes import math_rl, rl_basic, rl_loop, sl_basic
 from rlvr.recipes.schedules import AsyncConfig, StreamMinibatchConfig
 from rlvr.recipes.words import Recipe, parse
+from tests.forked import Program, ran
 
 LIGHT = ["evaluation.tasks=4", "engine.threads=1", "model.device=cpu"]
 
@@ -88,21 +90,23 @@ def test_the_loop_gives_the_same_through_the_sdk_and_a_server(warm: Path, rows: 
     pytest.importorskip("tinker", reason="the SDK is what speaks to the server")
     (tmp_path / "tiny").symlink_to(warm)  # where the SDK looks for a tokenizer of the model's name
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TINKER_API_KEY": "tml-test", "CUDA_VISIBLE_DEVICES": ""}
-    how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     words = ["model_name=tiny", f"data={rows}", "batch_size=4", "group_size=4", "max_tokens=12", "lora_rank=4"]
     words += ["learning_rate=1e-3", "max_steps=2"]
-    recipe = [sys.executable, "-m", "rlvr.recipes.rl_loop", *words]
-    serve = [sys.executable, "-m", "rlvr.cli", "serve", "engine", "--model=tiny=./tiny", "--port=0", "--device=cpu"]
-    server = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
+    recipe = ["-m", "rlvr.recipes.rl_loop", *words]
+    serve = ["-m", "rlvr.cli", "serve", "engine", "--model=tiny=./tiny", "--port=0", "--device=cpu"]
+    server = Program(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
+    assert server.stdout is not None
     try:
-        assert server.stdout is not None
         url = next(found[0] for line in server.stdout if (found := re.search(r"http://127.0.0.1:\d+", line)))
         for more in (["log_path=here"], ["log_path=there", f"base_url={url}"]):
-            done = subprocess.run([*recipe, *more], capture_output=True, timeout=120, **how)
+            done = ran([*recipe, *more], timeout=120, **how)
             assert done.returncode == 0, done.stderr
     finally:
-        server.terminate()
-        server.communicate(timeout=30)
+        server.send_signal(signal.SIGTERM)
+        server.stdout.read()
+        server.wait(30)
+        server.stdout.close()
     here, there = ([row["reward/total"] for row in metrics(tmp_path / name)] for name in ("here", "there"))
     assert here == there and len(here) == 2
 

@@ -3,8 +3,6 @@ and after a few hundred sessions, by a paired test. Everything here is a real pr
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from rlvr.envs.math import RPNArithmetic
 from rlvr.types import Task
+from tests.forked import ran
 from tests.rlvr_service import RlvrService
 
 FAMILY: dict[str, Any] = {"p": 5, "operators": ["+", "-", "*"], "complexity": [1, 2], "flaw": 0.28}
@@ -30,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `rlvr train` that imitates a teacher who errs."""
     root = tmp_path_factory.mktemp("runs")
     words = ["train", "--config-name=arithmetic", f"run.root={root}", "run.name=taught", *WARM_UP]
-    done = subprocess.run([sys.executable, "-m", "rlvr.cli", *words], capture_output=True, text=True, timeout=300)
+    done = ran(["-m", "rlvr.cli", *words], timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return root / "taught"
 

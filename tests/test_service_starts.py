@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 from rlvr_service import RlvrService, scripted
+
+from tests.forked import ran
+from tests.served import FRESH
 
 
 def test_keys_are_asked_for_everywhere_but_at_health(tmp_path: Path):
@@ -34,7 +36,9 @@ def test_keys_are_asked_for_everywhere_but_at_health(tmp_path: Path):
 
 
 def test_without_a_generator_it_starts_says_so_and_train_tells_the_remedy(tmp_path: Path):
-    with RlvrService(tmp_path) as service:
+    service = RlvrService(tmp_path)
+    service.command = FRESH  # for the figures
+    with service:
         print(f"ready after {service.started_after:.2f} s, {service.memory_mb():.0f} MB at rest")
         told = service.get("/health").json()
         assert told["status"] == "degraded" and told["generator"]["state"] == "absent"
@@ -97,9 +101,7 @@ def test_a_start_that_cannot_be_is_one_message(
         given = ["--state", str(tmp_path)] if "--state" not in options and "engine" not in options else []
         given += [port if option == "TAKEN" else option for option in options]
         where = {} if "--port" in options or "PORT" in environment else {"PORT": "0"}
-        done = subprocess.run(
-            [sys.executable, "-m", "rlvr.cli", "serve", *given], capture_output=True, text=True, timeout=60,
-            env={"PATH": "/usr/bin:/bin", **where, **environment},
-        )  # fmt: skip
+        environment = {"PATH": "/usr/bin:/bin", **where, **environment}
+        done = ran(["-m", "rlvr.cli", "serve", *given], env=environment, timeout=60)
     assert done.returncode == 2, done.stderr
     assert said.replace("TAKEN", port) in done.stderr and "Traceback" not in done.stderr

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from rlvr.store import Status, Store, StoreDown, open_store
 from rlvr.store.runs import RunRecorder
 from rlvr.tracking.trackers import Row, Trackers, TrackingOptions
 from rlvr.types import Outcome, Score, StopReason, Task, Trajectory
+from tests.forked import ran
 
 # Kills the process in the middle of the second step, once: the place of the mark says whether it did.
 KILLER = """
@@ -205,9 +205,9 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "killer.py").write_text(KILLER)
     (folder / "run.yaml").write_text(RUN)
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-c", "from rlvr.cli import main; main()", "train", f"--config={folder / 'run.yaml'}"]
+    start = ["-c", "from rlvr.cli import main; main()", "train", f"--config={folder / 'run.yaml'}"]
     command = [*start, f"run.root={folder / 'runs'}", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=100)
+    return ran(command, cwd=folder, env=environment, timeout=100)
 
 
 def test_a_run_that_is_killed_and_goes_on_has_every_answer_once(tmp_path: Path):

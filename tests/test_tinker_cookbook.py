@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from typing import Any
 import pytest
 from tinker_model import write_model
 from tinker_server import TinkerServer, aborted_at_exit
+
+from tests.forked import ran
 
 pytest.importorskip("tinker_cookbook", reason="tinker-cookbook is not installed (see the Makefile)")
 pytest.importorskip("pylatexenc", reason="pylatexenc, which the cookbook's mathematics needs, is not installed")
@@ -60,10 +60,10 @@ def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: s
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "HF_HOME": str(place / "hf"),
     }  # fmt: skip
-    command = [sys.executable, "-X", "faulthandler", "-m", f"tinker_cookbook.recipes.{module}"]
+    command = ["-X", "faulthandler", "-m", f"tinker_cookbook.recipes.{module}"]
     options = (f"model_name={NAME}", f"log_path={log}", "lora_rank=4", *options)
-    ran = subprocess.run([*command, *options], cwd=place, env=environment, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0 or aborted_at_exit(ran), (ran.stdout + ran.stderr)[-4_000:]
+    done = ran([*command, *options], cwd=place, env=environment, timeout=300)
+    assert done.returncode == 0 or aborted_at_exit(done), (done.stdout + done.stderr)[-4_000:]
     lines = (place / log / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [row for row in rows if set(row) - {"step"} > {n for n in row if n.startswith("tokens/")}]  # not the sums

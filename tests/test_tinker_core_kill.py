@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked import ran
 
 pytest.importorskip("google.protobuf")
 
@@ -21,13 +20,7 @@ STEPS = 12
 
 def lived(state: Path, *lives: str) -> tuple[dict[str, Any], list[str]]:
     """(final hash and steps, what the client was told), with the ids of the run taken out."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(state), str(STEPS), *lives],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = ran([str(SCRIPT), str(state), str(STEPS), *lives], timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     told = [re.sub(r"[0-9a-f]{32}:", "RUN:", line) for line in (state / "answers.txt").read_text().splitlines()]
     return json.loads(done.stdout.splitlines()[-1]), told

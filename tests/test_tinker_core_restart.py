@@ -6,8 +6,6 @@ import asyncio
 import gc
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from tinker_server import TinkerServer
 from rlvr.messages import ModelInput, SamplingParams
 from rlvr.service.tinker_api.errors import Gone, ServerError
 from rlvr.service.tinker_api.promises import Json, Proto
+from tests.forked import ran
 
 
 @pytest.fixture
@@ -78,9 +77,9 @@ def test_the_sdk_gets_its_samples_over_a_kill_and_a_second_server_is_refused(tmp
         server.start()
         assert [len(s.tokens) for f in futures for s in f.result(timeout=90).sequences] == [200] * 48
 
-        command = [sys.executable, "-m", "rlvr.cli", "serve", "engine", "--model", str(tmp_path / "model")]
+        command = ["-m", "rlvr.cli", "serve", "engine", "--model", str(tmp_path / "model")]
         command += ["--state", str(tmp_path / "state"), "--port", "0", "--device", "cpu"]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        second = ran(command, timeout=90)
         assert second.returncode == 2 and "in use by another server" in second.stderr
         assert "Traceback" not in second.stderr
         service.close("success").result()

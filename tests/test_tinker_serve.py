@@ -17,6 +17,7 @@ from rlvr.service.keys import Keys
 from rlvr.service.listening import bound, check_exposure
 from rlvr.service.tinker_api.serve import named_models
 from rlvr.training.journal import Checkpoint, Journal, Position
+from tests.served import FRESH
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -107,7 +108,9 @@ def test_a_stop_and_a_start_later_a_client_goes_on(tmp_path: Path) -> None:
         model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]),
         loss_fn_inputs={"target_tokens": [2, 3, 4, 5], "weights": [1.0] * 4},
     )
-    with TinkerServer({"tiny": tmp_path / "model"}, tmp_path / "state") as server:
+    server = TinkerServer({"tiny": tmp_path / "model"}, tmp_path / "state")
+    server.command = FRESH  # nothing may rest on what two forks of one process have in common
+    with server:
         assert "listening at http://127.0.0.1:" in server.said and "TINKER_BASE_URL=" in server.said
         service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
         trainer = service.create_lora_training_client(base_model="tiny", rank=4).result()

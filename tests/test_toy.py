@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 from rlvr import PPO, REINFORCE, MockRolloutSampler, PPOConfig, REINFORCEConfig, resolve_environment, resolve_reward
 from rlvr.envs.toy import HELDOUT, PROMPTS, WORDS
 from rlvr.types import StopReason, TrajectoryBatch
+from tests.forked import ran
 
 ROOT = Path(__file__).parents[1]
 KEYWORDS = ["answer", "solution"]
@@ -173,11 +171,7 @@ def test_its_arguments_replace_prompts_and_add_words() -> None:
 
 def example(*words: str, folder: Path) -> tuple[str, int]:
     """What the example printed, and its exit code."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "rlvr_toy_task" / "run_toy_rlvr.py"), *words],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = ran([str(ROOT / "examples" / "rlvr_toy_task" / "run_toy_rlvr.py"), *words], cwd=folder, timeout=120)
     return done.stdout + done.stderr, done.returncode
 
 

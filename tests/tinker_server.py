@@ -9,87 +9,34 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.served import Served
+
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # of the SDK, in this process: nobody here reads it
-STARTED = re.compile(r"TINKER_BASE_URL=(http://\S+)")
 PATIENCE = 90.0  # seconds; importing torch takes a few on a busy machine
 
 
-class TinkerServer:
+class TinkerServer(Served):
     def __init__(self, models: Mapping[str, Path], state: Path, *options: str, keys: str = "") -> None:
-        self.state, self.key, self.url = state, keys.split(",")[0] or "tml-no-key-needed", ""
-        self._options = [part for name, folder in models.items() for part in ("--model", f"{name}={folder}")]
-        self._options += ["--state", str(state), "--threads", "1", *options]
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RLVR_API_KEYS": keys}
-        self._port = 0
-        self.process: subprocess.Popen[str] | None = None
-        self.said = ""  # to standard error, since it was started last
-
-    def __enter__(self) -> TinkerServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        assert self.process is None
-        command = [sys.executable, "-m", "rlvr.cli", "serve", "engine", *self._options, "--port", str(self._port)]
-        self.process = subprocess.Popen(
-            command, env=self._environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, bufsize=1
+        self.state, self.key = state, keys.split(",")[0] or "tml-no-key-needed"
+        super().__init__(
+            [
+                "engine",
+                *(part for name, folder in models.items() for part in ("--model", f"{name}={folder}")),
+                *("--state", str(state), "--threads", "1", *options),
+            ],
+            {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RLVR_API_KEYS": keys},
+            r"TINKER_BASE_URL=(http://\S+)",
+            PATIENCE,
         )
-        self.said, started = "", threading.Event()
-        self._reader = threading.Thread(target=self._read, args=(self.process, started), daemon=True)
-        self._reader.start()
-        if not started.wait(PATIENCE) or not self.url:
-            self.kill()
-            raise AssertionError(f"the server did not start:\n{self.said}")
-
-    def _read(self, process: subprocess.Popen[str], started: threading.Event) -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            self.said += line
-            if found := STARTED.search(line):
-                self.url = found[1]
-                self._port = int(self.url.rsplit(":", 1)[1])
-                started.set()
-        started.set()  # its output has ended, and so has it
-
-    def stop(self) -> int:
-        """As Ctrl-C or a supervisor does it; its exit code."""
-        return self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> int:
-        if self.process is None:
-            return 0
-        self.process.send_signal(how)
-        try:
-            self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        code, self.process = self.process.returncode, None
-        return code
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     def log(self) -> str:
         return (self.state / "server.log").read_text(encoding="utf-8")

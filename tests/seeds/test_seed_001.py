@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
 from rlvr.training.evaluate import stored_evaluation
 from rlvr.types import Task, Trajectory
+from tests.forked import ran
 
 ROOT = Path(__file__).parents[2]
 DICTIONARY = {
@@ -116,10 +114,7 @@ def test_the_loop_runs_whole_on_mbpp(rows: str, model: Path, here: Path, capsys:
 def test_rlvr_train_py_takes_the_dictionary_and_what_is_typed_on_top(model: Path, here: Path) -> None:
     """`python rlvr_train.py` of the document; a folder stands for the model that has to be downloaded."""
     words = [w for w in small(model, mbpp_file(here))[2:] if not w.startswith(("model.name", "rollout.max_tokens"))]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/rlvr_train.py"), f"base_model={model}", "max_tokens=8", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = ran([str(ROOT / "examples/rlvr_train.py"), f"base_model={model}", "max_tokens=8", *words], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(metrics("rlvr_train")) == 2 and "FINAL RESULTS" in done.stdout + done.stderr
 

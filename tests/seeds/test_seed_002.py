@@ -18,6 +18,7 @@ from rlvr.cli import run
 from rlvr.config import load
 from rlvr.config.schema import Config, configured
 from rlvr.training.curriculum import Curriculum
+from tests.forked import ran
 
 ROOT = Path(__file__).parents[2]
 CUSTOM = """\
@@ -57,6 +58,11 @@ def script(path: str, *words: str, python: str = sys.executable, **env: str) -> 
     )  # fmt: skip
 
 
+def forked(path: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same by tests/forked.py, which has the package imported already."""
+    return ran([str(ROOT / path), *words], timeout=300)
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -75,7 +81,7 @@ def test_the_script_runs_a_named_config_from_beginning_to_end(here: Path) -> Non
 
 
 def test_the_script_of_the_examples_does_the_same(here: Path) -> None:
-    done = script("examples/run_rlvr.py", "--config-name=train_rlvr_test", *SHORT, "run_name=example")
+    done = forked("examples/run_rlvr.py", "--config-name=train_rlvr_test", *SHORT, "run_name=example")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (here / "runs" / "example" / "summary.json").exists()
 
@@ -209,7 +215,7 @@ def test_the_custom_example_reaches_mlflow(here: Path) -> None:
     pytest.importorskip("mlflow")
     (here / "configs").mkdir()
     (here / "configs" / "train_rlvr_custom.yaml").write_text(CUSTOM)
-    done = script("rlvr/run_rlvr.py", "--config-name=train_rlvr_custom", *SHORT)
+    done = forked("rlvr/run_rlvr.py", "--config-name=train_rlvr_custom", *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
     experiments = [path.read_text() for path in here.glob("runs/mlruns/*/meta.yaml")]
     assert any("name: custom_rlvr_experiment" in text for text in experiments)

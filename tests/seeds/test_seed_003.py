@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from tinker_model import write_model
 from tinker_server import TinkerServer, aborted_at_exit
 
 from rlvr.cli import run
+from tests.forked import ran
 
 ROOT = Path(__file__).parents[2]
 SEEDS = Path(os.environ.get("RLVR_SHARED", ROOT.parent / "shared")) / "seeds"
@@ -61,8 +60,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(code: str, place: Path, **environment: str) -> None:
     """Four batches of two questions, all answers rewarded, and no two states of the weights alike."""
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TINKER_TELEMETRY": "0", **environment}
-    command = [sys.executable, "-X", "faulthandler", "-c", BEFORE + code + AFTER, *WORDS]
-    done = subprocess.run(command, cwd=place, env=given, capture_output=True, text=True, timeout=200)
+    command = ["-X", "faulthandler", "-c", BEFORE + code + AFTER, *WORDS]
+    done = ran(command, cwd=place, env=given, timeout=200)
     ended = done.returncode == 0 or ("TINKER_BASE_URL" in environment and aborted_at_exit(done))
     assert ended and done.stdout, (done.returncode, done.stdout[-300:], done.stderr[-3000:])
     last = re.fullmatch(r"all done: (\d+) (\d+)", done.stdout.splitlines()[-1])
