@@ -43,7 +43,7 @@ def bench(
             typer.echo(f"{benchmark.name:14}{benchmark.about}")
             for _, cases in chosen([benchmark.name], replace(setting, model=None, dtype="float32")):
                 for case in cases:
-                    typer.echo(f"    {case.name:24}{', '.join(case.sides)}")
+                    typer.echo(f"    {case.name:24}{'; '.join(case.sides)}")
         return
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give a folder")

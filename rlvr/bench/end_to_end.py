@@ -70,15 +70,15 @@ def case(setting: Setting, shape: Shape) -> Case:
     size = "the given model" if setting.model else "3 M parameters" if not shape.prompt else "25 M parameters"
     prompts = f"{shape.prompt}-token prompts" if shape.prompt else "3-digit sums"
     work = f"{shape.groups} {prompts} x {shape.size} answers of at most {shape.answer} tokens"
+    peers = {"trl": partial(trl_peer.peer, setting, shape)}
+    if not shape.prompt and not setting.quick:  # the long ones would take many minutes a step on a CPU
+        peers["trl, continuous batching"] = partial(trl_peer.peer, setting, shape, continuous=True)
     return Case(
         name=shape.name,
         unit="samples",
         work=f"{size}, {setting.dtype}, {work}",
         ours=partial(ours, setting, shape),
-        peers={
-            "trl": partial(trl_peer.peer, setting, shape),
-            "trl, continuous batching": partial(trl_peer.peer, setting, shape, continuous=True),
-        },
+        peers=peers,
         aim=0.8 if shape.prompt else 10.0,
         of_bound=bool(shape.prompt),
         curve="mean reward",

@@ -1,10 +1,10 @@
 """Sampling beside `transformers`: `generate` on a padded batch, and its continuous batching (`generate_batch`).
 
 All sides sample at temperature 1 without filters from the same weights in the same dtype, and a unit is a token of an
-answer. Answers end by a set of tokens, a small share of the vocabulary, so that lengths are geometric as in a random
-model they would not be otherwise. Ours reports its share of the matrix product's peak: two operations for each weight
-and token, prompts included, over a product of two 2048-square matrices timed around the turns. Exercised by
-`rlvr bench sampler`. Left out on purpose: log-probs, which ours returns and the peers do not.
+answer. Where answers end early, a share of the vocabulary ends them, so that their lengths are geometric. Ours reports
+its share of the matrix product's peak: two operations for each weight and token, prompts included, over a product of
+two 2048-square matrices timed around the turns. Exercised by `rlvr bench sampler`. Left out on purpose: log-probs,
+which ours returns and the peers do not.
 """
 
 from __future__ import annotations

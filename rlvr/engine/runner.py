@@ -103,7 +103,7 @@ class RowCache(Cache):
             if share and of_prompt[prompt] >= LEAST_ROWS and tokens >= LEAST_TOKENS and len(self.shared) < MOST
         }
         own = [i for i, prompt in enumerate(source) if prompt not in shared]
-        self._reserve(prompts, capacity, length if own else length - min(lengths))
+        self._reserve(prompts, capacity, length if own else max(1, length - max(lengths)))
         if own:
             device, most = prompts[0][0].device, max(lengths[i] for i in own)
             of = torch.tensor([source[i] for i in own], device=device)

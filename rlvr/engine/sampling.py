@@ -17,6 +17,8 @@ from rlvr.messages import NonFiniteError
 # Inverse CDF needs one draw a row, Gumbel-max one for each token. Above this many tokens rounding in the running sum
 # flips more choices than Gumbel-max does.
 GUMBEL_ABOVE = 4096
+# Probabilities that are drawn from at once: what they need in fp64 stays in a core's cache, or fills a device.
+AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 24
 
 
 def _signed(value: int) -> int:
@@ -57,12 +59,22 @@ def filtered(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Ten
 
 def pick(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
     """One token a row [R], drawn from exp(logprobs) (need not sum to one) with the row's counted noise in fp64."""
-    size = logprobs_RV.shape[-1]
-    if size > GUMBEL_ABOVE:
-        # A sub-key for each (row, position): positions of one row must not share noise with its tokens.
-        row_keys = (uniform(keys_R, positions_R) * 2.0**62).long()
-        noise = uniform(row_keys[:, None], torch.arange(size, device=logprobs_RV.device)[None])
-        return (logprobs_RV.double() - (-noise.log()).log()).argmax(-1)
+    at_once = AT_ONCE if logprobs_RV.device.type == "cpu" else AT_ONCE_ON_DEVICE
+    rows = max(1, at_once // logprobs_RV.shape[-1])
+    draw = _by_gumbel if logprobs_RV.shape[-1] > GUMBEL_ABOVE else _by_cumulative
+    parts = zip(logprobs_RV.split(rows), keys_R.split(rows), positions_R.split(rows), strict=True)
+    return torch.cat([draw(*part) for part in parts])
+
+
+def _by_gumbel(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
+    # A sub-key for each (row, position): positions of one row must not share noise with its tokens.
+    row_keys = (uniform(keys_R, positions_R) * 2.0**62).long()
+    noise_RV = uniform(row_keys[:, None], torch.arange(logprobs_RV.shape[-1], device=logprobs_RV.device)[None])
+    noise_RV.log_().neg_().log_()
+    return noise_RV.neg_().add_(logprobs_RV).argmax(-1)
+
+
+def _by_cumulative(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
     cumulative = logprobs_RV.double().exp().cumsum(-1)
     targets = uniform(keys_R, positions_R) * cumulative[:, -1]
     # The first token whose running sum exceeds the target. Rounding can put the target at the very end, where

@@ -1,0 +1,170 @@
+"""The sampler's shortcuts: prompts that rows share, weights packed for the processor. Each gives what it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import data, params, plain_logprobs, texts
+
+from rlvr.clients.local import LocalTrainingClient
+from rlvr.engine.options import LoraConfig
+from rlvr.engine.packed import PackedLinears
+from rlvr.engine.prefixes import weighed
+from rlvr.messages import AdamParams, ModelInput
+
+LONG, LONGER = [t % 15 for t in range(40)], [(7 * t + 3) % 15 for t in range(61)]
+SHORT = [4, 5]
+
+
+def drained(engine: Any, requests: list[Any]) -> list[Any]:
+    while not engine.idle:
+        engine.advance()
+    return [request.response() for request in requests]
+
+
+def holds(engine: Any, requests: list[Any]) -> None:
+    """Each answer's log-probs are those of a plain pass over prompt and answer."""
+    for request, response in zip(requests, drained(engine, requests), strict=True):
+        for sequence in response.sequences:
+            expected = plain_logprobs(engine.model.module, request.prompt, sequence.tokens)
+            assert sequence.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
+def test_rows_that_share_a_prompt_have_the_log_probs_of_plain_rows(kind: str, fresh: Callable[..., Any]) -> None:
+    """Beside rows with prompts of their own, of other lengths, leaving at different times, and newcomers later."""
+    engine = fresh(kind, max_rows=13)
+    snapshot = engine.create_policy("p").snapshot()
+    asked = [(LONG, 5, 30), (SHORT, 1, 5), (LONGER, 4, 9), (LONG[1:], 3, 20), (LONGER[2:], 6, 12), (SHORT, 2, 30)]
+    requests = [
+        engine.enqueue(snapshot, ModelInput(prompt), count, params(i, tokens, stop=[3] if i % 2 else []))
+        for i, (prompt, count, tokens) in enumerate(asked)
+    ]
+    engine.advance()
+    cache = engine._sampler.cache
+    assert [b.tokens for b in cache.beginnings] == [40] * 5 + [0] + [61] * 4 + [0] * 3, "what pays is shared"
+    assert cache.shape[1] < len(LONGER) + 64 + 61
+    holds(engine, requests)
+    assert not cache.shared, "a prompt without rows is given up"
+
+
+def test_shared_prompts_are_not_copied_to_rows(fresh: Callable[..., Any]) -> None:
+    """Sixteen completions of one prompt hold their own tokens only; those left by a cancelled request go on."""
+    engine = fresh("qwen3")
+    snapshot = engine.create_policy("p").snapshot()
+    doomed = engine.enqueue(snapshot, ModelInput(LONGER), 4, params(1, 30))
+    kept = engine.enqueue(snapshot, ModelInput(LONG), 16, params(2, 9))
+    engine.advance()
+    cache = engine._sampler.cache
+    assert cache.shape[1] < len(LONG)
+    engine.advance()
+    engine.cancel(doomed)
+    engine.release()
+    assert cache.shape == (16, 2), "after two tokens, of which one was fed"
+    assert len(cache.beginnings) == 16
+    holds(engine, [kept])
+
+
+def test_a_model_that_takes_no_forests_gets_its_prompts_copied(fresh: Callable[..., Any]) -> None:
+    """The exchange of its attention is what the probe found it not to take; the answers stay."""
+    plain, shared = fresh("qwen3"), fresh("qwen3")
+    plain.model.forests = False
+    answers = []
+    for engine in (plain, shared):
+        request = engine.enqueue(engine.create_policy("p").snapshot(), ModelInput(LONG), 6, params(4, 20))
+        engine.advance()
+        assert bool(engine._sampler.cache.shared) == (engine is shared)
+        answers += drained(engine, [request])
+    assert texts(answers[0]) == texts(answers[1])
+
+
+def test_the_same_requests_give_the_same_bits(fresh: Callable[..., Any]) -> None:
+    """In a new engine and in the same one again: nothing is left of the first time."""
+    first, other = fresh("qwen3"), fresh("qwen3")
+    found = []
+    for engine, snapshot in ((first, (s := first.create_policy("p").snapshot())), (first, s), (other, None)):
+        snapshot = snapshot or other.create_policy("p").snapshot()
+        asked = [(LONG, 5, 25), (SHORT, 3, 12), (LONGER, 8, 2)]
+        requests = [engine.enqueue(snapshot, ModelInput(p), n, params(n, t)) for p, n, t in asked]
+        found.append([response.sequences for response in drained(engine, requests)])
+        assert not engine._sampler.packed.holds, "a copy of the weights is not kept while nothing runs"
+    assert found[0] == found[1] == found[2]
+
+
+def test_adapters_share_a_batch_of_shared_prompts_with_packed_weights(
+    fresh: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Each row has its own adapter's log-probs: those the adapter's trainer computes."""
+    engine = fresh("qwen3")
+    asked = []
+    for i in range(2):
+        policy = engine.create_policy(f"p{i}", lora=LoraConfig(4, 8.0), seed=i)
+        trainer = LocalTrainingClient(engine, policy, tmp_path / f"p{i}")
+        trainer.forward_backward(data(seed=i), "cross_entropy")
+        trainer.optim_step(AdamParams(5e-2))
+        snapshot = engine.snapshot(policy)
+        asked.append((snapshot, engine.enqueue(snapshot, ModelInput(LONG), 4, params(i, 12))))
+    engine.advance()
+    engine.advance()
+    assert engine._sampler.packed.holds
+    drained(engine, [])
+    for snapshot, request in asked:
+        for sequence in request.response().sequences:
+            scored = engine.logprobs(snapshot, ModelInput(LONG + sequence.tokens)).result()[len(LONG) :]
+            assert sequence.logprobs == pytest.approx(scored, abs=1e-5)
+
+
+def test_weights_that_change_while_rows_run_are_packed_anew(fresh: Callable[..., Any], tmp_path: Path) -> None:
+    """An optimizer step between two passes, twice: old rows keep the old weights, new ones get the new, at once."""
+    engine = fresh("qwen3")
+    policy = engine.create_policy("p")
+    trainer = LocalTrainingClient(engine, policy, tmp_path)
+    asked = []
+    for i in range(3):
+        snapshot = engine.snapshot(policy)
+        asked.append((snapshot, engine.enqueue(snapshot, ModelInput(LONG), 4, params(i, 16))))
+        engine.advance()
+        engine.advance()
+        assert engine._sampler.packed.holds
+        assert not any("forward" in vars(m) for m in engine.model.module.modules()), "as they were after each pass"
+        trainer.forward_backward(data(seed=i), "cross_entropy")
+        trainer.optim_step(AdamParams(5e-2))
+        if i == 1:
+            engine.cancel(asked[0][1])  # then the next to run is of the live weights, as the last was before the step
+    drained(engine, [])
+    for snapshot, request in asked[1:]:
+        for sequence in request.response().sequences:
+            scored = engine.logprobs(snapshot, ModelInput(LONG + sequence.tokens)).result()[len(LONG) :]
+            assert sequence.logprobs == pytest.approx(scored, abs=1e-5)
+
+
+def test_weights_are_packed_only_where_enough_is_ahead(fresh: Callable[..., Any]) -> None:
+    """Not for a few tokens; for many steps or many rows, where the processor's kernels are there to be used."""
+    engine = fresh("qwen3")
+    snapshot = engine.create_policy("p").snapshot()
+    packed = engine._sampler.packed
+    assert packed.layers == PackedLinears(engine.model).layers
+    for count, tokens, expected in ((3, 2, False), (1, 30, True)):
+        engine.enqueue(snapshot, ModelInput(SHORT), count, params(1, tokens))
+        engine.advance()
+        assert packed.holds == (expected and bool(packed.layers))
+        drained(engine, [])
+
+
+def test_attention_in_two_parts_is_attention() -> None:
+    """Outputs and logs of sums as written down, with a mask; two parts put together are the whole."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 3, 4, 16), torch.randn(2, 3, 9, 16), torch.randn(2, 3, 9, 16)
+    mask = torch.zeros(2, 1, 1, 9)
+    mask[0, ..., 7:] = -torch.inf
+    scores = query @ key.transpose(-1, -2) * 0.3 + mask
+    out, log_sum = weighed(query, key, value, mask, 0.3)
+    torch.testing.assert_close(out, scores.softmax(-1) @ value)
+    torch.testing.assert_close(log_sum, scores.logsumexp(-1))
+    parts = [weighed(query, key[:, :, s], value[:, :, s], mask[..., s], 0.3) for s in (slice(0, 4), slice(4, 9))]
+    share = torch.sigmoid(parts[1][1] - parts[0][1])[..., None]
+    torch.testing.assert_close(torch.lerp(parts[0][0], parts[1][0], share), out)
