@@ -317,3 +317,16 @@ def test_bf16_gradients_are_summed_in_fp32(client: Callable[..., Any]) -> None:
     for name, grad in found.items():
         exact = torch.stack([e[name].double() for e in each]).sum(0)
         assert float((grad - exact).norm()) <= 1e-5 * float(exact.norm()), name  # 1e-2 when summed in bf16
+
+
+def test_rows_that_teach_nothing_give_a_gradient_of_zero(client: Callable[..., Any]) -> None:
+    """As any other gradient it may be stepped, which a server's clients do without looking; the momentum goes on."""
+    trainer = client("llama")
+    trainer.forward_backward(data(), "ppo")
+    trainer.optim_step(AdamParams(learning_rate=0.01))
+    before = trainer.policy.sha256()
+    none = [Datum.supervised([1, 2], [3], weight=0.0), Datum.supervised([1], [4], weight=0.0)]
+    trainer.forward_backward(none, "cross_entropy")
+    assert gradients(trainer) and not any(g.any() for g in gradients(trainer).values())
+    stepped = trainer.optim_step(AdamParams(learning_rate=0.01)).result()
+    assert stepped.metrics["grad_norm"] == 0 and trainer.policy.sha256() != before

@@ -227,7 +227,7 @@ def large(setting: Setting, shape: Shape) -> Turn:
     count = sum(p.numel() for p in model.module.parameters())
     data = rows(shape, model.vocabulary)
     cost = 3.0 * _distinct(shape, data)
-    step = learning(setting, model, data, _tokens(data), cost, gradient_checkpointing=True)
+    step = learning(setting, model, data, _tokens(data), cost, gradient_checkpointing=True, micro_tokens=2048)
     found: list[Done] = []
 
     def turn() -> Done:

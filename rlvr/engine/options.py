@@ -39,7 +39,7 @@ class EngineLimits:
     one_request: float = 1.0
     cache_tokens: int = 0
     micro_tokens: int = 4096
-    logit_elements: int = 1 << 26
+    logit_elements: int = 1 << 25
     tree: bool = True
     pack: bool = True
     gradient_checkpointing: bool = False

@@ -164,6 +164,9 @@ class Learner:
         for name, master in policy.masters.items():
             if (before := kept[name]) is not None:
                 master.grad = before if master.grad is None else before.add_(master.grad)
+        if backward and all(master.grad is None for master in policy.masters.values()):
+            for master in policy.masters.values():  # no token had a weight: a gradient too, which may be stepped
+                master.grad = torch.zeros_like(master)
         metrics = {"loss:sum": total}
         if ENTROPY_INPUT in needed(data, LOSSES[loss_fn]):
             metrics["entropy_loss:sum"] = -bonus
