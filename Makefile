@@ -1,6 +1,7 @@
 # make setup   an environment in .venv with everything pinned in constraints.txt
 # make train   the main job: rlvr train --config-name=arithmetic
 # make test    ruff, pyright and every test
+# make bench   every benchmark, into benchmarks/results/ (BENCH_ARGS="--quick"; peers: the extra `bench`)
 # make docs    the documentation, built into site/ (make docs-serve shows it while it is written)
 # Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
 
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.rlvr-setup
 WORKERS := 3
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: setup train test lint format docs docs-serve clean
+.PHONY: setup train test lint format bench docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -56,6 +57,10 @@ lint: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+bench: setup
+	$(VENV)/bin/rlvr bench --out benchmarks/results $(BENCH_ARGS)
+	$(VENV)/bin/rlvr bench end-to-end --dtype bfloat16 --out benchmarks/results $(BENCH_ARGS)
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict

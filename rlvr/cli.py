@@ -1,4 +1,4 @@
-"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `serve`, `view`, `doctor`, `config`. Thin walks.
+"""The command line: `rlvr train`, `evaluate`, `verify`, `audit`, `serve`, `view`, `doctor`, `bench`, `config`.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
@@ -8,6 +8,7 @@
     rlvr serve engine --model ./my-model --port 8000
     rlvr view runs/arithmetic
     rlvr doctor runs/arithmetic
+    rlvr bench end-to-end --quick
     rlvr config --config-name=gsm8k model.name=./my-model
 
 A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130.
@@ -25,6 +26,8 @@ from typing import Annotated
 import typer
 
 from rlvr import __version__
+from rlvr.bench.command import bench
+from rlvr.cores import quiet_threads
 from rlvr.service.commands import serve_app
 from rlvr.service.evaluation.command import evaluate_service
 
@@ -233,6 +236,7 @@ def show_config(
 
 app.add_typer(serve_app, name="serve")
 app.command("evaluate-service")(evaluate_service)
+app.command("bench")(bench)
 
 
 @app.callback(invoke_without_command=True)
@@ -249,8 +253,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; its exit code. Mistakes and stops become messages here, and only here."""
-    # Threads that spin while they wait make two torch pools on a busy machine ten times slower than one.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    quiet_threads()
     try:
         code = app(arguments, standalone_mode=False)
     except typer.Exit as stop:

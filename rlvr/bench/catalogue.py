@@ -53,7 +53,8 @@ def chosen(names: Iterable[str], setting: Setting) -> list[tuple[str, list[Case]
         cases = importlib.import_module(f"rlvr.bench.{benchmark.module}").cases(setting)
         if part and part not in (names_of := [case.name for case in cases]):
             raise ValueError(f"{name} has no case {part!r}{nearest(part, names_of)}; it has {', '.join(names_of)}")
-        found.setdefault(name, []).extend(case for case in cases if part in ("", case.name))
+        # A part is written beside the whole, never over it.
+        found[text.replace("/", "-").replace(" ", "-")] = [case for case in cases if part in ("", case.name)]
     return list(found.items())
 
 

@@ -29,7 +29,7 @@ def bench(
     model: Annotated[Path | None, typer.Option("--model", help="A folder to measure on your own model.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16, on both sides.")] = "float32",
     out: Annotated[Path, typer.Option("--out", help="Where tables, JSON and curves go.")] = Path("bench-results"),
-    list_them: Annotated[bool, typer.Option("--list", help="Say what there is.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="Say what there is; nothing is run.")] = False,
 ) -> None:
     """Measure this machine: ours and others' in turns, in one run, with the same weights, work, dtype and threads.
 
@@ -39,7 +39,9 @@ def bench(
     """
     setting = checked(quick, rounds, threads, model, dtype)
     if list_them:
-        for benchmark in BENCHMARKS.values():
+        chosen(names or [], setting)  # what is wrong with them is told here too
+        wanted = {name.partition("/")[0] for name in names or BENCHMARKS}
+        for benchmark in (b for b in BENCHMARKS.values() if b.name in wanted):
             typer.echo(f"{benchmark.name:14}{benchmark.about}")
             for _, cases in chosen([benchmark.name], replace(setting, model=None, dtype="float32")):
                 for case in cases:

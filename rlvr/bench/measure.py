@@ -81,7 +81,8 @@ class Case:
 
     `aim` is the ratio of rates (ours over a peer's) that is aimed at; with `of_bound` it is that share of the bound,
     the ratio of the sides' costs. With `growth` the sides are ours at growing sizes, and the ratio is how much longer
-    a unit takes than at the first size: at most 1 is aimed at. `curve` names what `Done.points` show.
+    a unit takes than at the first size: at most 1 is aimed at. `curve` names what `Done.points` show. `most_rounds`
+    are enough where a turn takes minutes; 0 for as many as the user asks for.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Case:
     of_bound: bool = False
     growth: bool = False
     curve: str = ""
+    most_rounds: int = 0
 
     @property
     def sides(self) -> dict[str, Side]:
@@ -140,6 +142,7 @@ class Result:
 def measure(case: Case, rounds: int, threads: int, say: Callable[[str], None]) -> Result:
     """All rounds of a case. Ctrl-C ends it and keeps what was measured."""
     result = Result(case, {name: Measured() for name in case.sides})
+    rounds = min(rounds, case.most_rounds or rounds)
     runners: dict[str, Runner] = {}
     try:
         for name, side in case.sides.items():

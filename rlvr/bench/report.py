@@ -65,8 +65,8 @@ def write(name: str, results: Sequence[Result], setting: Setting, before: dict[s
     about = {**before, "load_after": load(), "threads": setting.threads, "rounds": setting.rounds}
     about |= {"dtype": setting.dtype, "quick": setting.quick, "model": str(setting.model) if setting.model else None}
     name += "" if setting.dtype == "float32" else f"-{setting.dtype}"
-    pictures = [out / f"{name}-{r.case.name.replace(' ', '-')}.png" for r in results if r.case.curve]
     curves = [r for r in results if r.case.curve]
+    pictures = [out / f"{name}-{r.case.name.replace(' ', '-')}.png" for r in curves]
     for result, picture in zip(curves, pictures, strict=True):
         draw(result, picture)
     stored = {"schema": SCHEMA, "name": name, "machine": about, "cases": [as_json(r) for r in results]}

@@ -264,9 +264,13 @@ class Trainer:
         )
 
     def _moved(self, step: int, collected: Collected) -> dict[str, float]:
-        """How far the updates took the policy from the one that sampled, by a forward pass over a few answers."""
+        """How far the updates took the policy from the one that sampled, by a forward pass over a few groups' answers.
+
+        Whole groups: their answers share the work that their prompt is.
+        """
         known = [t for t in collected.batch if t.reward is not None and not t.over_at_once]
-        few = known[:: max(1, len(known) // max(8, len(known) // 16))]
+        groups = list(group_by(known, lambda t: t.group_id).values())
+        few = [t for group in groups[:: max(1, len(groups) // max(2, len(groups) // 16))] for t in group]
         moved = divergence(self.client, few, loss_config(self.algorithm, self.client, self.params.temperature))
         if moved > self.options.kl_warn and not self._told_of_change:
             self._told_of_change = True

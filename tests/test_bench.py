@@ -1,0 +1,248 @@
+"""`rlvr bench` measures in turns, in processes of their own, and tells the truth about what it could not measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rlvr.bench import report
+from rlvr.bench.catalogue import BENCHMARKS, chosen
+from rlvr.bench.end_to_end import SHORT, case, needed
+from rlvr.bench.measure import Case, Done, Measured, Result, Setting, measure
+from rlvr.bench.trl_peer import Steps
+from rlvr.bench.workloads import Prompts, even_words, near_sum, sums
+from rlvr.cli import run
+from rlvr.training.curriculum import Curriculum, CurriculumOptions
+from tests import bench_sides
+from tests.bench_sides import breaks, counting
+
+RESULT = Result(
+    Case("c", "samples", "work", bench_sides.timed, {"slow": bench_sides.timed, "gone": bench_sides.timed}, aim=3.0),
+    {
+        "rlvr": Measured([Done(12, 2.0, 30.0), Done(12, 3.0, 30.0), Done(12, 4.0, 36.0)], peak_bytes=3 << 20),
+        "slow": Measured([Done(6, 3.0, 60.0), Done(6, 3.0, 60.0), Done(6, 2.0, 60.0)], peak_bytes=5 << 20),
+        "gone": Measured(absent="gone: not installed; pip install 'rlvr[bench]'"),
+    },
+)
+
+
+def quiet(text: str) -> None:
+    """Progress that nobody reads."""
+
+
+def test_sides_take_turns_in_processes_of_their_own_with_the_pinned_threads():
+    said: list[str] = []
+    result = measure(bench_sides.case(other=partial(counting, 6, 3.0, 60.0)), 2, 1, said.append)
+    ours, other = result.sides["rlvr"], result.sides["other"]
+    assert (len(ours.turns), len(other.turns)) == (2, 2)
+    assert [done.facts["turn"] for done in ours.turns] == [2, 3]  # the warm-up was the first
+    assert ours.warm is not None and ours.warm.facts["turn"] == 1
+    processes = {done.facts["process"] for side in (ours, other) for done in side.turns}
+    assert len(processes) == 2 and os.getpid() not in processes
+    assert {done.facts["threads"] for done in ours.turns} == {1.0}
+    assert result.ratios("other") == [3.0, 3.0]  # 6 a second over 2
+    assert result.bound("other") == 4.0  # 10 a unit over 2.5
+    assert 0 < ours.ready_bytes <= ours.peak_bytes
+    assert said == ["sums: round 1/2: rlvr 6, other 2 sums/s", "sums: round 2/2: rlvr 6, other 2 sums/s"]
+    assert os.environ.get("OMP_NUM_THREADS") == THREADS
+
+
+THREADS = os.environ.get("OMP_NUM_THREADS")
+
+
+def test_a_case_whose_turns_are_long_has_fewer_rounds():
+    case = replace(bench_sides.case(), most_rounds=2)
+    assert [len(measure(case, rounds, 1, quiet).sides["rlvr"].turns) for rounds in (1, 5)] == [1, 2]
+
+
+def test_a_turn_that_does_not_time_itself_is_timed():
+    result = measure(Case("c", "units", "", bench_sides.timed, {}), 1, 1, quiet)
+    assert result.sides["rlvr"].turns[0].seconds is not None and result.sides["rlvr"].turns[0].seconds > 0
+
+
+def test_a_peer_that_is_not_there_is_skipped_by_name_and_the_others_go_on():
+    said: list[str] = []
+    result = measure(bench_sides.case(peer=bench_sides.missing, beast=bench_sides.absent), 1, 1, said.append)
+    peer, beast = result.sides["peer"], result.sides["beast"]
+    assert peer.absent == "a_package_that_nobody_has: not installed; pip install 'rlvr[bench]'"
+    assert beast.absent == "this machine has no unicorn"
+    assert (peer.failed, beast.failed) == (False, False)
+    assert len(result.sides["rlvr"].turns) == 1
+    assert f"peer is left out: {peer.absent}" in said
+
+
+@pytest.mark.parametrize(
+    ("side", "kept", "told"),
+    [
+        (partial(breaks, 1), 0, "RuntimeError: no more"),
+        (partial(breaks, 3), 1, "RuntimeError: no more"),
+        (partial(breaks, 2, "dies"), 0, "its process ended with exit code 3; its last words: something dreadful"),
+    ],
+    ids=["warming up", "later", "dead"],
+)
+def test_a_side_that_fails_is_told_with_its_reason_and_keeps_what_it_did(side: partial, kept: int, told: str):
+    result = measure(bench_sides.case(peer=side), 2, 1, quiet)
+    peer = result.sides["peer"]
+    assert (len(peer.turns), peer.absent, peer.failed) == (kept, told, True)
+    assert len(result.sides["rlvr"].turns) == 2
+
+
+def test_the_table_has_medians_ratios_bounds_and_the_verdict_on_the_aim():
+    """Rates 6, 4, 3 and 2, 2, 3 a second: ratios 3, 2, 1. Costs a unit 2.5, 2.5, 3 and 10."""
+    lines = report.table([RESULT]).splitlines()
+    assert lines[2] == "| c | rlvr | 4 samples/s |  |  | 3 | 3 MiB |"
+    assert lines[3] == "|  | slow | 2 samples/s | 2 (1 to 3) | 4 | 3 | 5 MiB |"
+    assert lines[4] == "|  | gone | gone: not installed; pip install 'rlvr[bench]' |  |  |  |  |"
+    assert lines[-1] == "- **c**: work. Against the faster peer, slow: 2 x; aim 3 x: missed."
+    share = replace(RESULT, case=replace(RESULT.case, aim=0.5, of_bound=True))
+    assert report.table([share]).splitlines()[-1].endswith("slow: 2 x; aim 0.5 of the bound, 2 x: met.")
+    growth = Case("g", "tokens", "work", bench_sides.timed, {"4x": bench_sides.timed}, ours_name="1x", growth=True)
+    grown = Result(growth, {"1x": Measured([Done(4, 2.0)]), "4x": Measured([Done(16, 12.0)])})
+    assert "A unit takes 1.5 times as long at worst as at 1x (aim: at most 1)" in report.table([grown])
+
+
+def test_everything_measured_is_in_the_json_and_the_curve_is_drawn(tmp_path: Path):
+    result = measure(replace(bench_sides.case(peer=bench_sides.missing), curve="turns"), 2, 1, quiet)
+    files = report.write("sums", [result], Setting(quick=True), report.machine(), tmp_path)
+    assert [path.name for path in files] == ["sums.md", "sums.json", "sums-sums.png"]
+    stored = json.loads((tmp_path / "sums.json").read_text())
+    assert (stored["schema"], stored["name"], stored["machine"]["quick"]) == (1, "sums", True)
+    assert {"cpu", "cores", "memory_gib", "packages", "load", "load_after", "threads", "dtype"} <= set(
+        stored["machine"]
+    )
+    (kept,) = stored["cases"]
+    assert kept["sides"]["peer"]["absent"].startswith("a_package_that_nobody_has")
+    ours = kept["sides"]["rlvr"]
+    assert (ours["rate"], [turn["points"] for turn in ours["turns"]]) == (6.0, [[[2.0, 2.0]], [[2.0, 3.0]]])
+    text = (tmp_path / "sums.md").read_text()
+    assert "load average" in text and "![sums-sums](sums-sums.png)" in text
+    assert (tmp_path / "sums-sums.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["end-to-edn"], "no benchmark 'end-to-edn' (did you mean 'end-to-end'?)"),
+        (["end-to-end/shrot"], "end-to-end has no case 'shrot' (did you mean 'short'?)"),
+        (["--threads", "0"], "--threads 0: expected 1 to "),
+        (["--threads", "9999"], "--threads 9999: expected 1 to "),
+        (["--rounds", "0"], "--rounds 0: expected at least 1"),
+        (["--dtype", "float16"], "--dtype float16: expected float32 or bfloat16"),
+        (["--model", "/nowhere"], "--model /nowhere: expected a folder with a model and its tokenizer"),
+        (["sandbox", "--dtype", "bfloat16"], "--dtype has no effect on sandbox"),
+        (["sandbox", "--out", __file__], "is a file; give a folder"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(arguments: list[str], told: str, capsys: pytest.CaptureFixture):
+    assert run(["bench", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture):
+    arguments = ["mathematics/numbers", "--quick", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]
+    assert run(["bench", *arguments]) == 0
+    assert "| numbers | rlvr |" in capsys.readouterr().out
+    (case,) = json.loads((tmp_path / "mathematics-numbers.json").read_text())["cases"]
+    assert [case["name"], case["sides"]["rlvr"]["turns"][0]["facts"]] == ["numbers", {"called right": 1.0}]
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path: Path):
+    arguments = [
+        "bench",
+        "mathematics/numbers",
+        "--quick",
+        "--rounds",
+        "100000",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "rlvr", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "round 2/" in line:
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    (case,) = json.loads((tmp_path / "mathematics-numbers.json").read_text())["cases"]
+    assert case["interrupted"] and len(case["sides"]["rlvr"]["turns"]) >= 2
+    assert "Stopped early." in (tmp_path / "mathematics-numbers.md").read_text()
+    assert gone(process.pid)
+
+
+def gone(group: int) -> bool:
+    """Whether all processes of a group end within seconds; what only tracks the others' resources ends last."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_benchmark_has_cases_whose_sides_can_cross_into_a_process(quick: bool):
+    for name, cases in chosen(BENCHMARKS, Setting(quick=quick)):
+        assert cases, name
+        assert len({one.name for one in cases}) == len(cases)
+        for one in cases:
+            assert pickle.loads(pickle.dumps(list(one.sides.values())))
+
+
+def test_the_work_bound_counts_prompts_once_for_us_and_padding_for_the_peer():
+    """A prompt of 5 with answers of 3 and 2, one of 4 with answers of 1 and 4."""
+    assert needed([(5, [3, 2]), (4, [1, 4])], 1) == 5 + 2 + 1 + 4 + 0 + 3
+    assert needed([(5, [3, 2])], 3) == 3 * (5 + 2 + 1)
+    prompts, answers = [5, 5, 4, 4], [3, 2, 1, 4]
+    assert Steps(SHORT, continuous=False)._computed(prompts, answers) == 4 * (5 + 3) + 3 * 4 * (5 + 4)
+    assert Steps(SHORT, continuous=True)._computed(prompts, answers) == 18 + 6 + 3 * 4 * (5 + 4)
+
+
+def test_both_sides_get_the_prompts_in_the_order_of_the_list():
+    tasks = sums(5)
+    curriculum = Curriculum(Prompts("sums", tasks, [], ""), CurriculumOptions(), seed=3)
+    drawn = [*curriculum.tasks(3, step=0), *curriculum.tasks(3, step=1)]
+    assert [task.id for task in drawn] == [f"sum-{i}" for i in (0, 1, 2, 3, 4, 0)]
+
+
+def test_the_rewards_of_the_workloads():
+    assert near_sum(["a"] * 5, ["905", "-5", "", "1000", "12345"], ["1000", "90", "0", "1100", "12345"], [100] * 5) == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
+    assert even_words(["a"] * 3, ["baba ban bobo", "baba ban", ""]) == [1, 0, 0]
+
+
+def test_whole_steps_beside_trl(tmp_path: Path):
+    setting = Setting(quick=True, scratch=tmp_path)
+    shape = replace(SHORT, groups=4, size=2, steps=2, warm_steps=2)
+    result = measure(case(setting, shape), 1, 1, quiet)
+    ours, theirs = result.sides["rlvr"], result.sides["trl"]
+    assert not ours.absent, ours.absent
+    for side in (ours, *([] if "not installed" in theirs.absent else [theirs])):
+        assert not side.failed, side.absent
+        (done,) = side.turns
+        assert done.units == 16 and len(done.points) == 2 and done.cost > 0
+        seconds = [at for at, _ in done.points]
+        assert 0 < seconds[0] < seconds[1] <= (done.seconds or 0)
+    assert (tmp_path / "qwen-3m-2" / "model.safetensors").exists()  # made once, by the first side that asked
