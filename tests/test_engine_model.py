@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import CONFIGS, PROMPTS, params, plain_logprobs
+from tiny import CONFIGS, LLAMA_LIKE, PROMPTS, params, plain_logprobs
 
+from rlvr.engine.engine import Engine
 from rlvr.engine.model import build_model, load_model, pick_device, pick_dtype
+from rlvr.messages import Datum, ModelInput
+
+MLA = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+    "first_k_dense_replace": 2, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,41 @@ def test_the_probes_find_what_a_model_allows(
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
     assert (model.splits, model.caches) == (splits, caches)
     assert model.forests == caches
+    assert model.shares == caches
     assert len(model.notes) == (not splits) + 2 * (not caches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "shares", "forests"),
+    [
+        ("mixtral", {"num_local_experts": 4}, True, True),
+        ("deepseek_v3", MLA, False, True),  # keys and values of different widths
+        ("diffllama", {}, False, True),  # splits keys and values after the cache has them
+        ("jetmoe", {"num_experts_per_tok": 2, "num_local_experts": 4, "kv_channels": 8}, False, True),  # repeats them
+        ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}, False, False),  # a running state
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, False, False),  # a short convolution between layers
+    ],
+)
+def test_what_a_model_allows_is_what_gives_its_own_numbers(
+    kind: str, more: dict[str, Any], shares: bool, forests: bool, tokenizer: Any
+) -> None:
+    """Sampling four answers to one long prompt and training on them give the log-probs of a plain pass, whatever the
+    probes said; and they say no where it would not."""
+    fields = {**LLAMA_LIKE, "num_key_value_heads": 2, "initializer_range": 0.2, **more}
+    if kind == "mamba2":
+        fields = {"hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2, **more}
+    model = build_model({"model_type": kind, **fields}, tokenizer, seed=1, device="cpu", dtype="float32")
+    engine = Engine(model)
+    policy = engine.create_policy("policy")
+    prompt = [t % 14 for t in range(40)]
+    answers = engine.sample(policy.snapshot(), ModelInput(prompt), 4, params(tokens=8)).result().sequences
+    data = [Datum.supervised(prompt, answer.tokens) for answer in answers]
+    trained = engine.forward_backward(policy, data, "cross_entropy", None, backward=False).loss_fn_outputs
+    for answer, row in zip(answers, trained, strict=True):
+        wanted = plain_logprobs(model.module, prompt, answer.tokens)
+        assert answer.logprobs == pytest.approx(wanted, abs=1e-4)
+        assert row["logprobs"].data[-len(wanted) :].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert (model.shares, model.forests) == (shares, forests)
 
 
 @pytest.mark.parametrize(("window", "caches"), [(40, False), (1500, False), (2048, True)])

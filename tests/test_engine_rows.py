@@ -81,11 +81,11 @@ def test_a_beginning_in_common_is_counted() -> None:
 
 
 def test_a_forest_is_cut_where_it_would_hold_too_much() -> None:
-    """Six tokens at most: the second group does not fit; the third answer of the first computes its prompt again."""
-    data = [datum(5, 5, 5, n) for n in (1, 2, 3, 4)] + [datum(6, 1), datum(5, 5, 5, 1)]
+    """Six tokens at most: the fourth answer does not fit, so that the prompt is computed twice."""
+    data = [datum(5, 5, 5, n) for n in (1, 2, 3, 4, 6)] + [datum(5, 5, 5, 1)]
     first, second = plan(data, micro_tokens=6)
     assert [first.indices, second.indices] == [[0, 5, 1, 2], [3, 4]]
-    assert [first.tokens_BT.tolist(), second.tokens_BT.tolist()] == [[[5, 5, 5, 1, 2, 3]], [[5, 5, 5, 4, 6, 1]]]
+    assert [first.tokens_BT.tolist(), second.tokens_BT.tolist()] == [[[5, 5, 5, 1, 2, 3]], [[5, 5, 5, 4, 6]]]
     assert first.row_N.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
 
 
@@ -104,6 +104,14 @@ def test_plain_rows_are_taken_where_a_forest_saves_nothing() -> None:
     data = [datum(*[n] * 40) for n in range(4)]
     (batch,) = plan(data, linear=10.0)
     assert batch.forest is None and batch.tokens_BT.shape == (4, 40)
+
+
+def test_each_batch_is_laid_out_as_suits_it() -> None:
+    """A group goes into a forest; a long datum of its own, in another batch, stays a plain row, where it is cheaper."""
+    data = [datum(*range(400))] + [datum(*[500] * 30, n) for n in range(8)]
+    forest, plain = plan(data, micro_tokens=400, linear=10.0)
+    assert (len(forest.indices), plain.indices) == (8, [0])
+    assert forest.forest is not None and plain.forest is None
 
 
 def test_rows_with_several_targets_share_no_batch_with_others() -> None:

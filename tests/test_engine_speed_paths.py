@@ -69,10 +69,10 @@ def test_shared_prompts_are_not_copied_to_rows(fresh: Callable[..., Any]) -> Non
     holds(engine, [kept])
 
 
-def test_a_model_that_takes_no_forests_gets_its_prompts_copied(fresh: Callable[..., Any]) -> None:
+def test_a_model_that_shares_no_prompts_gets_them_copied(fresh: Callable[..., Any]) -> None:
     """The exchange of its attention is what the probe found it not to take; the answers stay."""
     plain, shared = fresh("qwen3"), fresh("qwen3")
-    plain.model.forests = False
+    plain.model.shares = False
     answers = []
     for engine in (plain, shared):
         request = engine.enqueue(engine.create_policy("p").snapshot(), ModelInput(LONG), 6, params(4, 20))

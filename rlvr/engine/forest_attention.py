@@ -96,7 +96,7 @@ def forest_attention(module: Any, forest: Forest | None) -> Iterator[None]:
         yield
         return
     config = module.config.get_text_config()
-    was = config._attn_implementation
+    was, outer = config._attn_implementation, _running.get(id(config))
     _running[id(config)] = Blocks(forest, module.device, module.dtype)
     config._attn_implementation = NAME
     try:
@@ -104,3 +104,5 @@ def forest_attention(module: Any, forest: Forest | None) -> Iterator[None]:
     finally:
         config._attn_implementation = was
         del _running[id(config)]
+        if outer is not None:
+            _running[id(config)] = outer

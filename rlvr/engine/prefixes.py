@@ -100,7 +100,9 @@ def attend(
 ) -> tuple[Tensor, None]:
     """One token a row, as `transformers` calls it: queries [R, H x Q, 1, D], the rows' own keys, [R, 1, H x Q, D]."""
     asked = [name for name, given in more.items() if given is not None and name not in PLAIN]
-    assert not asked and not dropout and query.shape[2] == 1
+    if asked or dropout:
+        raise NotImplementedError(f"attention behind shared prompts knows no {', '.join(asked) or 'dropout'}")
+    assert query.shape[2] == 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query_RHQD = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
     out_RHQD, log_RHQ = weighed(query_RHQD, key, value, attention_mask, scale)
@@ -122,7 +124,7 @@ def shared_prompts(module: Any, prompts: list[SharedPrompts]) -> Iterator[None]:
         yield
         return
     config = module.config.get_text_config()
-    was = config._attn_implementation
+    was, outer = config._attn_implementation, _running.get(id(config))
     _running[id(config)] = prompts
     config._attn_implementation = NAME
     try:
@@ -130,3 +132,5 @@ def shared_prompts(module: Any, prompts: list[SharedPrompts]) -> Iterator[None]:
     finally:
         config._attn_implementation = was
         del _running[id(config)]
+        if outer is not None:
+            _running[id(config)] = outer

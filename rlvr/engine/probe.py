@@ -1,8 +1,10 @@
 """What the engine may rely on in a model, found out by trying it at load.
 
 `splits`: head(backbone(x)) equals the model's logits. `caches`: decoding step by step with our cache equals one plain
-pass. `forests`: rows that share what they begin with, and others in the same pass, give the logits of plain rows. Each
-is tried with random tokens, longer than any window that the config speaks of. Exercised by
+pass. `shares`: so does decoding several rows behind a prompt that is kept once. `forests`: rows that share what they
+begin with, and others in the same pass, give the logits of plain rows at every place, and nothing of a row moves when
+its neighbours do. Each is tried with random tokens, longer than any window that the config speaks of; a model whose
+layers keep a state beside keys and values fails the first of them, and is then asked no more. Exercised by
 `tests/test_engine_model.py`.
 """
 
@@ -18,13 +20,14 @@ from torch import Tensor
 from rlvr import draws
 from rlvr.engine.forest_attention import forest_attention
 from rlvr.engine.model import LanguageModel
+from rlvr.engine.prefixes import LEAST_ROWS, LEAST_TOKENS
 from rlvr.engine.rows import grow
 from rlvr.engine.runner import RowCache, prefill
 
 
 @torch.no_grad()
 def probed(model: LanguageModel) -> LanguageModel:
-    """Set `splits`, `caches` and `forests`; a known sliding window is believed without a trial."""
+    """Set what the model allows; a known sliding window is believed without a trial."""
     text = model.module.config.get_text_config()
     head = model.module.get_output_embeddings()
     length = min(_probe_length(text), model.context)
@@ -36,16 +39,19 @@ def probed(model: LanguageModel) -> LanguageModel:
     # The logits of an untrained model are too small for a cap on them to show, so the head is turned up meanwhile.
     louder = head.register_forward_hook(lambda _module, _inputs, output: output * (100 / max(float(last), 1e-6)))
     try:
-        logits = model.module(input_ids=tokens, use_cache=False).logits[0, ends].float()
+        all_logits = model.module(input_ids=tokens, use_cache=False).logits[0].float()
+        logits = all_logits[ends]
         # Rounding is small; a wrong mask or a missing scale differs by the size of the logits themselves.
         near = (0.08 if model.dtype == torch.bfloat16 else 1e-3) * float(logits.abs().max())
 
-        def agrees(other: Tensor) -> bool:
-            return other.shape == logits.shape and float((other.float() - logits).abs().max()) <= near
+        def agrees(other: Tensor, wanted: Tensor = logits) -> bool:
+            return other.shape == wanted.shape and float((other.float() - wanted).abs().max()) <= near
 
         model.splits = agrees(model.head(model.hidden(tokens)[0, ends]))
         model.caches = not _slides(text) and _tried(lambda: agrees(_decoded(model, tokens, ends)))
-        model.forests = not _slides(text) and _tried(lambda: agrees(_grown(model, tokens, ends)))
+        model.shares = model.caches and _tried(lambda: agrees(*_behind_one_prompt(model)))
+        model.forests = model.caches and _tried(lambda: agrees(_grown(model, tokens, 1), all_logits))
+        model.forests = model.forests and _tried(lambda: _stays(model, tokens))
     finally:
         louder.remove()
     if not model.splits:
@@ -73,19 +79,46 @@ def _decoded(model: LanguageModel, tokens: Tensor, ends: list[int]) -> Tensor:
     return model.head(cache.decode(model, torch.tensor([row[-1] for row in rows]), torch.tensor(ends)))
 
 
-def _grown(model: LanguageModel, tokens: Tensor, ends: list[int]) -> Tensor:
-    """The logits at `ends`, from a forest in several blocks: the row, another that leaves it, and one of its own."""
+def _behind_one_prompt(model: LanguageModel) -> tuple[Tensor, Tensor]:
+    """The logits of the second token of several rows behind one prompt: from our cache, and from plain rows."""
+    length = LEAST_TOKENS + 1
+    drawn = [draws.integer(model.vocabulary, draws.key("probe prompt"), i) for i in range(length + 2 * LEAST_ROWS)]
+    prompt, ends = drawn[:length], [drawn[length + 2 * i : length + 2 * i + 2] for i in range(LEAST_ROWS)]
+    cache, count = RowCache(), LEAST_ROWS
+    _, layers = prefill(model, [prompt])
+    cache.place(
+        layers, [0] * count, [length] * count, rows=list(range(count)), capacity=count, length=length + 2, share=True
+    )
+    for step in range(2):
+        fed = torch.tensor([row[step] for row in ends])
+        hidden = cache.decode(model, fed, torch.full((count,), length + step))
+    rows = torch.tensor([prompt + row for row in ends], device=model.device)
+    return model.head(hidden), model.module(input_ids=rows, use_cache=False).logits[:, -1].float()
+
+
+def _stays(model: LanguageModel, tokens: Tensor) -> bool:
+    """Whether a row's own numbers are what they were when the rows beside it in the forest are others."""
+    one, other = (_grown(model, tokens, by) for by in (1, 2))
+    apart = 1e-2 if model.dtype == torch.bfloat16 else 1e-5
+    return float((one - other).abs().max()) <= apart * float(one.abs().max())
+
+
+def _grown(model: LanguageModel, tokens: Tensor, by: int) -> Tensor:
+    """The logits of a row, from a forest in several blocks: with one that leaves it, and one that never shares with it.
+
+    The tokens of the others are moved `by` so many.
+    """
     row = tokens[0].cpu().numpy()
-    leaves = np.concatenate([row[: ends[1] + 1], (row[ends[1] + 1 :] + 1) % model.vocabulary])
-    alone = np.flip(row).copy()
-    alone[0] = (row[0] + 1) % model.vocabulary
+    half = len(row) // 2
+    leaves = np.concatenate([row[:half], (row[half:] + by) % model.vocabulary])
+    alone = (np.flip(row) + by) % model.vocabulary
+    alone[0] = (row[0] + by) % model.vocabulary
     rows = [leaves, row, alone]
     grown = grow(rows, block=max(2, len(row) // 4))
     with forest_attention(model.module, grown.forest):
         tokens_1T, depths_1T = (torch.from_numpy(x)[None].to(model.device) for x in (grown.tokens, grown.depths))
         hidden = model.hidden(tokens_1T, position_ids=depths_1T)[0]
-    at = torch.from_numpy(grown.at).to(model.device)[len(leaves) :]
-    return model.head(hidden[at[ends]])
+    return model.head(hidden[torch.from_numpy(grown.at).to(model.device)[len(row) : 2 * len(row)]]).float()
 
 
 def _slides(text: Any) -> bool:

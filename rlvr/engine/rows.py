@@ -1,17 +1,18 @@
 """How the datums of a call become the rows of its forward passes.
 
-Two plans, and `planned` takes the one with less work. *Plain*: datums of like length share a batch, padded on the right
-to the longest. *Forest*: all datums lie end to end in one row without padding, and a beginning that several have in
-common lies there once, so that the prompt of a group is computed once however many answers follow. Sorted, the datums
-are the paths of a forest in preorder; node j is seen by node i exactly where j <= i < end of j's subtree.
+Two plans, and `planned` takes for each micro-batch the one with less work. *Plain*: datums of like length share a
+batch, padded on the right to the longest. *Forest*: all datums lie end to end in one row without padding, and a
+beginning that several have in common lies there once, so that the prompt of a group is computed once however many
+answers follow. Sorted, the datums are the paths of a forest in preorder; node j is seen by node i exactly where
+j <= i < end of j's subtree.
 
     datums  a b c d      row   a b c d e x y         The forest knows nothing of groups or prompts: what is
             a b c e      end   5 5 5 4 5 7 7         equal is shared, for any caller's datums.
             x y
 
 Attention over a forest is computed in blocks of queries, each with the keys that it can see: its ancestors from before
-the block, and the block itself (`rlvr.engine.forest_attention`). So no mask of tokens x tokens exists, and siblings
-cost each other nothing beyond their block.
+the block, and the block itself (`rlvr.engine.forest_attention`). So the mask is tokens x (ancestors + block), and
+siblings cost each other nothing beyond their block.
 
 Exercised by `tests/test_engine_rows.py`; that the gradient stays the same, by `tests/test_same_gradient.py`.
 """
@@ -82,38 +83,35 @@ def planned(
     `tree` lets datums share what they begin with, `pack` lets those lie in one row that share nothing. `linear` is the
     work of a token outside attention, in units of the work that attending to one key is.
     """
-    plain = _plain(data, micro_tokens)
     if not (tree or pack):
-        return [_padded(data, batch, device) for batch in plain]
+        return [_padded(data, batch, device) for batch in _plain(data, range(len(data)), micro_tokens)]
     tokens = [np.fromiter(d.model_input.tokens, np.int64, d.model_input.length) for d in data]
     batches = _forests(data, tokens, micro_tokens, tree, pack)
-    grown = [grow([tokens[i] for i in batch], share=tree) for batch in batches]
-    in_forests = sum(len(g.tokens) * (linear + g.forest.ancestors_CA.shape[1] + g.forest.block) for g in grown)
-    in_rows = 0.0
-    for batch in plain:
-        longest = data[batch[0]].model_input.length
-        in_rows += len(batch) * longest * (linear + longest / 2)
-    if in_rows <= in_forests:
-        return [_padded(data, batch, device) for batch in plain]
-    return [
-        MicroBatch(
-            batch,
-            [len(tokens[i]) for i in batch],
-            torch.from_numpy(g.tokens)[None].to(device),
-            torch.from_numpy(g.at).to(device),
-            g.forest,
-            torch.from_numpy(g.depths)[None].to(device),
-        )
-        for batch, g in zip(batches, grown, strict=True)
-    ]
+    found: list[MicroBatch] = []
+    as_rows: list[int] = []
+    for batch in batches:
+        g = grow([tokens[i] for i in batch], share=tree)
+        in_forest = len(g.tokens) * (linear + g.forest.ancestors_CA.shape[1] + g.forest.block)
+        in_rows = 0.0
+        for rows in _plain(data, batch, micro_tokens):
+            longest = len(tokens[rows[0]])
+            in_rows += len(rows) * longest * (linear + longest / 2)
+        if in_rows <= in_forest:
+            as_rows += batch
+            continue
+        lengths = [len(tokens[i]) for i in batch]
+        laid = (torch.from_numpy(x).to(device) for x in (g.tokens[None], g.at, g.depths[None]))
+        tokens_1T, at_N, positions_1T = laid
+        found.append(MicroBatch(batch, lengths, tokens_1T, at_N, g.forest, positions_1T))
+    return found + [_padded(data, rows, device) for rows in _plain(data, as_rows, micro_tokens)]
 
 
-def _plain(data: Sequence[Datum], micro_tokens: int) -> list[list[int]]:
+def _plain(data: Sequence[Datum], which: Sequence[int], micro_tokens: int) -> list[list[int]]:
     """Longest rows first, so that memory peaks at once and rows of like length share a batch.
 
     Rows with several targets per token share one only with those of as many: none is padded to another's number.
     """
-    order = sorted(range(len(data)), key=lambda i: (-width(data[i]), -data[i].model_input.length, i))
+    order = sorted(which, key=lambda i: (-width(data[i]), -data[i].model_input.length, i))
     batches: list[list[int]] = []
     for i in order:
         first = data[batches[-1][0]] if batches else None

@@ -150,7 +150,7 @@ class Sampler:
                 rows=range(len(running_rows), len(running_rows) + len(staying)),
                 capacity=len(running_rows) + len(staying),
                 length=min(needed, 2 * max(len(row.request.prompt) for row in rows) + 64),
-                share=self.model.forests,
+                share=self.model.shares,
             )
         running_rows.extend(rows[i] for i in staying)
 
