@@ -6,7 +6,8 @@
 
 A verifier that waits, for processes or the network (`Reward.waits`), is asked on threads, a group a call, so its time
 passes beside the sampling. What computes in this process is asked at the end, about all answers in one call: threads
-would only fight for the interpreter. Which verdict an answer gets, and what becomes of it, is the same either way.
+would only fight for the interpreter. Which verdict an answer gets, and what becomes of it, is the same either way; only
+a verifier that raises about a whole call spoils a group's verdicts here, and all answers' there.
 
 Left out on purpose: answers of a group that others of it still lack. Exercised by `tests/test_overlap.py`.
 """

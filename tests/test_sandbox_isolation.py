@@ -246,7 +246,7 @@ def test_a_plain_user_gets_every_tier(tier: str, tmp_path: Path) -> None:
         pytest.skip(f"{python} is older than Python 3.11")
     open_to_all = Path("/var/tmp") / f"rlvr-test-{os.getpid()}-{tier}"
     try:
-        for name in ("__init__.py", "types.py"):
+        for name in ("__init__.py", "types.py", "cores.py", "halt.py"):
             (open_to_all / "rlvr").mkdir(parents=True, exist_ok=True)
             (open_to_all / "rlvr" / name).write_text(
                 "" if name == "__init__.py" else (ROOT / "rlvr" / name).read_text()

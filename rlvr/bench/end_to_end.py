@@ -3,8 +3,9 @@
 Both start from the same weights and get the same prompts, reward function, batch, loss (`dapo` with the group's mean
 as baseline, clipped at 0.2 and 0.28, no KL) and AdamW. Groups with equal rewards stay in our denominator, as in
 theirs, so both have the same gradient; that we skip their rows changes nothing but the work. Ours is the `Trainer` that
-`rlvr train` runs, over the local client; theirs is in `rlvr.bench.trl_peer`. Exercised by `tests/test_bench.py` and
-`rlvr bench end-to-end`. Left out on purpose: evaluation, checkpoints and logs, on both sides.
+`rlvr train` runs, over the local client, with room for 1,024 rows at once as shipped configs have; theirs is in
+`rlvr.bench.trl_peer`. Exercised by `tests/test_bench.py` and `rlvr bench end-to-end`. Left out on purpose: evaluation,
+checkpoints and logs, on both sides.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ def memory_case(setting: Setting) -> Case:
         work=f"0.5 B parameters, vocabulary {LARGE.vocabulary:,}, 16,384 tokens in one call, gradient checkpointing",
         ours=partial(large, setting, LARGE),
         peers={},
+        most_rounds=1,
     )
 
 
@@ -179,7 +180,7 @@ def plain(setting: Setting, shape: Shape) -> Turn:
     loaded: Any = AutoModelForCausalLM.from_pretrained(_folder(setting, shape), dtype=torch.float32)
     model = loaded.to(device)
     betas = (ADAM.beta1, ADAM.beta2)
-    optimizer = torch.optim.AdamW(model.parameters(), ADAM.learning_rate, betas, ADAM.eps, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), ADAM.learning_rate, betas, ADAM.eps, weight_decay=0.0, fused=True)
     data = rows(shape, model.get_input_embeddings().num_embeddings)
 
     def padded(name: str, kind: torch.dtype) -> torch.Tensor:
@@ -210,8 +211,8 @@ def plain(setting: Setting, shape: Shape) -> Turn:
 def large(setting: Setting, shape: Shape) -> Turn:
     """Memory over what cannot be saved: the process's peak, less what it held before there was a model.
 
-    A step takes minutes: the first turn makes it, later ones repeat what was found. One row is learned from before,
-    so that the optimizer's moments are there.
+    A step takes minutes: it is made once, in the warm-up turn, and the one round tells what was found. One row is
+    learned from before, so that the optimizer's moments are there.
     """
     import torch
 

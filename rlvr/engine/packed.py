@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlvr.cores import CGROUP
 from rlvr.engine.model import LanguageModel
 
 # Laying a weight out costs about what it saves in so many steps, or in so many rows of one pass.
@@ -80,8 +82,12 @@ def _works(dtype: torch.dtype) -> bool:
     return False
 
 
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
+def _memory(group: Path = CGROUP) -> int:
+    """What this process may have: the machine's, or its container's limit; 0 where nobody says."""
+    found = 0
+    with suppress(AttributeError, ValueError, OSError):
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (group / "memory.max", group / "memory" / "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return min(found, int(limit.read_text()))
+    return found

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
+from rlvr.halt import look
 from rlvr.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
 from rlvr.reward import adapters
 from rlvr.reward.signatures import ACCEPTED, BadReturn, Case, Signature, Style, lift
@@ -191,7 +192,11 @@ class Reward:
     def judge_all(self, cases: Sequence[Case]) -> list[Score]:
         """The verdicts on all cases, at once where the function takes many; never raises for the function."""
         if not (cases and self._signature.batched):
-            return [self._guarded(lambda case=case: self.judge(case)) for case in cases]
+            verdicts: list[Score] = []
+            for case in cases:
+                look()  # outside the guard: who stops the step stops here
+                verdicts.append(self._guarded(lambda case=case: self.judge(case)))
+            return verdicts
         values: list[Any] = []
         failure = self._guarded(lambda: values.extend(self._signature.many(cases, self._options)))
         if failure.outcome is Outcome.ERROR:
