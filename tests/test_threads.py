@@ -157,6 +157,14 @@ def test_threads_are_told_to_sleep_before_torch_is_loaded() -> None:
     assert policy("from rlvr.clients import local") == ["PASSIVE", "True", "False"]
 
 
+def test_they_spin_a_little_before_they_sleep() -> None:
+    """Enough for the next operation to come, which GNU's runtime reads by itself."""
+    said = COMMAND + "import os\nprint(os.environ['GOMP_SPINCOUNT'])\n"
+    plain = {k: v for k, v in os.environ.items() if k not in (rlvr.cores.POLICY, *rlvr.cores.OTHERS)}
+    done = subprocess.run([sys.executable, "-c", said], env=plain, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == rlvr.cores.SPINS
+
+
 def test_what_the_user_says_of_waiting_threads_is_kept() -> None:
     assert policy(COMMAND, OMP_WAIT_POLICY="ACTIVE") == ["ACTIVE", "False", "False"]
     for name in rlvr.cores.OTHERS:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,20 @@ from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.options import TrainingOptions
 from rlvr.training.sft import SftOptions
 from rlvr.training.step import Trainer
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Within the block the collector of cycles leaves alone what is there already.
+
+    Libraries and a model are a million objects, and a step's own set off several searches through all of them.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass(frozen=True)

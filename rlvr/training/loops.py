@@ -33,7 +33,7 @@ from rlvr.training.evaluate import (
     heldout_split,
     stored_evaluation,
 )
-from rlvr.training.job import Job
+from rlvr.training.job import Job, settled
 from rlvr.training.journal import Checkpoint, Journal, Position, keep_remote, unlike, weights_at
 from rlvr.training.pipelined import FixedLag
 from rlvr.training.sft import sft_step
@@ -87,6 +87,7 @@ class Loop:
         rows = self.log.rows()
         self.watch = StallWatch(rows)
         with (
+            settled(),
             self.log,
             closing(self.pipeline or self.job.trainer),
             self._listening(),
