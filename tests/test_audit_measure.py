@@ -78,7 +78,8 @@ def test_a_verifier_that_hangs_is_counted_apart_and_as_what_it_is_worth() -> Non
 )
 def test_a_mistake_is_one_message(words: list[str], said: str, tmp_path: Path, capsys: Any) -> None:
     assert run(["audit", *words]) == 2
-    message = capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    message = "".join(line for line in lines if " rows\n" not in line)  # progress, on a machine that is slow
     assert said in message and message.count("\n") == 1
 
 

@@ -195,7 +195,8 @@ def test_the_shortcuts_are_taken(setting: Callable[[Case], Setting]) -> None:
     assert packed.forest is not None and len(packed.at_N.unique()) == tokens
     assert all(b.forest is None for b in plan("none"))
     trees, cut = plan("tree-alone"), plan("micro-batches")
-    assert len(trees) == len(cut) == 2 and all(b.forest is not None for b in (*trees, *cut))
+    assert len(trees) == 2 and all(b.forest is not None for b in trees)
+    assert len(cut) > 1 and any(b.forest is not None for b in cut)
     assert sum(len(b.at_N.unique()) for b in cut) > len(forest.at_N.unique())  # through a group: its prompt is in both
 
 
