@@ -11,8 +11,7 @@ sinks) is refused: then the probe at load finds that the model takes no forests,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlvr.engine.attention import attended, exchanged
 from rlvr.engine.rows import Forest
 
 NAME = "rlvr_forest"
-PLAIN = ("is_causal", "dropout", "scaling", "position_ids", "use_cache", "cache_position", "output_attentions")
 
 
 class Blocks:
@@ -59,9 +58,6 @@ class Blocks:
         return torch.cat([above_CHAD, own_CHQD], dim=2)
 
 
-_running: dict[int, Blocks] = {}  # by the id of the config that the attention modules of one model share
-
-
 def attend(
     module: Any,
     query: Tensor,
@@ -73,10 +69,9 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [1, H, T, D] as `transformers` calls it: the output is [1, T, H, D]."""
-    asked = [name for name, given in more.items() if given is not None and name not in PLAIN]
-    if asked or dropout or attention_mask is not None:
-        raise NotImplementedError(f"attention over forests knows no {', '.join(asked) or 'dropout and no other mask'}")
-    blocks = _running[id(module.config)]
+    if attention_mask is not None:
+        raise NotImplementedError(f"{NAME} attention knows no other mask")
+    blocks = attended(module, NAME, dropout, more)
     queries = blocks.laid_out(query, ancestors=False)
     shared = query.shape[1] // key.shape[1]  # query heads of one key head
     keys, values = (blocks.laid_out(x, ancestors=True) for x in (key, value))
@@ -89,20 +84,6 @@ def attend(
 ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 
 
-@contextmanager
-def forest_attention(module: Any, forest: Forest | None) -> Iterator[None]:
+def forest_attention(module: Any, forest: Forest | None) -> AbstractContextManager[None]:
     """Within the block (the backward pass of checkpointed layers included) the model attends over `forest`, if any."""
-    if forest is None:
-        yield
-        return
-    config = module.config.get_text_config()
-    was, outer = config._attn_implementation, _running.get(id(config))
-    _running[id(config)] = Blocks(forest, module.device, module.dtype)
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = was
-        del _running[id(config)]
-        if outer is not None:
-            _running[id(config)] = outer
+    return exchanged(module, NAME, forest and Blocks(forest, module.device, module.dtype))

@@ -3,7 +3,7 @@
 A row's attention is then in two parts, over its prompt's keys with the queries of all its prompt's rows together, and
 over its own keys; both give the log of the sum of their weights, which puts them together exactly (Milakov and
 Gimelshein 2018, arXiv:1805.02867; Juravsky et al. 2024, arXiv:2402.05099). The attention of a `transformers` model is
-exchanged by name for it (`rlvr.engine.forest_attention` explains how), so only models that the probe found to take that
+exchanged by name for it (`rlvr.engine.attention`), so only models that the probe found to take that
 share prompts here. Exercised by `tests/test_engine_speed_paths.py`. Left out on purpose: prompts that share a beginning
 only.
 
@@ -14,15 +14,15 @@ one, L = keys, D = head width.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlvr.engine.forest_attention import PLAIN
+from rlvr.engine.attention import attended, exchanged
 
 NAME = "rlvr_shared_prompts"
 LEAST_ROWS, LEAST_TOKENS = 4, 32  # of one prompt: with fewer, the second part of attention costs more than it saves
@@ -85,9 +85,6 @@ def weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     return ((scores - log_sum[..., None]).exp() @ value.float()).to(query.dtype), log_sum
 
 
-_running: dict[int, list[SharedPrompts]] = {}  # by the id of the config that the attention modules of one model share
-
-
 def attend(
     module: Any,
     query: Tensor,
@@ -99,14 +96,12 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """One token a row, as `transformers` calls it: queries [R, H x Q, 1, D], the rows' own keys, [R, 1, H x Q, D]."""
-    asked = [name for name, given in more.items() if given is not None and name not in PLAIN]
-    if asked or dropout:
-        raise NotImplementedError(f"attention behind shared prompts knows no {', '.join(asked) or 'dropout'}")
+    running = attended(module, NAME, dropout, more)
     assert query.shape[2] == 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query_RHQD = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
     out_RHQD, log_RHQ = weighed(query_RHQD, key, value, attention_mask, scale)
-    for prompts in _running[id(module.config)]:
+    for prompts in running:
         theirs, their_log = prompts.part(module.layer_idx, query_RHQD, scale)
         rows = prompts.rows_M
         share = torch.sigmoid(their_log - log_RHQ[rows][..., None]).to(theirs.dtype)
@@ -117,20 +112,6 @@ def attend(
 ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 
 
-@contextmanager
-def shared_prompts(module: Any, prompts: list[SharedPrompts]) -> Iterator[None]:
+def shared_prompts(module: Any, prompts: list[SharedPrompts]) -> AbstractContextManager[None]:
     """Within the block a step of the model attends over `prompts` beside the rows' own keys, if there are any."""
-    if not prompts:
-        yield
-        return
-    config = module.config.get_text_config()
-    was, outer = config._attn_implementation, _running.get(id(config))
-    _running[id(config)] = prompts
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = was
-        del _running[id(config)]
-        if outer is not None:
-            _running[id(config)] = outer
+    return exchanged(module, NAME, prompts)
