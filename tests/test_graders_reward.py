@@ -35,6 +35,18 @@ def test_rows_of_a_file_are_graded_by_a_file(tmp_path: Path, monkeypatch: pytest
     ]  # fmt: skip
 
 
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("answers.jsonl").write_text(json.dumps({"response": "7", "gold": "7"}) + "\n")
+    outcomes: list[str] = []
+    for operation in ("eq", "ne"):
+        Path("grader.json").write_text(json.dumps({**CHECK, "operation": operation}))
+        options = ["--reward", "grader", "--reward-option", "config=grader.json", "--out", f"{operation}.jsonl"]
+        assert run(["verify", "answers.jsonl", *options]) == 0
+        outcomes.append(json.loads(Path(f"{operation}.jsonl").read_text())["outcome"])
+    assert outcomes == ["passed", "failed"]
+
+
 def test_the_tasks_meta_is_the_item_and_its_prompt_is_there_too() -> None:
     config = {**CHECK, "reference": "{{ item.prompt }} {{ item.gold }}"}
     reward = resolve_reward("grader", config=config)

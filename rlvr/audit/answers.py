@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,19 +62,18 @@ class Grader:
         workers = self.workers or len(os.sched_getaffinity(0))
         pool: Executor
         if reward.entry.batched:
-            pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
+            pool, judge = ThreadPoolExecutor(workers, thread_name_prefix="verify"), partial(graded, reward)
         else:
             pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
-        options = dict(self.options)
+            judge = partial(_graded_there, self.reward, dict(self.options))
         try:
-            yield lambda answers: pool.submit(graded, self.reward, options, answers)
+            yield lambda answers: pool.submit(judge, answers)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def graded(name: str, options: dict[str, Any], answers: list[Trajectory | Bad]) -> list[dict[str, Any]]:
+def graded(reward: Reward, answers: list[Trajectory | Bad]) -> list[dict[str, Any]]:
     """One verdict per answer, each timed by itself."""
-    reward = _resolved(name, json.dumps(options, sort_keys=True, default=repr), options)
     verdicts: list[dict[str, Any]] = []
     for answer in answers:
         start = time.perf_counter()
@@ -87,13 +87,13 @@ def graded(name: str, options: dict[str, Any], answers: list[Trajectory | Bad]) 
     return verdicts
 
 
-_known: dict[tuple[str, str], Any] = {}
+_here: list[Reward] = []  # of a worker process: the one reward that it is for
 
 
-def _resolved(name: str, key: str, options: dict[str, Any]) -> Any:
-    if (name, key) not in _known:
-        _known[name, key] = resolve_reward(name, **options)
-    return _known[name, key]
+def _graded_there(name: str, options: dict[str, Any], answers: list[Trajectory | Bad]) -> list[dict[str, Any]]:
+    if not _here:
+        _here.append(resolve_reward(name, **options))
+    return graded(_here[0], answers)
 
 
 def _end_with_parent(parent: int) -> None:
