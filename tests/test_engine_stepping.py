@@ -192,6 +192,26 @@ def test_the_cache_holds_no_more_than_it_may(most: int, fresh: Callable[..., Any
     assert [texts(r.response()) for r in requests] == [texts(f.result()) for f in futures]
 
 
+def test_prompts_kept_for_several_rows_count_as_places_of_the_cache(fresh: Callable[..., Any]) -> None:
+    """Beside rows that share nothing, after most of their rows are gone, and where there is just enough room."""
+    most = 8 * (48 + 12)
+    engine, other = fresh("qwen3", cache_tokens=most), fresh("qwen3")
+    snapshot, same = engine.create_policy("p").snapshot(), other.create_policy("p").snapshot()
+    prompts = [[(7 * i + j) % 16 for j in range(48 - 3 * i)] for i in range(4)]
+    asked = [(ModelInput(prompts[i]), n, params(i, 12 - 4 * (i % 3))) for i, n in enumerate((8, 1, 9, 6))]
+    requests = [engine.enqueue(snapshot, *a) for a in asked]
+    shared = set[int]()
+    while not engine.idle:
+        engine.advance()
+        cache = engine._sampler.cache
+        rows, length = cache.shape
+        shared.add(len(cache.shared))
+        assert rows * length + cache.held <= most or len(cache.beginnings) <= 1
+    assert 1 in shared, "where there is room, prompts are kept for their rows"
+    futures = [other.sample(same, *a) for a in asked]
+    assert [texts(r.response()) for r in requests] == [texts(f.result()) for f in futures]
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("limits", [{}, {"logit_elements": 40, "max_rows": 2}])
 def test_prompt_log_probs_and_likeliest_tokens_are_those_of_a_plain_pass(

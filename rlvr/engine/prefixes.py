@@ -41,6 +41,7 @@ class SharedPrompts:
             (k[:, :, :longest], v[:, :, :longest]) if at is None else (k[at, :, :longest], v[at, :, :longest])
             for k, v in computed
         ]
+        self.places = len(self.layers[0][0]) * longest  # keys and values held
         self.mask_G11L: Tensor | None = None
         if min(lengths) < longest:
             beyond_GL = torch.arange(longest) >= torch.tensor(lengths)[:, None]

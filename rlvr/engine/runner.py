@@ -28,11 +28,15 @@ KeyValues = list[tuple[Tensor, Tensor]]  # per layer: keys and values [P, H, L, 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a row begins with and does not hold itself: the first `tokens`, which are prompt `index` of `prompts`."""
+    """What a row begins with and does not hold itself: the first `tokens`, which are prompt `index` of `prompts`.
+
+    `own` is what it may come to hold itself.
+    """
 
     tokens: int = 0
     prompts: SharedPrompts | None = None
     index: int = 0
+    own: int = 0
 
 
 class RowLayer(CacheLayerMixin):
@@ -72,13 +76,18 @@ class RowCache(Cache):
 
     def __init__(self, most: int = 0) -> None:
         super().__init__(layers=[])
-        self.most = most  # places, rows x length, that room is made for unless the rows need more; 0 for any number
+        self.most = most  # places, rows x length and shared prompts, unless the rows need more; 0 for any number
         self.rows = torch.empty(0, dtype=torch.long)
         self.positions = torch.empty(0, dtype=torch.long)
         self.length = 0
         self.shape = (0, 0)  # rows and length there is room for
         self.beginnings: list[Beginning] = []  # of each row
         self.shared: list[SharedPrompts] = []  # of the running rows
+
+    @property
+    def held(self) -> int:
+        """Places of the shared prompts, beside those of the rows."""
+        return sum(prompts.places for prompts in self.shared)
 
     def place(
         self,
@@ -89,19 +98,27 @@ class RowCache(Cache):
         rows: Sequence[int],
         capacity: int,
         length: int,
+        reaches: Sequence[int] = (),
         share: bool = False,
     ) -> None:
         """Seat rows `rows`, which follow those there are, behind prompt `source[i]` of `lengths[i]` tokens.
 
-        A prompt is copied to its row, or kept for all its rows where `share` allows it and it pays. Room is made for
-        capacity x length, prompts included.
+        A prompt is copied to its row, or kept for all its rows where `share` allows it, it pays, and rows that come to
+        hold `reaches[i]` tokens leave room for it. Room is made for capacity x length, prompts included.
         """
+        reaches = reaches or lengths
         of_prompt = Counter(source)
         shared = {
             prompt
             for prompt, tokens in zip(source, lengths, strict=True)
             if share and of_prompt[prompt] >= LEAST_ROWS and tokens >= LEAST_TOKENS and len(self.shared) < MOST
         }
+        if shared and self.most:
+            kept_apart = [n if prompt in shared else 0 for prompt, n in zip(source, lengths, strict=True)]
+            widest = max(reach - n for reach, n in zip(reaches, kept_apart, strict=True))
+            widest = max(widest, self.shape[1], *(beginning.own for beginning in self.beginnings))
+            if max(capacity, self.shape[0]) * widest + self.held + len(shared) * max(kept_apart) > self.most:
+                shared = set[int]()
         own = [i for i, prompt in enumerate(source) if prompt not in shared]
         self._reserve(prompts, capacity, length if own else max(1, length - max(lengths)))
         if own:
@@ -115,8 +132,8 @@ class RowCache(Cache):
         kept = sorted(shared)
         block = SharedPrompts(prompts, kept, [lengths[source.index(prompt)] for prompt in kept]) if kept else None
         self.beginnings += [
-            Beginning(tokens, block, kept.index(prompt)) if prompt in shared else Beginning()
-            for prompt, tokens in zip(source, lengths, strict=True)
+            Beginning(n, block, kept.index(prompt), reach - n) if prompt in shared else Beginning(own=reach)
+            for prompt, n, reach in zip(source, lengths, reaches, strict=True)
         ]
         self._settle()
 
@@ -132,8 +149,9 @@ class RowCache(Cache):
             return
         wanted = zip((rows, length), self.shape, strict=True)
         room = [max(need, have if need <= have else 2 * have) for need, have in wanted]
-        if self.most and room[0] * room[1] > self.most:
-            room = [rows, max(length if rows > 1 else room[1], self.most // rows)]
+        most = self.most - self.held
+        if self.most and room[0] * room[1] > most:
+            room = [rows, max(length if rows > 1 else room[1], most // rows)]
         rows, length = room
         if not self.layers:
             self.layers = [RowLayer(self) for _ in like]

@@ -48,7 +48,7 @@ class Sampler:
         scheduler, newcomers = self.scheduler, []
         under_way = [row.request for row in scheduler.rows]
         try:
-            if groups := scheduler.admit():
+            if groups := scheduler.admit(self.cache.held):
                 newcomers = [row for group in groups for row in group]
                 under_way += [row.request for row in newcomers]
                 self._prefill(groups, newcomers)
@@ -142,14 +142,15 @@ class Sampler:
         staying = [i for i, row in enumerate(rows) if not row.over]
         running_rows = self.scheduler.rows
         if staying and self.model.caches:
-            needed = max(row.request.reach for row in rows)
+            reaches = [rows[i].request.reach for i in staying]
             self.cache.place(
                 layers,
                 [source[i] for i in staying],
                 [len(rows[i].request.prompt) for i in staying],
                 rows=range(len(running_rows), len(running_rows) + len(staying)),
                 capacity=len(running_rows) + len(staying),
-                length=min(needed, 2 * max(len(row.request.prompt) for row in rows) + 64),
+                length=min(max(reaches), 2 * max(len(row.request.prompt) for row in rows) + 64),
+                reaches=reaches,
                 share=self.model.shares,
             )
         running_rows.extend(rows[i] for i in staying)

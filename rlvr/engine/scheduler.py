@@ -101,9 +101,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def admit(self) -> list[list[Row]]:
+    def admit(self, held: int = 0) -> list[list[Row]]:
         """New rows by request, as many as fit: within `max_rows`, `prefill_tokens` (padded), `cache_tokens` (rows times
-        the longest they may become), and one set of weights.
+        the longest they may become, beside the `held` of shared prompts), and one set of weights.
         """
         chosen: list[list[Row]] = []
         free, longest = self.max_rows - len(self.rows), 0
@@ -125,7 +125,7 @@ class Scheduler:
             take = min(free, request.count - request.started, left)
             reach = max(reach, request.reach)
             if self.cache_tokens:
-                take = min(take, self.cache_tokens // reach - (self.max_rows - free))
+                take = min(take, (self.cache_tokens - held) // reach - (self.max_rows - free))
                 if take < 1:
                     if self.rows or chosen:
                         break
