@@ -98,15 +98,26 @@ def test_a_side_that_fails_is_told_with_its_reason_and_keeps_what_it_did(side: p
     assert len(result.sides["rlvr"].turns) == 2
 
 
+def test_no_peer_is_tried_where_ours_fails():
+    result = measure(
+        replace(bench_sides.case(peer=partial(counting, 6, 3.0, 60.0)), ours=partial(breaks, 1)), 2, 1, quiet
+    )
+    assert result.sides["rlvr"].absent == "RuntimeError: no more"
+    assert (result.sides["peer"].absent, result.sides["peer"].warm) == ("not tried: rlvr failed", None)
+
+
 def test_the_table_has_medians_ratios_bounds_and_the_verdict_on_the_aim():
     """Rates 6, 4, 3 and 2, 2, 3 a second: ratios 3, 2, 1. Costs a unit 2.5, 2.5, 3 and 10."""
     lines = report.table([RESULT]).splitlines()
     assert lines[2] == "| c | rlvr | 4 samples/s |  |  | 3 | 3 MiB |"
     assert lines[3] == "|  | slow | 2 samples/s | 2 (1 to 3) | 4 | 3 | 5 MiB |"
     assert lines[4] == "|  | gone | gone: not installed; pip install 'rlvr[bench]' |  |  |  |  |"
-    assert lines[-1] == "- **c**: work. Against the faster peer, slow: 2 x; aim 3 x: missed."
+    assert lines[-1] == "- **c**: work. Against the faster peer, slow: 2 x; aim 3 x: missed (1 of 3 rounds reach it)."
+    near = replace(RESULT, case=replace(RESULT.case, aim=2.5))  # ratios 3, 2, 1
+    assert report.table([near]).splitlines()[-1].endswith("slow: 2 x; aim 2.5 x: missed (1 of 3 rounds reach it).")
     share = replace(RESULT, case=replace(RESULT.case, aim=0.5, of_bound=True))
-    assert report.table([share]).splitlines()[-1].endswith("slow: 2 x; aim 0.5 of the bound, 2 x: met.")
+    told = "slow: 2 x; aim 0.5 of the bound, 2 x: met (2 of 3 rounds reach it)."
+    assert report.table([share]).splitlines()[-1].endswith(told)
     growth = Case("g", "tokens", "work", bench_sides.timed, {"4x": bench_sides.timed}, ours_name="1x", growth=True)
     grown = Result(growth, {"1x": Measured([Done(4, 2.0)]), "4x": Measured([Done(16, 12.0)])})
     assert "A unit takes 1.5 times as long at worst as at 1x (aim: at most 1)" in report.table([grown])
@@ -154,7 +165,7 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
     assert run(["bench", *arguments]) == 0
     assert "| numbers | rlvr |" in capsys.readouterr().out
     (case,) = json.loads((tmp_path / "mathematics-numbers.json").read_text())["cases"]
-    assert [case["name"], case["sides"]["rlvr"]["turns"][0]["facts"]] == ["numbers", {"called right": 1.0}]
+    assert [case["name"], case["sides"]["rlvr"]["turns"][0]["facts"]] == ["numbers", {"share called right": 1.0}]
 
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path: Path):

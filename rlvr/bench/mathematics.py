@@ -76,6 +76,6 @@ def _turn(kind: str, count: int, grade: Callable[[str, str], bool]) -> Turn:
     def turn() -> Done:
         given = pairs(kind, count, next(turns))
         right = sum(grade(response, gold) for response, gold in given)
-        return Done(count, facts={"called right": right / count})
+        return Done(count, facts={"share called right": right / count})
 
     return turn

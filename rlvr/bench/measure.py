@@ -146,6 +146,9 @@ def measure(case: Case, rounds: int, threads: int, say: Callable[[str], None]) -
     runners: dict[str, Runner] = {}
     try:
         for name, side in case.sides.items():
+            if result.sides[case.ours_name].failed:
+                result.sides[name].absent = f"not tried: {case.ours_name} failed"
+                continue
             runners[name] = Runner(side, threads)
             _start(name, runners[name], result.sides[name], say)
         for number in range(rounds):
@@ -157,9 +160,10 @@ def measure(case: Case, rounds: int, threads: int, say: Callable[[str], None]) -
             say(f"{case.name}: round {number + 1}/{rounds}: {told} {case.unit}/s")
     except KeyboardInterrupt:
         result.interrupted = True
+        say(f"{case.name}: stopped; what was measured is kept")
     finally:
         for runner in runners.values():
-            runner.close()
+            runner.close(at_once=result.interrupted)
     return result
 
 
@@ -213,10 +217,10 @@ class Runner:
             self._pipe.send("turn")
         return self.read()
 
-    def close(self) -> None:
-        """An idle side ends by itself when the pipe closes; one that is busy (after Ctrl-C) is ended."""
+    def close(self, at_once: bool = False) -> None:
+        """An idle side ends by itself when the pipe closes; one that is busy, or `at_once` any, is ended."""
         self._pipe.close()
-        self._process.join(timeout=5)
+        self._process.join(timeout=0 if at_once else 5)
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(timeout=5)

@@ -85,8 +85,8 @@ def header(about: dict[str, Any]) -> str:
     packages = ", ".join(f"{n} {v}" for n, v in about["packages"].items())
     return (
         f"{about['date']}; {about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}; "
-        f"Python {about['python']}, {packages}; {about['threads']} threads a side, {about['dtype']}, "
-        f"{about['rounds']} rounds{', quick sizes' if about['quick'] else ''}"
+        f"Python {about['python']}, {packages}; {_count(about['threads'], 'thread')} a side, {about['dtype']}, "
+        f"{_count(about['rounds'], 'round')}{', quick sizes' if about['quick'] else ''}"
         f"{', model ' + about['model'] if about['model'] else ''}; "
         f"load average {about['load']} before, {about['load_after']} after."
     )
@@ -133,7 +133,10 @@ def _verdict(result: Result) -> str:
         if case.of_bound and bound is not None:
             asked, aim = f"{case.aim:g} of the bound, {_short(aim * bound)} x", aim * bound
         if not case.of_bound or bound is not None:
+            ratios = result.ratios(peer)
             met = "met" if medians[peer] >= aim else "missed"
+            if min(ratios) < aim <= max(ratios):  # the rounds do not agree
+                met += f" ({sum(r >= aim for r in ratios)} of {len(ratios)} rounds reach it)"
             parts.append(f" Against the faster peer, {peer}: {_short(medians[peer])} x; aim {asked}: {met}.")
     return "".join(parts)
 
@@ -217,6 +220,10 @@ def draw(result: Result, path: Path) -> None:
 def _short(value: float) -> str:
     """Three digits that count; whole numbers from a thousand on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
 
 
 def told(text: str) -> None:
