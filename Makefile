@@ -1,7 +1,7 @@
 # make setup   an environment in .venv with everything pinned in constraints.txt
 # make train   the main job: rlvr train --config-name=arithmetic
 # make test    ruff, pyright and every test
-# make bench   every benchmark, into benchmarks/results/ (BENCH_ARGS="--quick"; peers: the extra `bench`)
+# make bench   every benchmark beside its peers, into benchmarks/results/ (BENCH_ARGS="--quick" for minutes)
 # make docs    the documentation, built into site/ (make docs-serve shows it while it is written)
 # Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
 
@@ -59,6 +59,7 @@ format: setup
 	$(VENV)/bin/ruff format .
 
 bench: setup
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(VENV)/bin/rlvr bench --out benchmarks/results $(BENCH_ARGS)
 	$(VENV)/bin/rlvr bench end-to-end --dtype bfloat16 --out benchmarks/results $(BENCH_ARGS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ def counting(units: float, seconds: float, cost: float = 0.0) -> Callable[[], Do
     def turn() -> Done:
         turns.append(1)
         facts = {"process": os.getpid(), "threads": float(os.environ["OMP_NUM_THREADS"]), "turn": len(turns)}
+        facts["usual start"] = float(multiprocessing.get_start_method() == multiprocessing.get_all_start_methods()[0])
         return Done(units, seconds, cost, facts, ((seconds, float(len(turns))),))
 
     return turn

@@ -51,6 +51,7 @@ def test_sides_take_turns_in_processes_of_their_own_with_the_pinned_threads():
     processes = {done.facts["process"] for side in (ours, other) for done in side.turns}
     assert len(processes) == 2 and os.getpid() not in processes
     assert {done.facts["threads"] for done in ours.turns} == {1.0}
+    assert {done.facts["usual start"] for done in ours.turns} == {1.0}  # of processes that a peer starts
     assert result.ratios("other") == [3.0, 3.0]  # 6 a second over 2
     assert result.bound("other") == 4.0  # 10 a unit over 2.5
     assert 0 < ours.ready_bytes <= ours.peak_bytes

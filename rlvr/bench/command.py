@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16")
 def bench(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]", help="All without; see --list.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, fewer rounds: minutes, rougher.")] = False,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="5, or 2 with --quick.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="3, or 2 with --quick.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Of each side; one per core by default.")] = None,
     model: Annotated[Path | None, typer.Option("--model", help="A folder to measure on your own model.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16, on both sides.")] = "float32",
@@ -79,7 +79,7 @@ def checked(quick: bool, rounds: int | None, threads: int | None, model: Path | 
             raise ValueError(
                 f"--model {model}: expected a folder with a model and its tokenizer (config.json is there)"
             )
-    return Setting(quick, rounds or (2 if quick else 5), threads or cores(), model, dtype)
+    return Setting(quick, rounds or (2 if quick else 3), threads or cores(), model, dtype)
 
 
 def run(names: list[str], setting: Setting, out: Path) -> tuple[bool, bool]:

@@ -48,7 +48,7 @@ class Setting:
     """What the user asked for. `model` is a folder that replaces the built models where a benchmark can use it."""
 
     quick: bool = False
-    rounds: int = 5
+    rounds: int = 3
     threads: int = 1
     model: Path | None = None
     dtype: str = "float32"
@@ -255,6 +255,8 @@ def _serve(pipe: Any, side: Side, log: str) -> None:
     out = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    # A spawned process spawns by default too: peers that start processes would be slower than they are in a program.
+    multiprocessing.set_start_method(None, force=True)  # pyright: ignore[reportArgumentType] - None is its default
     try:
         turn = side()
         pipe.send(("ready", peak_bytes()))
