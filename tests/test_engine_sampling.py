@@ -338,9 +338,10 @@ def test_scheduler_fills_free_rows_within_its_limits(fresh: Callable[..., Any]) 
     for prompt, count in (([1, 2], 1), ([3, 4, 5], 2), ([6], 3)):
         engine.sample(snapshot, ModelInput(prompt), count, params())
     first = engine._sampler.scheduler.admit()
-    assert [len(rows) for rows in first] == [1, 2]  # a third prompt would make 3 x 3 padded tokens
-    engine._sampler.scheduler.rows.extend(row for rows in first for row in rows)
-    assert [[row.index for row in rows] for rows in engine._sampler.scheduler.admit()] == [[0]]  # one seat is left
+    assert [len(row.completions) for row in first] == [1, 2]  # a third prompt would make 3 x 3 padded tokens
+    engine._sampler.scheduler.rows.extend(first)
+    (last,) = engine._sampler.scheduler.admit()
+    assert [completion.index for completion in last.completions] == [0]  # one seat is left
     assert engine._sampler.scheduler.waiting[0].started == 1
 
 

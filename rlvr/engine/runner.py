@@ -1,8 +1,9 @@
 """Computes what the scheduler decided: prompts into keys and values, rows one token further.
 
-A prompt is computed once, however many completions it has; its keys and values are then copied to its rows. Rows live
-in one preallocated cache, each at its own length: a row that ends is overwritten by the last one, so the running rows
-are always the front of the buffers and attention reads them as a view. A long prompt with several completions is not
+A prompt is computed once, however many completions it has; its keys and values are then copied to its rows, and a row
+whose completions part is copied to the new ones. Rows live in one preallocated cache, each at its own length: a row
+that ends is overwritten by the last one, so the running rows are always the front of the buffers and attention reads
+them as a view. A long prompt with several completions is not
 even copied: its rows hold what they add to it (`rlvr.engine.prefixes`).
 
 Legend: P = prompts, R = rows, L = longest row, H = key-value heads, D = head width.
@@ -98,16 +99,20 @@ class RowCache(Cache):
         rows: Sequence[int],
         capacity: int,
         length: int,
+        seats: Sequence[int] = (),
         reaches: Sequence[int] = (),
         share: bool = False,
     ) -> None:
         """Seat rows `rows`, which follow those there are, behind prompt `source[i]` of `lengths[i]` tokens.
 
-        A prompt is copied to its row, or kept for all its rows where `share` allows it, it pays, and rows that come to
-        hold `reaches[i]` tokens leave room for it. Room is made for capacity x length, prompts included.
+        A row may part into `seats[i]`, by default stays one. A prompt is copied to its row, or kept for all its rows
+        where `share` allows it, it pays, and rows that come to hold `reaches[i]` tokens leave room for it. Room is made
+        for capacity x length, prompts included.
         """
         reaches = reaches or lengths
-        of_prompt = Counter(source)
+        of_prompt = Counter[int]()
+        for prompt, count in zip(source, seats or [1] * len(source), strict=True):
+            of_prompt[prompt] += count
         shared = {
             prompt
             for prompt, tokens in zip(source, lengths, strict=True)
@@ -136,6 +141,18 @@ class RowCache(Cache):
             for prompt, n, reach in zip(source, lengths, reaches, strict=True)
         ]
         self._settle()
+
+    def part(self, source: Sequence[int]) -> None:
+        """New rows behind those there are, which hold what rows `source` do."""
+        first = len(self.beginnings)
+        self._reserve([(layer.keys, layer.values) for layer in self.layers], first + len(source), self.length)
+        of = torch.tensor(source, device=self.layers[0].keys.device)
+        for layer in self.layers:
+            for held in (layer.keys, layer.values):
+                held[first : first + len(source), :, : self.length] = held[of, :, : self.length]
+        self.beginnings += [self.beginnings[row] for row in source]
+        if self.shared:
+            self._settle()
 
     def _settle(self) -> None:
         """Tell the shared prompts which rows they have; one without any is given up."""

@@ -45,13 +45,12 @@ class Sampler:
     @torch.inference_mode()
     def advance(self) -> list[Request]:
         """One step: admit and prefill newcomers, or one token for each running row. Who ended with it comes back."""
-        scheduler, newcomers = self.scheduler, []
+        scheduler, newcomers = self.scheduler, list[Row]()
         under_way = [row.request for row in scheduler.rows]
         try:
-            if groups := scheduler.admit(self.cache.held):
-                newcomers = [row for group in groups for row in group]
+            if newcomers := scheduler.admit(self.cache.held):
                 under_way += [row.request for row in newcomers]
-                self._prefill(groups, newcomers)
+                self._prefill(newcomers)
             elif scheduler.rows:
                 self._decode(list(scheduler.rows))
         except BaseException as error:
@@ -97,7 +96,7 @@ class Sampler:
 
         What `rows` may still sample says whether weights are packed for it.
         """
-        left = [row.request.budget - len(row.tokens) for row in rows]
+        left = [row.request.budget - len(row.tokens) for row in rows for _ in row.completions]
         first = rows[0].request.snapshot
         with running(self.model, self.bank, snapshots) as head:
             # Weights that are trained as a whole have a version; under adapters they stay.
@@ -114,41 +113,44 @@ class Sampler:
             else:
                 texts = [row.request.prompt + row.tokens for row in rows]
                 hidden_RD = behind(recompute(self.model, texts), texts)
-            self._extend(rows, head(hidden_RD))
+            parted = [(i, row) for i, row in self._extend(rows, head(hidden_RD)) if not row.over]
+        if parted:
+            if self.model.caches:
+                self.cache.part([i for i, _ in parted])
+            self.scheduler.rows += [row for _, row in parted]
         self._retire()
 
-    def _prefill(self, groups: list[list[Row]], rows: list[Row]) -> None:
-        """Compute each newcomer's prompt once, draw first tokens for all its rows, and seat those that go on."""
-        source = [g for g, group in enumerate(groups) for _ in group]
-        requests = [group[0].request for group in groups]
-        prompts = [request.prompt for request in requests]
-        snapshots = [request.snapshot for request in requests]
+    def _prefill(self, rows: list[Row]) -> None:
+        """Compute each newcomer's prompt once, draw first tokens for its completions, and seat those that go on."""
+        prompts = [row.request.prompt for row in rows]
+        snapshots = [row.request.snapshot for row in rows]
         tokens = sum(map(len, prompts))
-        with self._weights(rows, snapshots, tokens):
+        with self._weights(rows, snapshots, tokens) as head:
             if self.model.caches:
                 hidden_PLD, layers = prefill(self.model, prompts)
             else:
                 hidden_PLD, layers = recompute(self.model, prompts), []
-        for request, hidden_LD in zip(requests, hidden_PLD, strict=True):
-            if request.scores_prompt:
-                self._score(request, hidden_LD)
-        hidden_RD = behind(hidden_PLD, prompts)[torch.tensor(source, device=hidden_PLD.device)]
-        with self._weights(rows, [row.request.snapshot for row in rows], tokens) as head:
-            self._extend(rows, head(hidden_RD))
+            logits_PV = head(behind(hidden_PLD, prompts))
+        for row, hidden_LD in zip(rows, hidden_PLD, strict=True):
+            if row.request.scores_prompt:
+                self._score(row.request, hidden_LD)
+        parted = self._extend(rows, logits_PV)
         self._retire()
-        self._seat(rows, layers, source)
+        self._seat([*rows, *(row for _, row in parted)], layers, [*range(len(rows)), *(i for i, _ in parted)])
 
     def _seat(self, rows: list[Row], layers: KeyValues, source: list[int]) -> None:
         staying = [i for i, row in enumerate(rows) if not row.over]
         running_rows = self.scheduler.rows
         if staying and self.model.caches:
             reaches = [rows[i].request.reach for i in staying]
+            seats = [len(rows[i].completions) for i in staying]
             self.cache.place(
                 layers,
                 [source[i] for i in staying],
                 [len(rows[i].request.prompt) for i in staying],
                 rows=range(len(running_rows), len(running_rows) + len(staying)),
-                capacity=len(running_rows) + len(staying),
+                seats=seats,
+                capacity=self.scheduler.seats + sum(seats),
                 length=min(max(reaches), 2 * max(len(row.request.prompt) for row in rows) + 64),
                 reaches=reaches,
                 share=self.model.shares,
@@ -166,7 +168,8 @@ class Sampler:
             except NonFiniteError as error:
                 request.error = error
 
-    def _extend(self, rows: Sequence[Row], logits_RV: Tensor) -> None:
+    def _extend(self, rows: Sequence[Row], logits_RV: Tensor) -> list[tuple[int, Row]]:
+        """Draw a token for every completion of the rows; which rows part from which."""
         device = self.model.device
         params = [row.request.params for row in rows]
 
@@ -176,18 +179,16 @@ class Sampler:
         filters = None
         if any(p.top_k != -1 or p.top_p < 1 or p.min_p > 0 for p in params):
             filters = (column("top_k"), column("top_p", torch.float64), column("min_p", torch.float64))
+        drawing = [(i, completion.key, len(row.tokens)) for i, row in enumerate(rows) for completion in row.completions]
+        of_N, keys_N, positions_N = torch.tensor(drawing, device=device).T
         tokens, logprobs, table_RV = sample(
-            logits_RV,
-            column("temperature"),
-            torch.tensor([row.key for row in rows], device=device),
-            torch.tensor([len(row.tokens) for row in rows], device=device),
-            filters,
+            logits_RV, column("temperature"), keys_N, positions_N, filters, of_N if len(of_N) > len(rows) else None
         )
         if asking := [i for i, row in enumerate(rows) if row.request.topk_sample]:
             most = max(rows[i].request.topk_sample for i in asking)
             for i, likeliest in zip(asking, best(table_RV[torch.tensor(asking, device=device)], most), strict=True):
                 rows[i].likeliest.append(likeliest[: rows[i].request.topk_sample])
-        self.scheduler.advance(rows, tokens.tolist(), logprobs.tolist(), self.model.tokenizer)
+        return self.scheduler.advance(rows, tokens.tolist(), logprobs.tolist(), self.model.tokenizer)
 
     def _retire(self) -> None:
         failed = [i for i, row in enumerate(self.scheduler.rows) if row.request.error is not None]

@@ -1,6 +1,6 @@
 """From logits to tokens: counted draws, filters, log-probs. Pure functions over tensors, no model.
 
-Legend: R = rows (one per completion being sampled), V = vocabulary.
+Legend: R = rows, V = vocabulary, N = completions, of which several may draw from one row (`of_N`; None: one each).
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ def filtered(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Ten
     return logprobs_RV.masked_fill(~kept, -torch.inf)
 
 
-def pick(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
-    """One token a row [R], drawn from exp(logprobs) (need not sum to one) with the row's counted noise in fp64."""
+def pick(logprobs_RV: Tensor, keys_N: Tensor, positions_N: Tensor, of_N: Tensor | None = None) -> Tensor:
+    """A token for each [N], drawn from exp(logprobs) of its row (need not sum to one) by its counted noise, in fp64."""
     at_once = AT_ONCE if logprobs_RV.device.type == "cpu" else AT_ONCE_ON_DEVICE
     rows = max(1, at_once // logprobs_RV.shape[-1])
     draw = _by_gumbel if logprobs_RV.shape[-1] > GUMBEL_ABOVE else _by_cumulative
-    parts = zip(logprobs_RV.split(rows), keys_R.split(rows), positions_R.split(rows), strict=True)
+    tables = logprobs_RV.split(rows) if of_N is None else (logprobs_RV[of] for of in of_N.split(rows))
+    parts = zip(tables, keys_N.split(rows), positions_N.split(rows), strict=True)
     return torch.cat([draw(*part) for part in parts])
 
 
@@ -87,11 +88,12 @@ def _by_cumulative(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> 
 def sample(
     logits_RV: Tensor,
     temperature_R: Tensor,
-    keys_R: Tensor,
-    positions_R: Tensor,
+    keys_N: Tensor,
+    positions_N: Tensor,
     filters: tuple[Tensor, Tensor, Tensor] | None,
+    of_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [R], their log-probs [R] and those of all tokens [R, V] under softmax(logits / T), before any filter.
+    """Tokens [N], their log-probs [N] and those of all tokens [R, V] under softmax(logits / T), before any filter.
 
     Temperature 0 is greedy, with the log-probs at temperature 1. `filters` holds top_k, top_p and min_p per row, None
     where no row asks for any. A row whose logits are not finite gets the log-prob nan and a token that means nothing:
@@ -105,11 +107,12 @@ def sample(
     if any_broken:
         logprobs_RV = logprobs_RV.masked_fill(broken_R[:, None], 0.0)
     source = logprobs_RV if filters is None else filtered(logprobs_RV, *filters)
-    tokens_R = pick(source, keys_R, positions_R)
+    tokens_N = pick(source, keys_N, positions_N, of_N)
+    at_N = torch.arange(len(tokens_N), device=tokens_N.device) if of_N is None else of_N
     if bool(greedy_R.any()):
-        tokens_R = torch.where(greedy_R, logprobs_RV.argmax(-1), tokens_R)
-    logprobs_R = logprobs_RV.gather(-1, tokens_R[:, None])[:, 0]
-    return tokens_R, logprobs_R.masked_fill(broken_R, torch.nan) if any_broken else logprobs_R, logprobs_RV
+        tokens_N = torch.where(greedy_R[at_N], logprobs_RV.argmax(-1)[at_N], tokens_N)
+    logprobs_N = logprobs_RV[at_N, tokens_N]
+    return tokens_N, logprobs_N.masked_fill(broken_R[at_N], torch.nan) if any_broken else logprobs_N, logprobs_RV
 
 
 def best(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:

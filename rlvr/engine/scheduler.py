@@ -1,9 +1,9 @@
 """Decides which rows run next. No tensors: the runner computes.
 
 Requests wait in order of arrival. A request's completions become rows as soon as there is room; rows of different
-requests, callers and adapters share a batch; a finished row's place goes to the next one in line (continuous
-batching). What runs together depends only on what was asked for and on the tokens drawn, never on time, so the same
-requests give the same batches again.
+requests, callers and adapters share a batch; a finished completion's place goes to the next one in line (continuous
+batching). Completions of a request are one row for as long as they draw the same tokens. What runs together depends
+only on what was asked for and on the tokens drawn, never on time, so the same requests give the same batches again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from rlvr import draws
@@ -68,13 +69,20 @@ class Request:
         )
 
 
-@dataclass(eq=False)
-class Row:
-    """One completion being sampled. Its draws are a function of (the request's seed, `index`, token position)."""
+@dataclass(frozen=True)
+class Completion:
+    """One completion of a request. Its draws are a function of (the request's seed, `index`, token position)."""
 
-    request: Request
     index: int
     key: int
+
+
+@dataclass(eq=False)
+class Row:
+    """Completions of a request whose tokens are the same so far: computed once, until they part."""
+
+    request: Request
+    completions: list[Completion]
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
@@ -86,7 +94,11 @@ class Row:
 
     @property
     def over(self) -> bool:
-        return self.request.error is not None or self.index in self.request.finished
+        return self.request.error is not None or not self.completions
+
+    def parted(self, completions: list[Completion]) -> Row:
+        """A row of its own for some of the completions, with what they have so far."""
+        return Row(self.request, completions, list(self.tokens), list(self.logprobs), list(self.likeliest))
 
 
 class Scheduler:
@@ -101,12 +113,18 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def admit(self, held: int = 0) -> list[list[Row]]:
-        """New rows by request, as many as fit: within `max_rows`, `prefill_tokens` (padded), `cache_tokens` (rows times
-        the longest they may become, beside the `held` of shared prompts), and one set of weights.
+    @property
+    def seats(self) -> int:
+        """Completions that are under way: each may need a row of its own."""
+        return sum(len(row.completions) for row in self.rows)
+
+    def admit(self, held: int = 0) -> list[Row]:
+        """New rows, one a request, with as many completions as fit: within `max_rows`, `prefill_tokens` (padded),
+        `cache_tokens` (as if each had a row, times the longest they may become, beside the `held` of shared prompts),
+        and one set of weights.
         """
-        chosen: list[list[Row]] = []
-        free, longest = self.max_rows - len(self.rows), 0
+        chosen: list[Row] = []
+        free, longest = self.max_rows - self.seats, 0
         reach = max((row.request.reach for row in self.rows), default=0)
         weights = self.rows[0].request.snapshot.batch_key if self.rows else None
         place = 0  # in the line
@@ -133,7 +151,7 @@ class Scheduler:
             seed = request.params.seed
             assert seed is not None
             indices = range(request.started, request.started + take)
-            chosen.append([Row(request, i, draws.key("sample", seed, i)) for i in indices])
+            chosen.append(Row(request, [Completion(i, draws.key("sample", seed, i)) for i in indices]))
             request.started += take
             free -= take
             if request.started == request.count:
@@ -147,32 +165,54 @@ class Scheduler:
         if self.one_request == 1:
             return request.count
         places = min(self.max_rows, self.cache_tokens // reach) if self.cache_tokens else self.max_rows
-        has = sum(row.request is request for row in self.rows) if request.started else 0
+        has = sum(len(row.completions) for row in self.rows if row.request is request) if request.started else 0
         return max(1, int(places * self.one_request)) - has
 
-    def advance(self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> None:
-        """Record one new token per row. What goes wrong with one row's token is its own request's failure alone."""
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            request = row.request
-            if request.error is not None:
-                continue
-            if math.isnan(logprob):
-                request.error = NonFiniteError("a logit of the policy", [])
-                continue
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            end_tokens = int(token in request.stop_tokens)
-            try:
-                stops = request.stop_strings
-                stopped = end_tokens or (stops and ends_with_stop(tokenizer, row.tokens, stops))
-            except Exception as error:
-                request.error = error
-                continue
-            if stopped or len(row.tokens) >= request.budget:
-                reason = StopReason.STOP if stopped else StopReason.LENGTH
-                likeliest = row.likeliest if request.topk_sample else None
-                sequence = SampledSequence(reason, row.tokens, row.logprobs, end_tokens, likeliest)
-                request.finished[row.index] = sequence
+    def advance(
+        self, rows: Sequence[Row], tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Any
+    ) -> list[tuple[int, Row]]:
+        """Record one new token per completion, row by row; the rows that part from row i of `rows`, as (i, row).
+
+        A row keeps the completions that drew what its first one did. What goes wrong with a token is the failure of
+        its own request alone.
+        """
+        drawn, parted = iter(zip(tokens, logprobs, strict=True)), list[tuple[int, Row]]()
+        for i, row in enumerate(rows):
+            ways: dict[int, tuple[float, list[Completion]]] = {}
+            theirs = islice(drawn, len(row.completions))
+            for completion, (token, logprob) in zip(row.completions, theirs, strict=True):
+                ways.setdefault(token, (logprob, []))[1].append(completion)
+            children = [row.parted(completions) for _, completions in [*ways.values()][1:]]
+            row.completions = next(iter(ways.values()))[1]
+            for one, (token, (logprob, _)) in zip((row, *children), ways.items(), strict=True):
+                self._record(one, token, logprob, tokenizer)
+            parted += ((i, child) for child in children)
+        return parted
+
+    def _record(self, row: Row, token: int, logprob: float, tokenizer: Any) -> None:
+        request = row.request
+        if request.error is not None:
+            return
+        if math.isnan(logprob):
+            request.error = NonFiniteError("a logit of the policy", [])
+            return
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        end_tokens = int(token in request.stop_tokens)
+        try:
+            stops = request.stop_strings
+            stopped = end_tokens or (stops and ends_with_stop(tokenizer, row.tokens, stops))
+        except Exception as error:
+            request.error = error
+            return
+        if stopped or len(row.tokens) >= request.budget:
+            reason = StopReason.STOP if stopped else StopReason.LENGTH
+            for completion in row.completions:
+                likeliest = list(row.likeliest) if request.topk_sample else None
+                request.finished[completion.index] = SampledSequence(
+                    reason, list(row.tokens), list(row.logprobs), end_tokens, likeliest
+                )
+            row.completions = []
 
     def retire(self) -> tuple[list[int], list[int]]:
         """Drop the rows that are over; (source, target) of the moves that close the gaps they leave.
