@@ -87,10 +87,10 @@ def run(names: list[str], setting: Setting, out: Path) -> tuple[bool, bool]:
     interrupted = failed = False
     with tempfile.TemporaryDirectory(prefix="rlvr-bench-") as scratch:
         setting = replace(setting, scratch=Path(scratch))
+        if report.load() > 0.5 * cores():  # before the first: what follows is our own load too
+            report.told(f"this machine is busy (load average {report.load()}): figures are rough")
         for name, cases in chosen(names, setting):
             before, results = report.machine(), list[Result]()
-            if before["load"] > 0.5 * before["cores"]:
-                report.told(f"{name}: this machine is busy (load average {before['load']}): figures are rough")
             for case in cases:
                 results.append(measure(case, setting.rounds, setting.threads, report.told))
                 interrupted = results[-1].interrupted
