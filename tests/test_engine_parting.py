@@ -63,5 +63,5 @@ def test_completions_are_those_that_are_sampled_one_by_one(kind: str, way: str, 
         assert one.logprobs == pytest.approx(other.logprobs, abs=5e-5)  # rounding, over the lowest temperature
         assert len(one.topk_logprobs) == len(one.tokens)
         assert [[t for t, _ in best] for best in one.topk_logprobs] == [[t for t, _ in b] for b in other.topk_logprobs]
-    lists = [id(values) for s in found[0] for values in (s.tokens, s.logprobs, s.topk_logprobs)]
+    lists = [id(values) for s in found[0] for values in (s.tokens, s.logprobs, s.topk_logprobs, *s.topk_logprobs)]
     assert len(set(lists)) == len(lists), "who changes an answer changes no other"

@@ -208,9 +208,31 @@ def test_prompts_kept_for_several_rows_count_as_places_of_the_cache(fresh: Calla
         rows, length = cache.shape
         shared.add(len(cache.shared))
         assert rows * length + cache.held <= most or len(cache.beginnings) <= 1
+        assert rows >= engine._sampler.scheduler.seats, "who parts finds room"
     assert 1 in shared, "where there is room, prompts are kept for their rows"
     futures = [other.sample(same, *a) for a in asked]
     assert [texts(r.response()) for r in requests] == [texts(f.result()) for f in futures]
+
+
+@pytest.mark.parametrize("most", [400, 450, 500, 800])
+def test_what_ran_before_leaves_no_bit(most: int, fresh: Callable[..., Any]) -> None:
+    """Buffers that grew by other requests, or were given back, decide nothing."""
+    found: list[Any] = []
+    for before in ("nothing", "long rows", "long rows, given back"):
+        engine = fresh("qwen3", cache_tokens=most)
+        snapshot = engine.create_policy("p").snapshot()
+        if before != "nothing":
+            engine.enqueue(snapshot, PROMPT, 4, params(1, 97))
+            drained(engine)
+        if "given back" in before:
+            engine.release()
+        request = engine.enqueue(snapshot, ModelInput([t % 15 for t in range(40)]), 5, params(2, 20, temperature=0.7))
+        while not engine.idle:
+            engine.advance()
+            cache = engine._sampler.cache
+            assert cache.shape[0] * cache.shape[1] + cache.held <= most
+        found.append(request.response().sequences)
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])

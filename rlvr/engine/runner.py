@@ -11,6 +11,7 @@ Legend: P = prompts, R = rows, L = longest row, H = key-value heads, D = head wi
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,11 +122,14 @@ class RowCache(Cache):
         if shared and self.most:
             kept_apart = [n if prompt in shared else 0 for prompt, n in zip(source, lengths, strict=True)]
             widest = max(reach - n for reach, n in zip(reaches, kept_apart, strict=True))
-            widest = max(widest, self.shape[1], *(beginning.own for beginning in self.beginnings))
-            if max(capacity, self.shape[0]) * widest + self.held + len(shared) * max(kept_apart) > self.most:
+            widest = max(widest, *(beginning.own for beginning in self.beginnings), 0)
+            if capacity * widest + self.held + len(shared) * max(kept_apart) > self.most:
                 shared = set[int]()
         own = [i for i, prompt in enumerate(source) if prompt not in shared]
-        self._reserve(prompts, capacity, length if own else max(1, length - max(lengths)))
+        kept = sorted(shared)
+        block = SharedPrompts(prompts, kept, [lengths[source.index(prompt)] for prompt in kept]) if kept else None
+        held = self.held + (block.places if block else 0)
+        self._reserve(prompts, capacity, max(self.length, length if own else length - max(lengths), 1), held)
         if own:
             device, most = prompts[0][0].device, max(lengths[i] for i in own)
             of = torch.tensor([source[i] for i in own], device=device)
@@ -134,8 +138,6 @@ class RowCache(Cache):
                 layer.keys[to, :, :most] = keys[of, :, :most]
                 layer.values[to, :, :most] = values[of, :, :most]
             self.length = max(self.length, most)  # what `move` must carry, until the next step says
-        kept = sorted(shared)
-        block = SharedPrompts(prompts, kept, [lengths[source.index(prompt)] for prompt in kept]) if kept else None
         self.beginnings += [
             Beginning(n, block, kept.index(prompt), reach - n) if prompt in shared else Beginning(own=reach)
             for prompt, n, reach in zip(source, lengths, reaches, strict=True)
@@ -144,8 +146,7 @@ class RowCache(Cache):
 
     def part(self, source: Sequence[int]) -> None:
         """New rows behind those there are, which hold what rows `source` do."""
-        first = len(self.beginnings)
-        self._reserve([(layer.keys, layer.values) for layer in self.layers], first + len(source), self.length)
+        first = len(self.beginnings)  # there is room: every completion's was made when it was seated
         of = torch.tensor(source, device=self.layers[0].keys.device)
         for layer in self.layers:
             for held in (layer.keys, layer.values):
@@ -161,14 +162,17 @@ class RowCache(Cache):
             rows = [i for i, beginning in enumerate(self.beginnings) if beginning.prompts is prompts]
             prompts.settle([self.beginnings[i].index for i in rows], rows)
 
-    def _reserve(self, like: KeyValues, rows: int, length: int) -> None:
-        if rows <= self.shape[0] and length <= self.shape[1]:
+    def _reserve(self, like: KeyValues, rows: int, length: int, held: int) -> None:
+        """Room for `rows` rows that hold `length`: all there are, running and to come, beside `held` places."""
+        most = self.most - held if self.most else math.inf
+        if rows <= self.shape[0] and length <= self.shape[1] and self.shape[0] * self.shape[1] <= most:
             return
         wanted = zip((rows, length), self.shape, strict=True)
         room = [max(need, have if need <= have else 2 * have) for need, have in wanted]
-        most = self.most - self.held
-        if self.most and room[0] * room[1] > most:
-            room = [rows, max(length if rows > 1 else room[1], most // rows)]
+        if room[0] * room[1] > most:
+            room = [rows, max(length if rows > 1 else room[1], int(most // rows))]
+        if tuple(room) == self.shape:  # one row, which may have all that it needs
+            return
         rows, length = room
         if not self.layers:
             self.layers = [RowLayer(self) for _ in like]
@@ -176,15 +180,15 @@ class RowCache(Cache):
             for name, example in (("keys", keys), ("values", values)):
                 grown = example.new_zeros(rows, example.shape[1], length, example.shape[3])
                 if (old := getattr(layer, name)) is not None:
-                    grown[: old.shape[0], :, : old.shape[2]] = old[:rows, :, :length]
+                    kept = old[:rows, :, : self.length]
+                    grown[: kept.shape[0], :, : kept.shape[2]] = kept
                 setattr(layer, name, grown)
         self.shape = (rows, length)
 
-    def shrink(self, lengths: Sequence[int]) -> None:
-        """Keep room for no more than the rows there are, `lengths` tokens long."""
-        rows = len(lengths)
+    def shrink(self, lengths: Sequence[int], seats: int) -> None:
+        """Keep room for no more than the `seats` rows that those there are may part into, `lengths` tokens long."""
         length = max(n - beginning.tokens for n, beginning in zip(lengths, self.beginnings, strict=True))
-        self.shape = (min(rows, self.shape[0]), min(length, self.shape[1]))
+        self.shape = (min(seats, self.shape[0]), min(length, self.shape[1]))
         self.length = min(self.length, length)
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -196,8 +200,8 @@ class RowCache(Cache):
         for layer in self.layers:
             layer.keys[at], layer.values[at] = 0, 0
 
-    def close(self, source: Sequence[int], target: Sequence[int], rows: int) -> None:
-        """Overwrite rows `target` by rows `source` (disjoint); `rows` rows are left."""
+    def close(self, source: Sequence[int], target: Sequence[int], lengths: Sequence[int]) -> None:
+        """Overwrite rows `target` by rows `source` (disjoint); rows are left that come to `lengths` tokens next."""
         if source:
             device = self.layers[0].keys.device
             of, to = torch.tensor(source, device=device), torch.tensor(target, device=device)
@@ -206,17 +210,23 @@ class RowCache(Cache):
                 layer.values[to, :, : self.length] = layer.values[of, :, : self.length]
             for of_row, to_row in zip(source, target, strict=True):
                 self.beginnings[to_row] = self.beginnings[of_row]
-        if len(self.beginnings) > rows:
-            del self.beginnings[rows:]
+        if len(self.beginnings) > len(lengths):
+            del self.beginnings[len(lengths) :]
+            left = zip(lengths, self.beginnings, strict=True)
+            self.length = max((n - 1 - beginning.tokens for n, beginning in left), default=0)
             if self.shared:
                 self._settle()
 
-    def decode(self, model: LanguageModel, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """Feed each of the first R rows one token at its position; the hidden state behind it, [R, D]."""
+    def decode(self, model: LanguageModel, tokens_R: Tensor, positions_R: Tensor, seats: int = 0) -> Tensor:
+        """Feed each of the R rows one token at its position; the hidden state behind it, [R, D].
+
+        There is room for `seats` rows: what they may part into, by default R.
+        """
         own_R = positions_R - torch.tensor([b.tokens for b in self.beginnings]) if self.shared else positions_R
         self.rows, self.positions = torch.arange(len(tokens_R), device=model.device), own_R.to(model.device)
         self.length = int(own_R.max()) + 1
-        self._reserve([(layer.keys, layer.values) for layer in self.layers], len(tokens_R), self.length)
+        like = [(layer.keys, layer.values) for layer in self.layers]
+        self._reserve(like, max(seats, len(tokens_R)), self.length, self.held)
         columns = torch.arange(self.length, device=model.device)
         mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
         if model.adds_masks or self.shared:

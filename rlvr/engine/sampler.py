@@ -78,7 +78,7 @@ class Sampler:
         """Give back the cache's memory: all of it when nothing runs, else what the running rows do not fill."""
         if rows := self.scheduler.rows:
             if self.model.caches:
-                self.cache.shrink([row.length for row in rows])
+                self.cache.shrink([row.length for row in rows], self.scheduler.seats)
         else:
             self._forget()
         if self.model.device.type == "cuda":
@@ -96,12 +96,13 @@ class Sampler:
 
         What `rows` may still sample says whether weights are packed for it.
         """
-        left = [row.request.budget - len(row.tokens) for row in rows for _ in row.completions]
+        left = [(row.request.budget - len(row.tokens), len(row.completions)) for row in rows]
+        steps, tokens = max(left)[0], tokens + sum(each * count for each, count in left)
         first = rows[0].request.snapshot
         with running(self.model, self.bank, snapshots) as head:
             # Weights that are trained as a whole have a version; under adapters they stay.
             name = first.fingerprint if first.full else ""
-            with self.packed.used(name, steps=max(left), tokens=tokens + sum(left)):
+            with self.packed.used(name, steps=steps, tokens=tokens):
                 yield head
 
     def _decode(self, rows: Sequence[Row]) -> None:
@@ -109,7 +110,7 @@ class Sampler:
             if self.model.caches:
                 last = torch.tensor([row.tokens[-1] for row in rows])
                 at = torch.tensor([row.length - 1 for row in rows])
-                hidden_RD = self.cache.decode(self.model, last, at)
+                hidden_RD = self.cache.decode(self.model, last, at, self.scheduler.seats)
             else:
                 texts = [row.request.prompt + row.tokens for row in rows]
                 hidden_RD = behind(recompute(self.model, texts), texts)
@@ -179,10 +180,15 @@ class Sampler:
         filters = None
         if any(p.top_k != -1 or p.top_p < 1 or p.min_p > 0 for p in params):
             filters = (column("top_k"), column("top_p", torch.float64), column("min_p", torch.float64))
-        drawing = [(i, completion.key, len(row.tokens)) for i, row in enumerate(rows) for completion in row.completions]
-        of_N, keys_N, positions_N = torch.tensor(drawing, device=device).T
+        keys = [completion.key for row in rows for completion in row.completions]
+        of = [i for i, row in enumerate(rows) for _ in row.completions]
         tokens, logprobs, table_RV = sample(
-            logits_RV, column("temperature"), keys_N, positions_N, filters, of_N if len(of_N) > len(rows) else None
+            logits_RV,
+            column("temperature"),
+            torch.tensor(keys, device=device),
+            torch.tensor([len(rows[i].tokens) for i in of], device=device),
+            filters,
+            torch.tensor(of, device=device) if len(of) > len(rows) else None,
         )
         if asking := [i for i, row in enumerate(rows) if row.request.topk_sample]:
             most = max(rows[i].request.topk_sample for i in asking)
@@ -196,4 +202,4 @@ class Sampler:
             self.cache.wipe(failed)  # who has the place next, in any request, must not fail by it
         sources, targets = self.scheduler.retire()
         if self.model.caches:
-            self.cache.close(sources, targets, len(self.scheduler.rows))
+            self.cache.close(sources, targets, [row.length for row in self.scheduler.rows])

@@ -178,6 +178,9 @@ class Scheduler:
         """
         drawn, parted = iter(zip(tokens, logprobs, strict=True)), list[tuple[int, Row]]()
         for i, row in enumerate(rows):
+            if len(row.completions) == 1:  # as most are, soon
+                self._record(row, *next(drawn), tokenizer)
+                continue
             ways: dict[int, tuple[float, list[Completion]]] = {}
             theirs = islice(drawn, len(row.completions))
             for completion, (token, logprob) in zip(row.completions, theirs, strict=True):
@@ -208,7 +211,7 @@ class Scheduler:
         if stopped or len(row.tokens) >= request.budget:
             reason = StopReason.STOP if stopped else StopReason.LENGTH
             for completion in row.completions:
-                likeliest = list(row.likeliest) if request.topk_sample else None
+                likeliest = [list(best) for best in row.likeliest] if request.topk_sample else None
                 request.finished[completion.index] = SampledSequence(
                     reason, list(row.tokens), list(row.logprobs), end_tokens, likeliest
                 )
