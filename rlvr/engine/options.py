@@ -23,7 +23,8 @@ class EngineLimits:
     """Memory and cores; none of them changes a result but by rounding.
 
     `max_rows`: completions sampled at once, of which one request gets the part `one_request`. `cache_tokens`: places
-    whose keys and values are held for them, rows times the longest (its whole budget counted); 0 for as many as the
+    whose keys and values are held for them, rows times the longest (its whole budget counted), prompts kept for
+    several rows beside them; 0 for as many as the
     rows need. One row always runs. `micro_tokens`: tokens per forward pass in training and prefill, padding
     included.
     `logit_elements`: tokens x vocabulary held at once when log-probs are computed (4 bytes each, twice in training).

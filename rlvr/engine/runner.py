@@ -3,8 +3,8 @@
 A prompt is computed once, however many completions it has; its keys and values are then copied to its rows, and a row
 whose completions part is copied to the new ones. Rows live in one preallocated cache, each at its own length: a row
 that ends is overwritten by the last one, so the running rows are always the front of the buffers and attention reads
-them as a view. A long prompt with several completions is not
-even copied: its rows hold what they add to it (`rlvr.engine.prefixes`).
+them as a view. A long prompt with several completions is not even copied: its rows hold what they add to it
+(`rlvr.engine.prefixes`).
 
 Legend: P = prompts, R = rows, L = longest row, H = key-value heads, D = head width.
 """
