@@ -77,7 +77,7 @@ def test_the_loop_trains_and_a_resumed_one_goes_on(server: TinkerServer, place: 
     rows = recipe(server, place, "math_rl.train", "sync", *options, "max_steps=2", "num_substeps=2")
     assert [row["progress/batch"] for row in rows] == [0, 1]
     assert all(abs(row["optim/kl_sample_train_v1"]) < 1e-3 for row in rows)  # on policy: one model, one arithmetic
-    assert all(0 <= row["env/all/reward/total"] <= 1 for row in rows)
+    assert all(-0.1 <= row["env/all/reward/total"] <= 1 for row in rows)  # the recipe takes 0.1 for a wrong format
     rows = recipe(server, place, "math_rl.train", "sync", *options, "max_steps=3", "behavior_if_log_dir_exists=resume")
     assert [row["progress/batch"] for row in rows] == [0, 1, 2]
 
