@@ -310,6 +310,12 @@ def test_the_defaults_are_tinkers() -> None:
     assert LOSSES["cross_entropy"].needs == ("weights",)
 
 
+def gradients(loss: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As a step has them: chunks add to the leaves, which `autograd.grad` does not allow."""
+    loss.backward()
+    return tuple(leaf.grad for leaf in leaves if leaf.grad is not None)
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 def test_log_probs_in_chunks_equal_the_whole(chunk: int) -> None:
     """Values and gradients of head and hidden states, whatever the chunk; fp32 out even from a bf16 head."""
@@ -321,7 +327,7 @@ def test_log_probs_in_chunks_equal_the_whole(chunk: int) -> None:
     expected = (head(hidden) / 0.7).log_softmax(-1)[torch.arange(7), targets]
     wanted = torch.autograd.grad((expected * weights).sum(), (hidden, head.weight))
     got, _ = token_logprobs(head, hidden, targets, 0.7, chunk)
-    found = torch.autograd.grad((got * weights).sum(), (hidden, head.weight))
+    found = gradients((got * weights).sum(), hidden, head.weight)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(found, wanted)
     narrow, _ = token_logprobs(head.to(torch.bfloat16), hidden.detach().bfloat16(), targets, 1.0, chunk)
@@ -338,6 +344,21 @@ def test_chunks_never_hold_the_whole_matrix() -> None:
     assert sorted(seen) == [2, 2, 4, 4, 4, 4]  # three chunks, each forward and again in backward
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_chunks_add_to_the_heads_gradient_one_by_one(frozen: bool) -> None:
+    """So that no second table holds their sum; a head over hidden states without a gradient learns all the same."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 50, bias=False)
+    added: list[bool] = []
+    head.weight.register_post_accumulate_grad_hook(lambda _: added.append(True))
+    hidden, targets = torch.randn(10, 4, requires_grad=not frozen), torch.arange(10)
+    token_logprobs(head, hidden, targets, 1.0, 4)[0].sum().backward()
+    assert len(added) == (1 if frozen else 3) and head.weight.grad is not None
+    found, head.weight.grad = head.weight.grad, None
+    head(hidden).log_softmax(-1)[targets, targets].sum().backward()
+    torch.testing.assert_close(found, head.weight.grad)
+
+
 @pytest.mark.parametrize("chunk", [3, 100])
 def test_entropies_come_with_the_log_probs(chunk: int) -> None:
     """-sum p log p of each token's distribution at the temperature, with its gradient; uniform logits give ln V."""
@@ -350,7 +371,7 @@ def test_entropies_come_with_the_log_probs(chunk: int) -> None:
     wanted = torch.autograd.grad((expected * weights).sum(), (hidden, head.weight))
     _, entropy = token_logprobs(head, hidden, targets, 0.7, chunk, entropy=True)
     assert entropy is not None
-    found = torch.autograd.grad((entropy * weights).sum(), (hidden, head.weight))
+    found = gradients((entropy * weights).sum(), hidden, head.weight)
     torch.testing.assert_close(entropy, expected)
     torch.testing.assert_close(found, wanted)
     _, uniform = token_logprobs(head, torch.zeros(1, 8), targets[:1], 1.0, chunk, entropy=True)

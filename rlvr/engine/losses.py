@@ -186,10 +186,12 @@ def token_logprobs(
     if hidden_UD.shape[0] <= chunk:
         logprobs, spread = chunk_logprobs(hidden_UD, of_N, targets_N)
         return logprobs, spread if entropy else None
+    # Each chunk adds to the head's gradient itself, else a second table of the head's size would hold their sum.
+    at_once = hidden_UD.requires_grad
     order_N = of_N.argsort(stable=True)
     sizes = torch.bincount(of_N // chunk).tolist()
     pieces: list[tuple[Tensor, Tensor]] = [
-        checkpoint(chunk_logprobs, h, o - first, t, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
+        checkpoint(chunk_logprobs, h, o - first, t, use_reentrant=at_once, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
         for h, o, t, first in zip(
             hidden_UD.split(chunk),
             of_N[order_N].split(sizes),
