@@ -102,7 +102,7 @@ def workers() -> int:
 
 # OpenMP's own setting, and what else says how long its threads spin (GNU's, and Intel's and LLVM's).
 POLICY, OTHERS = "OMP_WAIT_POLICY", ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-SPINS = "2000"  # of GNU's runtime before a thread sleeps: about as long as the next operation is away
+SPINS = "4000"  # of GNU's runtime before a thread sleeps: about as long as the next operation is away
 _late = False
 
 

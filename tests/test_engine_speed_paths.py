@@ -13,7 +13,7 @@ from tiny import data, params, plain_logprobs, texts
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.engine.options import LoraConfig
 from rlvr.engine.packed import PackedLinears
-from rlvr.engine.prefixes import weighed
+from rlvr.engine.prefixes import multiplied, weighed
 from rlvr.messages import AdamParams, ModelInput
 
 LONG, LONGER = [t % 15 for t in range(40)], [(7 * t + 3) % 15 for t in range(61)]
@@ -162,7 +162,57 @@ def test_weights_are_packed_only_where_enough_is_ahead(fresh: Callable[..., Any]
         drained(engine, [])
 
 
-def test_attention_in_two_parts_is_attention() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_that_are_given_the_same_are_one_product(bias: bool, fresh: Callable[..., Any]) -> None:
+    """Queries, keys and values, gate and up: together, in any order and alone they give what each gives by itself."""
+    model = fresh("qwen3").model
+    layer = model.module.base_model.layers[1]
+    attention, mlp = layer.self_attn, layer.mlp
+    for one in (attention.q_proj, attention.k_proj, attention.v_proj) if bias else ():
+        one.bias = torch.nn.Parameter(torch.randn(one.out_features))
+    packed = PackedLinears(model)
+    if not packed.layers:
+        pytest.skip("this build of torch has no packed products")
+    together = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
+    assert all(group in packed.groups for group in together)
+    assert sorted(map(id, packed.layers)) == sorted(id(m) for m in model.module.modules() if type(m) is torch.nn.Linear)
+    tokens = torch.tensor([LONG])
+    with torch.inference_mode():
+        plain = model.hidden(tokens)
+        one, other = torch.randn(3, 1, 32), torch.randn(5, 1, 32)
+        asked = [
+            (layer, given) for group in together for given in (one, other, one) for layer in (*group, *group[::-1])
+        ]
+        expected = [layer(given) for layer, given in asked]
+        with packed.used("now", steps=100, tokens=0):
+            assert packed.holds
+            torch.testing.assert_close(model.hidden(tokens), plain)
+            torch.testing.assert_close([layer(given) for layer, given in asked], expected)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
+def test_rows_grow_beyond_what_is_multiplied(kind: str, fresh: Callable[..., Any], monkeypatch: Any) -> None:
+    """Attention is by batched products up to a length, by the model's own beyond it, with the same log-probs."""
+    used: list[int] = []
+
+    def seen(query: torch.Tensor, key: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        used.append(key.shape[2])
+        return multiplied(query, key, *rest, **more)
+
+    monkeypatch.setattr("rlvr.engine.prefixes.MOST_KEYS", 12)
+    monkeypatch.setattr("rlvr.engine.prefixes.multiplied", seen)
+    engine = fresh(kind)
+    snapshot = engine.create_policy("p").snapshot()
+    asked = [(SHORT, 2, 20), (LONG, 4, 15), (SHORT, 1, 3)]
+    holds(engine, [engine.enqueue(snapshot, ModelInput(p), n, params(n, t)) for p, n, t in asked[:1]])
+    assert used and max(used) <= 12
+    used.clear()
+    holds(engine, [engine.enqueue(snapshot, ModelInput(p), n, params(n, t)) for p, n, t in asked])
+    assert used and max(used) <= 12
+
+
+@pytest.mark.parametrize("weighed", [weighed, multiplied])
+def test_attention_in_two_parts_is_attention(weighed: Callable[..., Any]) -> None:
     """Outputs and logs of sums as written down, with a mask; two parts put together are the whole."""
     torch.manual_seed(0)
     query, key, value = torch.randn(2, 3, 4, 16), torch.randn(2, 3, 9, 16), torch.randn(2, 3, 9, 16)

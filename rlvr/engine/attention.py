@@ -19,9 +19,9 @@ _over: dict[tuple[str, int], Any] = {}
 def exchanged(module: Any, name: str, over: Any) -> Iterator[None]:
     """Within the block the model attends by the function registered as `name`, which asks `attended` for `over`.
 
-    An empty `over` changes nothing.
+    None changes nothing.
     """
-    if not over:
+    if over is None:
         yield
         return
     config = module.config.get_text_config()

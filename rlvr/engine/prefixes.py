@@ -26,6 +26,7 @@ from rlvr.engine.attention import attended, exchanged
 
 NAME = "rlvr_shared_prompts"
 LEAST_ROWS, LEAST_TOKENS = 4, 32  # of one prompt: with fewer, the second part of attention costs more than it saves
+MOST_KEYS = 512  # of a row: with more, reading them is what takes the time, and the fused kernel reads them once
 MOST = 4  # sets of prompts at once: each is a call of its own in every layer
 
 
@@ -86,6 +87,23 @@ def weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     return ((scores - log_sum[..., None]).exp() @ value.float()).to(query.dtype), log_sum
 
 
+def multiplied(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, logs: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The same by batched products, which few queries over each key are better served by; `logs` empty if not asked."""
+    (B, H, Q, D), L = query.shape, key.shape[2]
+    scores = query.new_zeros(1, 1, 1) if mask is None else mask.expand(B, H, Q, L).reshape(B * H, Q, L)
+    keys, values = key.reshape(B * H, L, D), value.reshape(B * H, L, -1)
+    scores = torch.baddbmm(scores, query.reshape(B * H, Q, D), keys.transpose(1, 2), alpha=scale)
+    out = torch.bmm(scores.softmax(-1), values)
+    return out.view(B, H, Q, -1), scores.logsumexp(-1).view(B, H, Q) if logs else scores.new_empty(0)
+
+
+def by_products(device: torch.device, dtype: torch.dtype, length: int) -> bool:
+    """Whether rows attend to their own `length` keys by `multiplied`: in bf16 its scores would be rounded."""
+    return device.type == "cpu" and dtype == torch.float32 and length <= MOST_KEYS
+
+
 def attend(
     module: Any,
     query: Tensor,
@@ -101,7 +119,10 @@ def attend(
     assert query.shape[2] == 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query_RHQD = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
-    out_RHQD, log_RHQ = weighed(query_RHQD, key, value, attention_mask, scale)
+    if by_products(query.device, query.dtype, key.shape[2]):
+        out_RHQD, log_RHQ = multiplied(query_RHQD, key, value, attention_mask, scale, logs=bool(running))
+    else:
+        out_RHQD, log_RHQ = weighed(query_RHQD, key, value, attention_mask, scale)
     for prompts in running:
         theirs, their_log = prompts.part(module.layer_idx, query_RHQD, scale)
         rows = prompts.rows_M
@@ -113,6 +134,9 @@ def attend(
 ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 
 
-def shared_prompts(module: Any, prompts: list[SharedPrompts]) -> AbstractContextManager[None]:
-    """Within the block a step of the model attends over `prompts` beside the rows' own keys, if there are any."""
-    return exchanged(module, NAME, prompts)
+def one_token_attention(module: Any, prompts: list[SharedPrompts], ours: bool) -> AbstractContextManager[None]:
+    """Within the block a step of the model attends over `prompts` beside the rows' own keys.
+
+    Without any the model attends by itself, unless `ours` is asked for.
+    """
+    return exchanged(module, NAME, prompts if prompts or ours else None)

@@ -1,11 +1,11 @@
 """What the engine may rely on in a model, found out by trying it at load.
 
 `splits`: head(backbone(x)) equals the model's logits. `caches`: decoding step by step with our cache equals one plain
-pass. `shares`: so does decoding several rows behind a prompt that is kept once. `forests`: rows that share what they
-begin with, and others in the same pass, give the logits of plain rows at every place, and nothing of a row moves when
-its neighbours do. Each is tried with random tokens, longer than any window that the config speaks of; a model whose
-layers keep a state beside keys and values fails the first of them, and is then asked no more. Exercised by
-`tests/test_engine_model.py`.
+pass. `shares`: so does decoding with our attention, and of several rows behind a prompt that is kept once. `forests`:
+rows that share what they begin with, and others in the same pass, give the logits of plain rows at every place, and
+nothing of a row moves when its neighbours do. Each is tried with random tokens, longer than any window that the config
+speaks of; a model whose layers keep a state beside keys and values fails the first of them, and is then asked no more.
+Exercised by `tests/test_engine_model.py`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ def probed(model: LanguageModel) -> LanguageModel:
             return other.shape == wanted.shape and float((other.float() - wanted).abs().max()) <= near
 
         model.splits = agrees(model.head(model.hidden(tokens)[0, ends]))
+        model.shares = False  # by the model's own attention first, then by ours
         model.caches = not _slides(text) and _tried(lambda: agrees(_decoded(model, tokens, ends)))
-        model.shares = model.caches and _tried(lambda: agrees(*_behind_one_prompt(model)))
+        model.shares = model.caches
+        model.shares = model.shares and _tried(lambda: agrees(_decoded(model, tokens, ends)))
+        model.shares = model.shares and _tried(lambda: agrees(*_behind_one_prompt(model)))
         model.forests = model.caches and _tried(lambda: agrees(_grown(model, tokens, 1), all_logits))
         model.forests = model.forests and _tried(lambda: _stays(model, tokens))
     finally:

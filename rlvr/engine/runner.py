@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.prefixes import LEAST_ROWS, LEAST_TOKENS, MOST, SharedPrompts, shared_prompts
+from rlvr.engine.prefixes import LEAST_ROWS, LEAST_TOKENS, MOST, SharedPrompts, by_products, one_token_attention
 
 KeyValues = list[tuple[Tensor, Tensor]]  # per layer: keys and values [P, H, L, D]
 
@@ -229,9 +229,10 @@ class RowCache(Cache):
         self._reserve(like, max(seats, len(tokens_R)), self.length, self.held)
         columns = torch.arange(self.length, device=model.device)
         mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
-        if model.adds_masks or self.shared:
+        ours = model.shares and by_products(model.device, model.dtype, self.length)
+        if model.adds_masks or self.shared or ours:
             mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
-        with shared_prompts(model.module, self.shared):
+        with one_token_attention(model.module, self.shared, ours):
             return model.hidden(
                 tokens_R[:, None].to(model.device),
                 attention_mask=mask,
