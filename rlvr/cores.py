@@ -103,6 +103,7 @@ def workers() -> int:
 # OpenMP's own setting, and what else says how long its threads spin (GNU's, and Intel's and LLVM's).
 POLICY, OTHERS = "OMP_WAIT_POLICY", ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 SPINS = "4000"  # of GNU's runtime before a thread sleeps: about as long as the next operation is away
+SPINS_UNASKED = "300000"  # what GNU's runtime does when nobody says
 _late = False
 
 
@@ -115,6 +116,13 @@ def quiet_threads() -> None:
     if not any(name in os.environ for name in (POLICY, *OTHERS)):
         _late = "torch" in sys.modules
         os.environ[POLICY], os.environ[OTHERS[0]] = "PASSIVE", SPINS
+
+
+def loud_threads() -> None:
+    """Take back what `quiet_threads` said, in a process that is to load torch as programs without us do."""
+    if os.environ.get(POLICY) == "PASSIVE" and os.environ.get(OTHERS[0]) == SPINS:
+        del os.environ[POLICY]
+        os.environ[OTHERS[0]] = SPINS_UNASKED
 
 
 def spinning() -> str:

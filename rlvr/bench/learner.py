@@ -21,6 +21,7 @@ import numpy as np
 from rlvr.bench.growth import SIZES, growing
 from rlvr.bench.measure import Case, Done, Setting, Turn, peak_bytes
 from rlvr.bench.workloads import QWEN_3M, QWEN_25M, QWEN_500M, WORDS, built_folder
+from rlvr.cores import loud_threads
 from rlvr.messages import AdamParams, Datum
 from rlvr.types import Trajectory
 
@@ -172,6 +173,7 @@ def ours(setting: Setting, shape: Shape) -> Turn:
 
 def plain(setting: Setting, shape: Shape) -> Turn:
     """The padded step: `transformers`, a whole table of logits, torch's AdamW."""
+    loud_threads()  # before torch is loaded
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -3,7 +3,8 @@
 A benchmark module has `cases(setting) -> list[Case]`. A `Case` names two or more sides. A side is a function without
 arguments that is called once, in its own process with the pinned threads: it sets up and returns its turn, a function
 without arguments that does the work once and returns what it did (`Done`). Sides cross into their process by pickle: a
-module's function, or `functools.partial` of one. The modules import torch and peers inside their sides only.
+module's function, or `functools.partial` of one. The modules import torch and peers inside their sides only, and a
+peer's side first lets torch's threads wait as they do without us (`rlvr.cores.loud_threads`).
 
     def ours(setting: Setting) -> Turn:
         model = build()

@@ -22,7 +22,7 @@ from typing import Any
 from rlvr.bench.end_to_end import Shape, ours
 from rlvr.bench.measure import Case, Done, Setting, Turn
 from rlvr.bench.workloads import QWEN_3M, Prompts, built_folder, sums
-from rlvr.cores import OTHERS, POLICY, cores, quiet_threads
+from rlvr.cores import OTHERS, POLICY, cores, loud_threads, quiet_threads
 
 GROUPS, SIZE, ANSWER, ROWS = 48, 4, 128, 32  # rows at once: groups end all the time, as in long runs
 WAITING_WORKERS = 8
@@ -125,8 +125,9 @@ def beside_busy(setting: Setting, quiet: bool, threads: int = 0) -> Turn:
     """The turn that makes steps beside a process that never waits; how many times as long as alone is a fact."""
     for name in (POLICY, *OTHERS):
         os.environ.pop(name, None)
-    if quiet:
-        quiet_threads()  # before torch is loaded, below
+    quiet_threads()  # before torch is loaded, below
+    if not quiet:
+        loud_threads()
     shape = Shape("beside-busy", 8 if setting.quick else 32, 8, 0, 8, steps=1)
     step = ours(replace(setting, threads=threads or cores()), shape)
 

@@ -20,6 +20,7 @@ from rlvr import draws
 from rlvr.bench.growth import SIZES, growing
 from rlvr.bench.measure import Case, Done, Setting, Turn
 from rlvr.bench.workloads import QWEN_3M, QWEN_25M, QWEN_500M, WORDS, built_folder
+from rlvr.cores import loud_threads
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ def _peer(setting: Setting, shape: Shape, run: Callable[[Any, list[list[int]], l
 
 
 def generate(setting: Setting, shape: Shape) -> Turn:
+    loud_threads()  # before torch is loaded
     import torch
 
     def run(model: Any, prompts: list[list[int]], ends: list[int]) -> list[int]:
@@ -210,6 +212,7 @@ def generate(setting: Setting, shape: Shape) -> Turn:
 
 
 def continuous(setting: Setting, shape: Shape) -> Turn:
+    loud_threads()  # before torch is loaded
     """With a cache for exactly the rows there are: by default it takes half of the machine's memory, and fills it."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 

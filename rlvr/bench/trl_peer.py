@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlvr.bench.measure import Done, Setting, Turn
+from rlvr.cores import loud_threads
 
 if TYPE_CHECKING:
     from rlvr.bench.end_to_end import Shape
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def peer(setting: Setting, shape: Shape, continuous: bool = False) -> Turn:
+    loud_threads()  # before torch is loaded
     import datasets
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
