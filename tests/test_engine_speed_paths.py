@@ -12,7 +12,7 @@ from tiny import data, params, plain_logprobs, texts
 
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.engine.options import LoraConfig
-from rlvr.engine.packed import PackedLinears
+from rlvr.engine.packed import JOINED_ROWS, PackedLinears
 from rlvr.engine.prefixes import multiplied, weighed
 from rlvr.messages import AdamParams, ModelInput
 
@@ -187,13 +187,43 @@ def test_layers_that_are_given_the_same_are_one_product(bias: bool, fresh: Calla
         with packed.used("now", steps=100, tokens=0):
             assert packed.holds
             torch.testing.assert_close(model.hidden(tokens), plain)
+            assert not any(product.parts for product in packed._products), "nothing is kept of a pass"
             torch.testing.assert_close([layer(given) for layer, given in asked], expected)
+            mlp.gate_proj(one)
+            assert any(product.parts for product in packed._products)
+        assert not any(product.parts for product in packed._products), "nor of one that did not come to its end"
+        many = torch.randn(JOINED_ROWS + 1, 32)
+        with packed.used("now", steps=100, tokens=0):
+            torch.testing.assert_close(mlp.gate_proj(many), torch.nn.functional.linear(many, mlp.gate_proj.weight))
+            assert not any(product.parts for product in packed._products), "many rows gain nothing from one product"
+    if bias:
+        with torch.no_grad():
+            attention.v_proj.bias.add_(1.0)
+        with torch.inference_mode(), packed.used("now", steps=100, tokens=0):
+            torch.testing.assert_close(attention.v_proj(one), expected[2] + 1)
+
+
+def test_layers_between_which_their_input_changes_are_no_one_product(fresh: Callable[..., Any]) -> None:
+    """Found out by the pass that finds who is given the same."""
+    model = fresh("qwen3").model
+    mlp = model.module.base_model.layers[0].mlp
+
+    def changes(_module: Any, given: Any, _output: Any) -> None:
+        given[0].mul_(2)
+
+    mlp.gate_proj.register_forward_hook(changes)
+    assert [mlp.gate_proj] in (groups := PackedLinears(model).groups) or not groups
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
 def test_rows_grow_beyond_what_is_multiplied(kind: str, fresh: Callable[..., Any], monkeypatch: Any) -> None:
     """Attention is by batched products up to a length, by the model's own beyond it, with the same log-probs."""
     used: list[int] = []
+    fused: list[int] = []
+
+    def kernel(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> Any:
+        fused.append(key.shape[2])
+        return weighed(query, key, *rest)
 
     def seen(query: torch.Tensor, key: torch.Tensor, *rest: Any, **more: Any) -> Any:
         used.append(key.shape[2])
@@ -201,11 +231,14 @@ def test_rows_grow_beyond_what_is_multiplied(kind: str, fresh: Callable[..., Any
 
     monkeypatch.setattr("rlvr.engine.prefixes.MOST_KEYS", 12)
     monkeypatch.setattr("rlvr.engine.prefixes.multiplied", seen)
+    monkeypatch.setattr("rlvr.engine.prefixes.weighed", kernel)
     engine = fresh(kind)
     snapshot = engine.create_policy("p").snapshot()
+    used.clear()  # of the probe
+    fused.clear()
     asked = [(SHORT, 2, 20), (LONG, 4, 15), (SHORT, 1, 3)]
     holds(engine, [engine.enqueue(snapshot, ModelInput(p), n, params(n, t)) for p, n, t in asked[:1]])
-    assert used and max(used) <= 12
+    assert used and max(used) <= 12 and not fused, "rows that share no prompt go on by the model's own attention"
     used.clear()
     holds(engine, [engine.enqueue(snapshot, ModelInput(p), n, params(n, t)) for p, n, t in asked])
     assert used and max(used) <= 12

@@ -212,8 +212,8 @@ def generate(setting: Setting, shape: Shape) -> Turn:
 
 
 def continuous(setting: Setting, shape: Shape) -> Turn:
-    loud_threads()  # before torch is loaded
     """With a cache for exactly the rows there are: by default it takes half of the machine's memory, and fills it."""
+    loud_threads()  # before torch is loaded
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     rows, page = shape.prompts * shape.samples, 16

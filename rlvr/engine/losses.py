@@ -169,7 +169,8 @@ def token_logprobs(
     Target n belongs to hidden state `of_N[n]`, by default the n-th: a state may have several, as the end of a prompt
     has with many answers. Targets [N, K] give [N, K]. With `entropy` also that of each target's distribution, [N].
     States are taken `chunk` at a time. With more than one chunk the backward pass computes each chunk's logits again
-    instead of keeping them: a third more work in the head for O(chunk * vocabulary) memory.
+    instead of keeping them: a third more work in the head for O(chunk * vocabulary) memory. It is for `backward()`
+    alone then: `torch.autograd.grad` is refused.
     """
     count, several = targets_N.shape[0], targets_N.shape[1:].numel()
     of_N = torch.arange(count, device=targets_N.device) if of_N is None else of_N

@@ -3,8 +3,9 @@
 Any model that `transformers` loads (a folder or hub name) or builds from a config. Probes at load decide what the
 engine may rely on, so that an unusual architecture is slower, never wrong (`rlvr.engine.probe`): `splits` (head of
 backbone equals the model's logits; false where a model scales or caps its logits), `caches` (decoding step by step with
-our cache equals one plain pass; false for sliding windows and linear attention), `shares` (so does decoding behind a
-prompt that is kept once for several rows) and `forests` (so do rows that share what they begin with in training).
+our cache equals one plain pass; false for sliding windows and linear attention), `shares` (so does decoding with our
+attention, also behind a prompt that is kept once for several rows) and `forests` (so do rows that share what they begin
+with in training).
 """
 
 from __future__ import annotations

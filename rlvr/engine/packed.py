@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from rlvr.engine.model import LanguageModel
 # Laying a weight out costs about what it saves in so many steps, or in so many rows of one pass.
 STEPS_AHEAD, TOKENS_AHEAD = 8, 2048
 ROWS = 256  # the layout is chosen for so many; it serves any number
+JOINED_ROWS = 512  # of a joint product: with more it saves nothing, and all its parts are held until the last is used
 MEMORY_SHARE = 1 / 8  # of the machine's memory: what the copy may take at most
 
 
@@ -43,11 +43,11 @@ class PackedLinears:
         self.groups = _together(model, layers) if able else []
         self.layers = [layer for group in self.groups for layer in group]
         self._of: tuple[Any, ...] = ()  # which weights are packed
-        self._forwards: list[Callable[[Tensor], Tensor]] = []
+        self._products: list[_Product] = []
 
     @property
     def holds(self) -> bool:
-        return bool(self._forwards)
+        return bool(self._products)
 
     @contextmanager
     def used(self, weights: str, *, steps: int, tokens: int) -> Iterator[None]:
@@ -55,78 +55,95 @@ class PackedLinears:
 
         To be entered with the weights in their place; `weights` names them.
         """
-        now = (weights, *((layer.weight.data_ptr(), layer.weight._version) for layer in self.layers))
+        now = (
+            weights,
+            *(
+                (part.data_ptr(), part._version)
+                for layer in self.layers
+                for part in (layer.weight, layer.bias)
+                if part is not None
+            ),
+        )
         if now != self._of:
             self.drop()
             if self.layers and (steps >= STEPS_AHEAD or tokens >= TOKENS_AHEAD):
-                self._forwards = [forward for group in self.groups for forward in _packed(group)]
+                self._products = [_Product(group) for group in self.groups]
                 self._of = now
-        for layer, forward in zip(self.layers, self._forwards, strict=False):
-            layer.__dict__["forward"] = forward  # as setting the attribute, without a search among the parameters
+        for product in self._products:
+            for layer, forward in zip(product.layers, product.forwards, strict=True):
+                layer.__dict__["forward"] = forward  # as setting the attribute, without a search among the parameters
         try:
             yield
         finally:
             for layer in self.layers:
                 layer.__dict__.pop("forward", None)
+            for product in self._products:
+                product.clear()
 
     def drop(self) -> None:
-        self._of, self._forwards = (), []
+        self._of, self._products = (), []
 
 
 def _together(model: LanguageModel, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
     """The layers, those in one list that a pass gives the same tensor one after the other: found out by a pass."""
-    calls: list[tuple[Any, Any]] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda module, given: calls.append((module, given[0] if given else None)))
-        for layer in layers
-    ]
+    calls: list[tuple[Any, Any, int]] = []  # the tensor's version tells whether it was changed in between
+
+    def called(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        calls.append((layer, given[0], given[0]._version) if given else (layer, None, 0))
+
+    hooks = [layer.register_forward_pre_hook(called) for layer in layers]
     try:
         with torch.no_grad():
             model.hidden(torch.zeros(1, 1, dtype=torch.long))
     finally:
         for hook in hooks:
             hook.remove()
-    times = Counter(layer for layer, _ in calls)
+    times = Counter(layer for layer, *_ in calls)
     groups: list[list[nn.Linear]] = [[layer] for layer in layers if times[layer] != 1]
-    before: Any = None
-    for layer, given in calls:
+    before: tuple[Any, int] = (None, 0)
+    for layer, given, version in calls:
         if times[layer] != 1:
-            before = None
-        elif given is not None and given is before and (layer.bias is None) == (groups[-1][0].bias is None):
+            before = (None, 0)
+            continue
+        same = given is not None and given is before[0] and version == before[1]
+        if same and (layer.bias is None) == (groups[-1][0].bias is None):
             groups[-1].append(layer)
         else:
             groups.append([layer])
-            before = given
+            before = (given, version)
     return groups
 
 
-def _packed(group: list[nn.Linear]) -> list[Callable[[Tensor], Tensor]]:
-    """What each layer of a group is to do instead. The first that is given a tensor computes it for all of them."""
-    product, biases = torch.ops.mkldnn._linear_pointwise.default, [layer.bias for layer in group]
-    joined = group[0].weight.detach() if len(group) == 1 else torch.cat([layer.weight.detach() for layer in group])
-    weight = torch.ops.mkldnn._reorder_linear_weight(joined, ROWS)
-    if len(group) == 1:
-        return [lambda given: product(given, weight, biases[0], "none", [], "")]
-    bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-    sizes, held = [layer.out_features for layer in group], _Held()
+class _Product:
+    """What layers that are given the same are to do instead: the first that is given a tensor does it for all."""
 
-    def part(given: Tensor, which: int) -> Tensor:
-        if held.given is not given:
-            held.given, held.parts = given, product(given, weight, bias, "none", [], "").split(sizes, -1)
-        found = held.parts[which]
-        if which == len(sizes) - 1:
-            held.given, held.parts = None, ()
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        weights, biases = [layer.weight.detach() for layer in layers], [layer.bias for layer in layers]
+        self.layers = layers
+        self.sizes = [layer.out_features for layer in layers]
+        alone = len(layers) == 1
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weights[0] if alone else torch.cat(weights), ROWS)
+        self.bias = biases[0] if alone or biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        self.multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.forwards = [self.whole] if alone else [partial(self.part, which=i) for i in range(len(layers))]
+        self.clear()
+
+    def clear(self) -> None:
+        self.given: Tensor | None = None
+        self.parts: tuple[Tensor, ...] = ()
+
+    def whole(self, given: Tensor) -> Tensor:
+        return self.multiply(given, self.weight, self.bias, "none", [], "")
+
+    def part(self, given: Tensor, which: int) -> Tensor:
+        if self.given is not given:
+            if given.numel() > JOINED_ROWS * given.shape[-1]:
+                return nn.functional.linear(given, self.layers[which].weight, self.layers[which].bias)
+            self.given, self.parts = given, self.whole(given).split(self.sizes, -1)
+        found = self.parts[which]
+        if which == len(self.sizes) - 1:
+            self.clear()
         return found
-
-    return [partial(part, which=which) for which in range(len(group))]
-
-
-@dataclass
-class _Held:
-    """What a group was given last, until the last of its layers has been asked, and its products."""
-
-    given: Tensor | None = None
-    parts: tuple[Tensor, ...] = ()
 
 
 def _works(dtype: torch.dtype) -> bool:
@@ -134,7 +151,7 @@ def _works(dtype: torch.dtype) -> bool:
     layer = nn.Linear(48, 32).to(dtype)
     given = torch.ones(3, 1, 48, dtype=dtype)
     with suppress(AttributeError, RuntimeError, NotImplementedError), torch.no_grad():
-        return torch.allclose(_packed([layer])[0](given), layer(given), rtol=0.02, atol=0.02)
+        return torch.allclose(_Product([layer]).whole(given), layer(given), rtol=0.02, atol=0.02)
     return False
 
 
