@@ -86,7 +86,7 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
         service.stop()
         service.start()  # another life has what this one learned
         ready(service)
-        again = held_out(service, pool, tasks)
+        again = held_out(service, pool, tasks[:40])
         later = service.get("/stats").json()["training_stats"]
     lost = sum(b and not a for b, a in zip(before, after, strict=True))
     won = sum(a and not b for b, a in zip(before, after, strict=True))
@@ -97,6 +97,6 @@ def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: P
     assert stats["updates"] >= 10 and stats["training_loss"] is not None
     # What was gathered and made no step yet is learned from as the service stops: one step more at most.
     assert later["updates"] - stats["updates"] in (0, 1)
-    assert sum(a == b for a, b in zip(again, after, strict=True)) > HELD_OUT / 2
+    assert sum(a == b for a, b in zip(again, after[:40], strict=True)) > 20
     if later["updates"] == stats["updates"]:
-        assert again == after
+        assert again == after[:40]
