@@ -236,13 +236,8 @@ def test_both_sides_get_the_prompts_in_the_order_of_the_list():
 
 
 def test_the_rewards_of_the_workloads():
-    assert near_sum(["a"] * 5, ["905", "-5", "", "1000", "12345"], ["1000", "90", "0", "1100", "12345"], [100] * 5) == [
-        1,
-        1,
-        0,
-        0,
-        0,
-    ]
+    judged = near_sum(["a"] * 5, ["905", "-5", "", "1000", "12345"], ["1000", "90", "0", "1100", "12345"])
+    assert judged == [1, 1, 0, 0, 0]
     assert even_words(["a"] * 3, ["baba ban bobo", "baba ban", ""]) == [1, 0, 0]
 
 

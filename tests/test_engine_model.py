@@ -52,6 +52,8 @@ def test_the_probes_find_what_a_model_allows(
         ("jetmoe", {"num_experts_per_tok": 2, "num_local_experts": 4, "kv_channels": 8}, False, True),  # repeats them
         ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}, False, False),  # a running state
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, False, False),  # a short convolution between layers
+        # Has no base model.
+        ("llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 32}, True, True),
     ],
 )
 def test_what_a_model_allows_is_what_gives_its_own_numbers(

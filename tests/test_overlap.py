@@ -20,7 +20,7 @@ from rlvr.messages import SamplingParams
 from rlvr.reward import Reward, resolve_reward
 from rlvr.reward.registry import Entry
 from rlvr.rollout import Group, rollout
-from rlvr.sandbox import Sandbox
+from rlvr.sandbox import Sandbox, Verdict
 from rlvr.scoring import Scoring
 from rlvr.training.errors import TrainingStopped
 from rlvr.training.step import Trainer
@@ -231,12 +231,22 @@ def interrupted(reward: Reward, begun: Callable[[], bool]) -> Trainer:
 def test_ctrl_c_while_sampling_ends_programs_that_are_verified_beside_it() -> None:
     """Each of them would go on for ten minutes."""
     with Sandbox(workers=2) as sandbox:
+        ended: list[Verdict | str] = []
 
         def run(prompts: Sequence[str], responses: Sequence[str], metas: Any = None) -> list[float]:
             endless = {"solution": "while True: pass", "tests": ["assert True"], "timeout_s": 600.0}
-            return [float(v.outcome is Outcome.PASSED) for v in sandbox.verify_many([endless] * len(responses))]
+            try:
+                ended.extend(sandbox.verify_many([endless] * len(responses)))
+            except BaseException as error:
+                ended.append(repr(error))
+                raise
+            return [0.0] * len(responses)
 
-        interrupted(Reward("run", Entry(run, batched=True, waits="processes")), lambda: bool(sandbox._at_work))
+        def begun() -> bool:
+            assert not ended, ended
+            return bool(sandbox._at_work)
+
+        interrupted(Reward("run", Entry(run, batched=True, waits="processes")), begun)
         assert not sandbox._at_work
         assert sandbox.verify("x = 1", ["assert x == 1"]).outcome is Outcome.PASSED
 

@@ -56,15 +56,14 @@ class Prompts(RowSource):
         return tasks[index % len(tasks)]
 
 
-def near_sum(prompts: list[str], completions: list[str], answer: list[str], within: list[int], **_: Any) -> list[float]:
-    """1 for a number less than `within` away from the sum or difference that was asked for."""
-    judged = zip(completions, answer, within, strict=True)
-    return [float(_near(text.strip(), int(right), most)) for text, right, most in judged]
+def near_sum(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 for a number less than 100 away from the sum or difference that was asked for."""
+    return [float(_near(text.strip(), int(right))) for text, right in zip(completions, answer, strict=True)]
 
 
-def _near(text: str, right: int, most: int) -> bool:
+def _near(text: str, right: int) -> bool:
     digits = text.removeprefix("-")
-    return digits.isdecimal() and len(digits) <= 4 and abs(int(text) - right) < most
+    return digits.isdecimal() and len(digits) <= 4 and abs(int(text) - right) < 100
 
 
 def even_words(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
@@ -72,18 +71,12 @@ def even_words(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(2 * sum(len(word) % 2 == 0 for word in text.split()) > len(text.split())) for text in completions]
 
 
-def sums(count: int, within: int = 100) -> list[Task]:
-    """Addition and subtraction of numbers of three digits, `123+456=`; `within` is for `near_sum`."""
+def sums(count: int) -> list[Task]:
+    """Addition and subtraction of numbers of three digits, `123+456=`."""
     made: list[Task] = []
     for index in range(count):
         a, b, plus = (draws.integer(n, draws.key("bench-sums", index, i)) for i, n in enumerate((1000, 1000, 2)))
-        made.append(
-            Task(
-                f"sum-{index}",
-                f"{a}{'+' if plus else '-'}{b}=",
-                {"answer": str(a + b if plus else a - b), "within": within},
-            )
-        )
+        made.append(Task(f"sum-{index}", f"{a}{'+' if plus else '-'}{b}=", {"answer": str(a + b if plus else a - b)}))
     return made
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr import draws
+from rlvr.engine import heap
 from rlvr.engine.adapter_files import read_adapter
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
@@ -42,6 +43,7 @@ from rlvr.messages import (
 
 class Engine:
     def __init__(self, model: LanguageModel, limits: EngineLimits = EngineLimits()) -> None:
+        heap.keep()
         self.model = model
         self.limits = limits
         self.lock = threading.RLock()
@@ -188,6 +190,7 @@ class Engine:
         """Give back the memory that sampling holds and does not use: for a server, when nothing runs for a while."""
         with self.lock:
             self._sampler.release()
+            heap.give_back()
 
     def sample(
         self, snapshot: Snapshot, prompt: ModelInput, count: int, params: SamplingParams, **wanted: Any

@@ -47,7 +47,7 @@ def probed(model: LanguageModel) -> LanguageModel:
         def agrees(other: Tensor, wanted: Tensor = logits) -> bool:
             return other.shape == wanted.shape and float((other.float() - wanted).abs().max()) <= near
 
-        model.splits = agrees(model.head(model.hidden(tokens)[0, ends]))
+        model.splits = _tried(lambda: agrees(model.head(model.hidden(tokens)[0, ends])))
         model.shares = False  # by the model's own attention first, then by ours
         model.caches = not _slides(text) and _tried(lambda: agrees(_decoded(model, tokens, ends)))
         model.shares = model.caches

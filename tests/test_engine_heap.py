@@ -1,0 +1,67 @@
+"""That an engine's process keeps what it frees, unless its user or an idle server says otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlvr.engine.heap import SETTINGS, _gnu
+
+pytestmark = pytest.mark.skipif(_gnu() is None, reason="the C library's malloc is not GNU's")
+
+# 24 strings of 8 MB, freed and asked for again: the pages that the system has to find for the third time.
+PASSES = """
+import resource
+from rlvr.engine import heap
+{first}
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+def work():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept = [bytes([i + 1]) * (8 << 20) for i in range(24)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+work(); work()
+pages = work()
+free = held()
+{last}
+print(pages, free - held())
+"""
+
+
+def measured(first: str, last: str = "", **environment: str) -> tuple[int, int]:
+    clean = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    code = PASSES.format(first=first, last=last)
+    done = subprocess.run([sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages, given_back = map(int, done.stdout.split())
+    return pages, given_back
+
+
+def test_what_a_pass_frees_the_next_one_finds() -> None:
+    in_all = 24 * (8 << 20) // os.sysconf("SC_PAGESIZE")
+    assert measured("")[0] > in_all // 2
+    assert measured("heap.keep()")[0] < in_all // 20
+
+
+def test_an_engine_keeps_and_an_idle_one_gives_back() -> None:
+    built = """
+from rlvr.engine.engine import Engine
+from rlvr.engine.model import build_model
+from rlvr.engine.tokenizer import build_tokenizer
+config = {"model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16,
+          "num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 32}
+tokenizer = build_tokenizer("characters", "01", end="<end>", pad="<pad>")
+engine = Engine(build_model(config, tokenizer, seed=0, device="cpu", dtype="float32"))
+"""
+    pages, given_back = measured(built, "engine.release()")
+    assert pages < 2000
+    assert given_back > 150  # MiB of the 192
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_the_users_own_settings_stay(name: str) -> None:
+    given = "glibc.malloc.trim_threshold=131072" if name == "GLIBC_TUNABLES" else "131072"
+    assert measured("heap.keep()", **{name: given})[0] > 20_000
