@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,7 +220,8 @@ def interrupted(reward: Reward, begun: Callable[[], bool]) -> Trainer:
             if begun():
                 raise KeyboardInterrupt
             stop.wait(0.1)
-        raise AssertionError("no verification ever began")
+        stacks = ["".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()]
+        raise AssertionError("no verification ever began; the threads are at\n" + "\n".join(stacks))
 
     t = trainer(pieces(press), reward=reward)
     with pytest.raises(KeyboardInterrupt):
@@ -234,7 +237,11 @@ def test_ctrl_c_while_sampling_ends_programs_that_are_verified_beside_it() -> No
         ended: list[Verdict | str] = []
 
         def run(prompts: Sequence[str], responses: Sequence[str], metas: Any = None) -> list[float]:
-            endless = {"solution": "while True: pass", "tests": ["assert True"], "timeout_s": 600.0}
+            endless = {
+                "solution": "import time\ntime.sleep(600)\nx = 1",
+                "tests": ["assert x == 1"],
+                "timeout_s": 900.0,
+            }
             try:
                 ended.extend(sandbox.verify_many([endless] * len(responses)))
             except BaseException as error:

@@ -35,6 +35,15 @@ def said(verdict: Verdict) -> tuple[str, str, list[str]]:
     return verdict.outcome.value, verdict.reason, [test.reason for test in verdict.tests]
 
 
+def test_a_calls_own_time_is_time_to_compute_too(sandbox: Sandbox) -> None:
+    """The processor's time follows the call's, not the default; what the user set for it holds for every call."""
+    program = "import time\nwhile time.process_time() < 3.5: pass\nx = 1"
+    with Sandbox((sandbox.tier,), 1, Limits(timeout_s=1.0)) as short:
+        assert said(short.verify(program, ["assert x == 1"], timeout_s=60.0))[0] == "passed"
+    with Sandbox((sandbox.tier,), 1, Limits(cpu_s=1.0)) as bounded:
+        assert said(bounded.verify(program, ["assert x == 1"], timeout_s=60.0))[1] == "timeout"
+
+
 def test_a_right_answer_passes_and_the_verdict_says_how_it_was_judged(sandbox: Sandbox) -> None:
     verdict = sandbox.verify(**JOB)
     assert said(verdict) == ("passed", "", ["", ""])

@@ -10,7 +10,6 @@ checkpoints and logs, on both sides.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -79,8 +78,9 @@ def case(setting: Setting, shape: Shape) -> Case:
     prompts = f"{shape.prompt}-token prompts" if shape.prompt else "3-digit sums"
     work = f"{shape.groups} {prompts} x {shape.size} answers of at most {shape.answer} tokens"
     peers = {"trl": partial(trl_peer.peer, setting, shape)}
-    # Ten times slower than its `generate` on a CPU: shown once.
+    # Shown once: what of the ratio is the process's settings; and its own batching, half as fast as `generate` here.
     if shape.name == SHORT.name and not setting.quick and setting.dtype == "float32":
+        peers["trl, our process settings"] = partial(trl_peer.peer, setting, shape, settings=True)
         peers["trl, continuous batching"] = partial(trl_peer.peer, setting, shape, continuous=True)
     return Case(
         name=shape.name,
@@ -174,17 +174,16 @@ def ours(setting: Setting, shape: Shape) -> Turn:
         seed=draws.key("bench", shape.name),
         warn=print,
     )
-    held = ExitStack()
-    held.enter_context(settled())  # as a run does
-    atexit.register(held.close)  # who drops it ends it
-    return Steps(trainer, shape)
+    as_a_run = ExitStack()
+    as_a_run.enter_context(settled())
+    return Steps(trainer, shape, as_a_run)
 
 
 class Steps:
-    """Our turn: so many steps of the trainer."""
+    """Our turn: so many steps of the trainer, in `held`, which ends with it."""
 
-    def __init__(self, trainer: Any, shape: Shape) -> None:
-        self.trainer, self.shape, self.step = trainer, shape, 0
+    def __init__(self, trainer: Any, shape: Shape, held: ExitStack) -> None:
+        self.trainer, self.shape, self.held, self.step = trainer, shape, held, 0
 
     def __call__(self) -> Done:
         import time

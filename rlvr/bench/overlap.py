@@ -9,6 +9,7 @@ Exercised by `tests/test_bench.py`. Left out on purpose: peers. These are choice
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlvr.bench.end_to_end import Shape, ours
@@ -102,7 +104,8 @@ def collecting(setting: Setting, kind: str, waits: Any) -> Turn:
 
     alone = trainer(resolve_reward("length_penalty"))
     alone.collect(0)
-    seconds[0] = alone.collect(0).seconds_sampling * workers / (groups * SIZE)
+    found = alone.collect(0).seconds_sampling * workers / (groups * SIZE)
+    seconds[0] = agreed(setting.scratch / f"overlap-{kind}.json", found)
     step = trainer(Reward("verified", Entry(verified, batched=True, waits=waits)))
 
     def turn() -> Done:
@@ -111,6 +114,7 @@ def collecting(setting: Setting, kind: str, waits: Any) -> Turn:
         collected = step.collect(0)
         whole = time.perf_counter() - began
         facts = {
+            "a program (s)": seconds[0],
             "sampling alone (s)": sampling,
             "time/sampling": collected.seconds_sampling,
             "time/scoring": collected.seconds_scoring,
@@ -119,6 +123,13 @@ def collecting(setting: Setting, kind: str, waits: Any) -> Turn:
         return Done(groups * SIZE, whole, facts=facts)
 
     return turn
+
+
+def agreed(file: Path, found: float) -> float:
+    """The figure that the first side found: both do the same work."""
+    if not file.exists():
+        file.write_text(json.dumps(found), encoding="utf-8")
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def beside_busy(setting: Setting, quiet: bool, threads: int = 0) -> Turn:

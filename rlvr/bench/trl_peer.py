@@ -1,13 +1,15 @@
-"""TRL's `GRPOTrainer` as the peer of `rlvr.bench.end_to_end`, set as fast as it goes on one machine.
+"""TRL's `GRPOTrainer` as the peer of `rlvr.bench.end_to_end`, with nothing on that costs time.
 
 One generation a step, the whole batch in one forward and backward, no gradient checkpointing, no logging, saving or
-progress; `continuous` samples by `transformers`' continuous batching instead of `generate`. The trainer runs in a
-thread of its own and waits at the end of a turn, so that its loop is TRL's own from beginning to end. Nothing of TRL
-is changed. Exercised by `rlvr bench end-to-end` and, where TRL is installed, `tests/test_bench.py`.
+progress. `continuous` samples by `transformers`' continuous batching instead of `generate`; `settings` gives its
+process what ours has: threads that sleep, memory that stays, libraries that the collector leaves alone. The trainer
+runs in a thread of its own and waits at the end of a turn, so that its loop is TRL's own from beginning to end. Nothing
+of TRL is changed. Exercised by `rlvr bench end-to-end` and, where TRL is installed, `tests/test_bench.py`.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from rlvr.types import Task
 
 
-def peer(setting: Setting, shape: Shape, continuous: bool = False) -> Turn:
-    loud_threads()  # before torch is loaded
+def peer(setting: Setting, shape: Shape, continuous: bool = False, settings: bool = False) -> Turn:
+    if not settings:
+        loud_threads()  # before torch is loaded
     import datasets
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -75,6 +78,12 @@ def peer(setting: Setting, shape: Shape, continuous: bool = False) -> Turn:
         processing_class=tokenizer,
         callbacks=[steps.callback()],
     )
+    if settings:
+        from rlvr.engine import heap
+
+        heap.keep()
+        gc.collect()
+        gc.freeze()
     return steps.start(trainer.train, tokenizer)
 
 

@@ -15,12 +15,13 @@ import os
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = -1
 LARGEST = 32 << 20  # bytes that malloc takes from its heap at most: what it settles on by itself after a few frees
-SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # the user's own
+SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")  # the user's own
 
 
 def keep() -> None:
     """From now on this process keeps the memory it frees, unless its user has said what malloc should do."""
-    if (library := _gnu()) is not None and not any(name in os.environ for name in SETTINGS):
+    asked = any(name in os.environ for name in SETTINGS) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    if (library := _gnu()) is not None and not asked:
         library.mallopt(M_MMAP_THRESHOLD, LARGEST)
         library.mallopt(M_TRIM_THRESHOLD, NEVER)
 

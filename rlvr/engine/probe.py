@@ -60,7 +60,9 @@ def probed(model: LanguageModel) -> LanguageModel:
     finally:
         louder.remove()
     if not model.splits:
-        model.notes.append("this model changes its logits after the head: log-probs are not computed in chunks")
+        model.notes.append(
+            "this model's logits are more than a head on its hidden states: log-probs are not computed in chunks"
+        )
     if not model.caches:
         model.notes.append("this model's attention does not fit our cache: sampling recomputes each row, slowly")
     if not model.forests:

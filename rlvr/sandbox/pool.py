@@ -45,9 +45,9 @@ class Zygote:
         self.role = role
         self.got = bytearray()
         self.owed = 0  # reports of past jobs that nobody waited for
-        cpu = limits.timeout_s + 1 if limits.cpu_s is None else limits.cpu_s
         config = {
-            "tier": tier, "role": role, "supervisor": os.getpid(), "memory": limits.memory, "cpu": max(1, int(cpu + 1)),
+            "tier": tier, "role": role, "supervisor": os.getpid(), "memory": limits.memory,
+            "cpu": None if limits.cpu_s is None else max(1, int(limits.cpu_s + 1)),
             "scratch": limits.scratch, "files": limits.files, "threads": limits.threads,
         }  # fmt: skip
         if not sys.executable:

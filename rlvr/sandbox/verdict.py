@@ -13,8 +13,8 @@ MIB = 1 << 20
 class Limits:
     """What one execution may use. Seconds are wall time of the whole verification, bytes where nothing else is said.
 
-    `cpu_s` None is `timeout_s` plus a second; `source` and `output` bound the answer's text and all that comes back
-    from it; `scratch` and `files` bound its temporary folder.
+    `cpu_s` None is a second or two above the time that the call has; `source` and `output` bound the answer's text and
+    all that comes back from it; `scratch` and `files` bound its temporary folder.
     """
 
     timeout_s: float = 5.0

@@ -64,7 +64,7 @@ class Zygote:
         self.filter: tuple[object, int] | None = None
         self.fork: forks.Fork = forks.plain
         self.drop: Callable[[], None] | None = None
-        self.cpu = (config["cpu"], config["cpu"] + 1)
+        self.cpu: int | None = config["cpu"]
         self.poller = select.poll()
         self.poller.register(control, select.POLLRDHUP)
         self.descriptor = control.fileno()
@@ -134,7 +134,7 @@ class Zygote:
             self.poller.register(channel, select.POLLRDHUP)
         child, ended = self.fork()  # as long as the fork lives, all that is written to here is copied
         if child == 0:
-            self.answer(lambda: self.module.main(marshal.loads(body), channel))
+            self.answer(seconds, lambda: self.module.main(marshal.loads(body), channel))
         self.poller.register(ended, select.POLLIN)
         ready = [descriptor for descriptor, _ in self.poller.poll(max(0.0, seconds) * 1000)]
         code = self.end(child, ended)
@@ -166,7 +166,7 @@ class Zygote:
         child, ended = self.fork()
         if child == 0:
             os.close(read)
-            self.answer(lambda: write_all(write, json.dumps(self.module.judge(content, channel)).encode()))
+            self.answer(seconds, lambda: write_all(write, json.dumps(self.module.judge(content, channel)).encode()))
         os.close(write)
         got = bytearray()
         poller = select.poll()
@@ -189,8 +189,8 @@ class Zygote:
         except ValueError:
             return {"failed": "timeout" if late else "died", "detail": f"exit status {code}"}
 
-    def answer(self, run: Any) -> None:
-        """In a fresh fork: the last privileges go, then `run`. Never returns."""
+    def answer(self, seconds: float, run: Any) -> None:
+        """In a fresh fork that has so much time left: the last privileges go, then `run`. Never returns."""
         code = 1
         try:
             os.close(self.descriptor)
@@ -198,7 +198,8 @@ class Zygote:
             for standard in (0, 1, 2):
                 os.dup2(null, standard)
             os.close(null)
-            resource.setrlimit(resource.RLIMIT_CPU, self.cpu)
+            cpu = int(max(0.0, seconds)) + 2 if self.cpu is None else self.cpu
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
             if self.drop is not None:
                 self.drop()
             elif self.filter is not None:
@@ -235,7 +236,8 @@ class Zygote:
         if child == 0:
             os.close(read)
             outside = self.config["supervisor"]
-            self.answer(lambda: write_all(write, json.dumps(probe.escapes(self.config["tier"], outside)).encode()))
+            seconds, tier = 10.0, self.config["tier"]
+            self.answer(seconds, lambda: write_all(write, json.dumps(probe.escapes(tier, outside)).encode()))
         os.close(write)
         try:
             got = b""

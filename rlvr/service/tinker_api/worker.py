@@ -119,7 +119,7 @@ class Worker:
                 if time.monotonic() - tidied > self._pause:
                     tidied = time.monotonic()
                     self._close_gaps()
-                    if not self._running:
+                    if not self._running and lane is None:
                         self._engine.release()
                     self._policies.tidy(tidied - self._limits.idle_seconds)
             except Exception:
