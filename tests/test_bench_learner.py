@@ -42,7 +42,7 @@ def test_the_memory_of_a_large_step_is_found_once(tmp_path: Path) -> None:
     turn = large(Setting(scratch=tmp_path), replace(GROUP, prompt=(30, 30), answer=(4, 4), model=SMALL))
     done = turn()
     assert done.units == 16 * 33 and done.seconds and turn() is done
-    assert {"peak over weights, gradients and moments", "GB at the peak"} <= done.facts.keys()
+    assert {"peak over weights, gradients and moments", "GB beyond the libraries"} <= done.facts.keys()
 
 
 def test_a_users_own_model_is_measured_on_what_it_can_hold(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The C library's heap: kept between operations, given back when nothing runs.
 
 What a pass frees, the next one asks for again. GNU's malloc returns free memory at the end of its heap to the system
-when there are some megabytes of it, and gets it back page by page, cleared by the system: up to a fifth of the time of
+when there are some megabytes of it, and gets it back page by page, cleared by the system: a sixth of the time of
 a small model's step. An `Engine` turns that off; the most that a process holds stays what it was. Exercised by
 `tests/test_engine_heap.py`. Left out on purpose: other allocators, which know their own settings.
 """
