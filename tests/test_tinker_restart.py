@@ -185,5 +185,6 @@ def test_clients_go_on_over_kills_and_no_step_is_lost_or_made_twice(
         assert (found["version"], found["weights_sha256"]) == (STEPS, saved["weights_sha256"])
     assert sampled.lengths == [LENGTH] * 8 * sampled.sent
     assert len(sampled.scores) == sampled.sent
-    assert all(scores == sampled.scores[0] for scores in sampled.scores), "the weights it samples from are the same"
+    # The weights it samples from are the same; up to rounding, for what shares a pass with it is not.
+    assert all(scores == pytest.approx(sampled.scores[0], abs=1e-5) for scores in sampled.scores)
     assert not faults
