@@ -9,10 +9,10 @@ of TRL is changed. Exercised by `rlvr bench end-to-end` and, where TRL is instal
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from rlvr.bench.measure import Done, Setting, Turn
@@ -80,10 +80,10 @@ def peer(setting: Setting, shape: Shape, continuous: bool = False, settings: boo
     )
     if settings:
         from rlvr.engine import heap
+        from rlvr.training.job import settled
 
         heap.keep()
-        gc.collect()
-        gc.freeze()
+        steps.held.enter_context(settled())
     return steps.start(trainer.train, tokenizer)
 
 
@@ -107,6 +107,7 @@ class Steps:
         self.rollouts: list[tuple[list[str], list[list[int]], list[float]]] = []
         self.ends: list[float] = []
         self.error: BaseException | None = None
+        self.held = ExitStack()
 
     def watch(self, reward: Callable[..., list[float]]) -> Any:
         def watched(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any):
