@@ -1,6 +1,7 @@
 # make setup   an environment in .venv with everything pinned in constraints.txt
 # make train   the main job: rlvr train --config-name=arithmetic
-# make test    ruff, pyright and every test
+# make test    ruff, pyright and the tests that are not marked `slow`: minutes
+# make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning
 # make bench   every benchmark beside its peers, into benchmarks/results/ (BENCH_ARGS="--quick" for minutes)
 # make docs    the documentation, built into site/ (make docs-serve shows it while it is written)
 # Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
@@ -10,9 +11,10 @@ VENV := .venv
 STAMP := $(VENV)/.rlvr-setup
 # More than a small machine has cores: many tests wait, for a time limit, a restart, a server.
 WORKERS := 3
+PARALLEL = -n $(WORKERS) --dist loadfile --timeout=600
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: setup train test lint format bench docs docs-serve clean
+.PHONY: setup train test test-quick test-slow lint format bench docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -44,10 +46,13 @@ train: setup
 	$(VENV)/bin/rlvr train --config-name=arithmetic
 
 test: setup
-	@status=0; \
-	$(MAKE) --no-print-directory lint || status=1; \
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --timeout=600 $(PYTEST_ARGS) || status=1; \
-	exit $$status
+	@$(MAKE) --no-print-directory --keep-going -j2 lint test-quick
+
+test-quick: setup
+	$(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_ARGS)
+
+test-slow: setup
+	$(VENV)/bin/python -m pytest -m slow $(PARALLEL) $(PYTEST_ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

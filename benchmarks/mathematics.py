@@ -1,82 +1,132 @@
-"""The reward `math` beside math-verify, in one run on one core: answers per second and agreement with the gold.
+"""Final answers compared a second: the reward `math` beside math-verify, each on one core.
 
-    python benchmarks/mathematics.py --gsm8k FOLDER --math500 FILE [--rows 500] [--repeats 3]
-
-Each run reads answers that nobody has read before (no cache of either side helps). math-verify runs in this process,
-as its own documentation has it. `tests/test_math_reward.py` holds what must be equal; left out: hostile answers.
+Without `--data` every turn reads new answers of a few forms, so that no cache of either side helps. `--data FILE` takes
+rows of MATH-500 (`solution`, `answer`) or of GSM8K (`answer` with `####`), and compares each solution with its own gold
+answer and with that of the next row; our caches are cleared before each turn. `tests/test_math_verify.py` checks that
+both agree; here each side reports the share that it called right. Run by `rlvr bench mathematics`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from itertools import count as numbers
 
-from rlvr.reward import resolve_reward
-from rlvr.reward.math.spelling import spelled
-from rlvr.reward.math.values import read
+from benchmarks.measure import BenchmarkCase, BenchSettings, Turn, TurnResult
+from benchmarks.workloads import read_rows
+from rlvr.core import rng
+
+Grader = Callable[[str, str], bool]  # of a response and the gold answer
+# A kind's answer, as a model might write it, and the gold; {a}, {b}, {n} are whole numbers.
+KINDS = {
+    "numbers": [
+        ("So 3 + {a} = {n} and the total is \\boxed{{{n}}}.", "{n}"),
+        ("Each costs \\${a}, so we pay\n\\boxed{{{n},000}}", "{n}000"),
+        ("The answer is \\boxed{{{a}.50}}", "{a}.5"),
+    ],
+    "expressions": [
+        ("Hence $x = \\frac{{{a}}}{{{b}}}$, so \\boxed{{\\dfrac{{{a}}}{{{b}}}}}", "\\frac{{{a}}}{{{b}}}"),
+        ("We get \\boxed{{{a}x^2 + {b}x + {n}}}", "{n} + {b}x + {a}x^2"),
+        ("The solutions are \\boxed{{\\left({a}, \\sqrt{{{b}}}\\right)}}", "({a},\\sqrt{{{b}}})"),
+        ("in the interval \\boxed{{[{a}, {n})}}", "[{a},{n})"),
+    ],
+}
 
 
-def theirs(response: str, gold: str) -> bool:
-    from math_verify import parse, verify
+def cases(setting: BenchSettings) -> list[BenchmarkCase]:
+    if setting.data is not None:
+        work = f"{setting.data.name}: solutions compared with"
+        return [
+            BenchmarkCase(
+                name,
+                "answers",
+                f"{work} {gold}",
+                partial(ours_on_rows, setting, shift),
+                {"math-verify": partial(peer_on_rows, setting, shift)},
+            )
+            for shift, (name, gold) in enumerate((("own gold", "their gold"), ("next gold", "the next row's gold")))
+        ]
+    count = 60 if setting.quick else 400
+    return [
+        BenchmarkCase(
+            name,
+            "answers",
+            f"{count} right answers of {len(KINDS[name])} forms, {name}",
+            partial(ours, name, count),
+            {"math-verify": partial(peer, name, count)},
+        )
+        for name in KINDS
+    ]
 
-    return verify(parse(f"${gold}$"), parse(response))
+
+def pairs(kind: str, count: int, turn: int) -> list[tuple[str, str]]:
+    """(response, gold) pairs, new ones in every turn."""
+    answers: list[tuple[str, str]] = []
+    for index in range(count):
+        forms = KINDS[kind]
+        a, b, n = (2 + rng.integer(900, rng.key("bench-math", turn, index, i)) for i in range(3))
+        if kind == "expressions":
+            b, n = 2 * a + 1, a + n  # a / b has no shorter form; an interval's end lies beyond its begin
+        response, gold = (text.format(a=a, b=b, n=n) for text in forms[index % len(forms)])
+        answers.append((response, gold))
+    return answers
 
 
-def ours() -> Callable[[str, str], bool]:
+def read_pairs(setting: BenchSettings, shift: int) -> list[tuple[str, str]]:
+    """(response, gold) pairs of the file, each response with the gold answer of the row `shift` below it."""
+    assert setting.data is not None
+    rows = read_rows(setting.data, {"answer"}, "rows of MATH-500 (solution, answer) or GSM8K (answer)")
+    rows = rows[: 60 if setting.quick else 500]
+    golds = [row["answer"].rpartition("####")[2].strip() for row in rows]
+    responses = [
+        row.get("solution") or f"{row['answer']}\n\\boxed{{{gold}}}" for row, gold in zip(rows, golds, strict=True)
+    ]
+    return list(zip(responses, golds[shift:] + golds[:shift], strict=True))
+
+
+def ours(kind: str, count: int) -> Turn:
+    turns = numbers()
+    return partial(_grade, _our_grader(), lambda: pairs(kind, count, next(turns)))
+
+
+def peer(kind: str, count: int) -> Turn:
+    turns = numbers()
+    return partial(_grade, _peer_grader(), lambda: pairs(kind, count, next(turns)))
+
+
+def ours_on_rows(setting: BenchSettings, shift: int) -> Turn:
+    from rlvr.reward.math.spelling import normalize
+    from rlvr.reward.math.values import read_value
+
+    rows = read_pairs(setting, shift)
+
+    def clear_caches() -> list[tuple[str, str]]:
+        normalize.cache_clear()
+        read_value.cache_clear()
+        return rows
+
+    return partial(_grade, _our_grader(), clear_caches)
+
+
+def peer_on_rows(setting: BenchSettings, shift: int) -> Turn:
+    rows = read_pairs(setting, shift)
+    return partial(_grade, _peer_grader(), lambda: rows)
+
+
+def _our_grader() -> Grader:
+    from rlvr.reward import resolve_reward
+
     reward = resolve_reward("math")
     return lambda response, gold: reward("", response, {"answer": gold}) == 1.0
 
 
-def timed(grade: Callable[[str, str], bool], pairs: list[tuple[str, str]]) -> tuple[float, int]:
-    spelled.cache_clear()
-    read.cache_clear()
-    start = time.perf_counter()
-    right = sum(grade(response, gold) for response, gold in pairs)
-    return len(pairs) / (time.perf_counter() - start), right
+def _peer_grader() -> Grader:
+    from math_verify import parse, verify
+
+    return lambda response, gold: verify(parse(f"${gold}$"), parse(response))
 
 
-def report(name: str, pairs: list[tuple[str, str]], repeats: int) -> None:
-    graders = {"rlvr": ours(), "math-verify": theirs}
-    for grade in graders.values():
-        grade(*pairs[0])  # what is loaded once
-    rates: dict[str, list[float]] = {who: [] for who in graders}
-    right: dict[str, int] = {}
-    for _ in range(repeats):
-        for who, grade in graders.items():
-            rate, right[who] = timed(grade, pairs)
-            rates[who].append(rate)
-    for who, values in rates.items():
-        print(f"{name:22} {who:12} {statistics.median(values):10.0f} answers/s   right {right[who]}/{len(pairs)}")
-    ratios = [a / b for a, b in zip(rates["rlvr"], rates["math-verify"], strict=True)]
-    print(f"{name:22} ratio        {statistics.median(ratios):10.1f}")
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--gsm8k", type=Path, help="folder with train.jsonl and test.jsonl")
-    options.add_argument("--math500", type=Path, help="file with `solution` and `answer` per line")
-    options.add_argument("--rows", type=int, default=500)
-    options.add_argument("--repeats", type=int, default=3)
-    given = options.parse_args()
-    if given.gsm8k:
-        rows = [row for name in ("train", "test") for row in rows_of(given.gsm8k / f"{name}.jsonl")][: given.rows]
-        golds = [row["answer"].rpartition("####")[2].strip() for row in rows]
-        boxed = [(f"{row['answer']}\n\\boxed{{{gold}}}", gold) for row, gold in zip(rows, golds, strict=True)]
-        report("gsm8k", boxed, given.repeats)
-    if given.math500:
-        rows = rows_of(given.math500)[: given.rows]
-        report("math-500", [(row["solution"], row["answer"]) for row in rows], given.repeats)
-        shifted = [(row["solution"], other["answer"]) for row, other in zip(rows, rows[1:] + rows[:1], strict=True)]
-        report("math-500, next gold", shifted, given.repeats)
-
-
-if __name__ == "__main__":
-    main()
+def _grade(grader: Grader, given: Callable[[], list[tuple[str, str]]]) -> TurnResult:
+    rows = given()
+    right = sum(grader(response, gold) for response, gold in rows)
+    return TurnResult(len(rows), facts={"share called right": right / len(rows)})

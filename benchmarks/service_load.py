@@ -1,11 +1,11 @@
-"""Many clients at once on a real `rlvr serve`: requests per second, times, errors, and whether its memory stays.
+"""Many clients on a running `rlvr serve`: requests per second, latencies, errors, and whether its memory grows.
 
     python benchmarks/service_load.py                 # 200 readers and 20 trainers for a minute
     python benchmarks/service_load.py --seconds 10
 
-Readers ask /health, /stats and /experiences in turn, trainers POST /train and wait for it, each as soon as its last
-answer is there. The generator is a scripted endpoint in a process of its own, so what is measured is the service, the
-clients and the endpoint on the same cores. The exit code is 1 where anything failed, or where the service's memory at
+Readers request /health, /stats and /experiences in turn; trainers POST /train and wait. Each client sends its next
+request as soon as it has a response. The generator is a scripted endpoint in its own process, so the figures cover the
+service, the clients and the endpoint on the same cores. Exits with 1 if a request failed or if the service's memory at
 the end is above 1.1 times that after 10 seconds. Needs the extra [serve] and the repository's tests.
 """
 
@@ -23,16 +23,18 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
 ANSWER = "An answer of some length, which the rules accept, after two or three sentences of it."
 READS = ("/health", "/stats", "/experiences/load?limit=20")
 MOST_GROWTH = 1.1
-SETTLED = 10.0  # seconds after which memory is first looked at
+SETTLED = 10.0  # seconds until memory is first measured
 
 
-class Client:
-    """One connection that asks again and again; HTTP as small as it gets, for the clients share the service's cores."""
+class LoadClient:
+    """One connection that is used again; minimal HTTP, since the clients share the service's cores."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -63,7 +65,7 @@ class Tally:
         self.errors: dict[str, int] = defaultdict(int)
 
     async def loop(self, port: int, until: float, requests: list[tuple[str, str, bytes]]) -> None:
-        client, number = Client(port), 0
+        client, number = LoadClient(port), 0
         try:
             while time.perf_counter() < until:
                 method, path, body = requests[number % len(requests)]
@@ -73,7 +75,7 @@ class Tally:
                 except (OSError, asyncio.IncompleteReadError) as error:
                     self.errors[f"{name}: {type(error).__name__}"] += 1
                     client.close()
-                    client = Client(port)
+                    client = LoadClient(port)
                     continue
                 self.seconds[name].append(time.perf_counter() - began)
                 if status != 200:
@@ -84,10 +86,10 @@ class Tally:
 
 @contextlib.contextmanager
 def endpoint(delay: float) -> Iterator[str]:
-    """A scripted text endpoint in a process of its own; its URL."""
+    """Run a scripted text endpoint in its own process; yields its URL."""
     code = (
-        f"import sys, time; sys.path[:0] = {sys.path[:1]!r}\n"
-        "from text_endpoint import Said, serving\n"
+        f"import sys, time; sys.path[:0] = {sys.path[:2]!r}\n"
+        "from tests.text_endpoint import Said, serving\n"
         f"with serving(lambda asked: Said({ANSWER!r}, delay={delay})) as server:\n"
         "    print(server.plain_url, flush=True)\n    time.sleep(1e6)"
     )
@@ -101,10 +103,7 @@ def endpoint(delay: float) -> Iterator[str]:
         process.stdout.close()
 
 
-async def load(service: object, readers: int, trainers: int, seconds: float) -> tuple[Tally, list[float]]:
-    from rlvr_service import RlvrService
-
-    assert isinstance(service, RlvrService)
+async def load(service: Any, readers: int, trainers: int, seconds: float) -> tuple[Tally, list[float]]:
     tally, until = Tally(), time.perf_counter() + seconds
     task = json.dumps({"task_id": "load", "prompt": "Say something.", "max_iterations": 3}).encode()
     asks = [[("GET", path, b"") for path in (*READS[i % 3 :], *READS[: i % 3])] for i in range(readers)]
@@ -125,9 +124,9 @@ def main() -> int:
     options.add_argument("--trainers", type=int, default=20)
     options.add_argument("--delay", type=float, default=0.05, help="seconds that the endpoint takes for an answer")
     given = options.parse_args()
-    from rlvr_service import RlvrService
+    from tests.rlvr_service import RlvrService
 
-    unlimited = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
+    unlimited: dict[str, Any] = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
     with (
         tempfile.TemporaryDirectory() as folder,
         endpoint(given.delay) as url,

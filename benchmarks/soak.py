@@ -1,10 +1,10 @@
-"""Verify a million answers and watch the memory of all our processes: it must not grow.
+"""Verify a million answers and check that the memory of all our processes does not grow.
 
     python benchmarks/soak.py [--count 1000000] [--workers N]
 
-Right, wrong, crashing and, now and then, hanging answers in turn, with ever new tests, so that caches are full for
-most of the time. Prints the resident memory of this process and all below it at twenty points; fails if the last
-point is more than 10 % and 16 MiB above the fourth, by when caches are full.
+Right, wrong, crashing and, rarely, hanging answers in turn, with new tests each time, so that caches are full most of
+the time. Prints the resident memory of this process and its descendants at twenty points. Fails if the last point is
+more than 10 % and 16 MiB above the fourth, when caches are full.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POINTS = 20
 
 
 def resident(pid: int) -> int:
-    """Bytes, of a process and all below it; what has just ended counts nothing."""
+    """Resident bytes of a process and its descendants; one that has just ended counts as 0."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -46,17 +46,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int)
     options = parser.parse_args()
-    seen: list[int] = []
+    memory: list[int] = []
     with Sandbox(workers=options.workers) as sandbox:
         start = time.perf_counter()
         for point in range(POINTS):
             first, last = (options.count * at // POINTS for at in (point, point + 1))
             for low in range(first, last, 1000):
                 sandbox.verify_many([job(index) for index in range(low, min(low + 1000, last))])
-            seen.append(resident(os.getpid()))
+            memory.append(resident(os.getpid()))
             rate = last / (time.perf_counter() - start)
-            print(f"{last:9d} verified, {rate:6.0f}/s, {seen[-1] / 2**20:7.1f} MiB resident", flush=True)
-    if seen[-1] > max(seen[3] * 1.1, seen[3] + (16 << 20)):
+            print(f"{last:9d} verified, {rate:6.0f}/s, {memory[-1] / 2**20:7.1f} MiB resident", flush=True)
+    if memory[-1] > max(memory[3] * 1.1, memory[3] + (16 << 20)):
         raise SystemExit("memory grew")
 
 

@@ -1,10 +1,10 @@
-"""tinker-cookbook's own arithmetic run against a server of ours: does it learn? Minutes on two cores.
+"""Whether tinker-cookbook's own arithmetic run learns against `rlvr serve engine`. Takes minutes on two cores.
 
     python benchmarks/tinker_cookbook.py [--steps 40] [--seed 0] [--model FOLDER] [--keep FOLDER]
 
-A tiny model is taught sums and, half of the time, to answer with a question mark; the unmodified recipe
+A tiny model is fine-tuned on sums, and to answer with a question mark half of the time. The unmodified recipe
 `math_rl.train env=arithmetic` then trains it, and the mean reward of the last five batches is tested against that of
-the first five (one-sided t-test of Welch). Needs tinker-cookbook and pylatexenc beside the extras [train,serve,tinker].
+the first five (one-sided Welch t-test). Needs tinker-cookbook and pylatexenc beside the extras [train,serve,tinker].
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
 NAME = "Qwen/Qwen3-8B"
 
 
@@ -27,14 +29,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-up", type=int, default=900)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--model", type=Path, help="One that tests/tinker_model.py wrote before.")
-    parser.add_argument("--keep", type=Path, help="Where the recipe's log and the server's state stay.")
+    parser.add_argument("--model", type=Path, help="A model that tests/tinker_model.py wrote.")
+    parser.add_argument("--keep", type=Path, help="A folder that keeps the recipe's log and the server's state.")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from scipy.stats import ttest_ind
-    from tinker_model import write_model
-    from tinker_server import TinkerServer
+
+    from tests.tinker_model import write_model
+    from tests.tinker_server import TinkerServer
 
     with tempfile.TemporaryDirectory() as scratch:
         place = asked.keep or Path(scratch)
@@ -44,7 +47,7 @@ def main() -> None:
         else:
             write_model(place / NAME, steps=asked.warm_up)
         with TinkerServer({NAME: place / NAME}, place / "state") as server:
-            told = {
+            environment = {
                 "TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key, "HF_HUB_OFFLINE": "1",
                 "HF_DATASETS_OFFLINE": "1",
             }  # fmt: skip
@@ -56,11 +59,13 @@ def main() -> None:
             command = [sys.executable, "-m", "tinker_cookbook.recipes.math_rl.train"]
             command += [f"{name}={value}" for name, value in options.items()]
             with (place / "recipe.log").open("w") as log:
-                subprocess.run(command, cwd=place, env={**os.environ, **told}, stdout=log, stderr=log, check=True)
+                subprocess.run(
+                    command, cwd=place, env={**os.environ, **environment}, stdout=log, stderr=log, check=True
+                )
         lines = (place / "log" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rewards = [row["env/all/reward/total"] for row in map(json.loads, lines) if "env/all/reward/total" in row]
     first, last = rewards[:5], rewards[-5:]
-    test = ttest_ind(last, first, equal_var=False, alternative="greater")
+    test: Any = ttest_ind(last, first, equal_var=False, alternative="greater")
     print("reward per batch:", " ".join(f"{reward:.3f}" for reward in rewards))
     print(f"first five {sum(first) / 5:.3f}, last five {sum(last) / 5:.3f}, p = {test.pvalue:.2g}")
 

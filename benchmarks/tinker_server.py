@@ -1,13 +1,13 @@
-"""The Tinker server beside the engine in this process, in one run: the same calls through the SDK and without it.
+"""The Tinker server beside the engine in this process: the same calls through the SDK and without it, in one run.
 
-    python benchmarks/tinker_server.py                                  # a model of 3 million parameters, made here
-    python benchmarks/tinker_server.py --size 0.5b --dtype bfloat16     # of half a billion, random: for a GPU
+    python benchmarks/tinker_server.py                                  # a random model of 3 million parameters
+    python benchmarks/tinker_server.py --size 0.5b --dtype bfloat16     # of half a billion: for a GPU
     python benchmarks/tinker_server.py --model FOLDER
 
-Training: tokens/s of forward_backward and optim_step, both sent before either is waited for. Sampling: tokens/s of one
+Training: tokens/s of forward_backward and optim_step, both sent before either is awaited. Sampling: tokens/s of one
 prompt with n=16, of 16 prompts at once with n=1, and of 8 at once with n=4; and the time of a single token. The two
-sides take turns, so that what else the machine does falls on both; the ratio is the median of the turns'. Needs the
-extras [train,serve,tinker]. `tests/test_tinker_sdk.py` holds that both sides compute the same.
+sides take turns, so that other load on the machine affects both; the ratio is the median of the turns'. Needs the
+extras [train,serve,tinker]. `tests/test_tinker_sdk.py` checks that both sides compute the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the servers that the tests start
 SIZES: dict[str, dict[str, int]] = {
     "3m": {
         "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -39,10 +40,9 @@ Job = Callable[[Any, Any, Any], int]
 
 
 def write_random(folder: Path, size: str) -> None:
-    """A random model with the tokenizer of the tests; a step of it costs what a trained one's does."""
-    from tinker_model import CONFIG, tokenizer
-
-    from rlvr.engine.model import build_model
+    """Write a random model with the tests' tokenizer; its steps cost what a trained model's do."""
+    from rlvr.engine.model_loading import build_model
+    from tests.tinker_model import CONFIG, tokenizer
 
     words = tokenizer()
     vocabulary = 151_936 if size == "0.5b" else 4_096
@@ -53,19 +53,20 @@ def write_random(folder: Path, size: str) -> None:
 
 def rows(sdk: Any, count: int, length: int) -> list[Any]:
     rng = np.random.default_rng(0)
-    made: list[Any] = []
+    data: list[Any] = []
     for _ in range(count):
         tokens = rng.integers(0, 300, length + 1).tolist()
         inputs = {"target_tokens": tokens[1:], "weights": [1.0] * length}
-        made.append(sdk.Datum(model_input=sdk.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
-    return made
+        data.append(sdk.Datum(model_input=sdk.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
+    return data
 
 
 def training(count: int, length: int) -> Job:
     def job(sdk: Any, trainer: Any, sampler: Any) -> int:
         back = trainer.forward_backward(data.setdefault(sdk, rows(sdk, count, length)), "cross_entropy")
         step = trainer.optim_step(sdk.AdamParams(learning_rate=1e-4))
-        back.result(), step.result()
+        back.result()
+        step.result()
         return count * length
 
     data: dict[Any, list[Any]] = {}
@@ -99,9 +100,9 @@ def main() -> None:
 
     import tinker
     import torch
-    from tinker_server import TinkerServer
 
     from rlvr.clients import local
+    from tests.tinker_server import TinkerServer
 
     torch.set_num_threads(asked.threads)
     with tempfile.TemporaryDirectory() as scratch:

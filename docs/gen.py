@@ -1,8 +1,9 @@
 """Writes what the code knows best into the pages while the site is built: tables of settings, words, rows, formulas.
 
 A line `<!-- generated: settings -->` in a page is replaced by what the function of that name in `PARTS` returns, and so
-is the line `NOTE` below it, for readers of the file itself; no generated text is ever in a tracked file. Used by mkdocs
-as a hook (`mkdocs.yml`); `tests/test_docs.py` exercises it.
+is the line `NOTE` below it, for readers of the file itself. What stands between `<!-- filled: NAME -->` and
+`<!-- end: NAME -->` is in the file: `python docs/gen.py` writes it, and a test holds it current. Used by mkdocs as a
+hook (`mkdocs.yml`); `tests/test_docs.py` exercises it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 NOTE = "*(filled in by `make docs`, in `site/`)*"
 _MARK = re.compile(rf"^<!-- generated: (\S+) -->\n{re.escape(NOTE)}$", re.MULTILINE)
 
+_FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
+
 REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a run refuses it
 
 # What else the keys of open lists take.
@@ -29,6 +32,7 @@ _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you 
 _RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "client": ("local", "tinker", "mock"),
+    "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
     "training.control": ("none", "random_reward"),
     "training.schedule": ("sync", "fixed_lag", "completion", "null"),
@@ -46,12 +50,12 @@ def choices() -> dict[str, tuple[str, ...]]:
     """The words that a key takes, for every key that takes only some."""
     from rlvr.algorithms import ALGORITHMS
     from rlvr.algorithms.advantages import ESTIMATORS, REDUCTIONS
-    from rlvr.algorithms.rows import KL_ESTIMATORS, LOSSES
+    from rlvr.algorithms.loss_specs import KL_ESTIMATORS, RL_LOSSES
 
     tables = {
         "name": ALGORITHMS,
         "advantage": ESTIMATORS,
-        "loss": LOSSES,
+        "loss": RL_LOSSES,
         "reduction": REDUCTIONS,
         "kl_estimator": KL_ESTIMATORS,
     }
@@ -70,7 +74,7 @@ def results() -> str:
 
 
 def seeds() -> str:
-    """The README's table of three seeds."""
+    """The README's table of seeds."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("| seed |"))
     end = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
@@ -107,51 +111,47 @@ def reductions() -> str:
 
 def losses() -> str:
     """The engine's named losses: formula, inputs, settings."""
-    from rlvr.engine.losses import LOSSES, kl_penalty
+    from rlvr.algorithms.loss_specs import LOSS_SPECS
+    from rlvr.engine.losses import kl_penalty
 
     rows: list[list[str]] = []
-    for name, loss in LOSSES.items():
-        settings = ", ".join(f"`{key}={value:g}`" for key, value in loss.config.items())
-        rows.append([f"`{name}`", _cell(loss.terms), ", ".join(f"`{n}`" for n in loss.needs), settings])
+    for name, spec in LOSS_SPECS.items():
+        settings = ", ".join(f"`{key}={value:g}`" for key, value in spec.config.items())
+        rows.append([f"`{name}`", spec.formula, ", ".join(f"`{n}`" for n in spec.required), settings])
     table = _table(["loss", "term of a token", "inputs beside the targets", "settings"], rows)
     return f"{table}\n\nBeside any of them, a KL penalty: {_cell(kl_penalty)}"
 
 
 def options() -> str:
-    """What can be set on any row, in the words of `Algorithm`."""
+    """What can be set on any spec, in the words of `Algorithm`."""
     from rlvr.algorithms import Algorithm
 
     return _paragraphs(Algorithm)
 
 
-def roads() -> str:
+def capabilities() -> str:
     """Which option works on which client."""
-    from rlvr.algorithms import roads as module
-    from rlvr.clients.local import LocalTrainingClient
-    from rlvr.clients.mock import MockTrainingClient
-    from rlvr.clients.tinker import TinkerTrainingClient
+    from rlvr.algorithms.capabilities import support_table
+    from rlvr.clients.registry import resolve_client
 
-    clients = {"local": LocalTrainingClient, "tinker": TinkerTrainingClient, "mock": MockTrainingClient}
-    head, *rows = module.table(clients)
-    listed = _paragraphs(module).split("\n\n")
-    explained = next(part for part in listed if part.startswith("- "))
-    return f"{explained}\n\n{_table(head, [[f'`{key}`', *cells] for key, *cells in rows])}"
+    head, *rows = support_table(resolve_client(name).capabilities for name in ("local", "tinker", "mock"))
+    return _table(head, [[f"`{key}`", *cells] for key, *cells in rows])
 
 
 def rewards() -> str:
     """Every reward that comes with the package, with its exact formula."""
     from rlvr.reward import known_rewards
-    from rlvr.reward.registry import Entry, _rewards  # the functions behind the names
+    from rlvr.reward.registry import RewardSpec, _rewards  # the functions behind the names
 
     parts: list[str] = []
     for name in known_rewards():
-        entry: Entry = _rewards.get(name)
-        if not entry.function.__module__.startswith("rlvr."):
+        spec: RewardSpec = _rewards.get(name)
+        if not spec.function.__module__.startswith("rlvr."):
             continue
-        parameters = inspect.signature(entry.function).parameters.values()
-        taken = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={_yaml(p.default)}" for p in taken)
-        parts.append(f"### `{name}`\n\n{_paragraphs(entry.function)}" + (f"\n\nOptions: `{shown}`." if shown else ""))
+        parameters = inspect.signature(spec.options or spec.function).parameters.values()
+        options = [p for p in parameters if spec.options or p.kind is p.KEYWORD_ONLY]
+        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={_yaml(p.default)}" for p in options)
+        parts.append(f"### `{name}`\n\n{_paragraphs(spec.function)}" + (f"\n\nOptions: `{shown}`." if shown else ""))
     return "\n\n".join(parts)
 
 
@@ -172,21 +172,53 @@ def environments() -> str:
 
 def settings() -> str:
     """Every key of a config, with its default and what its dataclass says of it."""
-    from rlvr.config.schema import Config
+    from rlvr.config.schema import RunConfig
 
-    return "\n\n".join(_section(Config, "", "The top of a config"))
+    return "\n\n".join(_section(RunConfig, "", "The top of a config"))
 
 
 def spellings() -> str:
     """The words of other systems."""
-    from rlvr.config.spellings import TABLE
+    from rlvr.config.aliases import ALIASES
 
-    return _table(["word", "our key", "meaning"], [[f"`{s.word}`", f"`{s.key}`", s.meaning] for s in TABLE])
+    return _table(["word", "our key", "meaning"], [[f"`{s.word}`", f"`{s.key}`", s.meaning] for s in ALIASES])
+
+
+def foreign_words(aliases: Iterable[Any]) -> str:
+    """Words that set keys of ours."""
+    rows = [[f"`{a.word}`", ", ".join(f"`{k}`" for k in a.key.split(", ")), a.meaning] for a in aliases if a.targets]
+    return _table(["word", "our key", "meaning"], rows)
+
+
+def refused_words(aliases: Iterable[Any]) -> str:
+    """Words without a counterpart, those with the same remedy together."""
+    by_reason: dict[str, list[str]] = {}
+    for alias in aliases:
+        if not alias.targets:
+            by_reason.setdefault(alias.meaning, []).append(f"`{alias.word}`")
+    return _table(["words", "instead"], [[", ".join(words), reason] for reason, words in by_reason.items()])
+
+
+def fill(markdown: str) -> str:
+    """The page with what belongs between each `<!-- filled: NAME -->` and `<!-- end: NAME -->` written there."""
+    from rlvr.config.foreign_words import TRL, VERL
+
+    tables = {
+        "trl": foreign_words(TRL),
+        "trl_refused": refused_words(TRL),
+        "verl": foreign_words(VERL),
+        "verl_refused": refused_words(VERL),
+    }
+
+    def write(mark: re.Match[str]) -> str:
+        return f"<!-- filled: {mark[1]} -->\n{tables[mark[1]]}\n<!-- end: {mark[1]} -->"
+
+    return _FILLED.sub(write, markdown)
 
 
 def sections() -> str:
     """The sections of other systems."""
-    from rlvr.config.spellings import SECTIONS
+    from rlvr.config.aliases import SECTIONS
 
     rows = [[f"`{name}`", ", ".join(f"`{o}`" if o else "the top" for o in ours)] for name, ours in SECTIONS.items()]
     return _table(["section", "its keys belong to"], rows)
@@ -213,7 +245,7 @@ def service_settings() -> str:
     from rlvr.service import settings as service
 
     rows = [
-        [f"`{key}`", f"`{variable}`", f"`{value}`" if (value := _yaml(service._default(key))) else "none"]
+        [f"`{key}`", f"`{variable}`", f"`{value}`" if (value := _yaml(service._default_value(key))) else "none"]
         for variable, key in service.environment_names().items()
     ]
     return _table(["in the file", "in the environment", "default"], sorted(rows))
@@ -222,8 +254,8 @@ def service_settings() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
-        results, seeds, algorithms, advantages, reductions, losses, options, roads, rewards, environments, settings,
-        service_settings, spellings, sections, configs,
+        results, seeds, algorithms, advantages, reductions, losses, options, capabilities, rewards, environments,
+        settings, service_settings, spellings, sections, configs,
     )
 }  # fmt: skip
 
@@ -301,3 +333,11 @@ def _text(text: str) -> str:
     text = re.sub(r"(?<![\[(<])https?://[^\s)>,;]+", r"<\g<0>>", text)
     text = re.sub(r"\((https?://[^\s)]+)\)", r"(<\1>)", text)
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+if __name__ == "__main__":
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        before = page.read_text(encoding="utf-8")
+        if (after := fill(before)) != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"wrote {page}")

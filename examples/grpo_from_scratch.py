@@ -2,13 +2,14 @@
 
     python examples/grpo_from_scratch.py            # about a minute on two cores, no GPU
 
-A two-layer transformer with random weights learns to answer `1 + 2 =` mod 5 from the verdict alone: nobody shows it a
-solution. What a real run adds (warm-up, curriculum, evaluation, resume, curves) is `rlvr train`; what is below is the
+A two-layer transformer with random weights learns to answer `1 + 2 =` mod 5 from the verdict alone: it never sees a
+solution. What a real run adds (supervised fine-tuning, curriculum, evaluation, resume, curves) is `rlvr train`; what
+is below is the
 whole algorithm:
 
     1. put each problem to the policy G times                         sample
     2. reward each answer by checking it                              verify
-    3. advantage = reward - mean reward of its group                  (a group of equal rewards teaches nothing)
+    3. advantage = reward - mean reward of its group                  (a group of equal rewards has no signal)
     4. loss = -sum of min(ratio A, clip(ratio) A) over answer tokens  forward_backward, a summed loss
     5. one AdamW step                                                 optim_step
 
@@ -19,13 +20,13 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from rlvr import draws
 from rlvr.clients.local import LocalTrainingClient
+from rlvr.core import rng
+from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
+from rlvr.core.types import Trajectory, mean
 from rlvr.engine.engine import Engine
-from rlvr.engine.model import build_model
+from rlvr.engine.model_loading import build_model
 from rlvr.engine.tokenizer import build_tokenizer
-from rlvr.messages import AdamParams, Datum, ModelInput, SamplingParams
-from rlvr.types import Trajectory, mean
 
 P = 5  # arithmetic is modulo P
 GROUP = 8  # answers per problem
@@ -67,7 +68,7 @@ def train(steps: int, seed: int) -> list[float]:
         # Submit everything before reading anything: what is queued runs as one batch.
         pending = {
             ab: sampler.sample(
-                ModelInput.from_ints(tokens), GROUP, SamplingParams(max_tokens=2, seed=draws.key(seed, step, *ab))
+                ModelInput.from_ints(tokens), GROUP, SamplingParams(max_tokens=2, seed=rng.key(seed, step, *ab))
             )
             for ab, tokens in prompts.items()
         }
@@ -87,7 +88,7 @@ def train(steps: int, seed: int) -> list[float]:
             batch += [t for t in group if t.advantage != 0.0]
         curve.append(mean(rewards))
         if step % 20 == 0 or step + 1 == steps:
-            print(f"step {step:3d}  reward {curve[-1]:.3f}  answers that teach {len(batch)}/{len(problems) * GROUP}")
+            print(f"step {step:3d}  reward {curve[-1]:.3f}  answers with signal {len(batch)}/{len(problems) * GROUP}")
         if not batch:
             continue
         tokens = sum(t.num_action_tokens for t in batch)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvr.cli import run
+from rlvr.cli.main import run
 
 config = {
     "base_model": "meta-llama/Llama-3.2-1B",

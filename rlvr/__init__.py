@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         resolve_algorithm,
         save_checkpoint,
     )
-    from rlvr.clients.mock import MockTrainingClient
+    from rlvr.clients.mock.mock_client import MockTrainingClient
+    from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
     from rlvr.envs import register_environment, resolve_environment
     from rlvr.reward import register_reward, resolve_reward
-    from rlvr.toy import MockRolloutSampler
-    from rlvr.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
+    from rlvr.training.toy_sampler import MockRolloutSampler
 
 __version__ = "0.1.0"
 
@@ -38,11 +38,11 @@ _HOMES = {
         "Algorithm", "PPO", "PPOConfig", "REINFORCE", "REINFORCEConfig", "UpdateResult", "load_checkpoint",
         "register_advantage", "register_algorithm", "resolve_algorithm", "save_checkpoint",
     ),
-    "rlvr.clients.mock": ("MockTrainingClient",),
+    "rlvr.clients.mock.mock_client": ("MockTrainingClient",),
     "rlvr.envs": ("register_environment", "resolve_environment"),
     "rlvr.reward": ("register_reward", "resolve_reward"),
-    "rlvr.toy": ("MockRolloutSampler",),
-    "rlvr.types": ("Outcome", "Score", "StopReason", "Task", "Trajectory", "TrajectoryBatch"),
+    "rlvr.training.toy_sampler": ("MockRolloutSampler",),
+    "rlvr.core.types": ("Outcome", "Score", "StopReason", "Task", "Trajectory", "TrajectoryBatch"),
 }  # fmt: skip
 _MODULES = ("algorithms", "envs", "reward", "rollout")
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

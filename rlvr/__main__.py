@@ -2,7 +2,7 @@
 
 import sys
 
-from rlvr.cli import run
+from rlvr.cli.main import run
 
 if __name__ == "__main__":
     sys.exit(run(sys.argv[1:]))

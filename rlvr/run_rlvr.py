@@ -35,7 +35,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    from rlvr.cli import run
+    from rlvr.cli.main import run
 
     words = sys.argv[1:]
     named = any(word.partition("=")[0] in ("--config-name", "--config", "--help") for word in words)

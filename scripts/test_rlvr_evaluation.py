@@ -17,7 +17,7 @@ CLONE = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(CLONE))
     try:
-        from rlvr.cli import run
+        from rlvr.cli.main import run
     except ModuleNotFoundError as missing:
         sys.exit(f'{missing}; run it with the Python that has the package: `make setup`, or pip install "rlvr[serve]"')
     sys.exit(run(["evaluate-service", *sys.argv[1:]]))

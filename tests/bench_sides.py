@@ -1,4 +1,4 @@
-"""Sides of benchmarks for tests/test_bench.py: module functions, as they cross into processes of their own."""
+"""Sides of benchmarks for tests/test_bench.py: functions of a module, which can be pickled."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from rlvr.bench.measure import Absent, Case, Done
+from benchmarks.measure import BenchmarkCase, SideUnavailable, TurnResult
 
 
-def counting(units: float, seconds: float, cost: float = 0.0) -> Callable[[], Done]:
-    """Says what it is told to say, and who and when it is: in `facts` its process, threads and turn."""
+def counting(units: float, seconds: float, cost: float = 0.0) -> Callable[[], TurnResult]:
+    """Return the given figures, with the side's process, threads and turn as `facts`."""
     turns: list[int] = []
 
-    def turn() -> Done:
+    def turn() -> TurnResult:
         turns.append(1)
         facts = {"process": os.getpid(), "threads": float(os.environ["OMP_NUM_THREADS"]), "turn": len(turns)}
         facts["usual start"] = float(multiprocessing.get_start_method() == multiprocessing.get_all_start_methods()[0])
-        return Done(units, seconds, cost, facts, ((seconds, float(len(turns))),))
+        return TurnResult(units, seconds, cost, facts, ((seconds, float(len(turns))),))
 
     return turn
 
 
-def timed() -> Callable[[], Done]:
-    """Leaves the clock to the harness."""
-    return partial(Done, 1.0)
+def fixed_turn() -> Callable[[], TurnResult]:
+    """A turn that the harness times."""
+    return partial(TurnResult, 1.0)
 
 
-def missing() -> Callable[[], Done]:
+def missing() -> Callable[[], TurnResult]:
     import a_package_that_nobody_has  # pyright: ignore[reportMissingImports]
 
     return a_package_that_nobody_has.turn
 
 
-def absent() -> Callable[[], Done]:
-    raise Absent("this machine has no unicorn")
+def absent() -> Callable[[], TurnResult]:
+    raise SideUnavailable("this machine has no unicorn")
 
 
-def breaks(at: int, how: str = "raises") -> Callable[[], Done]:
-    """Fails in turn `at` (from 1, the warm-up)."""
+def breaks(at: int, how: str = "raises") -> Callable[[], TurnResult]:
+    """Fail in turn `at` (turn 1 is the warm-up)."""
     turns: list[int] = []
 
-    def turn() -> Done:
+    def turn() -> TurnResult:
         turns.append(1)
         if len(turns) == at:
             print("something dreadful", flush=True)
             if how == "dies":
                 os._exit(3)
             raise RuntimeError("no more")
-        return Done(1.0, 1.0)
+        return TurnResult(1.0, 1.0)
 
     return turn
 
 
-def case(**peers: Callable[[], Callable[[], Done]]) -> Case:
-    return Case("sums", "sums", "some work", partial(counting, 12, 2.0, 30.0), peers)
+def case(**peers: Callable[[], Callable[[], TurnResult]]) -> BenchmarkCase:
+    return BenchmarkCase("sums", "sums", "some work", partial(counting, 12, 2.0, 30.0), peers)

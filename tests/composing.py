@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.config import Loaded, load
-from rlvr.config.schema import Config, configured
+from rlvr.config import LoadedConfig, load
+from rlvr.config.build_config import build_config
+from rlvr.config.schema import RunConfig
 
 BASE = """
 env: {name: rpn_arithmetic}
@@ -16,23 +17,23 @@ rollout: {}
 """
 
 
-def composed(text: str = "", *words: str) -> Loaded:
+def compose_base(text: str = "", *words: str) -> LoadedConfig:
     """The base config with `text` added to its file and `words` typed."""
     Path("mine.yaml").write_text(BASE + text)
     return load(None, "mine.yaml", words)
 
 
-def config(text: str = "", *words: str) -> Config:
-    return configured(composed(text, *words), warn=pytest.fail)
+def config(text: str = "", *words: str) -> RunConfig:
+    return build_config(compose_base(text, *words), warn=pytest.fail)
 
 
-def refused(text: str = "", *words: str) -> str:
+def refusal_of(text: str = "", *words: str) -> str:
     with pytest.raises(ValueError) as caught:
-        configured(composed(text, *words))
+        build_config(compose_base(text, *words))
     return str(caught.value)
 
 
-def warned(text: str = "", *words: str) -> list[str]:
+def warnings_of(text: str = "", *words: str) -> list[str]:
     told: list[str] = []
-    configured(composed(text, *words), told.append)
+    build_config(compose_base(text, *words), told.append)
     return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,15 +20,18 @@ sys.path.insert(0, str(Path(__file__).parent))  # for tiny.py
 
 from tiny import CONFIGS, END, PAD, WORDS
 
-# Half a minute and more each. Where several processes share the files, these go out first: one that goes out last is
-# waited for by all. By itself pytest-xdist hands a file out the later the fewer tests it has, and these have few.
+# The files that take longest. Where processes share the files (`--dist loadfile`), these are handed out first, so
+# that no process ends long after the others; pytest-xdist's own order is by the number of tests.
 LONG = (
-    "test_docs", "test_audit_attack", "test_service_learning", "test_pipelined_kill", "test_kill", "test_recipes",
+    "test_docs", "test_audit_attack", "test_service_learning", "test_schedule_kill", "test_kill", "test_recipes",
     "test_tinker_cookbook", "test_tinker_restart", "test_service_openapi",
 )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A background job or nohup ignores SIGINT, and so do its children: no test of Ctrl-C could pass. Where this process
+    # has a handler, its children get the default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
@@ -38,14 +42,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module", autouse=True)
-def what_the_sdk_leaves() -> Iterator[None]:
-    """The tinker SDK never closes its connections. They are cleared here, behind the module that made them: a later
-    test, in whose time the collector happens to run, would be blamed."""
+def close_sdk_connections() -> Iterator[None]:
+    """Collect the tinker SDK's connections, which it never closes, after the module that opened them. Otherwise a later
+    test fails, during which the collector happens to run."""
     yield
     if "tinker" in sys.modules:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
+            gc.freeze()  # survivors need not be searched again, which took more than a second a module
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +63,7 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def pristine(tokenizer: Any) -> Callable[[str], Any]:
     """A model of `CONFIGS` by name, built once and never to be trained: take a `fresh` one for that."""
-    from rlvr.engine.model import build_model
+    from rlvr.engine.model_loading import build_model
 
     made: dict[str, Any] = {}
 
@@ -76,7 +81,7 @@ def pristine(tokenizer: Any) -> Callable[[str], Any]:
 def fresh(pristine: Callable[[str], Any]) -> Callable[..., Any]:
     """A new engine on a copy of a tiny model; limits by keyword (`max_rows=3`)."""
     from rlvr.engine.engine import Engine
-    from rlvr.engine.options import EngineLimits
+    from rlvr.engine.engine_options import EngineLimits
 
     def make(kind: str = "qwen3", dtype: Any = None, **limits: int) -> Any:
         model = copy.deepcopy(pristine(kind))

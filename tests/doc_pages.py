@@ -32,10 +32,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.config import load
-from rlvr.config.schema import configured
-from tests.forked import Program, ran
+from rlvr.config.build_config import build_config
+from tests.forked_process import Program, run_forked
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,7 +62,12 @@ SMALLER = {
         "evaluation.quick_tasks=4",
     ],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.quick_tasks=4"],
+    "jsonl": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"],
     "gsm8k": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"],
+    **{
+        f"gsm8k_{size}b": [*STEPS, *LOOKS, "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"]
+        for size in (0.5, 1.5)
+    },
     "mbpp": [
         *STEPS,
         *LOOKS,
@@ -91,7 +96,7 @@ SCRIPTS = {
         "engine.threads=1",
     ],
 }
-RECIPES = {  # commands of the form `python -m rlvr.recipes.NAME`
+RECIPES = {  # commands of the form `python -m rlvr.compat.recipes.NAME`
     "rl_loop": ["batch_size=2", "group_size=2", "max_tokens=8", "max_steps=2"],
     "rl_basic": ["max_tokens=8", "max_steps=2", "batch_size=2", "group_size=2", *LOOKS, "engine.threads=1"],
     "math_rl": ["max_tokens=8", "max_steps=2", "batch_size=2", "group_size=2", *LOOKS, "engine.threads=1"],
@@ -125,7 +130,7 @@ def blocks(page: str) -> list[Block]:
     for number, line in enumerate([*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""], 1):
         fence = re.match(r"\s*(`{3,}|~{3,})(.*)", line)
         if fenced is None and inside and not line.startswith("    ") and line.strip():
-            found.append(indented(inside, number))
+            found.append(indented_block(inside, number))
             inside, follows = [], False
         if fence and fenced is None:
             fenced, inside = (fence[2].strip().partition(" ")[0], number), []
@@ -137,10 +142,10 @@ def blocks(page: str) -> list[Block]:
         elif line.strip():
             follows, before = False, line
     assert fenced is None, f"{page}: a block that is never closed"
-    return [*found, indented(inside, 0)] if inside else found
+    return [*found, indented_block(inside, 0)] if inside else found
 
 
-def indented(lines: list[str], number: int) -> Block:
+def indented_block(lines: list[str], number: int) -> Block:
     commands = all(line.split()[0] in COMMANDS for line in lines if line.strip())
     return Block("bash" if commands else "text", textwrap.dedent("\n".join(lines)) + "\n", number, False)
 
@@ -175,7 +180,7 @@ class Server:
     def __init__(self, words: list[str]) -> None:
         at = words.index("--port") + 1
         self.typed = f"http://127.0.0.1:{words[at]}"
-        typed = ["-m", "rlvr.cli", *words[1:at], "0", *words[at + 1 :]]
+        typed = ["-m", "rlvr.cli.main", *words[1:at], "0", *words[at + 1 :]]
         self.process = Program(typed, stderr=subprocess.PIPE)
         assert self.process.stderr is not None
         said: list[str] = []
@@ -195,12 +200,12 @@ class Server:
 
 
 def bash(block: Block, serving: list[Server]) -> None:
-    for line, environment, words in typed(block):
+    for line, environment, words in typed_commands(block):
         os.environ.update(environment)
         command(line, words, serving)
 
 
-def typed(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
+def typed_commands(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
     """Each command: its line, the NAME=value before it, its words."""
     environment: dict[str, str] = {}
     for line in block.text.replace("\\\n", " ").splitlines():
@@ -217,11 +222,11 @@ def typed(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
 def trainings(block: Block) -> Iterator[tuple[str, list[str]]]:
     """Every training that a block starts: what was typed, and the words after `rlvr train`."""
     if block.language == "bash":
-        for line, _, words in typed(block):
+        for line, _, words in typed_commands(block):
             if words[:2] == ["rlvr", "train"]:
                 yield line, words[2:]
             elif words[:2] == ["make", "train"]:
-                yield line, made("train")[2:]
+                yield line, make_command("train")[2:]
             elif words[0].startswith("python") and words[1] in CONFIGURED:
                 yield (
                     line,
@@ -235,7 +240,7 @@ def trainings(block: Block) -> Iterator[tuple[str, list[str]]]:
                     yield ast.unparse(node), words[1:]
 
 
-def made(target: str) -> list[str]:
+def make_command(target: str) -> list[str]:
     """The command that the Makefile runs for a target."""
     recipe = re.search(rf"^{target}:.*\n\t\$\(VENV\)/bin/(rlvr .*)$", (ROOT / "Makefile").read_text(), re.M)
     assert recipe, f"make {target} runs no rlvr command"
@@ -249,7 +254,9 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
     for server in serving:
         words = [word.replace(server.typed, server.url) for word in words]
     if words[0] == "rlvr":
-        small = sizes(words) if words[1] in ("train", "config") else []
+        small = sizes(words) if words[1] in ("train", "config", "study") else []
+        if words[1] == "study":  # one run of each variant
+            words = ["seeds=1" if word.startswith("seeds=") else word for word in words]
         if words[1] == "audit" and "--attack" in words and "--category" not in words:
             small = ["--category", "odd result"]  # tests/test_audit_attack.py runs them all
         if words[1] == "audit" and "--against" in words:  # the peer needs a minute for the rows that it hangs on
@@ -260,8 +267,8 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
         code = run([*words[1:], *small])
         assert code == 0, f"{line}: exit code {code}"
     elif words[:2] == ["python", "-m"]:
-        small = RECIPES[words[2].removeprefix("rlvr.recipes.")]
-        done = ran([*words[1:], *small], timeout=300)
+        small = RECIPES[words[2].removeprefix("rlvr.compat.recipes.")]
+        done = run_forked([*words[1:], *small], timeout=300)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     elif words[0] in ("python", "python3"):
         script = words[1]
@@ -269,14 +276,14 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
         small = SCRIPTS.get(script, [])
         if script in CONFIGURED:
             small = sizes(words if any("--config-name" in w for w in words) else [*words, f"--config-name={DEFAULT}"])
-        done = ran([*words[1:], *small], timeout=300)
+        done = run_forked([*words[1:], *small], timeout=300)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     elif words[0] == "make":
         # Not even a dry run: make runs a line that calls $(MAKE) for real, and `make test` is what runs this.
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert set(words[1:]) <= set(targets), f"{line}: the Makefile has {', '.join(targets)}"
         if "train" in words:
-            command(line, made("train"), serving)
+            command(line, make_command("train"), serving)
     elif words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         asked = {name for word in words for part in re.findall(r"\[(.+)\]", word) for name in part.split(",")}
@@ -294,7 +301,7 @@ def yaml(block: Block) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"defaults: [arithmetic, _self_]\n{block.text}", encoding="utf-8")
     if not in_a_group:
-        configured(load(None, str(path)))
+        build_config(load(None, str(path)))
 
 
 def run_page(page: str) -> None:

@@ -1,4 +1,4 @@
-"""Known good and known bad answers to every task of the evaluation suite, written by hand to test its verifiers."""
+"""Good and bad answers to every task of the evaluation suite, written by hand to test its verifiers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ GOOD = {
 
 
 def filler(headings: list[str], words: str) -> str:
-    """The headings and the words that are asked for, and the same sentence over and over."""
+    """The required headings and words, and the same sentence repeated."""
     return "\n\n".join(
         f"{heading}\n" + f"This is about {words} and it is very good indeed. " * 8 for heading in headings
     )

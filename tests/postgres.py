@@ -42,7 +42,7 @@ def missing() -> str:
 
 
 def user() -> str:
-    """Who the server runs as: whoever we are, unless that is root."""
+    """The user that the server runs as: the current one, unless that is root."""
     names = {entry.pw_name for entry in pwd.getpwall()}
     if os.getuid():
         return pwd.getpwuid(os.getuid()).pw_name

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from text_endpoint import Asked, Said, serving
+from text_endpoint import EndpointReply, EndpointRequest, serving
 
-from tests.served import Served
+from tests.server_process import ServerProcess
 
 PATIENCE = 60.0  # seconds; two on a quiet core
 OURS = re.compile(r"RLVR_|LLM_|JUDGE_|DATABASE_URL|PORT$|HOST$|LOG_LEVEL|RUST_LOG")  # of the environment of the tests
@@ -28,7 +28,7 @@ OURS = re.compile(r"RLVR_|LLM_|JUDGE_|DATABASE_URL|PORT$|HOST$|LOG_LEVEL|RUST_LO
 SOLUTION = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
 
 
-class RlvrService(Served):
+class RlvrService(ServerProcess):
     def __init__(self, state: Path, *options: str, dashboard: bool = False, keys: str = "", **environment: str) -> None:
         outer = {name: value for name, value in os.environ.items() if not OURS.match(name)}
         super().__init__(
@@ -53,20 +53,20 @@ class RlvrService(Served):
         with self.client() as client:
             return client.post(path, json=body, **options)
 
-    def logged(self) -> list[dict[str, Any]]:
+    def log_records(self) -> list[dict[str, Any]]:
         """What it wrote down, as JSON."""
         return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
 
 
-def script(asked: Asked) -> str | Said:
-    """What the model behind the endpoint says: by a word of the task."""
+def script(asked: EndpointRequest) -> str | EndpointReply:
+    """The reply of the model behind the endpoint, by a word of the task."""
     prompt = asked.prompt
     if "forever" in prompt:
-        return Said("Too late.", delay=60.0)
+        return EndpointReply("Too late.", delay=60.0)
     if "slowly" in prompt:
-        return Said("It took me a while, and here it is.", delay=1.0)
+        return EndpointReply("It took me a while, and here it is.", delay=1.0)
     if "refuse" in prompt:
-        return Said("", status=400)
+        return EndpointReply("", status=400)
     if "144" in prompt or "12 * 12" in prompt:
         return "It is \\boxed{144}."
     if "badly" in prompt:
@@ -75,8 +75,8 @@ def script(asked: Asked) -> str | Said:
 
 
 @contextmanager
-def scripted(state: Path, *options: str, **environment: str) -> Iterator[RlvrService]:
-    """A service whose model says what `script` says, and that logs as JSON."""
+def scripted_service(state: Path, *options: str, **environment: str) -> Iterator[RlvrService]:
+    """A service with the scripted model that logs as JSON."""
     with (
         serving(script) as endpoint,
         RlvrService(state, "--log-format", "json", *options, LLM_ENDPOINT=endpoint.plain_url, **environment) as running,

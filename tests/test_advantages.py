@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from advantage_batch import MAX_TOKENS, REWARDS, batch, groups_of, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,37 +14,15 @@ from rlvr.algorithms.advantages import (
     BATCH_ESTIMATORS,
     ESTIMATORS,
     REDUCTIONS,
-    Memory,
+    RunningBaseline,
+    has_signal,
     register_advantage,
-    teaches,
 )
-from rlvr.types import Trajectory
-
-MAX_TOKENS = 10
-
-
-def trajectory(group: str, rollout: str, reward: float | None, length: int, written: int = 0) -> Trajectory:
-    """`length` sampled tokens, and `written` by the environment behind them."""
-    return Trajectory(
-        "p", [1], "r", [2] * (length + written), [-0.5] * (length + written), reward=reward, group_id=group,
-        rollout_id=rollout, action_mask=[1] * length + [0] * written,
-    )  # fmt: skip
-
-
-def batch() -> list[Trajectory]:
-    """Two groups: rewards 1 and 0 and an unknown one; and twice 0.25. Rollout a1 made two trajectories."""
-    return [
-        trajectory("a", "a0", 1.0, 2),
-        trajectory("b", "b0", 0.25, 5),
-        trajectory("a", "a1", 0.0, 1),
-        trajectory("a", "a1", 0.0, 3, written=1),
-        trajectory("a", "a2", None, 4),
-        trajectory("b", "b1", 0.25, 4),
-    ]
+from rlvr.core.types import Trajectory
 
 
 def advantages(name: str, trajectories: list[Trajectory]) -> list[float]:
-    ESTIMATORS[name](trajectories, Memory())
+    ESTIMATORS[name](trajectories, RunningBaseline())
     return [t.advantage for t in trajectories]
 
 
@@ -83,13 +62,6 @@ def test_reduction_weights_by_hand(name: str) -> None:
     """Each reduction on the five trajectories with a reward."""
     known = [t for t in batch() if t.reward is not None]
     assert REDUCTIONS[name](known, MAX_TOKENS) == pytest.approx(WEIGHTS_BY_HAND[name], abs=1e-15)
-
-
-REWARDS = st.lists(st.one_of(st.none(), st.integers(-8, 8).map(lambda n: n / 8)), min_size=1, max_size=8)
-
-
-def groups_of(rewards: list[list[float | None]]) -> list[Trajectory]:
-    return [trajectory(f"g{g}", f"g{g}/{i}", r, 1 + i) for g, rs in enumerate(rewards) for i, r in enumerate(rs)]
 
 
 GROUPED = sorted(set(ESTIMATORS) - BATCH_ESTIMATORS)
@@ -143,7 +115,7 @@ def test_reduction_identities(lengths: list[int], most: int) -> None:
 
 def test_the_moving_baseline_by_hand_over_four_batches() -> None:
     """Decay 0.9, batch means 1/2, 1, none, 0: baselines 1/2 (its own), 1/2, 0.55 twice; after the last 0.495."""
-    row, memory = resolve_algorithm("reinforce_ema", baseline_decay=0.9), Memory(0.9)
+    row, memory = resolve_algorithm("reinforce_ema", baseline_decay=0.9), RunningBaseline(0.9)
     batches: list[list[float | None]] = [[1.0, 0.0], [1.0, 1.0], [None, None], [0.0, 0.0]]
     found: list[list[float]] = []
     for rewards in batches:
@@ -152,16 +124,16 @@ def test_the_moving_baseline_by_hand_over_four_batches() -> None:
         found.append([t.advantage for t in trajectories])
     expected = [[0.5, -0.5], [0.5, 0.5], [0.0, 0.0], [-0.55, -0.55]]
     assert [a for f in found for a in f] == pytest.approx([a for e in expected for a in e], abs=1e-15)
-    assert memory.baseline == pytest.approx(0.9 * 0.55)
+    assert memory.value == pytest.approx(0.9 * 0.55)
 
 
 def test_the_moving_baseline_counts_a_rollout_once_and_what_it_earned() -> None:
     """Rollouts of 1 (in two parts, penalty 1/2) and 0: the mean is 1/4."""
     items = [trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)]
     items[0].penalty = items[1].penalty = 0.5
-    memory = Memory()
+    memory = RunningBaseline()
     memory.observe(items)
-    assert memory.baseline == 0.25
+    assert memory.value == 0.25
 
 
 # Group a earned 1, 1/2; group b 1/4 - 1/4 = 0 and 1/4. Their means 3/4, 1/8; of all four 7/16.
@@ -199,12 +171,12 @@ def test_leaving_one_out_is_the_mean_of_the_others(rewards: list[list[float | No
         assert found[i] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_group_teaches_when_known_rewards_differ() -> None:
+def test_a_group_has_signal_when_known_rewards_differ() -> None:
     """Equal rewards, one rollout (even of two trajectories), or only unknown others: nothing to learn."""
-    assert teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)])
-    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 1.0, 1)])
-    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "1", None, 1)])
-    assert not teaches([trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1)])
+    assert has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)])
+    assert not has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 1.0, 1)])
+    assert not has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "1", None, 1)])
+    assert not has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1)])
 
 
 def test_trajectories_without_rollout_id_are_rollouts_of_their_own() -> None:
@@ -213,7 +185,7 @@ def test_trajectories_without_rollout_id_are_rollouts_of_their_own() -> None:
     assert advantages("group_mean", items) == [0.75, -0.25, -0.25, -0.25]
 
 
-def test_an_advantage_of_ones_own_gets_what_answers_earned() -> None:
+def test_a_custom_advantage_receives_the_rewards() -> None:
     """Called a group at a time with reward less penalty, one value a rollout; unknown rewards get 0."""
     seen: list[list[float]] = []
 
@@ -226,17 +198,17 @@ def test_an_advantage_of_ones_own_gets_what_answers_earned() -> None:
     items[0].penalty = 0.25
     assert advantages("test_best_of", items) == [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     assert seen == [[0.75, 0.0], [0.25, 0.25]]
-    assert resolve_algorithm("ppo", advantage="test_best_of").uses_groups
+    assert resolve_algorithm("ppo", advantage="test_best_of").has_group_baseline
     with pytest.raises(ValueError, match="'test_best_of' is registered already"):
         register_advantage("test_best_of")(best_of)
     with pytest.raises(ValueError, match="'group_mean' is registered already"):
         register_advantage("group_mean")(best_of)
 
 
-def test_an_advantage_over_the_batch_and_what_it_may_not_return() -> None:
+def test_a_batch_advantage_and_its_invalid_results() -> None:
     register_advantage("test_ranks", baseline="batch")(lambda earned: [float(sorted(earned).index(x)) for x in earned])
     assert advantages("test_ranks", batch()) == [3.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-    assert not resolve_algorithm("ppo", advantage="test_ranks").uses_groups
+    assert not resolve_algorithm("ppo", advantage="test_ranks").has_group_baseline
     register_advantage("test_short", baseline="batch")(lambda earned: earned[1:])
     with pytest.raises(ValueError, match=r"'test_short': expected 4 finite numbers, got \[0.25, 0.0, 0.25\]"):
         advantages("test_short", batch())

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from advantage_batch import MAX_TOKENS, REWARDS, batch, groups_of, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
-from test_advantages import MAX_TOKENS, REWARDS, batch, groups_of, trajectory
 
-from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm
+from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm, specs
 from rlvr.algorithms.advantages import REDUCTIONS
-from rlvr.algorithms.rows import CLIPPED
-from rlvr.algorithms.rows import LOSSES as NAMES
-from rlvr.types import StopReason, Trajectory
+from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.core.types import StopReason, Trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -83,7 +82,7 @@ def test_rows_by_hand(name: str) -> None:
     assert row.thresholds == pytest.approx(thresholds)
 
 
-def described(row: Algorithm) -> dict[str, Any]:
+def describe(row: Algorithm) -> dict[str, Any]:
     """Everything a row does to the fixed batch, floats as they print (which is exact)."""
     trajectories = batch()
     selected = row.select(trajectories)
@@ -94,7 +93,7 @@ def described(row: Algorithm) -> dict[str, Any]:
         "loss": row.loss,
         "thresholds": row.thresholds,
         "beta": row.beta,
-        "uses_groups": row.uses_groups,
+        "uses_groups": row.has_group_baseline,
         "selected": [place[id(t)] for t in selected],
         "advantages": [t.advantage for t in trajectories],
         "sent": [[place[id(t)], w] for t, w in row.weigh(selected, MAX_TOKENS)],
@@ -105,7 +104,7 @@ def described(row: Algorithm) -> dict[str, Any]:
 def test_every_row_equals_its_golden_file_to_the_bit(name: str) -> None:
     """A refactor changes no advantage, weight, selection or threshold of any row."""
     path = GOLDEN / f"{name}.json"
-    found = described(ALGORITHMS[name])
+    found = describe(ALGORITHMS[name])
     if os.environ.get("RLVR_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -162,7 +161,7 @@ def test_equal_rewards_with_unequal_penalties_teach_unless_filtered() -> None:
     ],
 )  # fmt: skip
 def test_rows_without_advantage_are_sent_where_they_have_a_gradient(name: str, cells: dict[str, Any]) -> None:
-    """dro's pull, a KL in the loss, an entropy bonus: all three answers go, not only the two that were told apart."""
+    """dro's pull, a KL in the loss, an entropy bonus: all three answers count, not only two."""
     items = groups_of([[1.0, 0.0, 0.5]])
     row = resolve_algorithm(name, **cells)
     assert len(row.weigh(row.select(items), 5)) == 3
@@ -201,7 +200,7 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("ppo", {"kl_estimator": "k4"}, "known: k1, k2, k3"),
         ("ppo", {"kl_in": "rewards"}, r"did you mean 'reward'\?.*known: reward, loss"),
         ("ppo", {"entropy": "full"}, "known: sampled, exact"),
-        ("ppo", {"kl_coeff": 0.1}, r"no cell 'kl_coeff' \(did you mean 'kl_coef'\?\); cells: advantage, loss"),
+        ("ppo", {"kl_coeff": 0.1}, r"no field 'kl_coeff' \(did you mean 'kl_coef'\?\); fields: advantage, loss"),
         ("ppo", {"kl_coef": -0.1}, "algorithm.kl_coef=-0.1, expected at least 0"),
         ("ppo", {"kl_coef": math.nan}, "algorithm.kl_coef=nan"),
         ("ppo", {"kl_coef": math.inf}, "algorithm.kl_coef=inf"),
@@ -268,7 +267,7 @@ CLIP = {"clip_low": 1.0, "clip_high": 3.0}
 
 
 def test_a_batch_baseline_takes_the_filter_of_equal_groups_out() -> None:
-    """ppo's row with a batch baseline keeps every group without being told."""
+    """The ppo spec with a batch baseline keeps every group by default."""
     assert not resolve_algorithm("ppo", advantage="batch_mean").drop_equal_groups
     assert resolve_algorithm("ppo", advantage="leave_one_out").drop_equal_groups
 
@@ -282,18 +281,25 @@ def test_a_name_is_registered_once() -> None:
 
 def test_every_row_names_a_loss_of_the_engine() -> None:
     """The table and the engine's dictionary agree on names and on which losses clip."""
-    from rlvr.engine.losses import LOSSES
+    from rlvr.engine.losses import TERMS
 
-    assert set(NAMES) <= set(LOSSES) - {"cross_entropy"}  # which is for demonstrations
-    assert {row.loss for row in ALGORITHMS.values()} <= set(NAMES)
-    assert {n for n in NAMES if "clip_low_threshold" in LOSSES[n].config} == CLIPPED
+    assert set(RL_LOSSES) == set(TERMS) - {"cross_entropy"}  # which is for demonstrations
+    assert {row.loss for row in ALGORITHMS.values()} <= set(RL_LOSSES)
+    assert {n for n in RL_LOSSES if LOSS_SPECS[n].has_clip} == {"ppo", "cispo", "gspo"}
     assert all(row.source for row in ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("option", [{"kl_coef": 0.1}, {"entropy_coef": 0.1}])
 def test_a_row_stops_filtering_where_equal_groups_have_a_gradient(option: dict[str, float]) -> None:
-    """A divergence and an entropy bonus teach in groups of equal rewards too; who asks for the filter keeps it."""
+    """A divergence and an entropy bonus give signal in groups of equal rewards too; an explicit filter stays on."""
     for name in ("ppo", "dapo"):
         assert resolve_algorithm(name).drop_equal_groups
         assert not resolve_algorithm(name, **option).drop_equal_groups
         assert resolve_algorithm(name, **option, drop_equal_groups=True).drop_equal_groups
+
+
+@pytest.mark.parametrize("name", ["dpo", "KTO"])
+def test_an_algorithm_of_preferences_is_not_taken_for_a_typing_error(name: str):
+    with pytest.raises(ValueError, match="learns from pairs of preferred completions") as caught:
+        specs.find_algorithm(name)
+    assert "did you mean" not in str(caught.value)

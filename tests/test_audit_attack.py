@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.attack import Survivors, run_suite, summary, table
+from rlvr.audit.attack_runner import Survivors, run_suite, summary, table
 from rlvr.audit.attacks import HONEST, HOSTILE, Attack
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.reward import resolve_reward
 from rlvr.sandbox.supervisor import NoTier, Sandbox
 from tests import weak_harnesses
@@ -45,32 +45,41 @@ def test_the_suite_has_enough_of_both_kinds_under_names_of_their_own() -> None:
     assert len({attack.name for attack in HOSTILE + HONEST}) == len(HOSTILE) + len(HONEST)
 
 
+def test_characters_that_matter_survive_the_files() -> None:
+    programs = {attack.name: attack.program for attack in HOSTILE + HONEST}
+    assert programs["windows_line_ends"].count("\r\n") == 4 and "\t\t" in programs["tabs"]
+    assert "\u202e" in programs["bidi_override"]
+    assert not programs["no_last_line_end"].endswith("\n")
+
+
+@pytest.mark.slow
 def test_every_false_pass_fools_a_weak_harness() -> None:
     """Each program that aims at a wrong pass is taken for a solution by at least one of the careless harnesses."""
 
-    def fooled(attack: Attack) -> bool:
+    def fools_a_harness(attack: Attack) -> bool:
         return any(weak_harnesses.accepts(name, attack.program, attack.task, attack.before) for name in HARNESSES)
 
     tried = [attack for attack in HOSTILE if attack.kind == "false_pass"]
     try:
         with ThreadPoolExecutor(THREADS) as pool:
-            found = dict(zip((attack.name for attack in tried), pool.map(fooled, tried), strict=True))
+            found = dict(zip((attack.name for attack in tried), pool.map(fools_a_harness, tried), strict=True))
     finally:
         clear_what_was_planted()
     missed = [name for name, was in found.items() if not was]
     assert len(tried) >= 100 and len(missed) <= 0.05 * len(tried), missed  # a machine that is busy may miss a deadline
 
 
+@pytest.mark.slow
 def test_every_dodge_leaves_a_weak_harness_without_a_verdict() -> None:
     """It hangs, dies or chokes. Those that would use up the machine are left out."""
 
-    def broken(attack: Attack) -> bool:
+    def breaks_a_harness(attack: Attack) -> bool:
         names = ("compares", "written", "frames", "pickled")
-        return any(weak_harnesses.undecided(name, attack.program, attack.task) for name in names)
+        return any(weak_harnesses.is_undecided(name, attack.program, attack.task) for name in names)
 
     tried = [attack for attack in HOSTILE if attack.kind == "dodge" and not attack.harmful]
     with ThreadPoolExecutor(THREADS) as pool:
-        found = dict(zip((attack.name for attack in tried), pool.map(broken, tried), strict=True))
+        found = dict(zip((attack.name for attack in tried), pool.map(breaks_a_harness, tried), strict=True))
     assert len(tried) >= 25 and [name for name, was in found.items() if not was] == []
 
 
@@ -84,7 +93,8 @@ def test_every_harness_tells_an_honest_solution_from_a_wrong_one(name: str) -> N
     assert not weak_harnesses.accepts(name, "def scramble(x):\n    return 1\n", task)
 
 
-def test_every_escape_reaches_its_canary_where_nothing_holds_it() -> None:
+@pytest.mark.slow
+def test_every_escape_reaches_its_canary_without_isolation() -> None:
     """Tried by a verifier that is a plain subprocess. Some need privileges that only root has."""
     privileged = {"writes_outside_by_chroot", "lowers_a_neighbours_limits", "writes_outside_in_new_namespace"}
     attacks = [attack for attack in HOSTILE if attack.kind == "escape"]
@@ -97,14 +107,15 @@ def test_a_survivor_of_any_name_is_found() -> None:
     """A double fork that leaves its session is seen; a child that has ended is not."""
     code = "import os, time\nif not os.fork():\n    os.setsid()\n    os.fork() or time.sleep(60)\n    os._exit(0)"
     with Survivors() as survivors:
-        assert survivors.found(0) == {}
+        assert survivors.list_alive(0) == {}
         subprocess.run([sys.executable, "-c", code], check=True)
-        (pid,) = survivors.found(0.5)
+        (pid,) = survivors.list_alive(0.5)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert survivors.found() == {}
+        assert survivors.list_alive() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["namespaces", "landlock"])
 def test_nothing_passes_nothing_escapes_and_honest_programs_pass(tier: str, tmp_path: Path, capsys: Any) -> None:
     try:
@@ -127,6 +138,7 @@ def test_nothing_passes_nothing_escapes_and_honest_programs_pass(tier: str, tmp_
     assert tried == suite
 
 
+@pytest.mark.slow
 def test_the_command_fails_where_a_users_verifier_accepts_too_much(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "audit.json"
     assert (

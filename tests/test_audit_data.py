@@ -31,7 +31,7 @@ def test_ids_are_unique_and_name_their_category():
         assert row["id"].rsplit("-", 1)[0] == row["category"].replace(" ", "-")
 
 
-def test_no_pair_of_answer_and_response_stands_twice():
+def test_no_pair_of_answer_and_response_is_repeated():
     pairs = Counter((row["answer"], row["response"]) for row in ROWS)
     assert [pair for pair, count in pairs.items() if count > 1] == []
 

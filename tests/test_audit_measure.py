@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.labelled import measure, read_labelled, report
-from rlvr.cli import run
+from rlvr.audit.verifier_errors import measure, read_labelled, report
+from rlvr.cli.main import run
+from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
-from rlvr.types import Outcome, Score
 
 
 def contains(prompt: str, response: str, meta: dict[str, Any]) -> float:
@@ -57,7 +57,7 @@ def late(prompt: str, response: str, meta: dict[str, Any]) -> Score:
     return Score(0.0, Outcome.TIMEOUT, "no_verdict")
 
 
-def test_a_verifier_that_hangs_is_counted_apart_and_as_what_it_is_worth() -> None:
+def test_a_hanging_verifier_is_counted_apart_and_as_a_refusal() -> None:
     """No answer in time: every true row is missed, no false row is accepted."""
     rates = measure(ROWS, resolve_reward(late)).rates()
     assert rates["no_verdict"] == 5 and rates["unjudged"] == 0
@@ -83,7 +83,7 @@ def test_a_mistake_is_one_message(words: list[str], said: str, tmp_path: Path, c
     assert said in message and message.count("\n") == 1
 
 
-def test_a_label_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_label_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"response": "1", "label": true}\n{"response": "1", "label": "yes"}\n')
     with pytest.raises(ValueError, match=r"line 2.*label"):
         read_labelled(tmp_path / "p.jsonl")

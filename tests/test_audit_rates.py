@@ -6,7 +6,7 @@ import random
 
 from scipy import stats
 
-from rlvr.audit.rates import PassRate
+from rlvr.audit.pass_rate import PassRate
 
 
 def rate_of(rows: list[tuple[bool, str | None]]) -> PassRate:

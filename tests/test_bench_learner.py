@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.bench.learner import GROUP, GROWTH, MIXED, cases, large, ours, plain, rows
-from rlvr.bench.measure import Setting
+from benchmarks.learner import GROUP, GROWTH, MIXED, cases, memory_turn, ours, plain, rows
+from benchmarks.measure import BenchSettings
 
 SMALL = {**GROWTH.model, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "head_dim": 16}
 
@@ -17,7 +17,7 @@ SMALL = {**GROWTH.model, "hidden_size": 64, "num_hidden_layers": 2, "intermediat
 def test_ours_and_the_plain_step_have_the_same_gradients(shape, tmp_path: Path) -> None:
     """Over two steps of the optimizer: so the weights after the first are the same too."""
     shape = replace(shape, groups=2, prompt=(30, 30), answer=(4, 16), model=SMALL)
-    setting = Setting(scratch=tmp_path)
+    setting = BenchSettings(scratch=tmp_path)
     us, them = ours(setting, shape), plain(setting, shape)
     for _ in range(2):
         mine, theirs = us(), them()
@@ -25,29 +25,29 @@ def test_ours_and_the_plain_step_have_the_same_gradients(shape, tmp_path: Path) 
         assert mine.units == theirs.units and mine.cost < theirs.cost
 
 
-def test_what_has_to_be_computed_holds_each_prompt_once(tmp_path: Path) -> None:
-    """Two groups of 8 answers to 30 tokens: the last token of a row is read by nobody."""
+def test_the_required_work_counts_each_prompt_once(tmp_path: Path) -> None:
+    """Two groups of 8 answers to 30 tokens: the last token of a row is never read."""
     shape = replace(GROUP, prompt=(30, 30), answer=(4, 4), model=SMALL)
-    done = ours(Setting(scratch=tmp_path), shape)()
+    done = ours(BenchSettings(scratch=tmp_path), shape)()
     assert done.units == 16 * 33 and done.cost == 3 * (2 * 30 + 16 * 3)
 
 
-def test_rows_are_the_same_for_whoever_makes_them() -> None:
+def test_rows_are_reproducible() -> None:
     first, again = rows(MIXED, 100), rows(MIXED, 100)
     assert [d.model_input.tokens for d in first] == [d.model_input.tokens for d in again]
     assert len({d.model_input.length for d in first}) > len(first) // 2
 
 
 def test_the_memory_of_a_large_step_is_found_once(tmp_path: Path) -> None:
-    turn = large(Setting(scratch=tmp_path), replace(GROUP, prompt=(30, 30), answer=(4, 4), model=SMALL))
+    turn = memory_turn(BenchSettings(scratch=tmp_path), replace(GROUP, prompt=(30, 30), answer=(4, 4), model=SMALL))
     done = turn()
     assert done.units == 16 * 33 and done.seconds and turn() is done
     assert {"peak over weights, gradients and moments", "GB beyond the libraries"} <= done.facts.keys()
 
 
-def test_a_users_own_model_is_measured_on_what_it_can_hold(tmp_path: Path) -> None:
-    """The large model and the growing rows have sizes of their own."""
-    names = [case.name for case in cases(Setting(model=tmp_path))]
+def test_a_users_own_model_is_measured_within_its_context_length(tmp_path: Path) -> None:
+    """The memory_turn model and the growth_case rows have sizes of their own."""
+    names = [case.name for case in cases(BenchSettings(model=tmp_path))]
     assert names == [GROUP.name, MIXED.name]
-    assert "memory" not in [case.name for case in cases(Setting(quick=True))]
-    assert "memory" in [case.name for case in cases(Setting())]
+    assert "memory" not in [case.name for case in cases(BenchSettings(quick=True))]
+    assert "memory" in [case.name for case in cases(BenchSettings())]

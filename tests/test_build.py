@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import Killed
+from tiny_run import RunKilled
 from tiny_run import attempt as attempt_at
 from tiny_run import stored_steps as rows
 
-from rlvr.build import build, build_source, open_run, plan
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.config import load
-from rlvr.config.schema import configured
-from rlvr.tracking import Console
-from rlvr.training.errors import TrainingStopped
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build, build_source, open_run, plan
+from rlvr.tracking import RunConsole
+from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import Journal
-from rlvr.training.loops import Loop
+from rlvr.training.loop import TrainingLoop
 
 TOY = """
 client: mock
@@ -52,19 +52,28 @@ attempt = partial(attempt_at, "toy.yaml")
 @pytest.mark.parametrize(
     "words",
     [
-        (),
-        ("algorithm.name=reinforce_ema", "algorithm.entropy_coef=0.01"),
-        ("algorithm.name=gspo", "training.num_substeps=2", "algorithm.kl_coef=0.01"),
-        ("algorithm.name=ppo", "algorithm.kl_coef=0.01", "algorithm.kl_in=loss", "algorithm.kl_estimator=k3"),
+        pytest.param((), id="reinforce", marks=pytest.mark.slow),
+        pytest.param(
+            ("algorithm.name=reinforce_ema", "algorithm.entropy_coef=0.01"),
+            id="moving baseline",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("algorithm.name=gspo", "training.num_substeps=2", "algorithm.kl_coef=0.01"), id="gspo, KL in the reward"
+        ),
+        pytest.param(
+            ("algorithm.name=ppo", "algorithm.kl_coef=0.01", "algorithm.kl_in=loss", "algorithm.kl_estimator=k3"),
+            id="ppo, KL in the loss",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["reinforce", "moving baseline", "gspo, KL in the reward", "ppo, KL in the loss"],
 )
 def test_a_killed_run_ends_with_the_same_bits(toy: Path, words: tuple[str, ...]) -> None:
     """Stopped between checkpoints, twice: same weights, same metric rows, same summary as undisturbed."""
     words = (*words, "training.steps=20", "evaluation.tasks=6")
     calm = attempt(*words, "run.name=calm")
     for step in (6, 15):
-        with pytest.raises(Killed):
+        with pytest.raises(RunKilled):
             attempt(*words, "run.name=torn", killed_at=step)
     torn = attempt(*words, "run.name=torn")
     assert torn["weights_sha256"] == calm["weights_sha256"]
@@ -84,8 +93,9 @@ def test_it_learns_and_the_saved_policy_evaluates_alike(toy: Path, capsys: Any) 
     assert (told["pass@1"], told["tasks"]) == (summary["final"]["pass@1"], 16)
 
 
+@pytest.mark.slow
 def test_training_the_toy_loads_no_torch(toy: Path) -> None:
-    code = "import sys; from rlvr.cli import run; c = run(sys.argv[1:]); print(c, 'torch' in sys.modules)"
+    code = "import sys; from rlvr.cli.main import run; c = run(sys.argv[1:]); print(c, 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "train", "--config=toy.yaml", "training.steps=2"],
         cwd=toy, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
@@ -104,15 +114,15 @@ def test_any_environment_with_a_vocabulary_will_do(toy: Path) -> None:
     assert first["response"]
 
 
-def test_the_plan_says_what_it_is(toy: Path) -> None:
+def test_the_plan_lists_the_main_settings(toy: Path) -> None:
     """The table's size, and the tasks that really are held out where fewer are than asked for."""
-    config = configured(load(None, "toy.yaml"))
+    config = build_config(load(None, "toy.yaml"))
     told = plan(config, build_source(config))
     assert told["model"] == "a table of token logits over 198 words, all weights (client=mock)"
-    assert told["evaluation"] == "16 held-out tasks x 8 answers, before and after"
+    assert told["evaluation"] == "16 held-out tasks x 8 completions, before and after"
 
 
-def test_what_cannot_be_is_refused_before_there_is_a_run_folder(toy: Path, capsys: Any) -> None:
+def test_an_impossible_config_is_refused_before_a_run_folder_exists(toy: Path, capsys: Any) -> None:
     (toy / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n{"prompt": "1 + 2", "answer": "3"}\n')
     mistakes = {
         ("client=moc",): "mock",
@@ -125,10 +135,10 @@ def test_what_cannot_be_is_refused_before_there_is_a_run_folder(toy: Path, capsy
     assert not (toy / "runs").exists()
 
 
-def test_an_option_without_a_road_on_a_table_is_refused(toy: Path, capsys: Any) -> None:
+def test_an_option_that_the_table_policy_does_not_support_is_refused(toy: Path, capsys: Any) -> None:
     words = ("algorithm.name=ppo", "algorithm.entropy_coef=0.1", "algorithm.entropy=exact")
     assert run(["train", "--config=toy.yaml", *words]) == 2
-    assert "algorithm.entropy=exact: needs the road 'logits'" in capsys.readouterr().err
+    assert "algorithm.entropy=exact is not supported by client=mock" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -136,17 +146,20 @@ def test_an_option_without_a_road_on_a_table_is_refused(toy: Path, capsys: Any) 
     [
         (["training.group_size=1", "algorithm.name=grpo"], "group_size >= 2"),
         (["rollout.temperature=0"], "use a temperature above 0"),
-        (["algorithm.entropy_coef=0.1", "algorithm.entropy=exact"], "no road to the gradient: algorithm.entropy=exact"),
+        (
+            ["algorithm.entropy_coef=0.1", "algorithm.entropy=exact"],
+            "algorithm.entropy=exact is not supported by client=",
+        ),
     ],
 )
-def test_the_plan_refuses_what_training_would(toy: Path, words: list[str], message: str) -> None:
+def test_the_plan_refuses_configs_that_training_refuses(toy: Path, words: list[str], message: str) -> None:
     """`rlvr config` says what would run: it must not promise a run that `rlvr train` refuses."""
-    config = configured(load(None, "toy.yaml", words))
+    config = build_config(load(None, "toy.yaml", words))
     with pytest.raises(ValueError, match=message):
         plan(config, build_source(config))
 
 
-def test_a_prompt_that_is_too_long_is_said_before_anything_runs(toy: Path, capsys: Any) -> None:
+def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(toy: Path, capsys: Any) -> None:
     assert run(["train", "--config=toy.yaml", "training.max_prompt_tokens=2"]) == 2
     told = capsys.readouterr()
     assert "tokens, more than training.max_prompt_tokens=2" in told.err and "baseline" not in told.out
@@ -154,17 +167,17 @@ def test_a_prompt_that_is_too_long_is_said_before_anything_runs(toy: Path, capsy
 
 def test_trackers_may_be_turned_on_for_the_rest_of_a_run_and_nothing_else(toy: Path) -> None:
     loaded = load(None, "toy.yaml", ["run.name=same"])
-    folder, _ = open_run(loaded, configured(loaded))
+    folder, _ = open_run(loaded, build_config(loaded))
     (folder / "journal.jsonl").write_text('{"event": "attempt"}\n')
     more = load(None, "toy.yaml", ["run.name=same", "tracking.tensorboard=true"])
-    assert open_run(more, configured(more))[0] == folder
+    assert open_run(more, build_config(more))[0] == folder
 
 
-def test_a_root_that_is_no_folder_is_said(toy: Path) -> None:
+def test_a_root_that_is_not_a_folder_is_refused(toy: Path) -> None:
     Path("afile").write_text("")
     loaded = load(None, "toy.yaml", ["run.root=afile"])
     with pytest.raises(ValueError, match=r"run.root=afile: .* cannot be made"):
-        open_run(loaded, configured(loaded))
+        open_run(loaded, build_config(loaded))
 
 
 def test_a_reward_that_can_be_hacked_is_warned_of_unless_another_is_watched(toy: Path) -> None:
@@ -172,35 +185,37 @@ def test_a_reward_that_can_be_hacked_is_warned_of_unless_another_is_watched(toy:
     words = ["env.name=rpn_arithmetic", "reward.type=boxed", "evaluation.tasks=4"]
     for more, warnings in ([], 1), (["reward.watch=[boxed]"], 1), (["reward.watch=[correct]"], 0):
         loaded = load(None, "toy.yaml", [*words, *more, f"run.name=caution{len(more)}{warnings}"])
-        config, told = configured(loaded), list[str]()
+        config, told = build_config(loaded), list[str]()
         folder, _ = open_run(loaded, config)
         build(config, folder, lambda text: None, told.append)
         assert len([text for text in told if "can be hacked" in text]) == warnings, told
 
 
+@pytest.mark.slow
 def test_a_resume_without_the_reference_of_its_divergence_is_refused(toy: Path) -> None:
     """Later weights are another reference: a run that took them for it would go on with other numbers."""
     words = ("algorithm.kl_coef=0.01", "training.steps=20", "evaluation.tasks=6", "run.name=torn")
-    with pytest.raises(Killed):
+    with pytest.raises(RunKilled):
         attempt(*words, killed_at=10)
     kept = toy / "runs" / "torn" / "checkpoints" / "reference"
     kept.rename(toy / "elsewhere")
-    with pytest.raises(TrainingStopped, match=r"reference, .* damaged or missing .*; put it back"):
+    with pytest.raises(TrainingStoppedError, match=r"reference, .* damaged or missing .*; put it back"):
         attempt(*words)
     (toy / "elsewhere").rename(kept)
     assert attempt(*words)["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_control_run_does_not_stop_by_the_verifiers_verdicts(toy: Path) -> None:
     """A pass rate that any policy reaches ends a run at its first look, and no control run."""
     words = ("training.steps=6", "evaluation.tasks=6", "evaluation.every=2", "evaluation.quick_samples=64")
     for control, steps in (("none", 2), ("random_reward", 6)):
         composed = load(None, "toy.yaml", [*words, f"training.control={control}", f"run.name={control}"])
-        config = configured(composed)
+        config = build_config(composed)
         config = replace(config, training=replace(config.training, until=0.001))
         folder, _ = open_run(composed, config)
-        with Console() as console, Journal(folder) as journal:
-            Loop(build(config, folder, console.note, console.warn), journal, console).run()
+        with RunConsole() as console, Journal(folder) as journal:
+            TrainingLoop(build(config, folder, console.note, console.warn), journal, console).run()
         looks = [row["test/env/all/correct"] for row in rows(folder) if "test/env/all/correct" in row]
         assert looks and min(looks) > 0.001  # the goal was met at every look
         assert len(rows(folder)) == steps

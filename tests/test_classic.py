@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rlvr import PPO, REINFORCE, PPOConfig, REINFORCEConfig, load_checkpoint, save_checkpoint
-from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.toy import MockRolloutSampler
-from rlvr.types import Trajectory, TrajectoryBatch
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core.types import Trajectory, TrajectoryBatch
+from rlvr.training.toy_sampler import MockRolloutSampler
 
 WORDS = ["a", "b", "c"]
 KEYS = [
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(content: bytes, message: str, t
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_checkpoint_or_a_folder_is_said(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_or_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint .*none.json does not exist"):
         load_checkpoint(tmp_path / "none.json")
     with pytest.raises(ValueError, match="folder"):
@@ -297,10 +297,10 @@ def test_a_missing_checkpoint_or_a_folder_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("n" * 5000, "no path that the system takes .5"),
+        ("n" * 5000, "not allowed by the system .5"),
         ("n" * 250, "at most 241 bytes"),
-        ("d/" * 3000 + "c", "no path that the system takes"),
-        ("d" * 256 + "/c", "no path that the system takes"),
+        ("d/" * 3000 + "c", "not allowed by the system"),
+        ("d" * 256 + "/c", "not allowed by the system"),
         ("a\0b", "without zero bytes"),
         ("none/c.json", "none"),
     ],
@@ -314,7 +314,7 @@ def test_a_path_that_cannot_be_is_refused_by_both(path: str, message: str, tmp_p
         save_checkpoint(GOOD, tmp_path / "none" / "c.json")
     with pytest.raises(ValueError, match="is a folder; give the name of a file"):
         save_checkpoint(GOOD, tmp_path)
-    with pytest.raises(ValueError, match="no ordinary file"):
+    with pytest.raises(ValueError, match="not an ordinary file"):
         load_checkpoint("/dev/zero")
     save_checkpoint(GOOD, tmp_path / ("n" * 241))
     assert load_checkpoint(tmp_path / ("n" * 241)) == GOOD

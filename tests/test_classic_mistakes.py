@@ -52,7 +52,7 @@ def test_the_config_of_another_class(make: Any, config: Any) -> None:
         make(config)
 
 
-def test_a_state_of_other_settings_is_refused_by_what_differs() -> None:
+def test_a_state_of_other_settings_is_refused_with_the_difference() -> None:
     state = PPO(PPOConfig(clip_range=0.1, ppo_epochs=2)).get_state()
     with pytest.raises(ValueError, match=r"it was saved with clip_range=0\.1, ppo_epochs=2, other settings"):
         PPO().load_state(state)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tiny import data, params, texts
 
-from rlvr.engine.options import LoraConfig
-from rlvr.messages import AdamParams, ModelInput
-from rlvr.protocols import SamplingClient, TrainingClient
+from rlvr.core.messages import AdamParams, ModelInput
+from rlvr.core.protocols import SamplingClient, TrainingClient
+from rlvr.engine.engine_options import LoraConfig
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 PROMPT = ModelInput([1, 2, 3, 4])
@@ -28,7 +28,7 @@ def logprobs(sampler: Any) -> list[float]:
     return sampler.compute_logprobs(PROMPT).result()[1:]
 
 
-def test_the_clients_are_what_the_protocols_say(client: Callable[..., Any]) -> None:
+def test_the_clients_implement_the_protocols(client: Callable[..., Any]) -> None:
     """Every method is there; the tokenizer is the model's."""
     trainer = client("qwen3")
     assert isinstance(trainer, TrainingClient)
@@ -181,9 +181,7 @@ def test_training_and_sampling_threads_do_not_mix_weights(client: Callable[..., 
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_sampler_of_saved_weights_is_what_was_saved_while_the_live_ones_move_on(
-    lora: Any, client: Callable[..., Any]
-) -> None:
+def test_a_sampler_of_saved_weights_is_unaffected_by_later_training(lora: Any, client: Callable[..., Any]) -> None:
     """Log-probs, answers, fingerprint and every tensor are those of the moment of saving; live training goes on."""
     trainer, twin = client("qwen3", lora=lora, name="a"), client("qwen3", lora=lora, name="b")
     for one in (trainer, twin):

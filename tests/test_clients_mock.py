@@ -16,19 +16,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr import draws
-from rlvr.clients.mock import MockSamplingClient, MockTrainingClient, ScriptedSamplingClient, TablePolicy, WordTokenizer
-from rlvr.clients.slopes import SLOPES, divergence
-from rlvr.engine.losses import LOSSES, kl_penalty
-from rlvr.engine.sampling import filtered, pick
-from rlvr.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
-from rlvr.types import StopReason
+from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.clients.mock.mock_client import (
+    MockSamplingClient,
+    MockTrainingClient,
+    ScriptedSamplingClient,
+    TablePolicy,
+    WordTokenizer,
+)
+from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
+from rlvr.core import rng
+from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError, SamplingParams, TensorData
+from rlvr.core.types import StopReason
+from rlvr.engine.losses import TERMS, kl_penalty
+from rlvr.engine.sampling import filter_logprobs, pick
 
 WORDS = ["a", "b", "c", "d", "e"]
 SIZE = len(WORDS) + 2
 
 
-def trained(folder: Path | None = None, seed: int = 1) -> MockTrainingClient:
+def train_client(folder: Path | None = None, seed: int = 1) -> MockTrainingClient:
     return MockTrainingClient(TablePolicy(WORDS, seed, spread=3.0), folder)
 
 
@@ -51,21 +58,19 @@ def rows(seed: int = 0, lengths: tuple[int, ...] = (4, 1, 7), **more: Any) -> li
     return made
 
 
-def refused(mistake: str, run: Any, *arguments: Any, **named: Any) -> None:
+def assert_refused(mistake: str, run: Any, *arguments: Any, **named: Any) -> None:
     with pytest.raises(ValueError) as caught:
         run(*arguments, **named)
     assert mistake in str(caught.value)
 
 
-def test_it_has_every_loss_of_the_engine_with_the_same_needs_and_defaults() -> None:
-    assert {name: (s.needs, s.config) for name, s in SLOPES.items()} == {
-        name: (loss.needs, loss.config) for name, loss in LOSSES.items()
-    }
-    assert MockTrainingClient.losses == set(LOSSES)
+def test_every_spec_has_a_formula_in_torch_and_in_numpy() -> None:
+    assert list(LOSS_SPECS) == list(TERMS) == list(FORMULAS)
+    assert MockTrainingClient.capabilities.losses == set(LOSS_SPECS)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(sorted(LOSSES)), st.integers(0, 10**6), st.booleans())
+@given(st.sampled_from(sorted(LOSS_SPECS)), st.integers(0, 10**6), st.booleans())
 def test_terms_and_slopes_are_those_of_the_engine_by_automatic_differentiation(
     name: str, seed: int, weighted: bool
 ) -> None:
@@ -82,10 +87,10 @@ def test_terms_and_slopes_are_those_of_the_engine_by_automatic_differentiation(
     if weighted and name == "dro":
         inputs["beta_weights"] = rng.random(n)
     p = inputs["logprobs"] + rng.normal(0, 0.4, n)
-    terms, slopes = SLOPES[name].terms(p, inputs, SLOPES[name].config, row)
+    terms, slopes = FORMULAS[name](p, inputs, dict(LOSS_SPECS[name].config), row)
     p_N = torch.tensor(p, requires_grad=True)
     tensors = {k: torch.tensor(v) for k, v in inputs.items()}
-    expected = LOSSES[name].terms(p_N, tensors, LOSSES[name].config, torch.tensor(row))
+    expected = TERMS[name](p_N, tensors, dict(LOSS_SPECS[name].config), torch.tensor(row))
     (slope,) = torch.autograd.grad(expected.sum(), p_N)
     np.testing.assert_allclose(terms, expected.detach().numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(slopes, slope.numpy(), rtol=1e-12, atol=1e-12)
@@ -94,7 +99,7 @@ def test_terms_and_slopes_are_those_of_the_engine_by_automatic_differentiation(
 def test_the_divergences_by_hand() -> None:
     """d = ln 2: k1 = -ln 2 (slope 1), k2 = ln(2)^2 / 2 (slope -ln 2), k3 = 2 - 1 - ln 2 (slope 1 - 2)."""
     ln2 = math.log(2.0)
-    values = [divergence(np.array([-3.0]), np.array([-3.0 + ln2]), k) for k in (1, 2, 3)]
+    values = [kl_terms(np.array([-3.0]), np.array([-3.0 + ln2]), k) for k in (1, 2, 3)]
     assert [(v[0][0], v[1][0]) for v in values] == [
         pytest.approx((-ln2, 1.0)),
         pytest.approx((ln2**2 / 2, -ln2)),
@@ -110,7 +115,7 @@ def test_the_divergences_are_the_engines(estimator: int) -> None:
     given_ = {"reference_logprobs": torch.tensor(reference), "kl_weights": torch.tensor(weights)}
     expected = kl_penalty(p_N, given_, float(estimator))
     (slope,) = torch.autograd.grad(expected.sum(), p_N)
-    k, rise = divergence(p, reference, estimator)
+    k, rise = kl_terms(p, reference, estimator)
     np.testing.assert_allclose(weights * k, expected.detach().numpy(), rtol=1e-12)
     np.testing.assert_allclose(weights * rise, slope.numpy(), rtol=1e-12)
 
@@ -122,7 +127,7 @@ def test_the_gradient_is_that_of_the_reported_loss(name: str, temperature: float
     """Central differences of `loss:sum` in every logit. (cispo and gspo stop gradients: their value says nothing.)"""
     more: dict[str, Any] = {"kl_weights": np.ones, "reference_logprobs": lambda n: np.full(n, -1.0)} if kl else {}
     config = {"temperature": temperature, **({"kl_estimator": 3.0} if kl else {})}
-    client, data = trained(), rows(**more)
+    client, data = train_client(), rows(**more)
     client.forward_backward(data, name, config)
     gradient = client.policy.gradient
     assert gradient is not None
@@ -136,9 +141,9 @@ def test_the_gradient_is_that_of_the_reported_loss(name: str, temperature: float
         assert (around[0] - around[1]) / 2e-5 == pytest.approx(gradient[i], abs=2e-4)
 
 
-@pytest.mark.parametrize("name", sorted(SLOPES))
+@pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_splitting_a_batch_changes_no_gradient(name: str) -> None:
-    together, apart = trained(), trained()
+    together, apart = train_client(), train_client()
     data = rows()
     together.forward_backward(data, name)
     for datum in data:
@@ -148,7 +153,7 @@ def test_splitting_a_batch_changes_no_gradient(name: str) -> None:
 
 def test_an_optimizer_step_is_torchs_adamw() -> None:
     """Three steps with clipping and weight decay; the unknown word's logit included. `rate` multiplies the rate."""
-    client = trained()
+    client = train_client()
     client.policy.rate = 10.0
     weights = torch.tensor(client.policy.logits.copy(), requires_grad=True)
     optimizer = torch.optim.AdamW([weights], lr=0.05, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -165,7 +170,7 @@ def test_an_optimizer_step_is_torchs_adamw() -> None:
 
 def test_a_custom_loss_has_the_gradient_of_the_named_one() -> None:
     """importance_sampling written by hand, at another temperature; the metrics tell both losses."""
-    fused, custom, data = trained(), trained(), rows()
+    fused, custom, data = train_client(), train_client(), rows()
     expected = fused.forward_backward(data, "importance_sampling", {"temperature": 0.6}).result()
 
     def by_hand(rows_: list[Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
@@ -183,13 +188,13 @@ def test_a_custom_loss_has_the_gradient_of_the_named_one() -> None:
 
 
 def test_a_custom_loss_that_cannot_be_differentiated_is_refused_and_leaves_no_gradient() -> None:
-    client, data = trained(), rows()
+    client, data = train_client(), rows()
     run = client.forward_backward_custom
-    refused("does not depend on the log-probs", run, data, lambda d, p: (p[0].detach().sum(), {}))
-    refused("returned (a float, a dict), expected (loss, metrics)", run, data, lambda d, p: (1.0, {}))
-    refused("returned a Tensor of shape []", run, data, lambda d, p: p[0].sum())
-    refused("a Tensor of shape [4]", run, data, lambda d, p: (p[0], {}))
-    refused("clip has no effect", run, data, lambda d, p: (p[0].sum(), {}), {"clip": 1.0})
+    assert_refused("does not depend on the log-probs", run, data, lambda d, p: (p[0].detach().sum(), {}))
+    assert_refused("returned (a float, a dict), expected (loss, metrics)", run, data, lambda d, p: (1.0, {}))
+    assert_refused("returned a Tensor of shape []", run, data, lambda d, p: p[0].sum())
+    assert_refused("a Tensor of shape [4]", run, data, lambda d, p: (p[0], {}))
+    assert_refused("clip has no effect", run, data, lambda d, p: (p[0].sum(), {}), {"clip": 1.0})
     with pytest.raises(NonFiniteError) as caught:
         run(data, lambda d, p: ((p[1] - p[1]).sqrt().sum() + p[0].sum(), {}))
     assert caught.value.rows == [1]
@@ -197,7 +202,7 @@ def test_a_custom_loss_that_cannot_be_differentiated_is_refused_and_leaves_no_gr
 
 
 def test_a_loss_that_overflows_names_its_rows_and_keeps_the_gradient() -> None:
-    client = trained()
+    client = train_client()
     client.forward_backward(rows(), "cross_entropy")
     before = client.policy.gradient
     assert before is not None
@@ -210,36 +215,40 @@ def test_a_loss_that_overflows_names_its_rows_and_keeps_the_gradient() -> None:
     assert client.policy.gradient is before
 
 
-def test_what_the_engine_refuses_is_refused_here() -> None:
-    run = trained().forward_backward
-    refused("'pppo' is unknown; known: cross_entropy", run, rows(), "pppo")
-    refused("data is empty", run, [], "ppo")
-    refused("clip has no effect on ppo; known: temperature, clip_low_threshold", run, rows(), "ppo", {"clip": 0.2})
-    refused("kl_estimator has no effect on ppo", run, rows(), "ppo", {"kl_estimator": 1.0})
-    refused("temperature 0", run, rows(), "ppo", {"temperature": 0.0})
-    refused("no exact entropy", run, rows(entropy_weights=np.ones), "ppo")
-    refused("lacks 'reference_logprobs'", run, rows(kl_weights=np.ones), "ppo")
+def test_the_mock_refuses_requests_that_the_engine_refuses() -> None:
+    run = train_client().forward_backward
+    assert_refused("'pppo' is unknown; known: cross_entropy", run, rows(), "pppo")
+    assert_refused("data is empty", run, [], "ppo")
+    assert_refused(
+        "clip has no effect on ppo; known: temperature, clip_low_threshold", run, rows(), "ppo", {"clip": 0.2}
+    )
+    assert_refused("kl_estimator has no effect on ppo", run, rows(), "ppo", {"kl_estimator": 1.0})
+    assert_refused("temperature 0", run, rows(), "ppo", {"temperature": 0.0})
+    assert_refused("no exact entropy", run, rows(entropy_weights=np.ones), "ppo")
+    assert_refused("lacks 'reference_logprobs'", run, rows(kl_weights=np.ones), "ppo")
     kl: dict[str, Any] = {"kl_weights": np.ones, "reference_logprobs": np.zeros}
-    refused("kl_estimator 4", run, rows(**kl), "ppo", {"kl_estimator": 4.0})
-    refused("datum 0: advantages has shape [5], expected [4]", run, rows(advantages=lambda n: np.ones(n + 1)), "ppo")
-    refused("datum 0: advantages holds nan", run, rows(advantages=lambda n: np.full(n, np.nan)), "ppo")
-    refused("holds token 99, outside 0..6", run, rows(target_tokens=lambda n: np.full(n, 99)), "ppo")
-    refused("no gradients", trained().optim_step, AdamParams())
+    assert_refused("kl_estimator 4", run, rows(**kl), "ppo", {"kl_estimator": 4.0})
+    assert_refused(
+        "datum 0: advantages has shape [5], expected [4]", run, rows(advantages=lambda n: np.ones(n + 1)), "ppo"
+    )
+    assert_refused("datum 0: advantages holds nan", run, rows(advantages=lambda n: np.full(n, np.nan)), "ppo")
+    assert_refused("holds token 99, outside 0..6", run, rows(target_tokens=lambda n: np.full(n, 99)), "ppo")
+    assert_refused("no gradients", train_client().optim_step, AdamParams())
 
 
-def sampled(n: int = 4, policy: TablePolicy | None = None, **asked: Any):
-    client = MockSamplingClient(policy or trained().policy)
+def sample_prompt(n: int = 4, policy: TablePolicy | None = None, **asked: Any):
+    client = MockSamplingClient(policy or train_client().policy)
     return client.sample(ModelInput([2, 3]), n, SamplingParams(**{"max_tokens": 20, "seed": 9, **asked})).result()
 
 
 def test_sampling_draws_what_the_scalar_definition_draws() -> None:
     """Token by token: the first whose running probability exceeds uniform(key, position), until the end token."""
-    policy = trained().policy
+    policy = train_client().policy
     cumulative = np.cumsum(np.exp(policy.logprobs(0.8)))
-    for i, sequence in enumerate(sampled(30, policy, temperature=0.8).sequences):
-        key, tokens = draws.key("sample", 9, i), list[int]()
+    for i, sequence in enumerate(sample_prompt(30, policy, temperature=0.8).sequences):
+        key, tokens = rng.key("sample", 9, i), list[int]()
         while len(tokens) < 20 and 0 not in tokens:
-            target = draws.uniform(key, len(tokens)) * cumulative[-1]
+            target = rng.uniform(key, len(tokens)) * cumulative[-1]
             tokens.append(int(np.searchsorted(cumulative, target, side="right")))
         assert sequence.tokens == tokens
         assert sequence.logprobs == pytest.approx(policy.logprobs(0.8)[tokens].tolist())
@@ -248,29 +257,29 @@ def test_sampling_draws_what_the_scalar_definition_draws() -> None:
 
 
 def test_a_sample_depends_on_its_index_and_not_on_its_company() -> None:
-    assert [s.tokens for s in sampled(3).sequences] == [s.tokens for s in sampled(8).sequences][:3]
-    assert len({tuple(s.tokens) for s in sampled(8).sequences}) == 8
+    assert [s.tokens for s in sample_prompt(3).sequences] == [s.tokens for s in sample_prompt(8).sequences][:3]
+    assert len({tuple(s.tokens) for s in sample_prompt(8).sequences}) == 8
 
 
 @pytest.mark.parametrize("asked", [{"top_p": 0.6}, {"top_k": 2}, {"min_p": 0.5}, {"top_p": 0.7, "top_k": 3}])
 def test_filters_draw_what_the_engine_draws_and_leave_logprobs_alone(asked: dict[str, Any]) -> None:
-    policy = trained().policy
+    policy = train_client().policy
     table = torch.tensor(policy.logprobs())[None]
     limits = [torch.tensor([asked.get(k, d)]) for k, d in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0))]
-    allowed = filtered(table, *limits)
+    allowed = filter_logprobs(table, *limits)
     assert 1 <= int(torch.isfinite(allowed).sum()) < SIZE - 1
-    for i, sequence in enumerate(sampled(6, policy, stop=[], **asked).sequences):
-        keys = torch.full((20,), draws.key("sample", 9, i))
+    for i, sequence in enumerate(sample_prompt(6, policy, stop=[], **asked).sequences):
+        keys = torch.full((20,), rng.key("sample", 9, i))
         assert sequence.tokens == pick(allowed.expand(20, -1), keys, torch.arange(20)).tolist()
         assert sequence.logprobs == pytest.approx(table[0][sequence.tokens].tolist())
 
 
 def test_stops_end_an_answer_where_they_are_met() -> None:
     """Ids take the place of the end token, [] means none, strings stay in the text."""
-    free = sampled(6, stop=[]).sequences
+    free = sample_prompt(6, stop=[]).sequences
     assert all(len(s.tokens) == 20 and s.stop_reason is StopReason.LENGTH for s in free)
-    tokenizer = trained().get_tokenizer()
-    by_id, by_text = (sampled(6, stop=stop).sequences for stop in ([tokenizer.ids["c"]], ["b c", "d"]))
+    tokenizer = train_client().get_tokenizer()
+    by_id, by_text = (sample_prompt(6, stop=stop).sequences for stop in ([tokenizer.ids["c"]], ["b c", "d"]))
     for whole, at_id, at_text in zip(free, by_id, by_text, strict=True):
         cut = whole.tokens.index(tokenizer.ids["c"]) + 1 if tokenizer.ids["c"] in whole.tokens else 20
         assert at_id.tokens == whole.tokens[:cut]
@@ -284,28 +293,28 @@ def test_stops_end_an_answer_where_they_are_met() -> None:
 
 
 def test_greedy_takes_the_likeliest_with_its_logprob_at_temperature_one() -> None:
-    policy = trained().policy
+    policy = train_client().policy
     best = int(policy.logits.argmax())
-    (sequence,) = sampled(1, policy, temperature=0.0, stop=[]).sequences
+    (sequence,) = sample_prompt(1, policy, temperature=0.0, stop=[]).sequences
     assert sequence.tokens == [best] * 20
     assert sequence.logprobs == pytest.approx([float(policy.logprobs()[best])] * 20)
 
 
 def test_logprobs_of_a_prompt_at_a_temperature() -> None:
-    client = trained()
+    client = train_client()
     sampler, table = client.create_sampling_client(), client.policy.logprobs(0.5)
     expected = [None, pytest.approx(table[3]), pytest.approx(table[2])]
     assert sampler.compute_logprobs(ModelInput([2, 3, 2]), temperature=0.5).result() == expected
     response = sampler.sample(ModelInput([2, 3, 2]), 1, SamplingParams(max_tokens=1, temperature=0.5), True).result()
     assert response.prompt_logprobs == expected
-    refused("holds token 77", sampler.compute_logprobs, ModelInput([2, 77]))
+    assert_refused("holds token 77", sampler.compute_logprobs, ModelInput([2, 77]))
 
 
 def test_bad_requests_are_refused() -> None:
-    sampler = trained().create_sampling_client()
-    refused("the prompt is empty", sampler.sample, ModelInput([]), 1, SamplingParams())
-    refused("num_samples=0", sampler.sample, ModelInput([2]), 0, SamplingParams())
-    refused("an empty stop string", sampler.sample, ModelInput([2]), 1, SamplingParams(stop=[""]))
+    sampler = train_client().create_sampling_client()
+    assert_refused("the prompt is empty", sampler.sample, ModelInput([]), 1, SamplingParams())
+    assert_refused("num_samples=0", sampler.sample, ModelInput([2]), 0, SamplingParams())
+    assert_refused("an empty stop string", sampler.sample, ModelInput([2]), 1, SamplingParams(stop=[""]))
 
 
 def step(client: MockTrainingClient, seed: int) -> None:
@@ -315,7 +324,7 @@ def step(client: MockTrainingClient, seed: int) -> None:
 
 def test_a_sampler_keeps_the_weights_it_was_made_with(tmp_path: Path) -> None:
     """Also those of a saved state, while the policy moves on."""
-    client = trained(tmp_path)
+    client = train_client(tmp_path)
     first, saved = client.create_sampling_client(), client.save_state("first").result().path
     told = first.compute_logprobs(ModelInput([2, 3])).result()
     step(client, 1)
@@ -329,12 +338,12 @@ def test_a_sampler_keeps_the_weights_it_was_made_with(tmp_path: Path) -> None:
 
 def test_a_saved_state_goes_on_bit_by_bit(tmp_path: Path) -> None:
     """With the optimizer as if nothing had happened; without it from the same weights, with fresh moments."""
-    client = trained(tmp_path)
+    client = train_client(tmp_path)
     step(client, 1)
     path = client.save_state("one").result().path
     stored = client.policy.sha256()
     step(client, 2)
-    other, bare = trained(seed=5), trained(seed=5)
+    other, bare = train_client(seed=5), train_client(seed=5)
     other.load_state_with_optimizer(path).result()
     bare.load_state(path).result()
     assert other.policy.sha256() == bare.policy.sha256() == stored != client.policy.sha256()
@@ -345,16 +354,16 @@ def test_a_saved_state_goes_on_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    client = trained(tmp_path)
-    refused("without a folder", trained().save_state, "x")
-    refused("checkpoint name", client.save_state, "../x")
+    client = train_client(tmp_path)
+    assert_refused("without a folder", train_client().save_state, "x")
+    assert_refused("checkpoint name", client.save_state, "../x")
     light = client.save_weights_for_sampler("light").result().path
-    refused("no optimizer state", client.load_state_with_optimizer, light)
-    refused("another vocabulary", MockTrainingClient(TablePolicy(["z"])).load_state, light)
-    refused("damaged or missing", client.load_state, str(tmp_path / "nowhere"))
+    assert_refused("no optimizer state", client.load_state_with_optimizer, light)
+    assert_refused("another vocabulary", MockTrainingClient(TablePolicy(["z"])).load_state, light)
+    assert_refused("damaged or missing", client.load_state, str(tmp_path / "nowhere"))
     table = Path(light) / "table.json"
     table.write_text(json.dumps({**json.loads(table.read_text()), "version": 8}))
-    refused("checksum", client.load_state, light)
+    assert_refused("checksum", client.load_state, light)
     assert client.policy.version == 0
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from code_rows import REAL, problem
 
-from rlvr.reward.code import Problem, extract
-from rlvr.reward.code.extract import MAX_CHARS
+from rlvr.reward.code import CodeProblem, extract
+from rlvr.reward.code.program_extraction import MAX_CHARS
 
 HUMANEVAL = {
     "task_id": "Own/0",
@@ -26,66 +26,66 @@ STDIO = {"question": "Double the number.", "input_output": {"inputs": ["2\n", "5
 
 
 def test_both_files_of_mbpp_are_read() -> None:
-    full = Problem.of({**problem(7), "test_setup_code": "root = Node(1)\r\n"})
+    full = CodeProblem.of({**problem(7), "test_setup_code": "root = Node(1)\r\n"})
     assert full.tests == problem(7)["test_list"] and full.setup == "root = Node(1)\n" and full.names == {"add_7"}
     assert full.solution == "def add_7(x):\n    return x + 7"  # without the carriage returns of the file
     row = {"prompt": "Add.", "code": "x", "test_imports": ["import math"], "test_list": ["assert f(1) == 2"]}
-    sanitized = Problem.of(row)
+    sanitized = CodeProblem.of(row)
     assert (sanitized.statement, sanitized.imports, sanitized.setup) == ("Add.", ["import math"], "")
 
 
 def test_humaneval_is_one_hidden_test_and_a_prefix() -> None:
-    made = Problem.of(HUMANEVAL)
+    made = CodeProblem.of(HUMANEVAL)
     assert made.tests == [HUMANEVAL["test"]] and made.entry_point == "total" and made.prefix == HUMANEVAL["prompt"]
-    assert made.solution == HUMANEVAL["prompt"] + HUMANEVAL["canonical_solution"] and made.shown(None) == []
+    assert made.solution == HUMANEVAL["prompt"] + HUMANEVAL["canonical_solution"] and made.visible_tests(None) == []
 
 
-def test_a_helper_of_humanevals_prompt_is_the_tests_own() -> None:
+def test_helpers_of_a_humaneval_prompt_belong_to_the_tests() -> None:
     """An answer that goes on from the prompt may define it again."""
     prompt = "import math\n\nSCALE = 2\n\ndef widen(x):\n    return math.floor(SCALE * x)\n\n"
     asked = 'def narrow(x):\n    """Undo widen."""\n'
-    made = Problem.of({**HUMANEVAL, "prompt": prompt + asked, "entry_point": "narrow"})
+    made = CodeProblem.of({**HUMANEVAL, "prompt": prompt + asked, "entry_point": "narrow"})
     assert made.setup == "import math\nSCALE = 2\ndef widen(x):\n    return math.floor(SCALE * x)"
-    assert Problem.of(HUMANEVAL).setup == ""
-    assert Problem.of({**HUMANEVAL, "prompt": "def other(x):\n    ...\n\n" + asked}).setup == ""
-    assert Problem.of({**HUMANEVAL, "prompt": "Complete this: def"}).setup == ""
+    assert CodeProblem.of(HUMANEVAL).setup == ""
+    assert CodeProblem.of({**HUMANEVAL, "prompt": "def other(x):\n    ...\n\n" + asked}).setup == ""
+    assert CodeProblem.of({**HUMANEVAL, "prompt": "Complete this: def"}).setup == ""
 
 
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_program_of_apps_reads_input_and_writes_output(as_text: bool) -> None:
     held: Any = STDIO["input_output"]
-    made = Problem.of({**STDIO, "input_output": json.dumps(held) if as_text else held, "solutions": '["print(1)"]'})
+    made = CodeProblem.of({**STDIO, "input_output": json.dumps(held) if as_text else held, "solutions": '["print(1)"]'})
     assert made.tests == [{"input": "2\n", "output": "4\n"}, {"input": "5\n", "output": "10\n"}]
     assert made.is_program and made.solution == "print(1)" and made.names == set()
-    lines = Problem.of({"input_output": {"inputs": [["1", "2"]], "outputs": [["3"]]}})
+    lines = CodeProblem.of({"input_output": {"inputs": [["1", "2"]], "outputs": [["3"]]}})
     assert lines.tests == [{"input": "1\n2", "output": "3"}]
 
 
 def test_a_function_of_apps_becomes_asserts() -> None:
     held = {"fn_name": "add", "inputs": [[1, 2], ["a", [3]]], "outputs": [3, [4]]}
-    made = Problem.of({"question": "q", "input_output": held, "starter_code": "def add(a, b):"})
+    made = CodeProblem.of({"question": "q", "input_output": held, "starter_code": "def add(a, b):"})
     assert made.tests == ["assert add(1, 2) == 3", "assert add('a', [3]) in ([4], (4,), 4)"] and made.names == {"add"}
-    inside = Problem.of({"input_output": held, "starter_code": "class Solution:\n  def add(self, a, b):"})
+    inside = CodeProblem.of({"input_output": held, "starter_code": "class Solution:\n  def add(self, a, b):"})
     assert inside.tests[0] == "assert Solution().add(1, 2) == 3" and "Solution" in inside.names
 
 
-def test_what_the_tests_call_is_told_even_where_it_has_a_builtins_name() -> None:
-    assert Problem([f"assert set(f({n})) == set([1])" for n in (1, 2)]).names == {"f"}
-    assert Problem(["assert sum(10, 15) == 25"]).names == {"sum"}  # MBPP 126
+def test_the_called_name_is_known_even_if_it_is_a_builtins() -> None:
+    assert CodeProblem([f"assert set(f({n})) == set([1])" for n in (1, 2)]).names == {"f"}
+    assert CodeProblem(["assert sum(10, 15) == 25"]).names == {"sum"}  # MBPP 126
 
 
-def test_a_check_function_is_never_shown_with_or_without_its_entry_point() -> None:
+def test_a_check_function_is_never_a_visible_test() -> None:
     check = "def check(candidate):\n    assert candidate(7) == 8"
     for entry_point in ("f", None):
-        assert Problem([check, "assert f(1) == 2", "assert f(2) == 3"], entry_point=entry_point).shown(1) == [
-            "assert f(1) == 2"
-        ]
+        assert CodeProblem([check, "assert f(1) == 2", "assert f(2) == 3"], entry_point=entry_point).visible_tests(
+            1
+        ) == ["assert f(1) == 2"]
 
 
 @pytest.mark.parametrize("row", [problem(7), HUMANEVAL, STDIO])
 def test_our_own_form_reads_back_as_it_was(row: dict[str, Any]) -> None:
-    made = Problem.of(row)
-    assert Problem.of(json.loads(json.dumps(made.row()))) == made
+    made = CodeProblem.of(row)
+    assert CodeProblem.of(json.loads(json.dumps(made.row()))) == made
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_our_own_form_reads_back_as_it_was(row: dict[str, Any]) -> None:
         ({"input_output": ""}, "lists of one length"),
     ],
 )
-def test_a_row_that_is_no_problem_says_what_is_wrong(row: dict[str, Any], message: str) -> None:
+def test_a_bad_row_is_refused_with_the_reason(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Problem.of(row)
+        CodeProblem.of(row)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the MBPP files are not beside the project")
-def test_every_published_row_is_a_problem_whose_reference_is_found_as_it_stands() -> None:
+def test_every_published_row_is_read_and_its_reference_is_extracted() -> None:
     rows = [json.loads(line) for line in (REAL / "mbpp.jsonl").read_text(encoding="utf-8").splitlines()]
     rows += json.loads((REAL / "sanitized-mbpp.json").read_text(encoding="utf-8"))
     assert len(rows) == 974 + 427
     for row in rows:
-        made = Problem.of(row)
+        made = CodeProblem.of(row)
         found = extract(row["code"], made.names)
         assert (found.where, found.code) == ("raw", row["code"].strip()), row["task_id"]
 
@@ -182,7 +182,7 @@ def test_the_program_is_found_where_the_rules_say(response: str, code: str | Non
     assert (found.code, found.where, found.reason) == (response if code is None else code, where, "")
 
 
-def test_a_program_is_told_from_examples_of_its_output() -> None:
+def test_a_program_is_distinguished_from_examples_of_its_output() -> None:
     """A program that reads input defines nothing that its tests name."""
     program = "print(2 * int(input()))"
     for answer in (f"```python\n{program}\n```\nFor 2 it prints\n```\n4\n```", f"Put 2:\n```\n{program}\n```"):
@@ -196,7 +196,7 @@ def test_nothing_to_run_is_no_answer(response: str) -> None:
     assert extract(response, {"f"}).reason == "no_answer"
 
 
-def test_a_response_beyond_the_cap_is_not_looked_at() -> None:
+def test_a_response_beyond_the_cap_is_refused() -> None:
     assert extract("x" * (MAX_CHARS + 1)).reason == "too_large"
 
 
@@ -223,11 +223,12 @@ def test_an_answer_to_humaneval_may_be_the_body_or_the_whole(response: str) -> N
     assert namespace["total"]([1, 2]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", ["~", "a", "```", "```\n", "[BEGIN]", "<think>", "\n", " ", "def f", "\n```python", "~~~~", "def f\t"]
 )
 def test_extraction_of_a_text_made_to_be_slow_ends(part: str) -> None:
-    """A rule that is quadratic in the text would not, within the patience of anybody."""
+    """A rule that is quadratic in the text would take far too long."""
     text = part * ((MAX_CHARS - 99) // len(part))
     for response in (text, f"def f\n{text}", f"[BEGIN]\n```\n{text}", f"{text}`", f"```{text}`", f"~~~ {text}\n`"):
         assert extract(response, {"f", "g"}, "def f():\n").reason in ("", "no_answer")

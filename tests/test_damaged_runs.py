@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli import run
-from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.files import new_folder
-from rlvr.messages import AdamParams, Datum, ModelInput, TensorData
+from rlvr.cli.main import run
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core.files import new_folder
+from rlvr.core.messages import AdamParams, Datum, ModelInput, TensorData
 from rlvr.training.evaluate import stored_evaluation
 
 TOY = """
@@ -75,7 +75,7 @@ def change_last(folder: Path, **changed: Any) -> None:
     path.write_text("\n".join([*lines, json.dumps({**json.loads(last), **changed})]) + "\n")
 
 
-def test_what_is_whole_goes_on(again: Any, tmp_path: Path, whole: Path) -> None:
+def test_an_undamaged_run_continues(again: Any, tmp_path: Path, whole: Path) -> None:
     """The cases below fail by their damage alone: taken back to a checkpoint, the run ends with the same weights."""
     folder = tmp_path / "runs" / "toy"
     cut_after(folder, "rl-000002")

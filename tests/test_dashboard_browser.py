@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_parts import EVIL, Browser, add_step, chromium, fill_store, make_run, running
+from dashboard_fixtures import EVIL, Browser, add_step, chromium, fill_store, make_run, running
 
 from rlvr.store import open_store
 
+pytestmark = pytest.mark.slow
 PHONE = {"width": 390, "height": 844}
 LAPTOP = {"width": 1366, "height": 768}
 
@@ -41,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def viewer(context: Any, run: Path) -> Iterator[str]:
-    with running("-m", "rlvr.cli", "view", str(run), "--port", "0", cwd=run) as base:
+    with running("-m", "rlvr.cli.main", "view", str(run), "--port", "0", cwd=run) as base:
         yield base
 
 
@@ -54,7 +55,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(context: Any, database: Path) -> Iterator[str]:
-    """An application with a store's dashboard behind its own route, as the service has it, and with API keys."""
+    """An application with routes of its own, a store's dashboard and API keys, like the service."""
     with running(__file__, str(database), cwd=database.parent) as base:
         yield base
 
@@ -70,26 +71,26 @@ def test_from_the_overview_to_a_filtered_table_to_one_answer(viewer: str, browse
     page.click("button:has-text('Filter')")
     page.wait_for_selector("tbody tr:nth-child(4):last-child")
     assert "outcome=failed" in page.url and "step=3" in page.url
-    browser.open(page.url)  # what the address says is all there is: somebody else sees the same
+    browser.open(page.url)  # the address holds the whole state: another user sees the same
     assert page.locator("tbody tr").count() == 4 and page.input_value("select[name=outcome]") == "failed"
     page.locator("tbody tr").first.click()
     page.wait_for_selector(".tokens")
     assert "/ui/trajectory/" in page.url and page.locator(".verdict").inner_text().startswith("exact")
     shades = page.eval_on_selector_all(".tokens > span", "all => all.map(e => getComputedStyle(e).backgroundColor)")
     assert len(set(shades)) > 2
-    browser.settled(viewer)
+    browser.wait_until_idle(viewer)
 
 
-def test_what_a_model_wrote_does_nothing(viewer: str, browser: Browser):
+def test_model_output_does_nothing(viewer: str, browser: Browser):
     page = browser.open(f"{viewer}/ui/trajectory/first:1:3")
     page.locator("summary").click()
     assert EVIL.split("\u202e")[0] in page.locator("details .text-block").inner_text()
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('#main img, #main script').length") == 0
-    browser.settled(viewer)
+    browser.wait_until_idle(viewer)
 
 
-def test_no_script_may_be_added_to_a_page(viewer: str, browser: Browser):
+def test_the_page_refuses_added_scripts(viewer: str, browser: Browser):
     """The policy holds even where an element could be injected: no inline script, no handler, no other site."""
     page = browser.open(viewer)
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 1\">')")
@@ -109,10 +110,10 @@ def test_a_run_is_live_and_focus_stays_where_it_is(viewer: str, run: Path, brows
     add_step(run / "live", 4)
     page.locator(".head", has_text="step 5 of 10").wait_for(timeout=15_000)
     assert page.evaluate("document.activeElement.outerHTML") == before
-    browser.settled(viewer)
+    browser.wait_until_idle(viewer)
 
 
-def test_everything_is_reached_by_keyboard(viewer: str, browser: Browser):
+def test_everything_is_reachable_by_keyboard(viewer: str, browser: Browser):
     """Tab shows where it is; the first link skips the menu, Enter on a row opens it, arrows read a chart."""
     page = browser.open(f"{viewer}/ui/trajectories?outcome=passed")
     page.keyboard.press("Tab")
@@ -131,7 +132,7 @@ def test_everything_is_reached_by_keyboard(viewer: str, browser: Browser):
     page.keyboard.press("ArrowRight")
     assert page.locator(".legend .place").first.inner_text() == "step 1"
     assert "0.4" in page.locator(".legend").first.inner_text()
-    browser.settled(viewer)
+    browser.wait_until_idle(viewer)
 
 
 @pytest.mark.parametrize("path", ["/", "/ui/run/first", "/ui/trajectories", "/ui/trajectory/first:1:3", "/ui/compare"])
@@ -146,10 +147,10 @@ def test_a_page_fits_a_phone_and_follows_the_theme(viewer: str, browser: Browser
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(backgrounds) == 2
-    browser.settled(viewer)
+    browser.wait_until_idle(viewer)
 
 
-def test_nothing_moves_once_a_page_is_there(viewer: str, browser: Browser):
+def test_a_loaded_page_does_not_shift(viewer: str, browser: Browser):
     page = browser.page
     page.add_init_script("""window.moved = 0; new PerformanceObserver(list => list.getEntries().forEach(
         entry => { if (!entry.hadRecentInput) window.moved += entry.value; }
@@ -158,8 +159,8 @@ def test_nothing_moves_once_a_page_is_there(viewer: str, browser: Browser):
     assert page.evaluate("window.moved") < 0.1  # "good" by the web vitals
 
 
-def test_a_rating_is_given_and_found_in_the_store(service: str, database: Path, browser: Browser):
-    """The key is asked for once, and then the page that was wanted is there."""
+def test_a_rating_is_stored(service: str, database: Path, browser: Browser):
+    """The dashboard asks for the key once, and then shows the requested page."""
     page = browser.page
     page.goto(f"{service}/ui/trajectory/2")
     page.fill("#key", "tml-wrong-key")
@@ -181,10 +182,10 @@ def test_a_rating_is_given_and_found_in_the_store(service: str, database: Path, 
     assert page.goto(f"{service}/health").text() == '"fine"'
     assert page.goto(f"{service}/unknown").status == 404
     browser.problems = [said for said in browser.problems if "401" not in said and "404" not in said]
-    browser.settled(service)
+    browser.wait_until_idle(service)
 
 
-def test_sessions_are_found_by_status_and_compared(service: str, browser: Browser):
+def test_sessions_are_filtered_by_status_and_compared(service: str, browser: Browser):
     page = browser.page
     page.goto(service)
     if page.locator("#key").count():
@@ -202,12 +203,11 @@ def test_sessions_are_found_by_status_and_compared(service: str, browser: Browse
 
 
 def serve_store(database: str) -> None:
-    import uvicorn
     from fastapi import FastAPI
 
-    from rlvr.service.dashboard.mount import attach
-    from rlvr.service.dashboard.sessions import StoreSource
-    from rlvr.service.listening import bound, server_class, url_of
+    from rlvr.service.dashboard.dashboard_app import attach
+    from rlvr.service.dashboard.session_source import StoreSource
+    from rlvr.web.server import bind_socket, run_server, server_url
 
     app = FastAPI(docs_url=None)
 
@@ -217,10 +217,9 @@ def serve_store(database: str) -> None:
 
     keys = {"tml-right-key": "owner-1"}
     attach(app, StoreSource(open_store(f"sqlite:///{database}")), owner_of=keys.get, loopback_only=False)
-    with bound("127.0.0.1", 0) as listening:
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
-        begun = partial(print, f"listening at {url_of(listening)}", flush=True)
-        server_class(uvicorn)(config, begun, lambda: None).run(sockets=[listening])
+    with bind_socket("127.0.0.1", 0) as listening:
+        begun = partial(print, f"listening at {server_url(listening)}", flush=True)
+        run_server(app, listening, on_ready=begun, timeout_graceful_shutdown=2)
 
 
 if __name__ == "__main__":

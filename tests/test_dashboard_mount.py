@@ -1,4 +1,4 @@
-"""Who gets to the dashboard: its own addresses and no other, no foreign page, and with API keys nobody without one."""
+"""Access to the dashboard: its own addresses only, no other origin, and with API keys only with a key."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from dashboard_parts import make_run
+from dashboard_fixtures import make_run
 from fastapi import FastAPI
 
-from rlvr.service.dashboard.mount import Dashboard, attach, is_dashboard
-from rlvr.service.dashboard.runs import RunSource
+from rlvr.service.dashboard.dashboard_app import Dashboard, attach, is_dashboard
+from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.sign_in import COOKIE, SECONDS, SignIn, local
 
 KEYS = {"tml-right": "owner-1"}
@@ -33,7 +33,7 @@ def app(tmp_path: Path) -> FastAPI:
 def ask(
     app: Any, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes = b"", query: str = ""
 ) -> tuple[int, dict[str, str], str]:
-    """One request, as a server would hand it on."""
+    """Send one ASGI request."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -61,7 +61,7 @@ def ask(
         ("/experiences/ui/", False),
     ],
 )  # fmt: skip
-def test_its_own_addresses_are_these(path: str, ours: bool):
+def test_the_dashboard_has_these_addresses(path: str, ours: bool):
     assert is_dashboard(path) is ours
 
 
@@ -76,13 +76,13 @@ def test_unknown_addresses_and_wrong_methods_stay_the_applications(app: FastAPI)
     [{"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}, {"host": ""}, {"origin": "http://evil.example"},
      {"origin": "http://127.0.0.1:2"}, {"origin": "null"}, {"host": "[::1"}],
 )  # fmt: skip
-def test_a_name_that_is_not_this_machines_or_another_origin_is_refused(app: FastAPI, headers: dict[str, str]):
+def test_other_host_names_and_origins_are_refused(app: FastAPI, headers: dict[str, str]):
     assert ask(app, "/", headers=headers)[0] == 403
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:2"])
 def test_a_websocket_of_another_origin_is_closed(app: FastAPI, origin: str):
-    """NiceGUI would take it: the page of any site could then read along."""
+    """NiceGUI would accept it, and a page of any site could then read the data."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -98,18 +98,18 @@ def test_a_websocket_of_another_origin_is_closed(app: FastAPI, origin: str):
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Dashboard:
+def dashboard_with_keys(tmp_path: Path) -> Dashboard:
     return Dashboard(RunSource(make_run(tmp_path / "locked")), KEYS.get, loopback_only=False)
 
 
-def enter(locked: Dashboard, key: str, wanted: str = "/") -> tuple[int, dict[str, str], str]:
+def enter(dashboard_with_keys: Dashboard, key: str, wanted: str = "/") -> tuple[int, dict[str, str], str]:
     body = urlencode({"key": key, "next": wanted}).encode()
-    return ask(locked, SignIn.path, "POST", body=body)
+    return ask(dashboard_with_keys, SignIn.path, "POST", body=body)
 
 
 @pytest.mark.parametrize("path", ["/", "/ui/trajectories", "/ui/trajectory/first:1:1"])
-def test_without_a_cookie_a_page_is_a_form_and_says_nothing_of_the_data(locked: Dashboard, path: str):
-    status, headers, text = ask(locked, path, query="task=a%22b")
+def test_without_a_cookie_a_page_is_the_form_without_data(dashboard_with_keys: Dashboard, path: str):
+    status, headers, text = ask(dashboard_with_keys, path, query="task=a%22b")
     assert status == 401 and "API key of this service" in text and "locked" not in text
     assert f'value="{path}?task=a%22b"' in text
     assert "script-src" not in headers["content-security-policy"]  # default-src 'none': no script at all
@@ -117,24 +117,24 @@ def test_without_a_cookie_a_page_is_a_form_and_says_nothing_of_the_data(locked: 
 
 
 @pytest.mark.parametrize("path", ["/_nicegui/3.0/static/x.js", "/_nicegui_ws/socket.io/", "/ui/assets/style.css"])
-def test_without_a_cookie_nothing_else_is_answered(locked: Dashboard, path: str):
-    assert ask(locked, path)[0] in (401, 403)
+def test_without_a_cookie_nothing_else_is_answered(dashboard_with_keys: Dashboard, path: str):
+    assert ask(dashboard_with_keys, path)[0] in (401, 403)
 
 
-def test_a_key_is_exchanged_for_a_cookie_that_scripts_and_other_sites_cannot_use(locked: Dashboard):
-    status, headers, _ = enter(locked, "tml-right", "/ui/trajectories?task=a")
+def test_a_key_is_exchanged_for_a_cookie_that_scripts_and_other_sites_cannot_use(dashboard_with_keys: Dashboard):
+    status, headers, _ = enter(dashboard_with_keys, "tml-right", "/ui/trajectories?task=a")
     assert (status, headers["location"]) == (303, "/ui/trajectories?task=a")
     cookie = headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "tml-right" not in cookie
     value = cookie.split(";")[0]
-    assert locked.sign_in is not None
-    assert locked.sign_in.owner({"headers": [(b"cookie", f"other=1; {value}".encode())]}) == "owner-1"
-    assert locked.sign_in.owner({"headers": [(b"cookie", f"{value}x".encode())]}) is None
+    assert dashboard_with_keys.sign_in is not None
+    assert dashboard_with_keys.sign_in.owner({"headers": [(b"cookie", f"other=1; {value}".encode())]}) == "owner-1"
+    assert dashboard_with_keys.sign_in.owner({"headers": [(b"cookie", f"{value}x".encode())]}) is None
 
 
 @pytest.mark.parametrize("key", ["", "tml-wrong", "x" * 5000])
-def test_a_wrong_key_is_refused(locked: Dashboard, key: str):
-    status, headers, text = enter(locked, key)
+def test_a_wrong_key_is_refused(dashboard_with_keys: Dashboard, key: str):
+    status, headers, text = enter(dashboard_with_keys, key)
     assert status in (401, 413) and "set-cookie" not in headers and 'role="alert"' in text
 
 
@@ -151,19 +151,19 @@ def test_a_cookie_ends_after_half_a_day():
 
 
 @pytest.mark.parametrize("wanted", ["http://evil", "//evil", "/\\evil", "javascript:x", "", "/a\r\nSet-Cookie: x"])
-def test_signing_in_leads_nowhere_else(locked: Dashboard, wanted: str):
-    assert enter(locked, "tml-right", wanted)[1]["location"] == "/" == local(wanted)
+def test_signing_in_redirects_to_the_dashboard_only(dashboard_with_keys: Dashboard, wanted: str):
+    assert enter(dashboard_with_keys, "tml-right", wanted)[1]["location"] == "/" == local(wanted)
 
 
-def test_what_an_address_says_cannot_break_out_of_the_form(locked: Dashboard):
-    text = ask(locked, '/ui/"><script>alert(1)</script>', query='x="><script>')[2]
+def test_an_address_cannot_break_out_of_the_form(dashboard_with_keys: Dashboard):
+    text = ask(dashboard_with_keys, '/ui/"><script>alert(1)</script>', query='x="><script>')[2]
     assert "<script" not in text
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["{runs}/nothing"], "is no folder"),
+        (["{runs}/nothing"], "no folder"),
         (["{runs}/run/rollouts"], "holds no run"),
         (["{runs}", "--host", "0.0.0.0"], "can be reached from other machines"),
         (["{runs}", "--host", "somewhere"], "expected an IP address of this machine"),
@@ -173,7 +173,7 @@ def test_what_an_address_says_cannot_break_out_of_the_form(locked: Dashboard):
 def test_a_mistake_at_rlvr_view_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ):
-    from rlvr.cli import run
+    from rlvr.cli.main import run
 
     make_run(tmp_path / "run")
     assert run(["view", *(option.format(runs=tmp_path) for option in options)]) == 2

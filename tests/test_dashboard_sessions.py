@@ -1,4 +1,4 @@
-"""The service's store as the dashboard reads it, and what people think of an answer on its way into the store."""
+"""The service's store as a dashboard source, and ratings on their way into the store."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_parts import experience, fill_store
+from dashboard_fixtures import experience, fill_store
 
-from rlvr.service.dashboard.data import Query
-from rlvr.service.dashboard.pages.overview import overview
-from rlvr.service.dashboard.routes import Looking, rated
-from rlvr.service.dashboard.sessions import StoreSource
-from rlvr.service.dashboard.tree import texts
-from rlvr.store import Session, Status, Store
+from rlvr.service.dashboard.dashboard_data import Query
+from rlvr.service.dashboard.dashboard_routes import OpenPage, store_rating
+from rlvr.service.dashboard.element_tree import texts
+from rlvr.service.dashboard.pages.work_pages import overview
+from rlvr.service.dashboard.session_source import StoreSource
+from rlvr.store import ExperienceStore, Session, Status
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[ExperienceStore]:
     filled = fill_store(store_url)
     yield filled
     filled.close()
 
 
-def test_sessions_come_newest_first_with_where_they_stand(store: Store):
+def test_sessions_come_newest_first_with_their_state(store: ExperienceStore):
     works, total = StoreSource(store).works()
     assert total == 3
     assert [(work.id, work.status, work.live) for work in works] == [
@@ -33,13 +33,13 @@ def test_sessions_come_newest_first_with_where_they_stand(store: Store):
     assert StoreSource(store).work("nothing") is None
 
 
-def test_answers_are_filtered_by_what_the_database_knows(store: Store):
+def test_answers_are_filtered_by_the_database(store: ExperienceStore):
     source = StoreSource(store)
 
     def keys(**asked: object) -> list[str]:
-        found = source.entries(Query(**asked))  # type: ignore[arg-type]
-        assert found.total == len(found.entries)
-        return [entry.key for entry in found.entries]
+        found = source.answers(Query(**asked))  # type: ignore[arg-type]
+        assert found.total == len(found.rows)
+        return [entry.key for entry in found.rows]
 
     assert keys() == ["4", "3", "2", "1"]
     assert keys(work="a") == ["2", "1"]
@@ -48,23 +48,23 @@ def test_answers_are_filtered_by_what_the_database_knows(store: Store):
     assert keys(step=1, status="done") == ["1"]
     assert keys(status="running") == ["4"]
     assert keys(status="no such status") == []
-    page = source.entries(Query(offset=1, limit=2))
-    assert (page.total, [entry.key for entry in page.entries]) == (4, ["3", "2"])
+    page = source.answers(Query(offset=1, limit=2))
+    assert (page.total, [entry.key for entry in page.rows]) == (4, ["3", "2"])
     choices = source.choices("")
     assert (choices.tasks, choices.steps) == (["task_a", "task_b", "task_c"], (1, 2))
     assert source.choices("b").steps == (1, 1)
 
 
-def test_a_long_answer_is_cut_in_the_database_and_whole_on_its_own_page(store: Store):
+def test_a_long_answer_is_cut_in_tables_and_complete_on_its_page(store: ExperienceStore):
     store.add_experiences([experience("c", 2, text="x" * 30_000)])
     source = StoreSource(store)
-    entry = source.entries(Query(limit=1)).entries[0]
+    entry = source.answers(Query(limit=1)).rows[0]
     assert entry.answer.endswith("x …") and len(entry.answer) < 200
     detail = source.detail(entry.key)
     assert detail is not None and len(detail.answer) == 30_000
 
 
-def test_one_answer_has_what_every_verifier_said_and_the_feedback(store: Store):
+def test_one_answer_has_all_verdicts_and_the_feedback(store: ExperienceStore):
     detail = StoreSource(store).detail("1")
     assert detail is not None
     assert [(v.verifier, v.outcome, v.value, v.reason) for v in detail.verdicts] == [
@@ -75,7 +75,7 @@ def test_one_answer_has_what_every_verifier_said_and_the_feedback(store: Store):
     assert [entry.key for entry in detail.siblings] == ["2"]
 
 
-def test_tokens_of_an_engine_are_shown_as_text(store: Store):
+def test_tokens_of_an_engine_are_shown_as_text(store: ExperienceStore):
     store.add_experiences([experience("c", 2, text="Hi", tokens=[72, 105], logprobs=[-0.5, -1.0])])
     source = StoreSource(store, decode=lambda ids: "".join(map(chr, ids)))
     detail = source.detail("5")
@@ -87,19 +87,19 @@ def test_tokens_of_an_engine_are_shown_as_text(store: Store):
 
 
 @pytest.mark.parametrize("key", ["", "0", "99", "-1", "1:1:1", "x", "9" * 40])
-def test_an_address_that_names_no_answer_finds_none(store: Store, key: str):
+def test_an_unknown_answer_is_none(store: ExperienceStore, key: str):
     assert StoreSource(store).detail(key) is None
 
 
-def test_a_rating_is_stored_and_a_second_one_of_the_same_owner_replaces_it(store: Store):
+def test_a_rating_is_stored_and_a_second_one_of_the_same_owner_replaces_it(store: ExperienceStore):
     source = StoreSource(store)
-    assert rated(source, {"key": "1"}, "ann", "0.5") == "Saved: 0.5"
-    assert rated(source, {"key": "1"}, "ann", "1") == "Saved: 1"
-    assert rated(source, {"key": "1"}, "bob", 0.0) == "Saved: 0"
+    assert store_rating(source, {"key": "1"}, "ann", "0.5") == "Saved: 0.5"
+    assert store_rating(source, {"key": "1"}, "ann", "1") == "Saved: 1"
+    assert store_rating(source, {"key": "1"}, "bob", 0.0) == "Saved: 0"
     found = store.experience(1)
     assert found is not None and (found.rating, found.ratings) == (0.5, 2)
     detail = source.detail("1")
-    assert detail is not None and (detail.entry.rating, detail.ratings) == (0.5, 2)
+    assert detail is not None and (detail.row.rating, detail.ratings) == (0.5, 2)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_a_rating_is_stored_and_a_second_one_of_the_same_owner_replaces_it(store
         ("1", "1.5", "from 0 to 1"),
         ("1", "nan", "from 0 to 1"),
         ("1", None, "could not convert"),
-        ("99", 1, "not there"),
+        ("99", 1, "deleted"),
     ],
 )
-def test_a_rating_that_cannot_be_stored_says_why(store: Store, key: str, value: object, said: str):
-    assert said in rated(StoreSource(store), {"key": key}, "", value)
+def test_a_rating_that_cannot_be_stored_says_why(store: ExperienceStore, key: str, value: object, said: str):
+    assert said in store_rating(StoreSource(store), {"key": key}, "", value)
     assert store.experience(1).ratings == 0  # type: ignore[union-attr]
 
 
-def test_the_curves_are_means_over_sessions_and_say_which_of_them_teach(store: Store):
+def test_the_curves_are_means_over_sessions_with_the_share_with_signal(store: ExperienceStore):
     """Two sessions ended: confidence .8 and .4, one of them above .7; of `a` the rewards differ, of `d` they do not."""
     store.add_session(Session("d", "task_d", "Write.", status=Status.DONE, created=400, final_confidence=0.4))
     store.add_experiences([experience("d", 1, reward=1.0), experience("d", 2, reward=1.0)])
@@ -124,12 +124,12 @@ def test_the_curves_are_means_over_sessions_and_say_which_of_them_teach(store: S
     solved, confidence = charts["Pass rate"].lines
     assert solved.points == [(1.0, 1.0), (4.0, 0.5)]
     assert confidence.points == [(1.0, 0.8), (4.0, pytest.approx(0.6))]
-    assert charts["Sessions that teach"].lines[0].points == [(1.0, 1.0), (4.0, 0.5)]
+    assert charts["Sessions with signal"].lines[0].points == [(1.0, 1.0), (4.0, 0.5)]
     mine = {chart.title: chart.lines[0].points for chart in StoreSource(store).charts("a")}
     assert mine["Reward"] == [(1.0, 0.5), (2.0, 1.0)]
 
 
-def test_a_training_run_in_the_store_is_shown_by_its_steps(store: Store):
+def test_a_training_run_in_the_store_is_shown_by_its_steps(store: ExperienceStore):
     """Two tasks a step, two answers each: of task x the rewards differ, of task y they do not."""
     metrics = {"rl/env/all/correct": 0.75, "rl/loss": 1.0}
     store.add_session(Session("r", "", "", kind="run", name="mine", status=Status.DONE, iterations=1, metrics=metrics))
@@ -146,20 +146,20 @@ def test_a_training_run_in_the_store_is_shown_by_its_steps(store: Store):
     assert work.figures["steps"] == "1" and work.figures["pass rate"] == "75.0%"
     charts = {chart.title: chart.lines[0].points for chart in source.charts("r")}
     assert charts == {
-        "Reward": [(1.0, 0.75)], "Pass rate": [(1.0, pytest.approx(2 / 3))], "Groups that teach": [(1.0, 0.5)],
+        "Reward": [(1.0, 0.75)], "Pass rate": [(1.0, pytest.approx(2 / 3))], "Groups with signal": [(1.0, 0.5)],
     }  # fmt: skip
-    first = source.entries(Query(work="r", task="x")).entries[-1]
+    first = source.answers(Query(work="r", task="x")).rows[-1]
     detail = source.detail(first.key)
     assert detail is not None and [(e.task, e.reward) for e in detail.siblings] == [("x", 1.0)]
 
 
-def test_iterations_are_compared_by_the_means_over_their_samples(store: Store):
+def test_iterations_are_compared_by_the_means_over_their_samples(store: ExperienceStore):
     store.add_experiences([experience("a", 1, sample=1, reward=1.5)])
     assert StoreSource(store).at_step("a", 1)["reward"] == 1.0
     assert StoreSource(store).at_step("a", 9) == {}
 
 
-def test_anything_new_changes_the_revision(store: Store):
+def test_new_answers_and_statuses_change_the_revision(store: ExperienceStore):
     source = StoreSource(store)
     seen = [source.revision()]
     assert source.revision() == seen[0]
@@ -170,32 +170,30 @@ def test_anything_new_changes_the_revision(store: Store):
     assert len({repr(revision) for revision in seen}) == 3
 
 
-def test_a_database_that_is_away_is_said_on_the_page_until_it_is_back_and_logged_once(
-    postgres: Any, caplog: pytest.LogCaptureFixture
-):
+def test_a_database_that_is_down_is_shown_on_the_page_and_logged_once(postgres: Any, caplog: pytest.LogCaptureFixture):
     store = fill_store(postgres.database())
-    looking = Looking(StoreSource(store), overview, {})
-    assert looking.page().status == 200 and looking.news() is not None and looking.news() is None
+    looking = OpenPage(StoreSource(store), overview, {})
+    assert looking.page().status == 200 and looking.refresh() is not None and looking.refresh() is None
     postgres.stop()
     try:
         for _ in range(3):
-            page = looking.news()
+            page = looking.refresh()
             assert page is not None and page.status == 503
             assert "cannot be shown now (StoreDown)" in " ".join(texts(page.main))
     finally:
         postgres.start()
     assert len(caplog.records) == 1
-    page = looking.news()
+    page = looking.refresh()
     assert page is not None and page.status == 200
     store.close()
 
 
-def test_why_a_session_failed_is_said(store: Store):
+def test_a_failed_session_shows_the_reason(store: ExperienceStore):
     note = StoreSource(store).notes("b")[0]
     assert (note.kind, note.text, note.remedy) == ("problem", "endpoint_unreachable", "no answer after 5 tries")
 
 
-def test_the_health_of_the_generator_is_shown_with_what_it_learned(store: Store):
+def test_the_health_of_the_generator_is_shown_with_its_training_figures(store: ExperienceStore):
     health = {
         "kind": "endpoint",
         "name": "http://llm",

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli import run
-from rlvr.doctor import Check, extras, installation, report, verdict
+from rlvr.cli.doctor import Check, extras, installation, report, verdict
+from rlvr.cli.main import run
 from rlvr.sandbox.supervisor import NoTier, Sandbox
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def answer(outcome: str, reason: str, response: str) -> dict[str, Any]:
 
 
 def doctor(*words: str, code: str = "", **how: Any) -> subprocess.CompletedProcess[str]:
-    script = f"import sys\n{code}\nfrom rlvr.cli import run\nsys.exit(run({['doctor', *words]!r}))"
+    script = f"import sys\n{code}\nfrom rlvr.cli.main import run\nsys.exit(run({['doctor', *words]!r}))"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, **how)
 
@@ -49,13 +49,15 @@ def doctor(*words: str, code: str = "", **how: Any) -> subprocess.CompletedProce
 # --- a run -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_told_by_findings_reasons_and_examples(tmp_path: Path, capsys: Any):
+def test_a_report_has_findings_reasons_and_examples(tmp_path: Path, capsys: Any):
     folder = make_run(tmp_path / "mine", **{"completions/clipped_ratio": 0.7, "completions/mean_length": 15.0})
     assert run(["doctor", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "not finished, sft 1 steps, rl 30 steps" in said
-    assert "problem: 70% of answers ran out of tokens (mean length 15)" in said and "raise rollout.max_tokens" in said
-    assert "verdicts of the 80 answers kept (steps: 20)" in said
+    assert (
+        "problem: 70% of completions ran out of tokens (mean length 15)" in said and "raise rollout.max_tokens" in said
+    )
+    assert "verdicts on the 80 completions stored (steps: 20)" in said
     shares = [line.split() for line in said.splitlines() if "combined:" in line]
     assert shares == [
         ["50.0%", "combined:", "failed", "(no_answer)"],
@@ -73,8 +75,34 @@ def test_answers_are_shown_without_control_codes_and_markup(tmp_path: Path, caps
 
 def test_a_run_that_learns_nothing_is_called_stalled(tmp_path: Path):
     said = report(make_run(tmp_path / "mine", **{"updates": 0.0, "frac_reward_zero_std": 1.0}))
-    assert "learning stalls" in said and "no answer in them taught anything" in said
+    assert "learning stalls" in said and "no group had signal" in said
     assert "learning stalls" not in report(make_run(tmp_path / "other"))
+
+
+def test_a_kind_of_task_that_is_never_solved_is_named_with_its_rates(tmp_path: Path, capsys: Any):
+    """Names of groups are text of the run: control codes in them are escaped."""
+    folder = make_run(tmp_path / "mine", **{"env/all/correct": 0.91})
+    rows = [
+        {
+            "id": str(i),
+            "level": "",
+            "passed": 8 * (i % 8 > 0),
+            "judged": 8,
+            "reward": 0.0,
+            "features": {"kind": str(i % 8)},
+        }
+        for i in range(160)
+    ]
+    for row in rows[::8]:
+        row["features"] = {"kind": "\x1b[31mred"}
+    (folder / "evaluations").mkdir()
+    (folder / "evaluations" / "final.json").write_text(json.dumps({"results": rows, "k": 8}))
+    assert run(["doctor", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert r"one kind of task is never solved: kind \x1b[31mred passes 0% where the others pass 100%" in said
+    assert "what failing tasks have in common (the 160 held-out tasks of the final evaluation)" in said
+    assert r"  kind \x1b[31mred: 0% of 20 tasks pass, 100% of the others (p < 0.0001)" in said
+    assert "\x1b" not in said
 
 
 def test_a_finished_run_and_one_that_stopped_on_bad_numbers_say_so(tmp_path: Path):
@@ -85,7 +113,7 @@ def test_a_finished_run_and_one_that_stopped_on_bad_numbers_say_so(tmp_path: Pat
     assert "mine: finished" in said and "not finite at step 000012" in said
 
 
-def test_a_damaged_folder_is_told_from_what_is_left(tmp_path: Path):
+def test_a_damaged_folder_is_reported_from_the_remaining_files(tmp_path: Path):
     folder = make_run(tmp_path / "mine", steps=12)
     with open(folder / "metrics.jsonl", "ab") as file:
         file.write(
@@ -96,11 +124,11 @@ def test_a_damaged_folder_is_told_from_what_is_left(tmp_path: Path):
     (folder / "rollouts" / "rl-000010.jsonl").mkdir()
     said = report(folder)
     assert "rl 13 steps" in said and "2 lines of metrics.jsonl cannot be read" in said
-    assert "verdicts of the 41 answers" in said
+    assert "verdicts on the 41 completions" in said
 
 
 @pytest.mark.parametrize("value", ["1e308", "1" + "0" * 400, "1e999", "-1e308"])
-def test_numbers_that_no_float_can_sum_or_hold_are_told_or_left_out(tmp_path: Path, value: str):
+def test_numbers_beyond_float_range_are_shown_or_left_out(tmp_path: Path, value: str):
     folder = make_run(tmp_path / "mine", steps=70, reward=7.5)
     text = (folder / "metrics.jsonl").read_text().replace('"reward": 7.5', f'"reward": {value}')
     (folder / "metrics.jsonl").write_text(text + "[" * 20_000 + "\n")
@@ -111,20 +139,20 @@ def test_numbers_that_no_float_can_sum_or_hold_are_told_or_left_out(tmp_path: Pa
 def test_a_run_of_which_only_the_settings_are_there(tmp_path: Path):
     (tmp_path / "resolved.yaml").write_text("seed: 1\n")
     said = report(tmp_path)
-    assert "no step yet" in said and "no answers were kept" in said
+    assert "no step yet" in said and "no completions were stored" in said
 
 
-def test_what_is_no_run_is_a_mistake_that_names_the_run_meant(tmp_path: Path, monkeypatch: Any, capsys: Any):
+def test_a_wrong_run_folder_is_refused_with_a_suggestion(tmp_path: Path, monkeypatch: Any, capsys: Any):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "mine")
     for wrong in ("mine", "nowhere", "runs"):
         assert run(["doctor", wrong]) == 2
         said = capsys.readouterr().err
-        assert f"rlvr: {wrong} is no run folder" in said
+        assert f"rlvr: {wrong} is not a run folder" in said
         assert ("did you mean runs/mine?" in said) == (wrong == "mine")
 
 
-def test_a_run_is_told_without_torch_and_without_writing(tmp_path: Path):
+def test_a_report_needs_no_torch_and_writes_nothing(tmp_path: Path):
     folder = make_run(tmp_path / "mine", steps=3)
     before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
     done = doctor(str(folder), code="sys.modules['torch'] = None")
@@ -135,6 +163,7 @@ def test_a_run_is_told_without_torch_and_without_writing(tmp_path: Path):
 # --- the installation --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_this_installation_can_train_and_says_so_quickly(tmp_path: Path):
     began = time.monotonic()
     done = doctor(cwd=tmp_path)
@@ -161,17 +190,18 @@ def test_a_folder_that_cannot_be_written_to_fails(tmp_path: Path):
     assert check.state == "fails" and "cannot write" in check.said
 
 
-def test_isolation_is_what_the_sandbox_itself_proves_here():
+def test_the_isolation_check_reports_the_sandbox_self_test():
     """The tier that is named first is the one that a Sandbox takes; where none is, a Sandbox refuses to be made."""
     [check] = [c for c in installation() if c.name == "isolation"]
     if check.state == "ok":
         with Sandbox(workers=1) as sandbox:
-            assert check.said.startswith(sandbox.tier) and "no way out" in check.said
+            assert check.said.startswith(sandbox.tier) and "did not break out" in check.said
     else:
         with pytest.raises(NoTier):
             Sandbox(workers=1)
 
 
+@pytest.mark.slow
 def test_extras_are_read_from_the_package_and_not_restated(tmp_path: Path):
     """A stand-in distribution, found on the path like any other, is what the report follows."""
     info = tmp_path / "somewhere" / "rlvr-9.dist-info"
@@ -191,7 +221,7 @@ def test_a_clone_that_was_not_installed_reads_its_own_pyproject(tmp_path: Path):
     code = (
         "import importlib.metadata as m\n"
         "import rlvr, numpy, scipy, yaml, omegaconf, typer, rich\n"
-        "from rlvr import doctor\n"
+        "from rlvr.cli import doctor\n"
         f"sys.path[:] = [p for p in sys.path if p not in {site!r}]\n"
         "print(doctor.extras()); sys.exit()"
     )

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine_learner import assert_close, changed
-from tiny import data, gradients
+from rounding import assert_gradients_close, close_loss
+from tiny import LENGTHS, data, gradients, with_inputs
 
-from rlvr.messages import Datum, TensorData
+from rlvr.core.messages import Datum, TensorData
 
 
 def with_extras(loss: str, seed: int = 4) -> list[Datum]:
@@ -25,7 +25,7 @@ def with_extras(loss: str, seed: int = 4) -> list[Datum]:
         extra["reference_logprobs"] = -4 * rng.random(len(mask))
         if loss == "dro":
             extra["beta_weights"] = rng.random(len(mask))
-        rows.append(changed(row, **{name: TensorData.of(values * mask) for name, values in extra.items()}))
+        rows.append(with_inputs(row, **{name: TensorData.of(values * mask) for name, values in extra.items()}))
     return rows
 
 
@@ -44,7 +44,7 @@ def test_micro_batches_and_order_change_no_gradient_with_every_extra_input(
     whole, whole_grads = found[0]
     assert whole["entropy_loss:sum"] < 0
     for metrics, grads in found[1:]:
-        assert_close(grads, whole_grads, 3e-6)
+        assert_gradients_close(grads, whole_grads)
         assert metrics == {name: pytest.approx(value, rel=1e-5, abs=2e-5) for name, value in whole.items()}
 
 
@@ -63,10 +63,11 @@ def test_the_extra_inputs_add_their_terms_to_any_loss(client: Callable[..., Any]
     config = {"temperature": 0.7}
     found = trainer.forward_backward(rows, "ppo", {**config, "kl_estimator": 2.0}).result().metrics["loss:sum"]
     plain = without.forward_backward(data(), "ppo", config).result().metrics["loss:sum"]
-    assert found - plain == pytest.approx(float(total.detach()), abs=2e-5)
+    terms = [16.0] * sum(LENGTHS)  # squares of log-ratios of about 4
+    assert found - plain == close_loss(float(total.detach()), terms)
     base = gradients(without)
     added = {k: p.grad for k, p in module.named_parameters() if p.grad is not None}
-    assert_close({k: g - base[k] for k, g in gradients(trainer).items()}, added, 1e-5)
+    assert_gradients_close({k: g - base[k] for k, g in gradients(trainer).items()}, added)
 
 
 @pytest.mark.parametrize("at", [0, 3])

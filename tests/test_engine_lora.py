@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import close_logprobs
 from tiny import PROMPTS, assert_gradients_of_peft, data, gradients, params, plain_logprobs, texts
 
 from rlvr.clients.local import LocalTrainingClient
-from rlvr.engine.options import LoraConfig
-from rlvr.messages import AdamParams, ModelInput
+from rlvr.core.messages import AdamParams, ModelInput
+from rlvr.engine.engine_options import LoraConfig
 
 KINDS = ["qwen3", "llama", "gpt2"]
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -49,12 +50,12 @@ def test_a_saved_adapter_loads_in_peft(kind: str, client: Callable[..., Any], pr
     ours = trainer.create_sampling_client().compute_logprobs(ModelInput([1, 2, 3, 4])).result()
     assert max(abs(a - b) for a, b in zip(ours[1:], before[1:], strict=True)) > 0.05
     theirs = PeftModel.from_pretrained(copy.deepcopy(pristine(kind).module), path).eval()
-    assert ours[1:] == pytest.approx(plain_logprobs(theirs, [1], [2, 3, 4]), abs=1e-5)
+    assert ours[1:] == close_logprobs(plain_logprobs(theirs, [1], [2, 3, 4]))
     assert sorted(p.name for p in Path(path).iterdir() if p.suffix == ".safetensors") == ["adapter_model.safetensors"]
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "mistral"])
-def test_two_adapters_in_one_batch_give_what_each_gives_alone(
+def test_two_adapters_in_one_batch_give_the_results_of_each_alone(
     kind: str, fresh: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Rows are routed one by one: tokens as alone, log-probs within 1e-5; so for a frozen older snapshot too."""
@@ -77,7 +78,7 @@ def test_two_adapters_in_one_batch_give_what_each_gives_alone(
         assert texts(one) == texts(other)
         assert one.fingerprint == other.fingerprint
         for a, b in zip(one.sequences, other.sequences, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+            assert a.logprobs == close_logprobs(b.logprobs)
     assert len({r.fingerprint for r in alone}) == 3
 
 
@@ -107,7 +108,7 @@ def test_the_adapters_gradient_equals_pefts(
     trainer = client("llama", lora=LORA)
     train(trainer, 1)
     path = trainer.save_weights_for_sampler("a").result().path
-    assert_gradients_of_peft(trainer, copy.deepcopy(pristine("llama").module), path, atol=1e-5)
+    assert_gradients_of_peft(trainer, copy.deepcopy(pristine("llama").module), path)
 
 
 def test_targets_choose_layers_and_unknown_ones_are_named(fresh: Callable[..., Any]) -> None:

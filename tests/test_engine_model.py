@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rounding import close_logprobs
 from tiny import CONFIGS, LLAMA_LIKE, PROMPTS, params, plain_logprobs
 
+from rlvr.core.messages import Datum, ModelInput
 from rlvr.engine.engine import Engine
-from rlvr.engine.model import build_model, load_model, pick_device, pick_dtype
-from rlvr.messages import Datum, ModelInput
+from rlvr.engine.model_loading import build_model, load_model, pick_device, pick_dtype
 
 MLA = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
@@ -37,14 +38,14 @@ def test_the_probes_find_what_a_model_allows(
     """Also at the small initial weights of a model from scratch, whose tiny logits a cap would hardly touch."""
     config = {**CONFIGS[kind], "initializer_range": spread}
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
-    assert (model.splits, model.caches) == (splits, caches)
-    assert model.forests == caches
-    assert model.shares == caches
+    assert (model.has_plain_head, model.can_cache) == (splits, caches)
+    assert model.can_pack == caches
+    assert model.can_share_prompts == caches
     assert len(model.notes) == (not splits) + 2 * (not caches)
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "shares", "forests"),
+    ("kind", "more", "shares", "can_pack"),
     [
         ("mixtral", {"num_local_experts": 4}, True, True),
         ("deepseek_v3", MLA, False, True),  # keys and values of different widths
@@ -56,8 +57,8 @@ def test_the_probes_find_what_a_model_allows(
         ("llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 32}, True, True),
     ],
 )
-def test_what_a_model_allows_is_what_gives_its_own_numbers(
-    kind: str, more: dict[str, Any], shares: bool, forests: bool, tokenizer: Any
+def test_allowed_features_give_the_numbers_of_the_model_itself(
+    kind: str, more: dict[str, Any], shares: bool, can_pack: bool, tokenizer: Any
 ) -> None:
     """Sampling four answers to one long prompt and training on them give the log-probs of a plain pass, whatever the
     probes said; and they say no where it would not."""
@@ -69,36 +70,36 @@ def test_what_a_model_allows_is_what_gives_its_own_numbers(
     policy = engine.create_policy("policy")
     prompt = [t % 14 for t in range(40)]
     answers = engine.sample(policy.snapshot(), ModelInput(prompt), 4, params(tokens=8)).result().sequences
-    data = [Datum.supervised(prompt, answer.tokens) for answer in answers]
+    data = [Datum.from_completion(prompt, answer.tokens) for answer in answers]
     trained = engine.forward_backward(policy, data, "cross_entropy", None, backward=False).loss_fn_outputs
     for answer, row in zip(answers, trained, strict=True):
         wanted = plain_logprobs(model.module, prompt, answer.tokens)
-        assert answer.logprobs == pytest.approx(wanted, abs=1e-4)
-        assert row["logprobs"].data[-len(wanted) :].tolist() == pytest.approx(wanted, abs=1e-4)
-    assert (model.shares, model.forests) == (shares, forests)
+        assert answer.logprobs == close_logprobs(wanted)
+        assert row["logprobs"].data[-len(wanted) :].tolist() == close_logprobs(wanted)
+    assert (model.can_share_prompts, model.can_pack) == (shares, can_pack)
 
 
 @pytest.mark.parametrize(("window", "caches"), [(40, False), (1500, False), (2048, True)])
 def test_a_window_longer_than_the_probe_is_believed(window: int, caches: bool, tokenizer: Any) -> None:
     """A short trial cannot see a long window; one that spans the whole context is none."""
     config = {**CONFIGS["mistral"], "sliding_window": window, "max_position_embeddings": 2048}
-    assert build_model(config, tokenizer, seed=1, device="cpu", dtype="float32").caches is caches
+    assert build_model(config, tokenizer, seed=1, device="cpu", dtype="float32").can_cache is caches
 
 
 def test_a_model_with_plain_attention_honours_the_mask_of_our_cache(tokenizer: Any, fresh: Callable[..., Any]) -> None:
     """gemma2 adds its masks to the scores: with a window over the whole context its rows can share the cache."""
+    from rlvr.core.messages import ModelInput
     from rlvr.engine.engine import Engine
-    from rlvr.messages import ModelInput
 
     config = {**CONFIGS["gemma2"], "sliding_window": 256, "initializer_range": 0.2}
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
-    assert (model.splits, model.caches, model.adds_masks) == (False, True, True)
+    assert (model.has_plain_head, model.can_cache, model.adds_masks) == (False, True, True)
     engine = Engine(model)
     snapshot = engine.create_policy("p").snapshot()
     futures = [engine.sample(snapshot, ModelInput(p), 1, params(i)) for i, p in enumerate(PROMPTS)]
     for prompt, future in zip(PROMPTS, futures, strict=True):
         sequence = future.result().sequences[0]
-        assert sequence.logprobs == pytest.approx(plain_logprobs(model.module, prompt, sequence.tokens), abs=1e-4)
+        assert sequence.logprobs == close_logprobs(plain_logprobs(model.module, prompt, sequence.tokens))
 
 
 def test_the_same_seed_builds_the_same_weights(tokenizer: Any) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import close_logprobs
 from tiny import END_ID, PROMPTS, params, plain_logprobs, texts
 
-from rlvr import draws
-from rlvr.messages import Datum, ModelInput, TensorData
-from rlvr.types import StopReason
+from rlvr.core import rng
+from rlvr.core.messages import Datum, ModelInput, TensorData
+from rlvr.core.types import StopReason
 
 KINDS = ["qwen3", "llama", "gpt2", "mistral", "gemma2"]
 
@@ -29,11 +30,11 @@ def test_sampled_log_probs_are_those_of_a_plain_pass_and_of_the_trainer(kind: st
         for sequence in future.result().sequences:
             assert len(sequence.tokens) == 12
             plain = plain_logprobs(trainer._engine.model.module, prompt, sequence.tokens, 0.7)
-            assert sequence.logprobs == pytest.approx(plain, abs=1e-4)
-            datum = Datum.supervised(prompt, sequence.tokens)
+            assert sequence.logprobs == close_logprobs(plain)
+            datum = Datum.from_completion(prompt, sequence.tokens)
             scored = trainer.forward([datum], "cross_entropy", {"temperature": 0.7}).result()
             learned = scored.loss_fn_outputs[0]["logprobs"].tolist()[len(prompt) - 1 :]
-            assert sequence.logprobs == pytest.approx(learned, abs=1e-4)
+            assert sequence.logprobs == close_logprobs(learned)
 
 
 def test_long_answers_outgrow_the_first_cache(client: Callable[..., Any]) -> None:
@@ -43,37 +44,37 @@ def test_long_answers_outgrow_the_first_cache(client: Callable[..., Any]) -> Non
     for sequence in response.sequences:
         assert (len(sequence.tokens), sequence.stop_reason) == (200, StopReason.LENGTH)
         plain = plain_logprobs(trainer._engine.model.module, [1, 2], sequence.tokens)
-        assert sequence.logprobs == pytest.approx(plain, abs=1e-4)
+        assert sequence.logprobs == close_logprobs(plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_do_not_depend_on_order_company_or_room(kind: str, fresh: Callable[..., Any]) -> None:
     """The same draws whether requests run alone, in another order, or one, three or all rows at a time."""
 
-    def sampled(order: list[int], **limits: int) -> dict[int, list[list[int]]]:
+    def sample_in_order(order: list[int], **limits: int) -> dict[int, list[list[int]]]:
         engine = fresh(kind, **limits)
         snapshot = engine.create_policy("p").snapshot()
         futures = {i: engine.sample(snapshot, ModelInput(PROMPTS[i]), 2, params(i, stop=None)) for i in order}
         return {i: texts(f.result()) for i, f in futures.items()}
 
-    together = sampled([0, 1, 2, 3, 4])
+    together = sample_in_order([0, 1, 2, 3, 4])
     assert len({len(t) for ts in together.values() for t in ts}) > 2, "rows must end at different times to test this"
-    assert sampled([4, 2, 0, 3, 1]) == together
-    assert sampled([0, 1, 2, 3, 4], max_rows=1) == together
-    assert sampled([3, 1, 4, 0, 2], max_rows=3) == together
-    assert sampled([0, 1, 2, 3, 4], max_rows=512, micro_tokens=1) == together
-    assert {i: sampled([i])[i] for i in range(5)} == together
+    assert sample_in_order([4, 2, 0, 3, 1]) == together
+    assert sample_in_order([0, 1, 2, 3, 4], max_rows=1) == together
+    assert sample_in_order([3, 1, 4, 0, 2], max_rows=3) == together
+    assert sample_in_order([0, 1, 2, 3, 4], max_rows=512, micro_tokens=1) == together
+    assert {i: sample_in_order([i])[i] for i in range(5)} == together
 
 
 def test_a_late_request_joins_the_running_ones(fresh: Callable[..., Any]) -> None:
-    """Continuous batching: rows in the middle of an answer and newcomers share steps, and nobody's tokens change."""
+    """Continuous batching: running and new rows share steps, and no row's tokens change."""
     engine = fresh("qwen3")
     snapshot = engine.create_policy("p").snapshot()
     long = engine.sample(snapshot, ModelInput(PROMPTS[0]), 2, params(0, tokens=30))
     for _ in range(5):
         assert engine.advance() == []
     short = engine.sample(snapshot, ModelInput(PROMPTS[2]), 2, params(1, tokens=4))
-    assert not engine._sampler.scheduler.rows[0].request.done
+    assert not engine._sampler.scheduler.rows[0].request.is_done
     joined = texts(short.result())
     assert 5 < len(engine._sampler.scheduler.rows[0].tokens) < 30  # the long one went on beside it
     other = fresh("qwen3")
@@ -100,7 +101,7 @@ def test_a_token_is_the_counted_draw_of_its_position(client: Callable[..., Any])
     for t, token in enumerate(sequence.tokens):
         with torch.no_grad():
             probs = module(input_ids=torch.tensor([row])).logits[0, -1].double().softmax(-1)
-        target = draws.uniform(draws.key("sample", 9, 1), t)
+        target = rng.uniform(rng.key("sample", 9, 1), t)
         assert token == int((probs.cumsum(-1) > target).nonzero()[0])
         row.append(token)
 
@@ -226,10 +227,10 @@ def test_prompt_log_probs_start_with_none_and_are_those_of_a_plain_pass(client: 
     prompt = [1, 2, 3, 4, 5]
     got = sampler.compute_logprobs(ModelInput(prompt)).result()
     assert got[0] is None
-    assert got[1:] == pytest.approx(plain_logprobs(trainer._engine.model.module, [1], prompt[1:]), abs=1e-5)
+    assert got[1:] == close_logprobs(plain_logprobs(trainer._engine.model.module, [1], prompt[1:]))
     response = sampler.sample(ModelInput(prompt), 1, params(), include_prompt_logprobs=True).result()
     assert response.prompt_logprobs[0] is None
-    assert response.prompt_logprobs[1:] == pytest.approx(got[1:], abs=1e-5)
+    assert response.prompt_logprobs[1:] == close_logprobs(got[1:])
     assert sampler.sample(ModelInput(prompt), 1, params()).result().prompt_logprobs is None
     assert sampler.compute_logprobs(ModelInput([3])).result() == [None]
 
@@ -241,10 +242,10 @@ def test_results_can_be_read_twice_and_awaited(client: Callable[..., Any]) -> No
     """result(), result() again, and await give the same object."""
     future = client("qwen3").create_sampling_client().sample(ModelInput([1]), 1, params())
 
-    async def awaited() -> Any:
+    async def await_result() -> Any:
         return await future
 
-    assert future.result() is future.result() is asyncio.run(awaited())
+    assert future.result() is future.result() is asyncio.run(await_result())
 
 
 def test_many_threads_and_coroutines_get_their_own_answers(client: Callable[..., Any]) -> None:
@@ -314,7 +315,7 @@ def test_a_failed_batch_fails_its_requests_and_no_others(
     assert texts(sampler.sample(ModelInput([1, 2]), 2, params(1)).result()) == expected
 
 
-def test_a_request_nobody_reads_does_not_disturb(client: Callable[..., Any]) -> None:
+def test_an_unread_request_does_not_disturb_others(client: Callable[..., Any]) -> None:
     """A future that was dropped runs along; the others get what they get without it."""
     sampler = client("qwen3").create_sampling_client()
     alone = texts(sampler.sample(ModelInput([1, 2]), 1, params(1)).result())

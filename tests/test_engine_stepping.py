@@ -9,44 +9,27 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import PROMPTS, data, params, plain_logprobs, texts
+from rounding import close_logprobs
+from stepped_engine import drain, train_adapter
+from tiny import PROMPTS, params, plain_logprobs, texts
 
-from rlvr.clients.local import LocalTrainingClient
-from rlvr.engine.options import LoraConfig
-from rlvr.messages import AdamParams, ModelInput, NonFiniteError
+from rlvr.core.messages import ModelInput, NonFiniteError
+from rlvr.engine.engine_options import LoraConfig
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 PROMPT = ModelInput([1, 2, 3])
 
 
-def drained(engine: Any) -> list[Any]:
-    """Every request that ends, in the order of their ends."""
-    ended: list[Any] = []
-    while not engine.idle:
-        ended += engine.advance()
-    return ended
-
-
-def trained(engine: Any, name: str, folder: Path, *, seed: int = 0, rank: int = 4) -> LocalTrainingClient:
-    """An adapter that has learned something, so that it is not the base model."""
-    trainer = LocalTrainingClient(
-        engine, engine.create_policy(name, lora=LoraConfig(rank, 8.0), seed=seed), folder / name
-    )
-    trainer.forward_backward(data(seed=seed), "cross_entropy")
-    trainer.optim_step(AdamParams(5e-2))
-    return trainer
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
-def test_steps_give_what_futures_give_and_name_who_ended(kind: str, fresh: Callable[..., Any]) -> None:
+def test_steps_give_the_results_of_futures_and_name_the_finished_requests(kind: str, fresh: Callable[..., Any]) -> None:
     """Every request comes back exactly once, from the step it ended with; the answers are the futures', to the bit."""
     engine, other = fresh(kind, max_rows=3), fresh(kind, max_rows=3)
     snapshot, same = engine.create_policy("p").snapshot(), other.create_policy("p").snapshot()
     asked = [(ModelInput(p), 2, params(i, 3 + 2 * i)) for i, p in enumerate(PROMPTS)]
     requests = [engine.enqueue(snapshot, *a) for a in asked]
     assert not engine.idle
-    assert not any(r.done for r in requests), "enqueue computes nothing"
-    ended = drained(engine)
+    assert not any(r.is_done for r in requests), "enqueue computes nothing"
+    ended = drain(engine)
     assert len(ended) == len(requests)
     assert set(map(id, ended)) == set(map(id, requests))
     assert engine.advance() == []
@@ -54,6 +37,7 @@ def test_steps_give_what_futures_give_and_name_who_ended(kind: str, fresh: Calla
     assert [r.response() for r in requests] == [f.result() for f in futures]
 
 
+@pytest.mark.slow
 def test_a_cancelled_request_leaves_the_others_untouched(fresh: Callable[..., Any]) -> None:
     """Waiting, running, split between both, or just seated beside shorter rows: the others' tokens stay."""
     for steps in (0, 1, 2, 6):
@@ -66,7 +50,7 @@ def test_a_cancelled_request_leaves_the_others_untouched(fresh: Callable[..., An
             engine.advance()
         engine.cancel(doomed)
         assert all(row.request is not doomed for row in engine._sampler.scheduler.rows)
-        assert len(drained(engine)) == 3
+        assert len(drain(engine)) == 3
         with pytest.raises(CancelledError):
             doomed.response()
         alone = [
@@ -88,10 +72,10 @@ def test_a_long_prompt_just_seated_survives_the_cancelling_of_a_shorter_row(fres
     kept = engine.enqueue(snapshot, long, 1, params(2, 20))
     engine.advance()
     engine.cancel(doomed)
-    drained(engine)
+    drain(engine)
     expected = other.sample(same, long, 1, params(2, 20)).result().sequences[0]
     assert kept.response().sequences[0].tokens == expected.tokens
-    assert kept.response().sequences[0].logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert kept.response().sequences[0].logprobs == close_logprobs(expected.logprobs)
 
 
 def test_a_request_that_fails_in_its_second_part_leaves_no_row_and_no_place_in_line(fresh: Callable[..., Any]) -> None:
@@ -100,20 +84,20 @@ def test_a_request_that_fails_in_its_second_part_leaves_no_row_and_no_place_in_l
     snapshot = engine.create_policy("p").snapshot()
     short = engine.enqueue(snapshot, PROMPT, 1, params(1, 3))
     doomed = engine.enqueue(snapshot, PROMPT, 5, params(2, 30))
-    while not short.done:
+    while not short.is_done:
         engine.advance()
     assert {row.request for row in engine._sampler.scheduler.rows} == {doomed}
-    assert engine._sampler.scheduler.seats == 2
+    assert engine._sampler.scheduler.running_completions == 2
     doomed.stop_strings = (None,)  # pyright: ignore[reportAttributeAccessIssue]
     assert engine.advance() == [doomed]
     assert engine.idle
     assert isinstance(doomed.error, AttributeError)
 
 
-def test_what_goes_wrong_with_one_request_fails_it_alone(fresh: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_error_in_one_request_fails_it_alone(fresh: Callable[..., Any], tmp_path: Path) -> None:
     """A stop string that cannot be looked for, weights whose logits are nan: the neighbours get their own answers."""
     engine = fresh("qwen3", max_rows=6)
-    good, bad = trained(engine, "good", tmp_path), trained(engine, "bad", tmp_path, seed=1)
+    good, bad = train_adapter(engine, "good", tmp_path), train_adapter(engine, "bad", tmp_path, seed=1)
     with torch.no_grad():
         next(iter(bad.policy.parameters.values())).fill_(torch.nan)
     ask = (engine.snapshot(good.policy), PROMPT, 2, params(1, 20))
@@ -125,14 +109,14 @@ def test_what_goes_wrong_with_one_request_fails_it_alone(fresh: Callable[..., An
         deaf = engine.enqueue(ask[0], PROMPT, 3, params(4, 20, stop=["x"]))
         deaf.stop_strings = (None,)  # pyright: ignore[reportAttributeAccessIssue]
         kept = kept or engine.enqueue(*ask)
-        assert {id(r) for r in drained(engine)} == {id(r) for r in (kept, nan, scored, deaf)}
+        assert {id(r) for r in drain(engine)} == {id(r) for r in (kept, nan, scored, deaf)}
         assert isinstance(nan.error, NonFiniteError)
         assert isinstance(scored.error, NonFiniteError)
         assert isinstance(deaf.error, AttributeError)
         assert texts(kept.response()) == texts(expected)
 
 
-def test_a_failed_pass_fails_what_ran_and_the_engine_goes_on(fresh: Callable[..., Any]) -> None:
+def test_a_failed_pass_fails_the_running_requests_and_the_engine_goes_on(fresh: Callable[..., Any]) -> None:
     """Out of memory, say: those that ran are named with the error, one that still waited is answered."""
     engine = fresh("qwen3", max_rows=2)
     snapshot = engine.create_policy("p").snapshot()
@@ -150,7 +134,7 @@ def test_a_failed_pass_fails_what_ran_and_the_engine_goes_on(fresh: Callable[...
     with pytest.raises(RuntimeError, match="out of memory"):
         ran.response()
     assert engine._sampler.cache.shape == (0, 0)
-    assert drained(engine) == [waited]
+    assert drain(engine) == [waited]
     assert texts(waited.response()) == expected
 
 
@@ -165,7 +149,7 @@ def test_release_gives_the_cache_back_and_changes_no_answer(fresh: Callable[...,
         engine.advance()
     engine.release()
     assert engine._sampler.cache.shape == (4, len(PROMPTS[0]) + 4)
-    drained(engine)
+    drain(engine)
     alone = [other.sample(same, ModelInput(PROMPTS[i]), 2, params(i, 30)) for i in range(2)]
     assert [texts(r.response()) for r in asked] == [texts(f.result()) for f in alone]
     engine.release()
@@ -184,7 +168,7 @@ def test_the_cache_holds_no_more_than_it_may(most: int, fresh: Callable[..., Any
         engine.advance()
         rows, length = engine._sampler.cache.shape
         running = engine._sampler.scheduler.rows
-        rows_at_once.add(seats := engine._sampler.scheduler.seats)
+        rows_at_once.add(seats := engine._sampler.scheduler.running_completions)
         assert rows * length <= most or seats <= 1
         assert seats * max((r.length for r in running), default=0) <= most or seats <= 1
     # 40: four rows of 10 at the end; 100: 100 // 24 once the first of 24 is there; 300: 12 of 25 would, 33 stops at 9.
@@ -207,15 +191,15 @@ def test_prompts_kept_for_several_rows_count_as_places_of_the_cache(fresh: Calla
         cache = engine._sampler.cache
         rows, length = cache.shape
         shared.add(len(cache.shared))
-        assert rows * length + cache.held <= most or len(cache.beginnings) <= 1
-        assert rows >= engine._sampler.scheduler.seats, "who parts finds room"
+        assert rows * length + cache.shared_places <= most or len(cache.slots) <= 1
+        assert rows >= engine._sampler.scheduler.running_completions, "who parts finds room"
     assert 1 in shared, "where there is room, prompts are kept for their rows"
     futures = [other.sample(same, *a) for a in asked]
     assert [texts(r.response()) for r in requests] == [texts(f.result()) for f in futures]
 
 
 @pytest.mark.parametrize("most", [400, 450, 500, 800])
-def test_what_ran_before_leaves_no_bit(most: int, fresh: Callable[..., Any]) -> None:
+def test_earlier_requests_do_not_change_a_bit(most: int, fresh: Callable[..., Any]) -> None:
     """Buffers that grew by other requests, or were given back, decide nothing."""
     found: list[Any] = []
     for before in ("nothing", "long rows", "long rows, given back"):
@@ -223,14 +207,14 @@ def test_what_ran_before_leaves_no_bit(most: int, fresh: Callable[..., Any]) -> 
         snapshot = engine.create_policy("p").snapshot()
         if before != "nothing":
             engine.enqueue(snapshot, PROMPT, 4, params(1, 97))
-            drained(engine)
+            drain(engine)
         if "given back" in before:
             engine.release()
         request = engine.enqueue(snapshot, ModelInput([t % 15 for t in range(40)]), 5, params(2, 20, temperature=0.7))
         while not engine.idle:
             engine.advance()
             cache = engine._sampler.cache
-            assert cache.shape[0] * cache.shape[1] + cache.held <= most
+            assert cache.shape[0] * cache.shape[1] + cache.shared_places <= most
         found.append(request.response().sequences)
     assert found[0] == found[1] == found[2]
 
@@ -249,19 +233,17 @@ def test_prompt_log_probs_and_likeliest_tokens_are_those_of_a_plain_pass(
     )
     only_top = engine.enqueue(snapshot, ModelInput([5]), 1, params(2, 4), topk_prompt=17)
     plain = engine.enqueue(snapshot, ModelInput([4, 5]), 1, params(3, 4))
-    drained(engine)
+    drain(engine)
     with torch.no_grad():
         table = engine.model.module(input_ids=torch.tensor([prompt]), use_cache=False).logits[0].float().log_softmax(-1)
     response = wanting.response()
     assert response.prompt_logprobs[0] is None
     assert response.topk_prompt_logprobs[0] is None
-    assert response.prompt_logprobs[1:] == pytest.approx(
-        plain_logprobs(engine.model.module, prompt[:1], prompt[1:]), abs=1e-5
-    )
+    assert response.prompt_logprobs[1:] == close_logprobs(plain_logprobs(engine.model.module, prompt[:1], prompt[1:]))
     for at, found in enumerate(response.topk_prompt_logprobs[1:]):
         values, ids = table[at].topk(3)
         assert [token for token, _ in found] == ids.tolist()
-        assert [logprob for _, logprob in found] == pytest.approx(values.tolist(), abs=1e-5)
+        assert [logprob for _, logprob in found] == close_logprobs(values.tolist())
     assert len(response.topk_prompt_logprobs) == len(prompt)
     assert (only_top.response().prompt_logprobs, only_top.response().topk_prompt_logprobs) == (None, [None])
     assert (plain.response().prompt_logprobs, plain.response().topk_prompt_logprobs) == (None, None)
@@ -276,7 +258,7 @@ def test_likeliest_tokens_of_sampled_positions_hold_the_sampled_one(
     snapshot = engine.create_policy("p").snapshot()
     every = engine.enqueue(snapshot, PROMPT, 2, params(1, 6, temperature=temperature, top_k=2), topk_sample=17)
     two = engine.enqueue(snapshot, PROMPT, 2, params(1, 6, temperature=temperature, top_k=2), topk_sample=2)
-    drained(engine)
+    drain(engine)
     for whole, first in zip(every.response().sequences, two.response().sequences, strict=True):
         assert whole.tokens == first.tokens
         assert len(whole.topk_logprobs) == len(whole.tokens) == 6

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine_learner import assert_close, changed
-from tiny import data, gradients
+from rounding import assert_gradients_close, close_logprobs, close_loss
+from tiny import data, gradients, with_inputs
 
-from rlvr.messages import Datum, ModelInput, TensorData
+from rlvr.core.messages import Datum, ModelInput, TensorData
 
 
 def wide(tokens: list[int], targets: int, seed: int) -> Datum:
@@ -23,7 +23,7 @@ def wide(tokens: list[int], targets: int, seed: int) -> Datum:
     return Datum(ModelInput(tokens), {**inputs, "weights": TensorData.of(weights)})
 
 
-def mixed() -> list[Datum]:
+def mixed_rows() -> list[Datum]:
     """K of 3, 1 (as a column), none (a plain row), 5 and 3 again, of different lengths."""
     plain = data()
     return [
@@ -42,9 +42,10 @@ def test_loss_log_probs_and_gradient_are_those_of_a_plain_pass(
     kind: str, limits: dict[str, int], client: Callable[..., Any]
 ) -> None:
     """-sum over T and K of w p, at a temperature; rows of one and of several targets in one call; any micro-batches."""
-    trainer, rows = client(kind, **limits), mixed()
+    trainer, rows = client(kind, **limits), mixed_rows()
     module = copy.deepcopy(trainer._engine.model.module)
     output = trainer.forward_backward(rows, "cross_entropy", {"temperature": 0.7}).result()
+    terms: list[float] = []
     total = torch.zeros((), dtype=torch.float64)
     for row, out in zip(rows, output.loss_fn_outputs, strict=True):
         table = (module(input_ids=torch.tensor([row.model_input.tokens])).logits[0].double() / 0.7).log_softmax(-1)
@@ -52,19 +53,20 @@ def test_loss_log_probs_and_gradient_are_those_of_a_plain_pass(
         targets, weights = x["target_tokens"].reshape(len(table), -1), x["weights"].reshape(len(table), -1)
         chosen = table.gather(-1, targets)
         total = total - (weights * chosen).sum()
+        terms += (weights * chosen).flatten().tolist()
         assert out["logprobs"].shape == list(x["target_tokens"].shape)
-        assert out["logprobs"].data.reshape(-1) == pytest.approx(chosen.detach().numpy().reshape(-1), abs=1e-5)
+        assert out["logprobs"].data.reshape(-1) == close_logprobs(chosen.detach().numpy().reshape(-1))
     total.backward()
-    assert output.metrics["loss:sum"] == pytest.approx(float(total.detach()), abs=1e-5)
+    assert output.metrics["loss:sum"] == close_loss(float(total.detach()), terms)
     expected = {k: p.grad for k, p in module.named_parameters() if p.grad is not None}
-    assert_close(gradients(trainer), expected, 3e-6)
+    assert_gradients_close(gradients(trainer), expected)
 
 
 def test_one_target_as_a_column_is_one_target(client: Callable[..., Any]) -> None:
     """[T, 1] gives the gradient of [T] to the bit, and its log-probs as a column."""
     one, other, rows = client("qwen3"), client("qwen3", name="other"), data()
     columns = [
-        changed(r, **{n: TensorData(r.loss_fn_inputs[n].data[:, None]) for n in ("target_tokens", "weights")})
+        with_inputs(r, **{n: TensorData(r.loss_fn_inputs[n].data[:, None]) for n in ("target_tokens", "weights")})
         for r in rows
     ]
     plain = one.forward_backward(rows, "cross_entropy").result()
@@ -97,7 +99,7 @@ def test_a_wide_row_that_does_not_fit_is_named(
 ) -> None:
     """Behind two rows that are right: the third is named, and no gradient is left."""
     trainer = client("qwen3")
-    bad = changed(wide([1, 2, 3, 4], 3, 1), **{name: TensorData.of(values) for name, values in change.items()})
+    bad = with_inputs(wide([1, 2, 3, 4], 3, 1), **{name: TensorData.of(values) for name, values in change.items()})
     with pytest.raises(ValueError, match=message):
         trainer.forward_backward([*data()[:2], bad], loss)
     assert not gradients(trainer)
@@ -108,7 +110,8 @@ def test_a_kl_wants_one_target_per_token(client: Callable[..., Any]) -> None:
     trainer, row = client("qwen3"), wide([1, 2, 3], 2, 1)
     ones = TensorData.of(np.ones(3))
     with pytest.raises(ValueError, match="datum 0: a KL needs one target per token, got 2"):
-        trainer.forward_backward([changed(row, kl_weights=ones, reference_logprobs=ones)], "cross_entropy")
+        trainer.forward_backward([with_inputs(row, kl_weights=ones, reference_logprobs=ones)], "cross_entropy")
     assert (
-        trainer.forward([changed(row, entropy_weights=ones)], "cross_entropy").result().metrics["entropy_loss:sum"] < 0
+        trainer.forward([with_inputs(row, entropy_weights=ones)], "cross_entropy").result().metrics["entropy_loss:sum"]
+        < 0
     )

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from code_rows import REAL, chat_tokenizer, mbpp_file, problem
 
+from rlvr.core.types import Task, Trajectory
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
 from rlvr.reward.code import extract
 from rlvr.rollout import open_groups
-from rlvr.types import Task, Trajectory
 
 
 def mbpp(folder: Path, **options: Any) -> Any:
@@ -35,6 +35,7 @@ def test_the_splits_are_the_published_ones_by_task_id(tmp_path: Path) -> None:
     assert numbers(mbpp(tmp_path, split="validation").heldout(None)) == set(range(511, 515))
     assert numbers(all_of(mbpp(tmp_path, num_train_problems=5))) == set(range(601, 606))
     assert (source.reward, source.levels) == ("code", ("3",))
+    assert source.describe_task(source.heldout(1)[0]) == {"tests": "3", "answer": "function"}
 
 
 def test_the_prompt_is_the_published_one_after_three_solved_examples(tmp_path: Path) -> None:
@@ -47,11 +48,11 @@ def test_the_prompt_is_the_published_one_after_three_solved_examples(tmp_path: P
             f"{n} to a number. Your code should pass these tests:\n\nassert {name}(1) == {1 + n}\n[BEGIN]\n"
         )
 
-    def solved(n: int) -> str:
+    def solved_example(n: int) -> str:
         return f"{part(n)}def add_{n}(x):\n    return x + {n}\n[DONE]\n\n"
 
     first = next(task for task in mbpp(tmp_path).heldout(None) if task.id == "mbpp-11")
-    assert first.prompt == solved(2) + solved(3) + solved(4) + part(11)
+    assert first.prompt == solved_example(2) + solved_example(3) + solved_example(4) + part(11)
     alone = next(task for task in mbpp(tmp_path, few_shot=0).heldout(None) if task.id == "mbpp-11")
     assert alone.prompt == part(11)
 
@@ -89,7 +90,7 @@ def test_a_chat_shows_the_problem_in_one_message_and_examples_as_turns(tmp_path:
     assert turns[1]["content"] == "```python\ndef add_2(x):\n    return x + 2\n```"
 
 
-def test_what_ends_an_answer_is_done_or_the_end_of_the_sequence(tmp_path: Path) -> None:
+def test_an_answer_ends_at_done_or_the_end_of_the_sequence(tmp_path: Path) -> None:
     import asyncio
 
     tokenizer = chat_tokenizer()
@@ -113,12 +114,12 @@ def test_what_ends_an_answer_is_done_or_the_end_of_the_sequence(tmp_path: Path) 
         ({"num_train_problem": 2}, "did you mean 'num_train_problems'"),
     ],
 )
-def test_an_option_that_does_not_fit_is_said(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_an_option_that_does_not_fit_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mbpp(tmp_path, **options)
 
 
-def test_a_file_that_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = mbpp_file(tmp_path, range(601, 603))
     with pytest.raises(ValueError, match=r"no task of the split test \(task_id 11 to 510\).*env.name=code"):
         resolve_environment("mbpp", path=str(path))
@@ -129,7 +130,7 @@ def test_a_file_that_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match=r"mbpp.jsonl:1: a row with the fields task_id, text; expected"):
         resolve_environment("mbpp", path=str(path))
     path.write_text((json.dumps(problem(3)) + "\n") * 2)
-    with pytest.raises(ValueError, match=r"mbpp.jsonl:2: task_id=3 stands at .*mbpp.jsonl:1 already"):
+    with pytest.raises(ValueError, match=r"mbpp.jsonl:2: task_id=3 is also at .*mbpp.jsonl:1; keep one"):
         resolve_environment("mbpp", path=str(path))
     path.write_text("[1]")
     with pytest.raises(ValueError, match="row 1: a JSON int, expected an object"):
@@ -137,7 +138,7 @@ def test_a_file_that_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match=r"sanitized-mbpp\.json does not exist"):
         resolve_environment("mbpp", path=str(tmp_path), subset="sanitized")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'rlvr\[train\]', or set path=<file or folder>"):
+    with pytest.raises(ValueError, match=r"pip install 'rlvr\[train\]', or set path=<file, or folder"):
         resolve_environment("mbpp")
 
 
@@ -178,11 +179,12 @@ def test_humaneval_goes_on_from_its_prompt_and_shows_no_test(tmp_path: Path) -> 
     source = resolve_environment("code", path=write(tmp_path, HUMANEVAL))
     task = all_of(source)[0]
     assert task.prompt == task.meta["prefix"] and "check" not in task.prompt
+    assert source.describe_task(task) == {"tests": "1", "answer": "function body"}
     text = source.demonstration(task, 0)
     assert text.startswith("    return x + ") and resolve_reward("code")(task.prompt, text, task.meta) == 1.0
     chat = all_of(resolve_environment("code", path=write(tmp_path, HUMANEVAL), chat=True))[0]
     assert "Complete this Python function" in chat.prompt[0]["content"] and "check" not in chat.prompt[0]["content"]
-    with pytest.raises(ValueError, match=r"max_turns=2, but .* have no test that may be shown"):
+    with pytest.raises(ValueError, match=r"max_turns=2, but .* have no visible test .*use max_turns=1"):
         resolve_environment("code", path=write(tmp_path, HUMANEVAL), max_turns=2)
 
 
@@ -192,6 +194,7 @@ def test_a_program_is_asked_for_with_an_example_of_its_input(tmp_path: Path) -> 
     assert "read this input and write this output:\n\nInput:\n1\nOutput:\n" in task.prompt
     assert len(source.heldout(None)) + source.size("1") == 6 and source.heldout(None)
     assert source.demonstration(task, 0) is None
+    assert source.describe_task(task) == {"tests": "1", "answer": "program"}
 
 
 def test_a_list_of_rows_and_a_held_out_file_are_read(tmp_path: Path) -> None:

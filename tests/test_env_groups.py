@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from rlvr.draws import uniform
+from rlvr.compat.problem_envs import Gsm8kDatasetBuilder, Gsm8kEnv, ProblemDataset, ProblemEnv
+from rlvr.compat.renderers import get_renderer
+from rlvr.core.futures import LazyFuture
+from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from rlvr.core.protocols import InitialObservationOverflow, StepResult, TaskSource
+from rlvr.core.rng import uniform
+from rlvr.core.types import Outcome, StopReason
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs import resolve_environment
 from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
-from rlvr.envs.problems import Gsm8kDatasetBuilder, Gsm8kEnv, ProblemDataset, ProblemEnv
-from rlvr.futures import LazyFuture
-from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.protocols import InitialObservationOverflow, StepResult, TaskSource
-from rlvr.renderers import get_renderer
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
-from rlvr.types import Outcome, StopReason
 
 STOP = "\n\nUser:"
 
@@ -51,7 +51,7 @@ class Script:
         self.asked.append(self.tokenizer.decode(prompt.to_ints()))
         said = [self.tokenizer.encode(self.texts.pop(0), add_special_tokens=False) for _ in range(num_samples)]
         sequences = [SampledSequence(StopReason.STOP, tokens, [-uniform(1, i) for i in tokens]) for tokens in said]
-        return LazyFuture.done(SampleResponse(sequences))
+        return LazyFuture.from_value(SampleResponse(sequences))
 
     def compute_logprobs(self, prompt: Any) -> Any:
         raise NotImplementedError
@@ -143,6 +143,7 @@ def test_a_dataset_of_groups_is_a_task_source(tokenizer: Any, renderer: Any) -> 
     ]
     assert [task.id for task in source.heldout(None)] == ["test-0-0-0"]
     assert source.heldout(0) == []
+    assert source.describe_task(source.heldout(1)[0]) == {"tags": "sums"}
 
 
 class Guess:
@@ -193,7 +194,7 @@ class Pairs(RLDataset):
         return 1
 
 
-def test_group_rewards_come_on_top_of_what_the_turns_gave(tokenizer: Any) -> None:
+def test_group_rewards_are_added_to_the_rewards_of_the_turns(tokenizer: Any) -> None:
     """After the last turn, with all turns' log-probs; then cleanup. A size is made of whole groups."""
     dataset = Pairs(tokenizer)
     sampler = Script(tokenizer, ["a;", "bbb;", "a;", "bb;", "c;", "c;", "d;", "dddd;"])
@@ -335,10 +336,10 @@ def test_a_first_observation_that_fits_no_budget_ends_its_episode_alone(tokenize
     for overflow in (rl.InitialObservationOverflow, InitialObservationOverflow):
         sampler = Script(tokenizer, ["a;", "b;"])
         over, played = play(GroupSource(Halves(tokenizer, overflow)), sampler, 2)
-        assert over.over_at_once and not played.over_at_once
+        assert over.is_empty and not played.is_empty
         assert (over.reward, over.response_tokens, over.reports[0]) == (-0.5, [], {"stop/max_tokens": 1.0})
         assert (played.reward, len(sampler.asked)) == (0.5 + 2.0, 2)
-    from rlvr.envs.cookbook import for_cookbook
+    from rlvr.compat.cookbook_envs import for_cookbook
 
     [there] = for_cookbook(Halves(tokenizer, InitialObservationOverflow)).get_batch(0)
     given = asyncio.run(asyncio.run(there.make_envs())[0].initial_observation())
@@ -361,7 +362,7 @@ class Policy:
 def test_our_groups_run_in_the_cookbooks_rollout(tokenizer: Any, renderer: Any) -> None:
     """Its own do_group_rollout plays them, turn by turn, and adds up the same rewards as ours."""
     rollouts = pytest.importorskip("tinker_cookbook.rl.rollouts", reason="it is what plays here")
-    from rlvr.envs.cookbook import for_cookbook
+    from rlvr.compat.cookbook_envs import for_cookbook
 
     said = ["a;", "a;", "bbb;", "bb;"]
     dataset = Pairs(tokenizer)
@@ -380,7 +381,7 @@ def test_our_groups_run_in_the_cookbooks_rollout(tokenizer: Any, renderer: Any) 
 def test_a_task_source_of_ours_runs_in_the_cookbooks_rollout(tokenizer: Any, tmp_path: Path) -> None:
     """The verifier judges each answer as in our loops; one that cannot be judged is an error there."""
     rollouts = pytest.importorskip("tinker_cookbook.rl.rollouts", reason="it is what plays here")
-    from rlvr.envs.cookbook import SourceDataset, for_cookbook
+    from rlvr.compat.cookbook_envs import SourceDataset, for_cookbook
 
     source = resolve_environment("gsm8k", path=str(rows(tmp_path)), template="{question}\n")
     dataset = SourceDataset(source, tokenizer, batch_size=4, group_size=2)

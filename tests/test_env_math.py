@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from rlvr.core.types import Task
 from rlvr.envs import resolve_environment
-from rlvr.envs.math import RPNArithmetic, shapes
+from rlvr.envs.rpn_arithmetic import RPNArithmetic, shapes
 from rlvr.reward import resolve_reward
-from rlvr.types import Task
 
 SOURCE = RPNArithmetic()
 
@@ -73,6 +73,12 @@ def test_a_task_is_the_prompt_up_to_the_first_equals_sign():
         "2",
     )
     assert set(task.prompt.split()) <= set(SOURCE.vocabulary) - {"="}
+
+
+def test_a_task_is_described_by_its_shape_and_operators():
+    task = SOURCE.parse_task("5 2 + 3 4 + *")
+    assert task is not None
+    assert SOURCE.describe_task(task) == {"shape": "n n o n n o o", "operators": "* +"}
 
 
 @pytest.mark.parametrize(("k", "catalan"), [(1, 1), (2, 2), (3, 5), (4, 14), (5, 42)])

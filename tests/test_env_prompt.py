@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from rlvr.core.types import Task
 from rlvr.envs import PromptEnv
-from rlvr.types import Task
 
 CHAT = [{"role": "user", "content": "2+2?"}]
 

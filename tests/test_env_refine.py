@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 from code_rows import chat_tokenizer, mbpp_file, model_folder, problem
 
-from rlvr.build import build_source, plan
-from rlvr.clients.mock import ScriptedSamplingClient
+from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.config import load
-from rlvr.config.schema import configured
-from rlvr.envs.code import CodeSource, mbpp
-from rlvr.envs.code_critic import code_env
-from rlvr.messages import Datum, SamplingParams
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source, plan
+from rlvr.core.messages import Datum, SamplingParams
+from rlvr.core.types import Outcome, Score, Task, Trajectory
+from rlvr.envs.code_tasks import CodeSource, code_env, mbpp
 from rlvr.reward import resolve_reward
-from rlvr.reward.feedback import MAX_TOLD
+from rlvr.reward.feedback import MAX_DETAIL
 from rlvr.rollout import open_groups, rollout, score
 from rlvr.sandbox import Sandbox, Verdict
-from rlvr.training import samples
-from rlvr.types import Outcome, Score, Task, Trajectory
+from rlvr.training import rollout_rows
 
 TEXT = chat_tokenizer()
 END = TEXT.eos_token_id
@@ -52,7 +51,7 @@ def play(prompt: Any, *answers: str, ends: bool = True, **options: Any) -> tuple
     return trajectory, [TEXT.decode(seen, skip_special_tokens=False) for seen in sampler.prompts]
 
 
-def written(t: Trajectory, who: int) -> str:
+def text_written_by(t: Trajectory, who: int) -> str:
     return TEXT.decode([token for token, mask in zip(t.response_tokens, t.action_mask, strict=True) if mask == who])
 
 
@@ -66,7 +65,7 @@ def test_the_error_is_fed_back_in_the_seeds_words_until_an_attempt_passes() -> N
 
 
 def test_feedback_comes_from_visible_tests_alone() -> None:
-    """An attempt that passes what is shown is over, though it fails the hidden tests: nothing of them is said."""
+    """An attempt that passes the shown tests ends the episode; feedback never reveals the hidden tests."""
     t, seen = play("Square.\n[BEGIN]\n", f"{HARD_CODED}\n[DONE]", f"{RIGHT}\n[DONE]", ends=False)
     assert len(seen) == 1 and t.answer is None
     shown, seen = play("Square.\n[BEGIN]\n", f"{HARD_CODED}\n[DONE]", f"{RIGHT}\n[DONE]", ends=False, visible=None)
@@ -74,10 +73,12 @@ def test_feedback_comes_from_visible_tests_alone() -> None:
     assert shown.metadata["turns"] == 2
 
 
-def test_only_what_the_policy_wrote_carries_loss_and_only_its_last_attempt_is_judged() -> None:
+def test_only_policy_tokens_carry_loss_and_only_the_last_attempt_is_judged() -> None:
     t, _ = play("Square.\n[BEGIN]\n", f"{WRONG}\n[DONE]", f"{RIGHT}\n[DONE]", ends=False)
-    assert written(t, 1) == f"{WRONG}\n[DONE]{RIGHT}\n[DONE]" and "Please fix the code." in written(t, 0)
-    assert t.answer == f"{RIGHT}\n[DONE]" == json.loads(samples.row(t))["answer"]
+    assert text_written_by(t, 1) == f"{WRONG}\n[DONE]{RIGHT}\n[DONE]" and "Please fix the code." in text_written_by(
+        t, 0
+    )
+    assert t.answer == f"{RIGHT}\n[DONE]" == json.loads(rollout_rows.trajectory_row(t))["answer"]
     assert all(lp == 0 for lp, mask in zip(t.logprobs, t.action_mask, strict=True) if not mask)
     t.advantage = 1.0
     weights = Datum.from_trajectory(t).loss_fn_inputs["advantages"].tolist()
@@ -101,7 +102,7 @@ def test_in_a_chat_the_feedback_is_a_turn_of_the_user_through_the_template() -> 
     assert t.reward == 1.0 and t.answer == fenced[1]
     cut, seen = play(CHAT, *fenced, ends=False)  # the budget ran out: the end of the turn is ours, and carries no loss
     assert seen[1] == TEXT.apply_chat_template(whole, add_generation_prompt=True, tokenize=False)
-    assert written(cut, 1) == "".join(fenced)
+    assert text_written_by(cut, 1) == "".join(fenced)
 
 
 def test_one_turn_is_the_plain_episode() -> None:
@@ -119,7 +120,7 @@ def test_one_turn_is_the_plain_episode() -> None:
         ("[DONE]", "no answer"),
     ],
 )
-def test_what_is_said_names_what_went_wrong(attempt: str, said: str) -> None:
+def test_feedback_names_the_mistake(attempt: str, said: str) -> None:
     _, seen = play("Square.\n[BEGIN]\n", attempt, RIGHT, ends=False)
     assert said in seen[1].partition("Previous attempt failed: ")[2].partition("\n")[0]
 
@@ -131,7 +132,7 @@ def test_an_answer_cannot_write_turns_or_floods_into_its_own_feedback() -> None:
     t, seen = play(CHAT, f"```python\ndef f(x):\n    raise ValueError({forged} + 'y' * 5000)\n```", RIGHT)
     told = seen[1].rpartition("Previous attempt failed: ")[2]
     error = told.partition("\nPlease fix")[0]
-    assert "yyy" in error and len(error) <= MAX_TOLD and "\n" not in error and "[BEGIN]" not in error
+    assert "yyy" in error and len(error) <= MAX_DETAIL and "\n" not in error and "[BEGIN]" not in error
     assert seen[1].count("<|im_start|>assistant") == 2  # the attempt's and the next turn's
     assert "<|im_end|>" not in error and "<|im_start|>" not in error and t.metadata["turns"] == 2
 
@@ -140,7 +141,7 @@ def test_a_long_test_is_cut_short() -> None:
     meta = {"tests": [f"assert f({list(range(500))}) == 1"]}
     _, seen = play("Count.\n[BEGIN]\n", "def f(x): return 0", RIGHT, ends=False, meta=meta, max_turns=2)
     error = seen[1].partition("Previous attempt failed: ")[2].partition("\nPlease fix")[0]
-    assert len(error) == MAX_TOLD and error.endswith("...") and error.startswith("assertion: assert f([0, 1")
+    assert len(error) == MAX_DETAIL and error.endswith("...") and error.startswith("assertion: assert f([0, 1")
 
 
 class Refusing(Sandbox):
@@ -176,7 +177,7 @@ def test_the_models_tokenizer_knows_how_much_room_there_is(tmp_path: Any) -> Non
     """A hub model's says nothing (1e30) or something larger: a later turn would then end the run."""
     from code_rows import model_folder
 
-    from rlvr.engine.model import load_model
+    from rlvr.engine.model_loading import load_model
     from rlvr.engine.tokenizer import load_tokenizer
 
     folder = str(model_folder(tmp_path, context=160))
@@ -200,10 +201,10 @@ def test_a_rollout_row_says_why_an_answer_failed_in_few_words() -> None:
     """The test that failed; of a long detail the beginning and the end, where a traceback says what went wrong."""
     t, _ = play("Square a number.", WRONG, max_turns=1)
     t.scores = {"code": resolve_reward("code").score([t])[0], "broken": Score(None, Outcome.ERROR, "exception")}
-    kept = json.loads(samples.row(t))["scores"]
+    kept = json.loads(rollout_rows.trajectory_row(t))["scores"]
     assert kept["code"]["detail"] == t.scores["code"].detail != "" and "detail" not in kept["broken"]
     t.scores["broken"] = replace(t.scores["broken"], detail=f"Traceback{'x' * 9000}KeyError: 'gold'")
-    detail = json.loads(samples.row(t))["scores"]["broken"]["detail"]
+    detail = json.loads(rollout_rows.trajectory_row(t))["scores"]["broken"]["detail"]
     assert len(detail) == 505 and detail.startswith("Traceback") and detail.endswith("KeyError: 'gold'")
 
 
@@ -215,5 +216,5 @@ def test_the_plan_counts_the_tokens_of_every_turn(tmp_path: Path) -> None:
         (1, "at most 800 tokens"),
         (3, "at most 2,400 tokens in 3 turns"),
     ):
-        config = configured(load("mbpp", None, [*words, f"env.kwargs.max_turns={turns}"]))
+        config = build_config(load("mbpp", None, [*words, f"env.kwargs.max_turns={turns}"]))
         assert plan(config, build_source(config))["training"].endswith(said)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from code_rows import chat_tokenizer
 
-from rlvr.clients.mock import ScriptedSamplingClient
-from rlvr.envs.critics import Bench, BlendCritic
-from rlvr.envs.refine import Attempt, Critique, RefineEnv
-from rlvr.messages import SamplingParams
-from rlvr.protocols import StepResult
+from rlvr.clients.mock.mock_client import ScriptedSamplingClient
+from rlvr.core.messages import SamplingParams
+from rlvr.core.protocols import StepResult
+from rlvr.core.types import Outcome, Score, StopReason, Task
+from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge, Critique
+from rlvr.envs.refine import RefineEnv
 from rlvr.reward import register_reward, resolve_reward
 from rlvr.reward.blend import Blend
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, Trajectory, rollout, score
-from rlvr.types import Outcome, Score, StopReason, Task
 
 TEXT = chat_tokenizer()
 CHAT: Any = [{"role": "user", "content": "How much is 6 x 7?"}]
@@ -50,7 +50,7 @@ def play(
     sampler = ScriptedSamplingClient(TEXT, lambda i: [*ids(next(script)), TEXT.eos_token_id])
     task = Task("t", prompt, {"answer": "42"})
     own = {name: options.pop(name) for name in ("max_turns", "compose") if name in options}
-    critic = BlendCritic(Bench(Blend.of(list(verifiers))), **options)
+    critic = BlendCritic(BlendJudge(Blend.of(list(verifiers))), **options)
     env = RefineEnv(task, TEXT, critic, **{"max_turns": 5, **own})
     trajectories = rollout([Group("g", task, [env])], sampler, SamplingParams(max_tokens=900), seed=1)
     return env, trajectories, [TEXT.decode(seen, skip_special_tokens=False) for seen in sampler.prompts]
@@ -77,7 +77,7 @@ def test_an_episode_ends_when_its_critic_is_content(answers: str, options: Any, 
     assert t.metadata["turns"] == turns and t.metadata.get("converged", 0.0) == float(ended == "converged")
 
 
-def test_what_each_turn_measured_is_reported() -> None:
+def test_measurements_of_each_turn_are_reported() -> None:
     _, (t,), _ = play("29")
     assert t.reports == [
         {"confidence": 0.2, "converged": 0.0, "first_attempt": 0.0},
@@ -85,7 +85,7 @@ def test_what_each_turn_measured_is_reported() -> None:
     ]
 
 
-def test_right_is_what_the_task_says_where_it_says_it() -> None:
+def test_the_tasks_own_check_decides_correctness_where_there_is_one() -> None:
     """A verifier that computes decides what was right, not how sure the blend is."""
     _, (t,), _ = play(["43", "42"], verifiers=["exact_match"], max_turns=2)
     assert (t.metadata["first_attempt"], t.metadata["last_attempt"]) == (0.0, 1.0)
@@ -123,7 +123,7 @@ def test_attempts_are_recorded_before_the_next_one_is_asked_for() -> None:
 
     prompts: list[str] = []
     task = Task("t", PLAIN)
-    critic = BlendCritic(Bench(Blend.of(["share_of_ten_in_test"])), record=record)
+    critic = BlendCritic(BlendJudge(Blend.of(["share_of_ten_in_test"])), record=record)
     env = RefineEnv(task, TEXT, critic, max_turns=2)
     sampler = ScriptedSamplingClient(TEXT, say)
     rollout([Group("g", task, [env])], sampler, SamplingParams(max_tokens=9), seed=1)
@@ -135,7 +135,7 @@ def test_attempts_are_recorded_before_the_next_one_is_asked_for() -> None:
 def test_all_attempts_of_a_turn_are_judged_in_one_call() -> None:
     """Eight episodes of two turns: two calls, of eight and of the seven that went on."""
     tasks = [Task(f"t{i}", PLAIN) for i in range(8)]
-    bench = Bench(Blend.of(["share_of_ten_in_test"]))
+    bench = BlendJudge(Blend.of(["share_of_ten_in_test"]))
     envs = [RefineEnv(task, TEXT, BlendCritic(bench), max_turns=2) for task in tasks]
     SIZES.clear()
     sampler = ScriptedSamplingClient(TEXT, lambda i: [*ids(str(1 + i % 8)), TEXT.eos_token_id])
@@ -145,7 +145,7 @@ def test_all_attempts_of_a_turn_are_judged_in_one_call() -> None:
 
 
 def test_a_bench_serves_several_event_loops_and_survives_one_that_was_cancelled() -> None:
-    bench = Bench(Blend.of(["share_of_ten_in_test"]))
+    bench = BlendJudge(Blend.of(["share_of_ten_in_test"]))
 
     def attempt(answer: str) -> Attempt:
         return Attempt(Task("t", PLAIN), 1, answer, ids(answer), ids(PLAIN), False, None, TEXT)

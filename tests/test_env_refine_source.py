@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from code_rows import chat_tokenizer, mbpp_file
 
-from rlvr.build import build_source, plan
 from rlvr.config import load
-from rlvr.config.schema import configured
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source, plan
+from rlvr.core.protocols import StepResult
+from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs import resolve_environment
-from rlvr.envs.refine import RefineEnv
-from rlvr.envs.refine_source import RefineSource
-from rlvr.protocols import StepResult
+from rlvr.envs.refine import RefineEnv, RefineSource
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
-from rlvr.types import Outcome, Task, Trajectory
 
 TEXT = chat_tokenizer()
 WORDS: Any = {"inner": "rpn_arithmetic", "verifiers": ["correct"], "feedback": "<wrong> {prompt}"}
@@ -36,7 +35,7 @@ def rows(path: Path, *more: dict[str, Any]) -> str:
     return str(path)
 
 
-def stepped(env: RefineEnv, tokens: list[int], stop_reason: str = "stop") -> tuple[list[int], StepResult]:
+def step_env(env: RefineEnv, tokens: list[int], stop_reason: str = "stop") -> tuple[list[int], StepResult]:
     async def two() -> tuple[list[int], StepResult]:
         first, _ = await env.initial_observation()
         return first.to_ints(), await env.step(tokens, extra={"stop_reason": stop_reason})
@@ -48,11 +47,13 @@ def test_the_tasks_are_those_of_the_inner_environment() -> None:
     source, inner = arithmetic(), resolve_environment("rpn_arithmetic", complexity=[1, 2], flaw=0.5)
     assert (source.levels, source.reward, source.max_turns) == (inner.levels, "combined", 2)
     assert source.heldout(7) == inner.heldout(7) and source.train(3, 4, "2") == inner.train(3, 4, "2")
-    assert source.end_word == "<eoe>" and source.longest == 13
-    assert source.vocabulary == [*inner.vocabulary, "<wrong>"]  # type: ignore[attr-defined]
+    assert (source.end_word, source.pad_word, source.size) == ("<eoe>", "<pad>", None)
+    assert source.vocabulary == [*inner.vocabulary, "<wrong>"]
+    task = source.train(3, 4, "2")
+    assert source.describe_task(task) == inner.describe_task(task) != {}
 
 
-def test_a_wrong_attempt_is_told_so_in_words_of_the_vocabulary_and_asked_again() -> None:
+def test_a_wrong_attempt_gets_feedback_in_the_vocabulary_and_another_turn() -> None:
     source = arithmetic()
     tokens = build_tokenizer("words", source.vocabulary, end="<eoe>", pad="<pad>")
     task = Task("t", "<boe> 3 5 +", {"answer": "8", "modulus": 13}, "1")
@@ -62,7 +63,7 @@ def test_a_wrong_attempt_is_told_so_in_words_of_the_vocabulary_and_asked_again()
         ("= 8", "length", True),
     ):
         said = tokens.encode(answer)
-        first, result = stepped(source.env(task, tokens), said, stop_reason)
+        first, result = step_env(source.env(task, tokens), said, stop_reason)
         assert result.episode_done != more
         if more:
             again = tokens.encode("<wrong> <boe> 3 5 +")
@@ -70,7 +71,7 @@ def test_a_wrong_attempt_is_told_so_in_words_of_the_vocabulary_and_asked_again()
             assert result.next_observation.to_ints() == [*first, *said, *again]
 
 
-def test_a_demonstration_of_a_teacher_who_errs_holds_the_second_attempt() -> None:
+def test_a_demonstration_with_a_wrong_first_attempt_includes_the_second() -> None:
     """Token for token the episode that the policy will see; a right one ends at once."""
     source = arithmetic()
     tokens = build_tokenizer("words", source.vocabulary, end="<eoe>", pad="<pad>")
@@ -86,7 +87,7 @@ def test_a_demonstration_of_a_teacher_who_errs_holds_the_second_attempt() -> Non
         if wrong:
             mended += resolve_reward("correct").judge(Case(task.prompt_text, f"{second} <eoe>", task.meta)).value == 1
             said = tokens.encode(f"{first} <eoe>")
-            prompt, result = stepped(source.env(task, tokens), said)
+            prompt, result = step_env(source.env(task, tokens), said)
             assert result.next_observation is not None
             seen_again = result.next_observation.to_ints()
             assert [*prompt, *tokens.encode(shown)] == [*seen_again, *tokens.encode(second)]
@@ -100,20 +101,20 @@ def test_rows_of_a_file_are_refined_in_a_chat_by_default_words(tmp_path: Path) -
     chat = {"prompt": [{"role": "user", "content": "Capital of France?"}], "answer": "Paris"}
     source = RefineSource("jsonl", {"path": rows(tmp_path / "rows.jsonl", chat), "heldout_fraction": 0.1})
     task = Task("t", chat["prompt"], {"answer": "Paris"})
-    _, result = stepped(source.env(task, TEXT), TEXT.encode("Rome"))
+    _, result = step_env(source.env(task, TEXT), TEXT.encode("Rome"))
     assert result.next_observation is not None
     shown = TEXT.decode(result.next_observation.to_ints(), skip_special_tokens=False)
     told = "exact_match: wrong value\nCheck every step: the final answer is wrong.\nPlease try again."
     assert f"<|im_start|>user\n{told}<|im_end|>" in shown and "Paris" not in shown
-    assert not hasattr(source, "vocabulary") and not hasattr(source, "beside")
+    assert source.vocabulary is None and source.extra_heldout(4) == {}
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_rewritten_history_holds_the_task_the_answer_and_what_was_said(chat: bool, tmp_path: Path) -> None:
+def test_a_rewritten_history_holds_the_task_the_answer_and_the_feedback(chat: bool, tmp_path: Path) -> None:
     source = RefineSource("jsonl", {"path": rows(tmp_path / "rows.jsonl")}, history="rewrite")
     asked = "How much is {answer} + 1?"  # a place in a text is no place of ours
     prompt: Any = [{"role": "system", "content": "Count."}, {"role": "user", "content": asked}] if chat else asked
-    _, result = stepped(source.env(Task("t", prompt, {"answer": "3"}), TEXT), TEXT.encode("{feedback}"))
+    _, result = step_env(source.env(Task("t", prompt, {"answer": "3"}), TEXT), TEXT.encode("{feedback}"))
     assert result.next_observation is not None
     shown = TEXT.decode(result.next_observation.to_ints(), skip_special_tokens=False)
     words = (
@@ -166,15 +167,15 @@ def test_feedback_that_the_vocabulary_cannot_say_is_named() -> None:
     source = arithmetic(feedback="{feedback}")
     tokens = build_tokenizer("words", source.vocabulary, end="<eoe>", pad="<pad>")
     with pytest.raises(ValueError, match=r"cannot say the feedback .*correct: no answer"):
-        stepped(source.env(source.train(0, 0, "1"), tokens), tokens.encode("= = <eoe>"))
+        step_env(source.env(source.train(0, 0, "1"), tokens), tokens.encode("= = <eoe>"))
 
 
 def test_the_shipped_config_has_room_for_both_attempts() -> None:
     """Prompt, attempt, feedback and the prompt again, and another attempt of the most tokens there may be."""
-    config = configured(load("refine"), warn=pytest.fail)
+    config = build_config(load("refine"), warn=pytest.fail)
     source: Any = build_source(config)
     assert "in 2 turns" in plan(config, source)["training"]
     prompt, most = 2 * int(source.levels[-1]) + 2, config.rollout.max_tokens or 0
-    assert source.longest - prompt <= most  # the longest right answer
+    assert source.inner.longest - prompt <= most  # the longest right answer
     assert prompt + most + 1 + prompt + most <= config.model.config["n_positions"]
     assert config.reward.watch == ["first_attempt"]

@@ -42,11 +42,11 @@ def test_a_mistake_is_one_message(name, kwargs, message):
         resolve_environment(name, **kwargs)
 
 
-def test_an_environment_of_ones_own_by_name_and_by_path(tmp_path, monkeypatch):
+def test_a_custom_environment_by_name_and_by_path(tmp_path, monkeypatch):
     """A user's task source: a class with six members, by decorator or by path."""
     (tmp_path / "own_env_here.py").write_text(
         "from rlvr.envs import PromptEnv\n"
-        "from rlvr.types import Task\n"
+        "from rlvr.core.types import Task\n"
         "class Echo:\n"
         "    levels, reward = ('',), 'exact_match'\n"
         "    def __init__(self, word='hi'): self.word = word\n"
@@ -58,6 +58,9 @@ def test_an_environment_of_ones_own_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = resolve_environment("own_env_here:Echo", word="ho")
     assert source.train(0, 3, "").prompt == "ho"
+    assert (source.vocabulary, source.end_word, source.max_turns, source.size) == (None, None, 1, None)
+    assert source.group_builder is None and source.extra_heldout(4) == {} and source.parse_task("ho") is None
+    assert source.describe_task(source.train(0, 3, "")) == {}
     register_environment("echo")(type(source))
     assert resolve_environment("echo").train(0, 3, "").prompt == "hi"
 
@@ -76,6 +79,19 @@ SUMS = {"batch_size": 2, "group_size": 2, "renderer_name": "role_colon", "model_
     ],
 )
 def test_a_wrong_option_of_a_dataset_is_named(options: Any, message: str) -> None:
-    path = "rlvr.envs.problems:ArithmeticDatasetBuilder"
+    path = "rlvr.compat.problem_envs:ArithmeticDatasetBuilder"
     with pytest.raises(ValueError, match=message):
         resolve_environment("groups", dataset=path, options=options)
+
+
+def test_a_source_that_inherits_needs_every_required_member(tmp_path, monkeypatch):
+    (tmp_path / "half_a_source.py").write_text(
+        "from rlvr.core.protocols import TaskSource\n"
+        "class Half(TaskSource):\n"
+        "    levels, reward = ('',), 'exact_match'\n"
+        "    def train(self, seed, index, level): ...\n"
+        "    def heldout(self, count): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="made a Half without env, demonstration"):
+        resolve_environment("half_a_source:Half")

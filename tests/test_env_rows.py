@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlvr.core.types import StopReason, Task, Trajectory
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
-from rlvr.types import StopReason, Task, Trajectory
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"
 
@@ -118,7 +118,7 @@ def test_messages_as_prompts_and_rewards_without_an_answer(tmp_path):
         ([{"prompt": "a", "answer": None}], "line 1: the field 'answer' is null"),
         ([{"prompt": "", "answer": "b"}], "line 1: 'prompt' is '', expected text or a list"),
         ([{"prompt": [{"text": "a"}], "answer": "b"}], "line 1: 'prompt' is .*expected text or a list"),
-        (['{"prompt": "\\ud800", "answer": "b"}\n'], "line 1: half a surrogate pair"),
+        (['{"prompt": "\\ud800", "answer": "b"}\n'], "line 1: holds a lone surrogate"),
         ([{}], "the row has no fields"),
     ],
 )
@@ -162,6 +162,17 @@ def test_gsm8k_from_a_folder(tmp_path):
     held = source.heldout(2)
     assert held == source.heldout(None)[:2] and all(t.id.startswith("gsm8k-test-") for t in held)
     assert len(source.heldout(None)) == 3
+    steps = "He buys 2+2=<<2+2=4>>4.\n\nThat is <<4*3=12>>12.\n#### 12"
+    assert source.describe_task(task) == {"solution steps": "1"}
+    assert source.describe_task(Task("", "", {"answer": steps})) == {"solution steps": "2"}
+
+
+def test_a_row_is_described_by_its_short_columns(tmp_path):
+    source = resolve_environment("jsonl", path=write(tmp_path / "d.jsonl", capitals()))
+    task = source.train(0, 0, "")
+    assert source.describe_task(task) == {"answer": task.meta["answer"], "kind": str(task.meta["kind"])}
+    long = {"text": "x" * 41, "list": [1], "share": 0.5, "empty": "", **{f"c{i}": "a" for i in range(9)}}
+    assert source.describe_task(Task("", "", long)) == {f"c{i}": "a" for i in range(8)}
 
 
 def test_gsm8k_template(tmp_path):
@@ -182,7 +193,7 @@ def test_gsm8k_mistakes_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"test\.jsonl:2: the field 'answer' is missing"):
         resolve_environment("gsm8k", path=path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'rlvr\[train\]', or set path=<folder>"):
+    with pytest.raises(ValueError, match=r"pip install 'rlvr\[train\]', or set path=<folder with train"):
         resolve_environment("gsm8k")
 
 

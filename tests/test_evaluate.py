@@ -12,25 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rlvr.clients.mock import MockSamplingClient, TablePolicy
+from rlvr.clients.mock.mock_client import MockSamplingClient, TablePolicy
+from rlvr.core.messages import SamplingParams
+from rlvr.core.protocols import TaskSource
+from rlvr.core.types import Task
 from rlvr.envs import PromptEnv, resolve_environment
-from rlvr.messages import SamplingParams
 from rlvr.reward import resolve_reward
-from rlvr.training.errors import TrainingStopped
+from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.evaluate import (
     Evaluation,
     EvaluationOptions,
     TaskResult,
-    average,
-    beside,
     compare,
     evaluate,
+    extra_heldout,
     heldout_split,
+    mean_interval,
     paired_p_value,
     pass_at_k,
-    share,
+    share_interval,
 )
-from rlvr.types import Task
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -50,14 +51,14 @@ def test_pass_at_k_refuses_more_samples_than_there_are() -> None:
 def test_for_yes_or_no_tasks_the_interval_is_wilsons() -> None:
     """Held against scipy's; n - 1 in the variance makes ours a hair wider."""
     values = [1.0] * 90 + [0.0] * 10
-    ours, theirs = share(values), stats.binomtest(90, 100).proportion_ci(method="wilson")
+    ours, theirs = share_interval(values), stats.binomtest(90, 100).proportion_ci(method="wilson")
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=2e-3)
 
 
 def test_an_interval_never_leaves_the_unit_interval_nor_shrinks_to_a_point() -> None:
-    everything = share([1.0] * 50)
+    everything = share_interval([1.0] * 50)
     assert everything.value == 1.0 and everything.high == 1.0 and 0.9 < everything.low < 1.0
-    nothing = share([0.0] * 50)
+    nothing = share_interval([0.0] * 50)
     assert nothing.value == 0.0 and nothing.low == 0.0 and 0.0 < nothing.high < 0.1
 
 
@@ -68,7 +69,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     for _ in range(400):
         skill = rng.beta(2, 1, size=60)  # mean 2/3
         passes = rng.binomial(4, skill) / 4
-        found, reward = share(list(passes)), average(list(passes))
+        found, reward = share_interval(list(passes)), mean_interval(list(passes))
         hits += found.low <= 2 / 3 <= found.high
         hits_reward += reward.low <= 2 / 3 <= reward.high
     assert 0.91 <= hits / 400 <= 0.985
@@ -100,7 +101,7 @@ def test_a_control_without_effect_is_significant_about_one_time_in_twenty() -> N
     assert 0.02 <= found / 400 <= 0.085
 
 
-class Letters:
+class Letters(TaskSource):
     """Held-out tasks `say a` and `say b`; levels `easy` and `hard`."""
 
     levels, reward, vocabulary = ("easy", "hard"), "exact_match", ("a", "b")
@@ -116,6 +117,9 @@ class Letters:
 
     def demonstration(self, task: Task, key: int) -> str | None:
         return None
+
+    def describe_task(self, task: Task) -> dict[str, str]:
+        return {"says": task.meta["answer"]}
 
 
 def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
@@ -135,6 +139,10 @@ def test_evaluation_counts_per_task_and_repeats_to_the_bit() -> None:
     assert result.metrics()["pass@1"].value == 0.5
     assert result.metrics("easy")["pass@2"].value == 1.0
     assert result == run() == Evaluation.from_json(result.to_json())
+    assert [r.features for r in result.results] == [
+        {"level": "easy", "says": "a", "prompt words": "2"},
+        {"level": "hard", "says": "b", "prompt words": "2"},
+    ]
     assert compare(result, result)["p_value"] == 1.0
     assert math.isfinite(result.metrics()["mean_reward"].low)
 
@@ -147,7 +155,7 @@ def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> Non
             raise RuntimeError("cannot parse")
         return 1.0
 
-    with pytest.raises(TrainingStopped, match="cannot parse"):
+    with pytest.raises(TrainingStoppedError, match="cannot parse"):
         evaluate(
             Letters(), Letters().heldout(None), MockSamplingClient(TablePolicy(["say", "a", "b"])),
             resolve_reward(breaks_on_b), SamplingParams(max_tokens=1), samples=20, k=1, seed=5, error_budget=0.05,
@@ -158,13 +166,22 @@ def test_looks_use_tasks_that_are_never_reported() -> None:
     """What a run may stop by is disjoint from what it reports, and both parts are the same every time."""
     source = resolve_environment("rpn_arithmetic")
     options = EvaluationOptions(tasks=300, quick_tasks=100)
-    reported, looked = heldout_split(source, options, looks=True)
+    reported, looked = heldout_split(source, options, has_interim=True)
     assert (len(reported), len(looked)) == (300, 100)
     assert not {t.id for t in reported} & {t.id for t in looked}
-    assert heldout_split(source, options, looks=True) == (reported, looked)
-    assert len(heldout_split(source, options, looks=False)[1]) == 0
-    few, some = heldout_split(Letters(), EvaluationOptions(tasks=5, quick_tasks=5), looks=True)
+    assert heldout_split(source, options, has_interim=True) == (reported, looked)
+    assert len(heldout_split(source, options, has_interim=False)[1]) == 0
+    few, some = heldout_split(Letters(), EvaluationOptions(tasks=5, quick_tasks=5), has_interim=True)
     assert len(few) + len(some) == 2 and few
+
+
+def test_interim_evaluations_may_take_the_reported_tasks_where_no_run_stops_by_them() -> None:
+    source, options = Letters(), EvaluationOptions(tasks=5, quick_tasks=None)
+    reported, looked = heldout_split(source, options, has_interim=True)
+    assert looked == reported == source.heldout(5)
+    assert heldout_split(source, options, has_interim=False) == (reported, [])
+    with pytest.raises(ValueError, match=r"evaluation\.quick_tasks=0, expected at least 1"):
+        EvaluationOptions(quick_tasks=0)
 
 
 def test_only_tasks_that_both_sides_judged_are_compared() -> None:
@@ -177,17 +194,19 @@ def test_only_tasks_that_both_sides_judged_are_compared() -> None:
 
 def test_other_held_out_sets_are_a_quarter_as_large_and_empty_ones_are_left_out() -> None:
     class Offers(Letters):
-        def beside(self, count: int) -> dict[str, list[Task]]:
+        def extra_heldout(self, count: int) -> dict[str, list[Task]]:
             return {"first": self.heldout(None) * count, "none": []}
 
-    assert {name: len(tasks) for name, tasks in beside(Offers(), EvaluationOptions(tasks=9)).items()} == {"first": 4}
-    assert beside(Letters(), EvaluationOptions()) == {}
+    assert {name: len(tasks) for name, tasks in extra_heldout(Offers(), EvaluationOptions(tasks=9)).items()} == {
+        "first": 4
+    }
+    assert extra_heldout(Letters(), EvaluationOptions()) == {}
 
 
 def test_other_held_out_sets_are_compared_by_themselves_and_change_no_other_number() -> None:
     before, after = evaluation([1] * 30), evaluation([2] * 30)
     other = {"families": evaluation([0] * 6)}, {"families": evaluation([4] * 6)}
-    with_other = [replace(e, beside=o) for e, o in zip((before, after), other, strict=True)]
+    with_other = [replace(e, extra_heldout=o) for e, o in zip((before, after), other, strict=True)]
     summary = compare(*with_other)
     assert summary["beside"]["families"]["final"]["pass@1"]["value"] == 1.0
     assert summary["beside"]["families"]["tasks"] == 6 and summary["beside"]["families"]["p_value"] == 2 / 64
@@ -195,6 +214,23 @@ def test_other_held_out_sets_are_compared_by_themselves_and_change_no_other_numb
     assert Evaluation.from_json(with_other[1].to_json()) == with_other[1]
     with pytest.raises(ValueError, match="not a stored evaluation"):
         Evaluation.from_json({**before.to_json(), "beside": [1]})
+
+
+def test_an_evaluation_stored_without_properties_of_tasks_is_read() -> None:
+    stored = evaluation([1, 2]).to_json()
+    for row in stored["results"]:
+        del row["features"]
+    assert Evaluation.from_json(stored) == evaluation([1, 2])
+    with pytest.raises(ValueError, match=r"results\[0\] is not a stored task result"):
+        Evaluation.from_json({**stored, "results": [{**stored["results"][0], "features": ["a"]}]})
+
+
+def test_the_change_is_paired_by_task_with_its_interval() -> None:
+    """Four tasks of four completions go up by one and the others stay: 4 / 10 x 0.25, with a spread of 0.1225."""
+    change = compare(evaluation([1] * 10), evaluation([2] * 4 + [1] * 6))["change"]
+    half = 1.959964 * 0.1224745 / 3
+    assert change["value"] == pytest.approx(0.1)
+    assert (change["low"], change["high"]) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
 
 
 @pytest.mark.parametrize(("moved", "exact"), [(1, 1.0), (2, 0.5), (3, 0.25), (6, 2 / 64)])

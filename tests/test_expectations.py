@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
-from rlvr.algorithms.advantages import Memory
-from rlvr.algorithms.shaping import compare_with_reference, penalize
-from rlvr.algorithms.update import loss_config, project
-from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.types import Trajectory
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
+from rlvr.algorithms.update import loss_config, make_datum
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core.types import Trajectory
 
 WORDS = ["a", "b", "c", "d"]
 LENGTH = 2  # tokens of an answer: 36 answers over six words
@@ -30,7 +30,7 @@ def policy(seed: int) -> TablePolicy:
     return made
 
 
-def expected(row: Algorithm, temperature: float = 1.0, reward: Any = lambda tokens: 0.0) -> np.ndarray:
+def expected_gradient(row: Algorithm, temperature: float = 1.0, reward: Any = lambda tokens: 0.0) -> np.ndarray:
     """The gradient of the loss in the logits, over all answers, when the policy samples them itself."""
     table, reference = policy(3), MockTrainingClient(policy(8)).create_sampling_client()
     client = MockTrainingClient(table)
@@ -40,10 +40,10 @@ def expected(row: Algorithm, temperature: float = 1.0, reward: Any = lambda toke
         for tokens in itertools.product(range(len(logprobs)), repeat=LENGTH)
     ]
     if row.kl_coef:
-        compare_with_reference(batch, reference, temperature)
+        fill_reference_logprobs(batch, reference, temperature)
     penalize(batch, row, LENGTH)
-    row.select(batch, Memory())
-    data = [project(row, t, float(np.exp(sum(t.logprobs)))) for t in batch]
+    row.select(batch, RunningBaseline())
+    data = [make_datum(row, t, float(np.exp(sum(t.logprobs)))) for t in batch]
     client.forward_backward(data, row.loss, loss_config(row, client, temperature))
     assert table.gradient is not None
     return table.gradient
@@ -78,14 +78,14 @@ TEMPERATURES = pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_pp", "cispo", "gspo"])
 def test_the_sampled_entropy_bonus_climbs_the_entropy(name: str, temperature: float) -> None:
     """Its expected gradient is -coefficient x that of the exact entropy, whatever the loss it travels with."""
-    found = expected(resolve_algorithm(name, entropy_coef=0.3, **RAW), temperature)
+    found = expected_gradient(resolve_algorithm(name, entropy_coef=0.3, **RAW), temperature)
     assert found == pytest.approx(-0.3 * exact(entropy, temperature), abs=1e-6)
     assert np.abs(found).max() > 0.01
 
 
 @TEMPERATURES
 def test_k1_in_the_reward_descends_the_reverse_kl(temperature: float) -> None:
-    found = expected(resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k1", **RAW), temperature)
+    found = expected_gradient(resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k1", **RAW), temperature)
     assert found == pytest.approx(0.3 * exact(reverse_kl, temperature), abs=1e-6)
     assert np.abs(found).max() > 0.01
 
@@ -93,27 +93,27 @@ def test_k1_in_the_reward_descends_the_reverse_kl(temperature: float) -> None:
 @TEMPERATURES
 def test_k2_in_the_loss_descends_the_reverse_kl(temperature: float) -> None:
     row = resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k2", kl_in="loss", **RAW)
-    assert expected(row, temperature) == pytest.approx(0.3 * exact(reverse_kl, temperature), abs=1e-6)
+    assert expected_gradient(row, temperature) == pytest.approx(0.3 * exact(reverse_kl, temperature), abs=1e-6)
 
 
 def test_k3_in_the_loss_descends_the_forward_kl() -> None:
     """What GRPO's penalty pulls along on the policy's own samples: the gradient of KL(reference || policy)."""
     row = resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k3", kl_in="loss", **RAW)
-    found = expected(row)
+    found = expected_gradient(row)
     assert found == pytest.approx(0.3 * exact(forward_kl), abs=1e-6)
     assert np.abs(found - 0.3 * exact(reverse_kl)).max() > 0.01
 
 
 def test_k1_in_the_loss_has_no_gradient_on_average() -> None:
     row = resolve_algorithm("reinforce", kl_coef=0.3, kl_estimator="k1", kl_in="loss", **RAW)
-    assert expected(row) == pytest.approx(np.zeros(6), abs=1e-6)
+    assert expected_gradient(row) == pytest.approx(np.zeros(6), abs=1e-6)
 
 
 @pytest.mark.parametrize("advantage", ["raw", "batch_mean"])
 def test_a_constant_baseline_changes_no_expected_gradient(advantage: str) -> None:
     """The policy gradient of the expected number of a's, with and without the baseline."""
     row = resolve_algorithm("reinforce", advantage=advantage)
-    found = expected(row, reward=lambda tokens: float(tokens.count(2)))
+    found = expected_gradient(row, reward=lambda tokens: float(tokens.count(2)))
     assert found == pytest.approx(-exact(lambda p, ref: p.exp()[2]), abs=1e-6)
 
 
@@ -125,6 +125,6 @@ def test_under_an_importance_cap_the_entropy_bonus_is_that_of_the_policy_that_is
     data = []
     for tokens in map(list, itertools.product(range(len(sampler)), repeat=LENGTH)):
         answer = Trajectory("p", [0], "r", tokens, sampler[tokens].tolist())
-        data.append(project(row, answer, float(np.exp(sum(answer.logprobs))), trained[tokens].tolist()))
+        data.append(make_datum(row, answer, float(np.exp(sum(answer.logprobs))), trained[tokens].tolist()))
     client.forward_backward(data, row.loss, loss_config(row, client, 1.0))
     assert table.gradient == pytest.approx(-exact(entropy), abs=1e-6)

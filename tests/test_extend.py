@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.forked import ran
+from tests.forked_process import run_forked
 
 REWARD = '''
 from rlvr import register_reward
-from rlvr.cli import run
+from rlvr.cli.main import run
 
 
 @register_reward("says_early")
@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 ENVIRONMENT = """
 from rlvr import Task, register_environment
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.envs import PromptEnv
 
 @register_environment("colours")
@@ -54,7 +54,7 @@ if __name__ == "__main__":
 ALGORITHM = """
 from statistics import median
 from rlvr import Algorithm, register_advantage, register_algorithm
-from rlvr.cli import run
+from rlvr.cli.main import run
 
 @register_advantage("group_median")
 def group_median(earned):
@@ -82,9 +82,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def trained(folder: Path, *command: str) -> tuple[dict[str, Any], str]:
+def run_training(folder: Path, *command: str) -> tuple[dict[str, Any], str]:
     """The summary of the run that `python *command` made, and what it printed."""
-    done = ran(command, cwd=folder, timeout=120)
+    done = run_forked(command, cwd=folder, timeout=120)
     summary = folder / "runs" / "run" / "summary.json"
     assert summary.exists(), done.stdout + done.stderr
     return json.loads(summary.read_text()), done.stdout
@@ -99,14 +99,15 @@ def test_each_takes_under_20_lines(source: str) -> None:
     assert len([line for line in source.splitlines() if line.strip()]) < 20
 
 
-BY_PATH = ("-m", "rlvr.cli", "train", "--config=run.yaml")
+BY_PATH = ("-m", "rlvr.cli.main", "train", "--config=run.yaml")
 OWN_REWARD = ("reward.type=my_reward:says_early", "reward.kwargs.word=solution")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("my_reward.py",), (*BY_PATH, *OWN_REWARD)], ids=["by name", "by path"])
-def test_a_reward_of_ones_own_is_learned(folder: Path, command: tuple[str, ...]) -> None:
+def test_a_custom_reward_is_learned(folder: Path, command: tuple[str, ...]) -> None:
     """Its option reaches it (the word is not the default one), and its word is what the policy learns to say."""
-    summary, printed = trained(folder, *command)
+    summary, printed = run_training(folder, *command)
     assert rate(summary, "baseline") < 0.2 and rate(summary, "final") > 0.8
     assert "says_early" in printed
 
@@ -114,16 +115,18 @@ def test_a_reward_of_ones_own_is_learned(folder: Path, command: tuple[str, ...])
 OWN_ENV = ("env.name=my_env:Colours", "env.kwargs.favourite=blue", "rollout.max_tokens=1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("my_env.py",), (*BY_PATH, *OWN_ENV)], ids=["by name", "by path"])
-def test_an_environment_of_ones_own_is_learned(folder: Path, command: tuple[str, ...]) -> None:
+def test_a_custom_environment_is_learned(folder: Path, command: tuple[str, ...]) -> None:
     """Its tasks, vocabulary and reward are those of the run, and its option is what the answers turn to."""
-    summary, printed = trained(folder, *command)
+    summary, printed = run_training(folder, *command)
     assert rate(summary, "baseline") < 0.5 and rate(summary, "final") > 0.9
     assert "exact_match" in printed and "Name a colour for house" in printed
 
 
-def test_an_algorithm_of_ones_own_learns(folder: Path) -> None:
+@pytest.mark.slow
+def test_a_custom_algorithm_learns(folder: Path) -> None:
     """A row with an advantage estimator that is not in the package."""
-    summary, printed = trained(folder, "mine.py")
+    summary, printed = run_training(folder, "mine.py")
     assert rate(summary, "final") > rate(summary, "baseline") + 0.3
     assert "mine: group_median, loss ppo, sequence_mean" in printed

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rlvr import files
-from rlvr.files import checked_name, new_folder, read_json, remove_leftovers, verified, write_atomic
+from rlvr.core import files
+from rlvr.core.files import check_name, find_damage, new_folder, read_json, remove_leftovers, write_atomic
 
 DYING = """
 import os, sys
 from pathlib import Path
-from rlvr import files
+from rlvr.core import files
 path = Path(sys.argv[1])
 """
 
@@ -35,14 +35,14 @@ def content(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["a", "step-3", "A.b_c-9", "x" * 128, "...", ".hidden"])
 def test_plain_names_pass(name: str) -> None:
     """Letters, digits, dot, underscore and dash, up to 128 of them."""
-    assert checked_name(name, "run") == name
+    assert check_name(name, "run") == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a b", "a\n", "ä", "x" * 129, "a\0"])
 def test_names_that_could_leave_the_folder_are_refused(name: str) -> None:
     """Separators, the two dots, blanks, line ends and overlong names; the message says what the name is for."""
     with pytest.raises(ValueError, match="run name"):
-        checked_name(name, "run name")
+        check_name(name, "run name")
 
 
 def test_write_atomic_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_new_folder_appears_whole_with_checksums(tmp_path: Path) -> None:
         (folder / "sub" / "x").write_text("2")
         assert not (tmp_path / "c").exists()
     assert os.listdir(tmp_path) == ["c"]
-    assert verified(tmp_path / "c") == ""
+    assert find_damage(tmp_path / "c") == ""
     (tmp_path / "c" / "sub" / "x").write_text("3")
-    assert "sub/x" in verified(tmp_path / "c")
+    assert "sub/x" in find_damage(tmp_path / "c")
 
 
 def test_new_folder_replaces_an_old_one(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_new_folder_keeps_the_old_one_when_killed(tmp_path: Path, moment: str) -
         (folder / "f").write_text("old")
     dies(moment, path)
     assert content(path) == {"f": "old"}
-    assert verified(path) == ""
+    assert find_damage(path) == ""
     remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["c"]
 
@@ -144,7 +144,7 @@ def test_the_replaced_folder_comes_back_after_a_kill_between_the_renames(tmp_pat
     assert not path.exists()
     remove_leftovers(tmp_path)
     assert content(path) == {"f": "old"}
-    assert verified(path) == ""
+    assert find_damage(path) == ""
     assert os.listdir(tmp_path) == ["c"]
 
 
@@ -156,20 +156,20 @@ def test_verified_sees_one_flipped_bit(tmp_path: Path, at: int) -> None:
     data = bytearray((tmp_path / "c" / "w.bin").read_bytes())
     data[at] ^= 1
     (tmp_path / "c" / "w.bin").write_bytes(data)
-    assert "w.bin" in verified(tmp_path / "c")
+    assert "w.bin" in find_damage(tmp_path / "c")
 
 
 def test_verified_sees_a_missing_file_and_missing_or_broken_sums(tmp_path: Path) -> None:
-    """A lost file, a folder that is no checkpoint, a damaged list: each is said, none raises."""
+    """A lost file, a folder that is no checkpoint, a damaged list: each is reported, none raises."""
     with new_folder(tmp_path / "c") as folder:
         (folder / "w").write_text("1")
     (tmp_path / "c" / "w").unlink()
-    assert "w" in verified(tmp_path / "c")
+    assert "w" in find_damage(tmp_path / "c")
     (tmp_path / "c" / "checksums.json").write_text("{")
-    assert verified(tmp_path / "c")
+    assert find_damage(tmp_path / "c")
     (tmp_path / "c" / "checksums.json").write_text("[1]")
-    assert verified(tmp_path / "c")
-    assert verified(tmp_path / "nowhere")
+    assert find_damage(tmp_path / "c")
+    assert find_damage(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_verified_reads_ordinary_files_of_the_folder_only(tmp_path: Path, name: 
     os.mkfifo(tmp_path / "c" / "pipe")
     sums = json.loads((tmp_path / "c" / "checksums.json").read_text())
     (tmp_path / "c" / "checksums.json").write_text(json.dumps({name: sums["w"], **sums}))
-    assert re.search(says, verified(tmp_path / "c"))
+    assert re.search(says, find_damage(tmp_path / "c"))
 
 
 def test_verified_wants_every_file_listed(tmp_path: Path) -> None:
@@ -205,14 +205,14 @@ def test_verified_wants_every_file_listed(tmp_path: Path) -> None:
         for name in ("v", "w"):
             (folder / name).write_text(name)
     (tmp_path / "c" / ".directory").write_text("")
-    assert verified(tmp_path / "c") == ""
+    assert find_damage(tmp_path / "c") == ""
     sums = json.loads((tmp_path / "c" / "checksums.json").read_text())
     (tmp_path / "c" / "checksums.json").write_text("{}")
-    assert "lists no file" in verified(tmp_path / "c")
+    assert "lists no file" in find_damage(tmp_path / "c")
     (tmp_path / "c" / "checksums.json").write_text(json.dumps({"v": sums["v"]}))
-    assert "w is not listed" in verified(tmp_path / "c")
+    assert "w is not listed" in find_damage(tmp_path / "c")
     (tmp_path / "c" / "checksums.json").write_text("[" * 20_000)
-    assert "not JSON" in verified(tmp_path / "c")
+    assert "not JSON" in find_damage(tmp_path / "c")
 
 
 @pytest.mark.timeout(20)

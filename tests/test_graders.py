@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Outcome, Score
 from rlvr.reward.graders import Grader
-from rlvr.types import Outcome, Score
 
 CHECK = {"type": "string_check", "name": "c", "input": "{{ sample.output_text }}", "reference": "{{ item.a }}"}
 LIKE = {"type": "text_similarity", "name": "s", "input": "{{ sample.output_text }}", "reference": "{{ item.a }}"}
@@ -17,7 +17,7 @@ def grade(config: dict[str, Any], text: str, item: dict[str, Any] | None = None,
     return Grader.of(config).grade(item or {}, {"output_text": text, **sample})
 
 
-def shown(score: Score) -> tuple[float | None, str, str]:
+def verdict_of(score: Score) -> tuple[float | None, str, str]:
     return score.value, score.outcome.value, score.reason
 
 
@@ -43,8 +43,8 @@ def test_a_string_check_is_one_or_zero(operation: str, text: str, reference: str
 def test_similarity_passes_from_its_threshold_on_and_from_the_middle_without_one() -> None:
     config = {**LIKE, "evaluation_metric": "fuzzy_match"}
     item = {"a": "abcd"}
-    assert shown(grade(config, "abxx", item)) == (0.5, "passed", "")
-    assert shown(grade({**config, "pass_threshold": 0.51}, "abxx", item)) == (0.5, "failed", "low_score")
+    assert verdict_of(grade(config, "abxx", item)) == (0.5, "passed", "")
+    assert verdict_of(grade({**config, "pass_threshold": 0.51}, "abxx", item)) == (0.5, "failed", "low_score")
 
 
 def test_an_answer_that_is_json_is_read_as_such() -> None:
@@ -55,13 +55,13 @@ def test_an_answer_that_is_json_is_read_as_such() -> None:
 
 @pytest.mark.parametrize("text", ["no json", '{"steps": []}', '{"steps": [1, NaN]}', "[" * 100_000, '{"x": ' * 50_000])
 @pytest.mark.parametrize("operation", ["eq", "ne", "like"])
-def test_an_answer_without_the_field_asked_for_has_failed(text: str, operation: str) -> None:
+def test_an_answer_without_the_field_fails(text: str, operation: str) -> None:
     """Also where texts shall differ: there an answer that says nothing would pass."""
     config = {**CHECK, "input": "{{ sample.output_json.steps[1] }}", "operation": operation}
-    assert shown(grade(config, text, {"a": "7"})) == (0.0, "failed", "missing_field")
+    assert verdict_of(grade(config, text, {"a": "7"})) == (0.0, "failed", "missing_field")
 
 
-def test_an_answer_nested_to_the_edge_of_what_can_be_parsed_harms_nobody_else() -> None:
+def test_a_deeply_nested_answer_does_not_affect_others() -> None:
     """Parsed, it might not be written again; the answers beside it must not bear that."""
     grader = Grader.of({**CHECK, "input": "{{ sample.output_json }}", "operation": "eq"})
     deep = [{"output_text": "[" * n + "]" * n} for n in (2, 100, 101, 300, 900, 990, 5000)]
@@ -70,43 +70,51 @@ def test_an_answer_nested_to_the_edge_of_what_can_be_parsed_harms_nobody_else() 
     assert [score.reason for score in scores[1:]] == ["not_equal"] + ["missing_field"] * 5
 
 
-def test_an_item_that_breaks_its_grader_breaks_no_other() -> None:
+def test_an_item_that_breaks_its_grader_does_not_affect_others() -> None:
     item: dict[str, Any] = {"a": "7"}
     item["a"] = item  # no JSON can say this
     cases = [(item, {"output_text": "7"}), ({"a": "7"}, {"output_text": "7"})]
     broken, good = Grader.of({**CHECK, "operation": "eq"}).grade_many(cases)
-    assert shown(broken) == (None, "error", "exception") and good.value == 1.0
+    assert verdict_of(broken) == (None, "error", "exception") and good.value == 1.0
 
 
-def test_a_field_that_the_task_or_the_caller_left_out_is_no_answers_failure() -> None:
-    assert shown(grade({**CHECK, "operation": "eq"}, "7")) == (None, "invalid", "missing_field")
+def test_a_field_missing_from_the_task_makes_it_invalid() -> None:
+    assert verdict_of(grade({**CHECK, "operation": "eq"}, "7")) == (None, "invalid", "missing_field")
     tools = {**CHECK, "input": "{{ sample.output_tools[0].function.name }}", "operation": "eq"}
-    assert shown(grade(tools, "7", {"a": "f"})) == (None, "invalid", "missing_field")
-    assert shown(grade(tools, "7", {"a": "f"}, output_tools=[])) == (0.0, "failed", "missing_field")
+    assert verdict_of(grade(tools, "7", {"a": "f"})) == (None, "invalid", "missing_field")
+    assert verdict_of(grade(tools, "7", {"a": "f"}, output_tools=[])) == (0.0, "failed", "missing_field")
     called = grade(tools, "", {"a": "f"}, output_tools=[{"function": {"name": "f"}}])
     assert called.value == 1.0
 
 
-def test_an_empty_reference_judges_nobody() -> None:
-    assert shown(grade({**CHECK, "operation": "like"}, "anything", {"a": ""})) == (None, "invalid", "empty_reference")
-    assert shown(grade({**LIKE, "evaluation_metric": "bleu"}, "x", {"a": " "})) == (None, "invalid", "empty_reference")
+def test_an_empty_reference_is_an_invalid_task() -> None:
+    assert verdict_of(grade({**CHECK, "operation": "like"}, "anything", {"a": ""})) == (
+        None,
+        "invalid",
+        "empty_reference",
+    )
+    assert verdict_of(grade({**LIKE, "evaluation_metric": "bleu"}, "x", {"a": " "})) == (
+        None,
+        "invalid",
+        "empty_reference",
+    )
     turned = {**CHECK, "input": "{{ item.a }}", "reference": "{{ sample.output_text }}", "operation": "ilike"}
-    assert shown(grade(turned, "", {"a": "all"})) == (0.0, "failed", "empty_reference")
+    assert verdict_of(grade(turned, "", {"a": "all"})) == (0.0, "failed", "empty_reference")
 
 
 @pytest.mark.parametrize("operation", ["eq", "ne", "like", "ilike"])
 def test_an_answer_of_ten_megabytes_fails_at_once(operation: str) -> None:
     score = grade({**CHECK, "operation": operation}, "ab" * 5_000_000, {"a": "a" * 1000})
-    assert shown(score) == (0.0, "failed", "too_large")
+    assert verdict_of(score) == (0.0, "failed", "too_large")
 
 
 def test_too_long_a_task_is_invalid_and_too_long_an_answer_fails() -> None:
     config = {**LIKE, "evaluation_metric": "rouge_l"}
-    assert shown(grade(config, "x", {"a": "a " * 20_000})) == (None, "invalid", "too_large")
-    assert shown(grade(config, "a " * 20_000, {"a": "x"})) == (0.0, "failed", "too_large")
+    assert verdict_of(grade(config, "x", {"a": "a " * 20_000})) == (None, "invalid", "too_large")
+    assert verdict_of(grade(config, "a " * 20_000, {"a": "x"})) == (0.0, "failed", "too_large")
 
 
-def test_a_substring_that_almost_fits_everywhere_is_looked_for() -> None:
+def test_a_phrase_that_nearly_matches_everywhere_is_found_in_linear_time() -> None:
     """To try every place anew would be 2.4e11 comparisons."""
     assert grade({**CHECK, "operation": "like"}, "a" * 999_999, {"a": "a" * 400_000 + "b"}).reason == "not_found"
 
@@ -122,24 +130,24 @@ def test_a_multi_is_its_formula_over_its_graders() -> None:
         close={**LIKE, "evaluation_metric": "fuzzy_match"},
     )
     good, half = (grade(config, text, {"a": "abcd"}) for text in ("abcd", "abxx"))
-    assert shown(good) == (1.0, "passed", "") and good.parts == {"same": 1.0, "close": 1.0}
-    assert shown(half) == (0.125, "failed", "low_score") and half.parts == {"same": 0.0, "close": 0.5}
+    assert verdict_of(good) == (1.0, "passed", "") and good.parts == {"same": 1.0, "close": 1.0}
+    assert verdict_of(half) == (0.125, "failed", "low_score") and half.parts == {"same": 0.0, "close": 0.5}
     assert "same: not_equal" in half.detail
     assert grade({**config, "pass_threshold": 0.1}, "abxx", {"a": "abcd"}).outcome is Outcome.PASSED
 
 
-def test_a_grader_that_could_not_grade_makes_no_zero_of_a_multi() -> None:
+def test_a_multi_of_a_grader_that_cannot_grade_has_no_value() -> None:
     config = multi("a + b", a={**CHECK, "operation": "eq"}, b={**CHECK, "reference": "{{ item.b }}", "operation": "ne"})
     score = grade(config, "7", {"a": "7"})
-    assert shown(score) == (None, "invalid", "missing_field") and score.detail.startswith("b: {{ item.b }}")
+    assert verdict_of(score) == (None, "invalid", "missing_field") and score.detail.startswith("b: {{ item.b }}")
 
 
 def test_a_formula_without_a_value_is_an_error() -> None:
     score = grade(multi("1 / a", a={**CHECK, "operation": "eq"}), "8", {"a": "7"})
-    assert shown(score) == (None, "error", "no_value") and "/(1, 0) has no value" in score.detail
+    assert verdict_of(score) == (None, "error", "no_value") and "/(1, 0) has no value" in score.detail
     assert score.parts == {"a": 0.0}
     large = grade(multi("10 ^ (31 + a)", a={**CHECK, "operation": "eq"}), "8", {"a": "7"})
-    assert shown(large) == (None, "error", "no_value")
+    assert verdict_of(large) == (None, "error", "no_value")
 
 
 def test_many_are_graded_in_order() -> None:
@@ -162,13 +170,16 @@ def test_many_are_graded_in_order() -> None:
         ({**CHECK, "operation": "eq", "name": 7}, "name=7, expected text"),
         ({**CHECK, "operation": "eq", "pass_threshold": 1}, "pass_threshold is not known"),
         ({**LIKE, "evaluation_metric": "rouge"}, "evaluation_metric='rouge'.*expected one of fuzzy_match, bleu"),
-        ({**LIKE, "evaluation_metric": "meteor"}, "'meteor' is not to be had here: it needs WordNet"),
-        ({**LIKE, "evaluation_metric": "cosine"}, "'cosine' is not to be had here: it needs an embedding model"),
+        ({**LIKE, "evaluation_metric": "meteor"}, "'meteor' is not supported: it needs WordNet"),
+        ({**LIKE, "evaluation_metric": "cosine"}, "'cosine' is not supported: it needs an embedding model"),
         ({**LIKE, "evaluation_metric": "bleu", "pass_threshold": 2}, "pass_threshold=2, expected a number from 0 to 1"),
         ({**LIKE, "evaluation_metric": "bleu", "pass_threshold": float("nan")}, "pass_threshold=nan"),
         ({**LIKE, "evaluation_metric": "bleu", "pass_threshold": True}, "pass_threshold=True"),
         (multi("a", a={**CHECK, "operation": "x"}), r"graders.a.operation='x'"),
-        (multi("a", a=multi("b", b={**CHECK, "operation": "eq"})), "graders.a.type='multi': a multi grader holds no"),
+        (
+            multi("a", a=multi("b", b={**CHECK, "operation": "eq"})),
+            "graders.a.type='multi': a multi grader cannot hold another",
+        ),
         (multi("b", a={**CHECK, "operation": "eq"}), "calculate_output names 'b'.*the graders are: a"),
         (multi("a"), "graders={}, expected an object of 1 to 20 graders by name"),
         (multi("min", min={**CHECK, "operation": "eq"}), "graders has the name 'min'"),
@@ -178,6 +189,6 @@ def test_many_are_graded_in_order() -> None:
         ({"type": "endpoint", "url": "http://example.com"}, "type='endpoint'"),
     ],
 )
-def test_what_is_no_grader_is_refused_with_the_path_of_the_field(config: Any, message: str) -> None:
+def test_a_bad_grader_is_refused_with_the_path_of_the_field(config: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Grader.of(config)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr.reward.graders.formula import FUNCTIONS, Formula, NoValue
+from rlvr.reward.graders.formula import FUNCTIONS, Formula, NoFormulaValue
 
 NAMES = ("a", "b", "style_1")
 
@@ -44,14 +44,14 @@ def numbers() -> st.SearchStrategy[str]:
     return st.integers(0, 99).map(str) | st.floats(0, 100, allow_nan=False).map(lambda x: f"{x:.3f}")
 
 
-def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+def join_parts(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     two = st.tuples(parts, st.sampled_from(["+", "-", "*", "/", "^"]), parts).map(" ".join)
     call = st.tuples(st.sampled_from(["abs", "sqrt", "floor", "ceil"]), parts).map(lambda p: f"{p[0]}({p[1]})")
     many = st.tuples(st.sampled_from(["min", "max"]), parts, parts).map(lambda p: f"{p[0]}({p[1]},{p[2]})")
     return two | two.map("({})".format) | parts.map("-{}".format) | call | many
 
 
-@given(st.recursive(numbers() | st.sampled_from(NAMES[:2]), joined, max_leaves=12))
+@given(st.recursive(numbers() | st.sampled_from(NAMES[:2]), join_parts, max_leaves=12))
 def test_a_formula_has_the_value_that_python_gives_it(text: str) -> None:
     scores = {"a": 0.25, "b": -1.5}
     names = {"abs": abs, "sqrt": math.sqrt, "floor": math.floor, "ceil": math.ceil, "min": min, "max": max, **scores}
@@ -61,7 +61,7 @@ def test_a_formula_has_the_value_that_python_gives_it(text: str) -> None:
     except (ArithmeticError, ValueError, TypeError):  # a TypeError is a complex number on its way into a function
         expected = None
     if expected is None or isinstance(expected, complex) or not math.isfinite(expected):
-        with pytest.raises(NoValue):
+        with pytest.raises(NoFormulaValue):
             Formula.of(text, NAMES).value(scores)
     else:
         assert Formula.of(text, NAMES).value(scores) == pytest.approx(expected, rel=1e-12, abs=1e-12)
@@ -70,8 +70,8 @@ def test_a_formula_has_the_value_that_python_gives_it(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["10^10^10", "9^9^9^9^9^9", "(-1)^0.5", "a/0", "log(0)", "sqrt(-1)", "exp(1000)", "0^-1"]
 )
-def test_what_has_no_finite_value_is_an_error_that_names_the_operation(text: str) -> None:
-    with pytest.raises(NoValue, match=r"has no value: "):
+def test_a_value_that_is_not_finite_is_an_error_that_names_the_operation(text: str) -> None:
+    with pytest.raises(NoFormulaValue, match=r"has no value: "):
         value(text, a=1.0)
 
 
@@ -81,14 +81,16 @@ def test_what_has_no_finite_value_is_an_error_that_names_the_operation(text: str
         ("", "expected a formula over a, b"),
         (3, "expected a formula over"),
         ("a +", "expected a number, a grader's name, a function or '\\(', found its end"),
-        ("a b", "expected the end, found 'b' at character 2"),
+        ("a b", "expected an operator, .* or the end, found 'b' at character 2"),
         ("(a", "expected '\\)' or an operator"),
         ("styl_1", "did you mean 'style_1'"),
         ("sqr(a)", "did you mean 'sqrt'"),
         ("min", "a function, which needs parentheses"),
-        ("sqrt(1, 2)", "sqrt is given 2 values, expected 1"),
+        ("sqrt(1, 2)", "sqrt is given 2 values, expected at most 1"),
         ("min()", "found '\\)' at character 4"),
         ("a.real", "found '.' at character 1"),
+        ("a)", "found '\\)' at character 1"),
+        ("(a, b)", "found ',' at character 2"),
         ("__import__('os')", "the functions are: abs, ceil"),
         ("a if b else 0", "found 'if'"),
         ("a ** 2", "found '\\*' at character 3"),
@@ -100,7 +102,7 @@ def test_what_has_no_finite_value_is_an_error_that_names_the_operation(text: str
         ("min(" * 900 + "a" + ")" * 900, "at most 4,000|nested more than 50 deep"),
     ],
 )
-def test_what_is_no_formula_is_refused_with_the_place(text: str, message: str) -> None:
+def test_a_bad_formula_is_refused_with_the_place(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Formula.of(text, NAMES)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Score
 from rlvr.reward.graders import Grader
-from rlvr.sandbox import NoTier, shared
-from rlvr.types import Score
+from rlvr.sandbox import NoTier, shared_sandbox
 
 
 @pytest.fixture(autouse=True, scope="module")
 def sandbox() -> None:
     try:
-        shared()
+        shared_sandbox()
     except NoTier as refusal:
         pytest.skip(f"no sandbox works here: {refusal}")
 
@@ -71,7 +71,7 @@ def test_the_value_is_the_number_that_the_program_returns(source: str, text: str
         (body("x = []", "while True: x.append('x' * 10**6)"), "memory|died|Memory"),
     ],
 )
-def test_a_program_that_fails_is_an_error_with_what_it_said(source: str, said: str) -> None:
+def test_a_failing_program_is_an_error_with_its_message(source: str, said: str) -> None:
     score = grade(source)
     assert (score.value, score.outcome.value, score.reason) == (None, "error", "grader_failed"), score
     assert re.search(said, score.detail), score.detail
@@ -86,14 +86,16 @@ def test_an_answer_that_makes_the_program_fail_has_failed() -> None:
     assert "ZeroDivisionError" in score.detail
 
 
-def test_a_program_has_its_time() -> None:
+@pytest.mark.slow
+def test_a_program_that_is_late_is_an_error() -> None:
     slow = grade(body("while 'loop' in sample['output_text']: pass", "return 1"), "loop", timeout_s=1.0)
     assert (slow.value, slow.outcome.value, slow.reason) == (0.0, "timeout", "timeout")
     endless = grade(body("while True: pass"), timeout_s=1.0)
     assert (endless.value, endless.outcome.value, endless.reason) == (None, "error", "grader_failed")
 
 
-def test_a_batch_has_its_time_and_what_is_left_over_is_an_error() -> None:
+@pytest.mark.slow
+def test_answers_not_graded_within_batch_s_are_errors() -> None:
     source = body("while sample['output_text'] == 'loop': pass", "return 1")
     grader = Grader.of({"type": "python", "source": source}, timeout_s=60, batch_s=3.0)
     scores = grader.grade_many([({}, {"output_text": text}) for text in ["quick", *["loop"] * 8]])
@@ -101,7 +103,7 @@ def test_a_batch_has_its_time_and_what_is_left_over_is_an_error() -> None:
     assert {(s.value, s.outcome.value, s.reason) for s in scores[1:]} == {(None, "error", "no_time")}
 
 
-def test_what_is_too_large_to_hand_over_is_said_of_whoever_made_it_so() -> None:
+def test_data_too_large_for_a_program_is_the_fault_of_its_author() -> None:
     score = grade(body("return 1"), "x" * 10_000_000)
     assert (score.value, score.outcome.value, score.reason) == (0.0, "failed", "too_large")
     score = grade(body("return 1"), "x", {"row": "x" * 10_000_000})
@@ -127,6 +129,6 @@ def test_many_answers_are_graded_at_once_in_order() -> None:
         ({"source": body("return 1"), "timeout": 3}, "timeout is not known"),
     ],
 )
-def test_what_is_no_python_grader_is_refused(config: dict[str, Any], message: str) -> None:
+def test_a_bad_python_grader_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Grader.of({"type": "python", **config})

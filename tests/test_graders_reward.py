@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_endpoint import nobody
+from text_endpoint import unused_port
 
-from rlvr.cli import run
+from rlvr.cli.main import run
+from rlvr.core.types import Task, Trajectory
 from rlvr.reward import resolve_reward
-from rlvr.types import Task, Trajectory
 
 CHECK = {
     "type": "string_check",
@@ -47,7 +47,7 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path, monkeypatch: pyte
     assert outcomes == ["passed", "failed"]
 
 
-def test_the_tasks_meta_is_the_item_and_its_prompt_is_there_too() -> None:
+def test_the_item_is_the_tasks_meta_and_prompt() -> None:
     config = {**CHECK, "reference": "{{ item.prompt }} {{ item.gold }}"}
     reward = resolve_reward("grader", config=config)
     task = Task("t", "say", {"gold": "7"})
@@ -64,8 +64,8 @@ def test_inside_a_composite_it_is_a_part() -> None:
     assert resolve_reward("composite", rewards=parts)("", "7", {"gold": "7"}) == 1.0
 
 
-def test_a_grader_that_asks_a_model_is_warned_of() -> None:
-    models = {"judge": {"base_url": f"http://127.0.0.1:{nobody()}/v1", "retries": 0}}
+def test_a_grader_that_asks_a_model_has_a_caution() -> None:
+    models = {"judge": {"base_url": f"http://127.0.0.1:{unused_port()}/v1", "retries": 0}}
     content = [{"role": "user", "content": "{{ sample.output_text }}"}]
     model = {"type": "score_model", "model": "judge", "input": content}
     multi = {"type": "multi", "graders": {"a": CHECK, "b": model}, "calculate_output": "a * b"}
@@ -78,7 +78,7 @@ def test_a_grader_that_asks_a_model_is_warned_of() -> None:
     [
         ({"config": "nowhere.json"}, "'nowhere.json' cannot be read"),
         ({"config": {**CHECK, "operation": "is"}}, "config: operation='is'"),
-        ({"config": CHECK, "timeout_s": 0}, "timeout_s=0, expected seconds above 0"),
+        ({"config": CHECK, "timeout_s": 0}, "timeout_s=0, expected a finite number above 0, at most 600"),
         ({"config": CHECK, "models": ["judge"]}, r"models=\['judge'\], expected endpoints by the names"),
         ({"config": CHECK, "models": {"judge": {"model": "m"}}}, "models.judge=.*expected a mapping with base_url"),
         ({"config": CHECK, "models": {"judge": {"base_url": "ftp://x"}}}, "models.judge: base_url='ftp://x'"),
@@ -86,7 +86,7 @@ def test_a_grader_that_asks_a_model_is_warned_of() -> None:
         ({"config": CHECK, "votes": 3}, "votes"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_reward_is_resolved(options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused_when_resolved(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_reward("grader", **options)
 

@@ -43,12 +43,12 @@ def test_values_worked_out_by_hand(metric: str, text: str, reference: str, expec
 
 @pytest.mark.parametrize("metric", METRICS)
 @given(text=st.text(max_size=40), reference=st.text(max_size=40))
-def test_every_metric_stays_between_no_likeness_and_the_same(metric: str, text: str, reference: str) -> None:
+def test_every_metric_stays_between_zero_and_one(metric: str, text: str, reference: str) -> None:
     assert 0 <= similarity(metric, text, reference) <= 1 + 1e-12
 
 
 @given(st.text("abc", max_size=30), st.text("abc", max_size=30))
-def test_the_bits_find_what_the_table_finds(one: str, other: str) -> None:
+def test_the_bit_parallel_subsequence_equals_the_table(one: str, other: str) -> None:
     """The textbook's table of the longest common subsequence, derived anew."""
     row = [0] * (len(other) + 1)
     for a in one:

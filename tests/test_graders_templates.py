@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvr.reward.graders.templates import MAX_TEMPLATE, Missing, Place, Template
+from rlvr.reward.graders.grader_templates import MAX_TEMPLATE, MissingField, Placeholder, Template
 
 VALUES = {
     "item": {
@@ -35,7 +35,7 @@ def test_places_are_filled_with_texts_as_they_are_and_other_values_as_json(text:
     assert Template.of(text, "input").fill(VALUES) == filled
 
 
-def test_what_was_put_in_is_not_a_template_again() -> None:
+def test_inserted_text_is_not_a_template() -> None:
     """An answer that holds braces would otherwise read the reference into itself."""
     assert Template.of("{{ sample.output_text }}", "input").fill(VALUES) == "it is {{ item.answer }}"
     assert Template.of("{{ item.text }}", "input").fill(VALUES) == "{{ sample.output_text }}"
@@ -58,7 +58,7 @@ def test_what_was_put_in_is_not_a_template_again() -> None:
         ("{{ item" + "[" * 99_000 + "}}", "cannot be read"),
     ],
 )
-def test_what_is_no_template_is_refused_with_the_field(text: object, message: str) -> None:
+def test_a_bad_template_is_refused_with_the_field(text: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Template.of(text, "input")
 
@@ -73,10 +73,10 @@ def test_what_is_no_template_is_refused_with_the_field(text: object, message: st
         ("{{ item.answer[0] }}", "a str has no fields"),
     ],
 )
-def test_what_is_not_there_is_missing_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(Missing, match=message):
+def test_a_missing_field_is_named_with_its_path(text: str, message: str) -> None:
+    with pytest.raises(MissingField, match=message):
         Template.of(text, "input").fill(VALUES)
 
 
 def test_a_place_reads_as_it_was_written() -> None:
-    assert str(Place.of(" item.rows[0]['odd key'] ", "input")) == 'item.rows[0]["odd key"]'
+    assert str(Placeholder.of(" item.rows[0]['odd key'] ", "input")) == 'item.rows[0]["odd key"]'

@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_pipelined import Remote, table, untimed
-from test_training_step import trainer
+from table_trainer import Remote, make_trainer, table, without_times
 
-from rlvr.clients.mock import MockTrainingClient
+from rlvr.clients.mock.mock_client import MockTrainingClient
+from rlvr.core.messages import ModelInput
+from rlvr.core.protocols import InitialObservationOverflow, StepResult
 from rlvr.envs.groups import EnvGroupBuilder, GroupSource, RLDataset
-from rlvr.messages import ModelInput
-from rlvr.protocols import InitialObservationOverflow, StepResult
 from rlvr.reward import resolve_reward
-from rlvr.training.completion import Completion
 from rlvr.training.journal import Journal
-from rlvr.training.pipelined import FixedLag
-from rlvr.training.step import Trainer
+from rlvr.training.schedules.completion_order import CompletionOrder
+from rlvr.training.schedules.fixed_lag import FixedLag
+from rlvr.training.schedules.sync import Synchronous
+from rlvr.training.trainer import Trainer
 
 WORDS = table().tokenizer
 A, END = WORDS.ids["a"], WORDS.eos_token_id
 
 
-class Said:
+class RecordingEnv:
     """Keeps what was said, gives nothing for it; or a prompt that fits no budget."""
 
     def __init__(self, over: bool) -> None:
@@ -41,13 +41,13 @@ class Said:
 
 
 class Contest(EnvGroupBuilder):
-    """1 for whoever said as many a's as anyone in the group, -1 for the others: no episode alone can know."""
+    """1 for the episodes with the most a's in the group, -1 for the others: no episode alone can compute it."""
 
     def __init__(self, over: int) -> None:
         self.over = over
 
-    async def make_envs(self) -> Sequence[Said]:
-        return [Said(i < self.over) for i in range(4)]
+    async def make_envs(self) -> Sequence[RecordingEnv]:
+        return [RecordingEnv(i < self.over) for i in range(4)]
 
     async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
         counts = [env.tokens.count(A) for env in env_group]
@@ -71,7 +71,7 @@ class Contests(RLDataset):
 def contest(client: Any = None, over: int = 0, **options: Any) -> Trainer:
     source: Any = GroupSource(Contests(over))
     cells = {"reduction": "constant"} if options.get("num_minibatches", 1) > 1 else None
-    return trainer(
+    return make_trainer(
         client or MockTrainingClient(table()), reward=resolve_reward("environment"), cells=cells,
         source=source, steps=12, **options,
     )  # fmt: skip
@@ -79,9 +79,9 @@ def contest(client: Any = None, over: int = 0, **options: Any) -> Trainer:
 
 def ahead(t: Trainer, folder: Path, make: Callable[..., Any]) -> list[dict[str, float]]:
     with Journal(folder) as journal:
-        pipeline = make(t, journal)
-        rows = [pipeline.learn(step)[0] for step in range(t.options.steps)]
-        pipeline.close()
+        schedule = make(t, journal)
+        rows = [schedule.learn(step)[0] for step in range(t.options.steps)]
+        schedule.close()
     return rows
 
 
@@ -89,13 +89,13 @@ ORDERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "one step behind": (FixedLag, MockTrainingClient, {"max_steps_off_policy": 1}),
     "beside": (FixedLag, Remote, {"max_steps_off_policy": 1}),
     "minibatches": (FixedLag, Remote, {"num_minibatches": 2}),
-    "completion": (Completion, Remote, {"schedule": "completion", "max_steps_off_policy": 1}),
+    "completion": (CompletionOrder, Remote, {"schedule": "completion", "max_steps_off_policy": 1}),
 }
 
 
 @pytest.mark.parametrize("over", [0, 1], ids=["all play", "one is over at once"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_only_a_group_can_reward_is_learned_in_every_order(tmp_path: Path, order: str, over: int) -> None:
+def test_group_rewards_are_learned_in_every_order(tmp_path: Path, order: str, over: int) -> None:
     """More a's are said; an episode that is over at once counts in its group and is no obstacle."""
     make, client, options = ORDERS[order]
     t = contest(client(table()), over=over, **options)
@@ -105,25 +105,25 @@ def test_what_only_a_group_can_reward_is_learned_in_every_order(tmp_path: Path, 
     assert rows[0].get("env/all/stop/max_tokens") == (1.0 if over else None)
 
 
-def test_groups_without_a_lag_teach_what_the_synchronous_loop_teaches(tmp_path: Path) -> None:
+def test_groups_without_a_lag_train_like_the_synchronous_loop(tmp_path: Path) -> None:
     """To the bit: rows and the table, one episode of each group being over at once."""
     sync, fixed = contest(over=1), contest(Remote(table()), over=1, schedule="fixed_lag")
-    rows = [sync.learn(step)[0] for step in range(12)]
-    assert untimed(ahead(fixed, tmp_path, FixedLag)) == untimed(rows)
-    assert (fixed.client.policy.logits == sync.client.policy.logits).all()  # type: ignore[attr-defined]
+    rows = [Synchronous(sync).learn(step)[0] for step in range(12)]
+    assert without_times(ahead(fixed, tmp_path, FixedLag)) == without_times(rows)
+    assert (fixed.parts.client.policy.logits == sync.parts.client.policy.logits).all()  # type: ignore[attr-defined]
     assert rows[-1]["updates"] > 0
 
 
 def test_a_group_whose_episodes_are_all_over_makes_no_step() -> None:
     t = contest(over=4)
-    before = t.client.policy.logits.copy()  # type: ignore[attr-defined]
-    metrics, collected = t.learn(0)
+    before = t.parts.client.policy.logits.copy()  # type: ignore[attr-defined]
+    metrics, collected = Synchronous(t).learn(0)
     assert metrics["updates"] == 0 and metrics["reward/total"] == -1.0
-    assert (t.client.policy.logits == before).all()  # type: ignore[attr-defined]
-    assert all(x.over_at_once for x in collected.all)
+    assert (t.parts.client.policy.logits == before).all()  # type: ignore[attr-defined]
+    assert all(x.is_empty for x in collected.all)
 
 
-def test_the_prompt_of_a_builders_answer_is_what_was_asked() -> None:
+def test_a_builders_answer_keeps_its_prompt() -> None:
     """Not the place of the builder in its dataset, which is all that a task of it knows."""
-    _, collected = contest().learn(0)
+    _, collected = Synchronous(contest()).learn(0)
     assert {x.prompt for x in collected.all} == {"say"}

@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_rows import REAL, write_rows
 
-from rlvr.cli import run
-
-REAL = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
-OWN = [
-    {"question": f"Ann has {a} pens and buys {b} more. How many pens has she?", "answer": f"{a} + {b}\n#### {a + b}"}
-    for a in range(2, 22)
-    for b in (3, 5)
-]
+from rlvr.cli.main import run
 
 
 @pytest.fixture(params=["real rows", "own rows"])
@@ -25,9 +19,7 @@ def rows(request: Any, tmp_path: Path) -> Path:
         if not REAL.is_dir():
             pytest.skip("the GSM8K files are not beside the project")
         return REAL
-    for split, part in (("train", OWN[:30]), ("test", OWN[30:])):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    return tmp_path
+    return write_rows(tmp_path)
 
 
 @pytest.fixture
@@ -58,6 +50,7 @@ def model(rows: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_full_steps_on_grade_school_mathematics(rows: Path, model: Path, tmp_path: Path) -> None:
     """Sampling, verification and a LoRA update with the shipped config; a length reward gives a signal."""
     parts = "[{name: gsm8k, weight: 1.0}, {name: length_penalty, weight: 0.5, kwargs: {target_length: 4}}]"

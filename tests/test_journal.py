@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.files import new_folder
+from rlvr.core.files import new_folder
 from rlvr.training.journal import (
     Checkpoint,
     Journal,
     Position,
-    RunLocked,
+    RunLockedError,
     changed_environment,
-    keep_environment,
-    set_aside,
-    stored_checkpoint,
-    unlike,
+    describe_mismatch,
+    move_aside,
+    newest_checkpoint,
+    store_environment,
 )
 
 
@@ -81,7 +81,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_two_processes_cannot_work_in_one_run_folder(tmp_path: Path) -> None:
-    with Journal(tmp_path), pytest.raises(RunLocked, match="in use by another process"):
+    with Journal(tmp_path), pytest.raises(RunLockedError, match="in use by another process"):
         Journal(tmp_path)
     with Journal(tmp_path):
         pass
@@ -100,7 +100,7 @@ def test_starting_anew_renames_and_deletes_nothing(tmp_path: Path) -> None:
     for content in ("first", "second"):
         run.mkdir()
         (run / "summary.json").write_text(content)
-        set_aside(run)
+        move_aside(run)
     kept = sorted((p.name, (p / "summary.json").read_text()) for p in tmp_path.iterdir())
     assert kept == [("run.old-1", "first"), ("run.old-2", "second")]
 
@@ -144,7 +144,7 @@ def test_a_journal_names_no_folder_outside_the_runs_checkpoints(tmp_path: Path, 
     with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: checkpoint path .* does not lie inside"):
         Journal(run)
     with pytest.raises(ValueError, match="line 2"):
-        stored_checkpoint(run)
+        newest_checkpoint(run)
     assert victim.exists()
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_without_a_position_or_a_state_is_named(tmp_path: Path, wro
     [name] = wrong
     for line in ({**good, **wrong}, {key: value for key, value in good.items() if key != name}):
         path.write_bytes(before + json.dumps(line).encode() + b"\n")
-        for read in (Journal, stored_checkpoint):
+        for read in (Journal, newest_checkpoint):
             with pytest.raises(ValueError, match=rf"journal\.jsonl, line 2: checkpoint without a {name}.*; delete the"):
                 read(tmp_path)
 
@@ -194,7 +194,7 @@ def test_a_line_of_endless_depth_is_a_broken_line(tmp_path: Path, middle: bool) 
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b"[" * 20_000 + (b"\n" + path.read_bytes() if middle else b"\n"))
     if not middle:
-        assert stored_checkpoint(tmp_path) == place
+        assert newest_checkpoint(tmp_path) == place
         return
     with pytest.raises(ValueError, match=r"journal\.jsonl, line 2: not JSON"):
         Journal(tmp_path)
@@ -222,7 +222,7 @@ FRESH = {"drawn": {"1": 0}, "rate": {"1": 0.5}, "baseline": None}
     ],
 )
 def test_a_stored_state_is_held_against_a_fresh_one(found: object, says: str) -> None:
-    told = unlike(found, FRESH)
+    told = describe_mismatch(found, FRESH)
     assert told.startswith(says) and bool(told) == bool(says)
 
 
@@ -231,7 +231,7 @@ def test_a_stored_state_is_held_against_a_fresh_one(found: object, says: str) ->
     ["", "[1]", "{}", "null", '{"salt": 1, "hashes": {}}', '{"salt": "a", "hashes": [["a", "b"]]}', "[" * 20_000],
 )
 def test_a_damaged_environment_file_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
-    keep_environment(tmp_path, {"a": 1})
+    store_environment(tmp_path, {"a": 1})
     assert changed_environment(tmp_path, {"a": 2}) == ["a"] and changed_environment(tmp_path, {"a": 1}) == []
     (tmp_path / "environment.json").write_text(text)
     with pytest.raises(ValueError, match=r"environment\.json.*delete it to go on unchecked"):
@@ -246,7 +246,7 @@ def test_a_torn_line_hides_no_stored_checkpoint(tmp_path: Path, torn: bytes) -> 
     with open(tmp_path / "journal.jsonl", "ab") as file:
         file.write(torn)
     content = (tmp_path / "journal.jsonl").read_bytes()
-    assert stored_checkpoint(tmp_path) == place
+    assert newest_checkpoint(tmp_path) == place
     assert (tmp_path / "journal.jsonl").read_bytes() == content
     with Journal(tmp_path) as journal:
         journal.write("finished")
@@ -255,10 +255,10 @@ def test_a_torn_line_hides_no_stored_checkpoint(tmp_path: Path, torn: bytes) -> 
 
 def test_a_folder_in_use_is_not_set_aside(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with Journal(run), pytest.raises(RunLocked, match="in use by another process"):
-        set_aside(run)
+    with Journal(run), pytest.raises(RunLockedError, match="in use by another process"):
+        move_aside(run)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
-    set_aside(run)
+    move_aside(run)
     assert [p.name for p in tmp_path.iterdir()] == ["run.old-1"]
 
 
@@ -273,6 +273,4 @@ def test_an_attempt_that_computes_with_something_else_says_so(tmp_path: Path) ->
     said: list[str] = []
     with Journal(tmp_path) as journal:
         journal.attempt(first, said.append)
-    assert said == [
-        "this run began with threads 4 (now 1): it has the same bits as an undisturbed one only with the same of each"
-    ]
+    assert len(said) == 1 and "this run began with threads 4 (now 1)" in said[0]

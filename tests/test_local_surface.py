@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rounding import close_logprobs
 from tiny import CONFIGS
 
-from rlvr import model_info, renderers
 from rlvr.clients import local as tinker
 from rlvr.clients.local import types
 from rlvr.clients.local.types.tensor_data import TensorData
-from rlvr.engine.model import build_model
+from rlvr.compat import model_info, renderers
+from rlvr.engine.model_loading import build_model
 from rlvr.engine.tokenizer import build_tokenizer
 
 LETTERS = string.digits + "+-? .:\nUserAitn" + "ab"  # what the prompts are written with, and two more
@@ -97,6 +98,7 @@ def loop(
     return means
 
 
+@pytest.mark.slow
 def test_the_guides_custom_loop_runs_and_learns(service: tinker.ServiceClient, folder: str) -> None:
     """Answers gain digits, batch by batch, under the reward that counts them."""
     means = loop(service, folder, batches=10)
@@ -117,7 +119,7 @@ def steps(client: Any, count: int, first: int = 0) -> list[float]:
     return losses
 
 
-def scored(sampler: Any) -> list[float]:
+def score_prompt(sampler: Any) -> list[float]:
     return sampler.compute_logprobs(types.ModelInput.from_ints([1, 2, 3, 4, 5])).result()[1:]
 
 
@@ -139,13 +141,13 @@ def test_state_and_sampler_weights_of_one_name_lie_side_by_side(service: tinker.
     """And a sampler made of either answers as the client does."""
     client = service.create_lora_training_client(folder, rank=4)
     steps(client, 2)
-    now = scored(client.save_weights_and_get_sampling_client().result())
+    now = score_prompt(client.save_weights_and_get_sampling_client().result())
     paths = [client.save_state("final").result().path, client.save_weights_for_sampler("final").result().path]
     assert paths[0] != paths[1]
     for path in paths:
-        assert scored(service.create_sampling_client(model_path=path)) == pytest.approx(now, abs=1e-5)
-    base = scored(service.create_sampling_client(base_model=folder))
-    assert base == pytest.approx(scored(service.create_lora_training_client(folder).create_sampling_client()), abs=1e-6)
+        assert score_prompt(service.create_sampling_client(model_path=path)) == close_logprobs(now)
+    base = score_prompt(service.create_sampling_client(base_model=folder))
+    assert base == close_logprobs(score_prompt(service.create_lora_training_client(folder).create_sampling_client()))
     assert max(abs(a - b) for a, b in zip(base, now, strict=True)) > 0.01
 
 
@@ -178,7 +180,7 @@ def test_the_parts_to_train_are_those_asked_for(
     assert (info.is_lora, info.lora_rank, info.model_data.model_name) == (True, 2, folder)
 
 
-def test_the_async_forms_give_what_the_others_give(service: tinker.ServiceClient, folder: str) -> None:
+def test_the_async_methods_give_the_results_of_the_sync_ones(service: tinker.ServiceClient, folder: str) -> None:
     """Clients and futures are awaited; a training call and the step after it keep their order."""
 
     async def run() -> tuple[list[float], Any, Any]:
@@ -254,12 +256,12 @@ def test_the_sdks_own_objects_are_taken_too() -> None:
         (lambda: types.Datum(types.ModelInput([1]), {"weights": [[1], [2, 3]]}), r"loss_fn_inputs\['weights'\]"),
     ],
 )
-def test_values_that_are_none_are_refused(make: Any, message: str) -> None:
+def test_invalid_values_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_mistakes_name_what_to_give(service: tinker.ServiceClient, folder: str, tmp_path: Path) -> None:
+def test_errors_name_the_expected_argument(service: tinker.ServiceClient, folder: str, tmp_path: Path) -> None:
     client = service.create_lora_training_client(folder, rank=2)
     for wrong, message in (
         (lambda: service.create_sampling_client(), "give either model_path"),

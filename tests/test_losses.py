@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.engine.losses import LOSSES, kl_penalty, token_logprobs
+from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.engine.losses import TERMS, kl_penalty, token_logprobs
 
-NAMES = sorted(LOSSES)
+NAMES = sorted(LOSS_SPECS)
 LN2 = math.log(2.0)
 
 
@@ -24,7 +25,7 @@ def run(name: str, p: list[float], rows: list[int] | None = None, config: dict |
     p_N = torch.tensor(p, dtype=torch.float64, requires_grad=True)
     tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in inputs.items()}
     row_N = torch.tensor(rows if rows is not None else [0] * len(p))
-    terms = LOSSES[name].terms(p_N, tensors, {**LOSSES[name].config, **(config or {})}, row_N)
+    terms = TERMS[name](p_N, tensors, {**LOSS_SPECS[name].config, **(config or {})}, row_N)
     (grad,) = torch.autograd.grad(terms.sum(), p_N)
     return terms.tolist(), grad.tolist()
 
@@ -165,7 +166,7 @@ def test_every_loss_equals_its_formula_derived_again(seed: int, name: str) -> No
         name, p.tolist(), rows, logprobs=q.tolist(), advantages=a.tolist(), weights=w.tolist(),
         sequence_ratio_mask=mask.tolist(),
     )  # fmt: skip
-    assert terms == pytest.approx(by_numpy(name, p, q, a, w, mask, rows, LOSSES[name].config), rel=1e-12, abs=1e-12)
+    assert terms == pytest.approx(by_numpy(name, p, q, a, w, mask, rows, LOSS_SPECS[name].config), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
@@ -180,8 +181,8 @@ def test_gradients_pass_gradcheck(name: str) -> None:
         "advantages": torch.tensor([1.0, 2.0, -0.5, -1.0], dtype=torch.float64),
         "weights": torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=torch.float64),
     }
-    loss, row_N = LOSSES[name], torch.tensor([0, 0, 1, 1])
-    assert torch.autograd.gradcheck(lambda x: loss.terms(x, inputs, loss.config, row_N), (p,))
+    terms, row_N = TERMS[name], torch.tensor([0, 0, 1, 1])
+    assert torch.autograd.gradcheck(lambda x: terms(x, inputs, dict(LOSS_SPECS[name].config), row_N), (p,))
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -215,14 +216,13 @@ def test_zero_advantage_or_weight_means_zero_gradient(name: str) -> None:
 def test_dro_alone_keeps_a_gradient_at_zero_advantage() -> None:
     """Its quadratic term pulls p to q: rows without advantage are sent with it, and may be skipped with the others."""
     from rlvr.algorithms import Algorithm
-    from rlvr.algorithms.rows import LOSSES as NAMED_BY_ROWS
 
     _, grad = run("dro", [-1.0], logprobs=[-3.0], advantages=[0.0])
     assert grad == pytest.approx([0.05 * 2.0])
-    for name in NAMED_BY_ROWS:
-        clip = (0.2, 0.2) if "clip_low_threshold" in LOSSES[name].config else (None, None)
+    for name in RL_LOSSES:
+        clip = (0.2, 0.2) if "clip_low_threshold" in LOSS_SPECS[name].config else (None, None)
         row = Algorithm("x", "group_mean", name, "token_mean", *clip, beta=0.05 if name == "dro" else None)
-        assert row.teaches_at_zero == (name == "dro")
+        assert row.has_gradient_at_zero == (name == "dro")
         _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0], sequence_ratio_mask=[1.0])
         assert (grad == [0.0]) == (name != "dro")
 
@@ -298,7 +298,7 @@ def test_a_positive_weight_folds_into_the_advantage(name: str) -> None:
 def test_the_defaults_are_tinkers() -> None:
     """Thresholds and beta where the caller gives none, and what each loss needs."""
     clip = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-    assert {n: LOSSES[n].config for n in NAMES} == {
+    defaults = {
         "cross_entropy": {},
         "importance_sampling": {},
         "ppo": clip,
@@ -306,8 +306,9 @@ def test_the_defaults_are_tinkers() -> None:
         "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
         "dro": {"beta": 0.05},
     }
-    assert LOSSES["gspo"].needs == ("logprobs", "advantages", "sequence_ratio_mask")
-    assert LOSSES["cross_entropy"].needs == ("weights",)
+    assert {name: LOSS_SPECS[name].config for name in defaults} == defaults
+    assert LOSS_SPECS["gspo"].required == ("logprobs", "advantages", "sequence_ratio_mask")
+    assert LOSS_SPECS["cross_entropy"].required == ("weights",)
 
 
 def gradients(loss: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.reward.math.algebra import TooLarge
-from rlvr.reward.math.compare import Conventions, same
+from rlvr.reward.math.compare import Conventions, compare_answers
 
 SAME = [
     ("\\frac{1}{2}", "0.5"),
@@ -300,7 +300,7 @@ DIFFERENT = [
 
 def verdict(gold: str, answer: str, **conventions: str) -> bool | None:
     try:
-        return same(gold, answer, Conventions(**conventions))
+        return compare_answers(gold, answer, Conventions(**conventions))
     except TooLarge:
         return False
 
@@ -334,7 +334,7 @@ def test_conventions_can_be_chosen(gold, answer, conventions, expected):
     assert verdict(gold, answer, **conventions) is expected
 
 
-def test_inequalities_that_both_hold_are_no_list_of_solutions():
+def test_inequalities_joined_by_and_are_not_a_list_of_solutions():
     """`x<2 and x>3` holds nowhere; `x<2 or x>3` is the union."""
     gold = "(-\\infty,2)\\cup(3,\\infty)"
     assert verdict(gold, "x<2 \\text{ or } x>3") is True
@@ -342,7 +342,7 @@ def test_inequalities_that_both_hold_are_no_list_of_solutions():
 
 
 @pytest.mark.parametrize("pair", [("\\sqrt{3+2\\sqrt2}", "1+\\sqrt2"), ("\\sin^2 x+\\cos^2 x", "1")])
-def test_what_has_no_normal_form_is_left_undecided(pair):
+def test_a_pair_without_a_normal_form_is_undecided(pair):
     assert verdict(*pair) is None
 
 
@@ -361,7 +361,7 @@ def test_equality_is_reflexive_and_symmetric(a, b):
 
 
 @given(FORMULAS, st.integers(1, 9))
-def test_what_was_changed_by_a_whole_number_is_never_equal(formula, change):
+def test_a_value_changed_by_a_whole_number_is_never_equal(formula, change):
     assert verdict(formula, f"{formula}+{change}") is not True
 
 
@@ -381,13 +381,13 @@ def holds(pieces, x):
 @given(PIECES, PIECES)
 def test_unions_are_equal_exactly_where_they_hold_the_same_points(a, b):
     """Ends are whole numbers, so the ends and the middles between them tell all unions apart."""
-    spelled = ["\\cup".join(f"{'(['[c]}{low},{high}{')]'[d]}" for low, high, c, d in pieces) for pieces in (a, b)]
+    written = ["\\cup".join(f"{'(['[c]}{low},{high}{')]'[d]}" for low, high, c, d in pieces) for pieces in (a, b)]
     points = [x / 2 for x in range(-1, 14)]
-    assert same(*spelled, Conventions()) is all(holds(a, x) == holds(b, x) for x in points)
+    assert compare_answers(*written, Conventions()) is all(holds(a, x) == holds(b, x) for x in points)
 
 
 @given(PIECES, st.data())
-def test_a_union_is_the_same_however_it_is_cut(pieces, data):
+def test_a_union_does_not_depend_on_how_it_is_cut(pieces, data):
     cut = []
     for low, high, closed_low, closed_high in pieces:
         at = data.draw(st.sampled_from([low + (high - low) / 4, (low + high) / 2]))
@@ -397,4 +397,4 @@ def test_a_union_is_the_same_however_it_is_cut(pieces, data):
     gold, answer = (
         "\\cup".join(f"{'(['[c]}{low},{high}{')]'[d]}" for low, high, c, d in some) for some in (pieces, order)
     )
-    assert same(gold, answer, Conventions()) is True
+    assert compare_answers(gold, answer, Conventions()) is True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvr.reward.extract import Found, find_answer
+from rlvr.reward.text.final_answer import ExtractedAnswer, find_answer
 
 AUTO = ("boxed", "hash", "answer_is", "whole")
 
@@ -31,7 +31,7 @@ AUTO = ("boxed", "hash", "answer_is", "whole")
     ],
 )
 def test_found(text, found):
-    assert find_answer(text, AUTO) == Found(found)
+    assert find_answer(text, AUTO) == ExtractedAnswer(found)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_found(text, found):
     ],
 )
 def test_not_found(text, problem):
-    assert find_answer(text, AUTO) == Found(problem=problem)
+    assert find_answer(text, AUTO) == ExtractedAnswer(problem=problem)
 
 
 def test_many_boxes_by_convention():
     text = "\\boxed{1}, \\boxed{2}"
     got = {many: find_answer(text, AUTO, many) for many in ("last", "first", "agree", "join")}
     assert got == {
-        "last": Found("2"),
-        "first": Found("1"),
-        "agree": Found(problem="many_answers"),
-        "join": Found("1, 2"),
+        "last": ExtractedAnswer("2"),
+        "first": ExtractedAnswer("1"),
+        "agree": ExtractedAnswer(problem="many_answers"),
+        "join": ExtractedAnswer("1, 2"),
     }

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlvr.core.types import Outcome, StopReason, Task, Trajectory
 from rlvr.reward import resolve_reward
-from rlvr.types import Outcome, StopReason, Task, Trajectory
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 peer = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
@@ -51,7 +51,7 @@ def test_bad_options_are_refused():
 
 
 @peer
-def test_math_verify_decides_what_has_no_normal_form_from_any_thread():
+def test_math_verify_decides_pairs_without_a_normal_form_from_any_thread():
     got = []
     thread = threading.Thread(
         target=lambda: got.append(score("\\boxed{\\sqrt{3+2\\sqrt2}}", "1+\\sqrt2", timeout_s=20))
@@ -114,7 +114,7 @@ GOLDS = st.sampled_from(["5", "(1,2)", "\\{1,2\\}", "x>3", "x^2+1", "\\text{east
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(TOKENS), max_size=60).map("".join)), GOLDS)
-def test_nothing_an_answer_says_is_an_error(answer, gold):
+def test_an_answer_never_causes_an_error(answer, gold):
     for response in (answer, "\\boxed{" + answer + "}"):
         assert score(response, gold, use_math_verify="never").outcome in (Outcome.PASSED, Outcome.FAILED)
 

@@ -6,19 +6,22 @@ import json
 import re
 from pathlib import Path
 
-from rlvr.cli import run
-from tests.test_cli import TINY
+import pytest
+
+from rlvr.cli.main import run
+from tests.tiny_run import TINY
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
-def documented() -> set[str]:
+def documented_names() -> set[str]:
     """The names in the first column of the page's tables before `summary.json`."""
     text = PAGE.read_text().split("## In `summary.json`")[0]
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
+@pytest.mark.slow
 def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emitted(
     tmp_path: Path, monkeypatch
 ) -> None:
@@ -31,7 +34,7 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised]) == 0
     rows = [json.loads(line) for line in (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
     emitted = {name for row in rows for name in row} - {"phase", "step"}
-    patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented()}
+    patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented_names()}
     unexplained = {name for name in emitted if not any(p.fullmatch(name) for p in patterns.values())}
     silent = {name for name, p in patterns.items() if not any(p.fullmatch(e) for e in emitted)}
     assert not unexplained, f"emitted but not in docs/metrics.md: {sorted(unexplained)}"

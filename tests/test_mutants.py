@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Outcome
 from rlvr.sandbox import Sandbox
-from rlvr.types import Outcome
 from tests.code_rows import REAL as MBPP
 
 SAMPLE = 120

@@ -12,24 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_pipelined import made, steps, untimed
-from test_training_step import trainer
+from table_trainer import collect, fixed_lag_trainer, make_trainer, run_fixed_lag, without_times
 
-from rlvr.clients.mock import MockTrainingClient, TablePolicy
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core.futures import LazyFuture, as_completed
+from rlvr.core.messages import SamplingParams
+from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.envs import PromptEnv
-from rlvr.futures import LazyFuture, as_they_come
-from rlvr.messages import SamplingParams
 from rlvr.reward import Reward, resolve_reward
-from rlvr.reward.registry import Entry
+from rlvr.reward.registry import RewardSpec
 from rlvr.rollout import Group, rollout
+from rlvr.rollout.scoring import Scoring
 from rlvr.sandbox import Sandbox, Verdict
-from rlvr.scoring import Scoring
-from rlvr.training.errors import TrainingStopped
-from rlvr.training.step import Trainer
-from rlvr.types import Outcome, Task, Trajectory
+from rlvr.training.errors import TrainingStoppedError
+from rlvr.training.trainer import Trainer
 
 
-class Asked:
+class RecordingVerifier:
     """A verifier that pays for the letter `a`; it notes who asked it about how many answers, and on which thread."""
 
     def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
@@ -41,8 +40,8 @@ class Asked:
         self._wait()
         return [float(response == "a") for response in responses]
 
-    def reward(self, waits: Any = "network") -> Reward:
-        return Reward("asked", Entry(self, batched=True, waits=waits))
+    def reward(self, waits_for: Any = "network") -> Reward:
+        return Reward("asked", RewardSpec(self, batched=True, waits_for=waits_for))
 
 
 class InPieces(MockTrainingClient):
@@ -86,7 +85,7 @@ def pieces(before_the_last: Callable[[], None] = lambda: None) -> InPieces:
     return InPieces(TablePolicy(["say", "a", "b"]), before_the_last)
 
 
-def shown(trajectories: Sequence[Trajectory]) -> list[Any]:
+def fields_of(trajectories: Sequence[Trajectory]) -> list[Any]:
     return [(t.rollout_id, t.response_tokens, t.reward, t.scores, t.policy_version) for t in trajectories]
 
 
@@ -100,34 +99,33 @@ def test_a_group_is_verified_while_another_one_is_still_sampled() -> None:
     def wait_for_a_verdict() -> None:
         assert begun.wait(60), "no verification had begun when only one group was left to sample"
 
-    asked = Asked(begun.set)
-    collected = trainer(pieces(wait_for_a_verdict), reward=asked.reward()).collect(0)
+    asked = RecordingVerifier(begun.set)
+    collected = collect(make_trainer(pieces(wait_for_a_verdict), reward=asked.reward()), 0)
     assert len(collected.batch) == 24 and {t.reward for t in collected.batch} == {0.0, 1.0}
 
 
 def test_verifiers_that_wait_are_asked_a_group_a_call_off_this_thread_and_others_once_about_all() -> None:
-    for waits in ("processes", "network"):
-        asked = Asked()
-        trainer(pieces(), reward=asked.reward(waits)).collect(0)
+    for waits_for in ("processes", "network"):
+        asked = RecordingVerifier()
+        collect(make_trainer(pieces(), reward=asked.reward(waits_for)), 0)
         assert [size for size, _ in asked.calls] == [4] * 6
         assert all(thread.startswith("rlvr-scoring") for _, thread in asked.calls)
-    plain = Asked()
-    trainer(pieces(), reward=plain.reward("")).collect(0)
+    plain = RecordingVerifier()
+    collect(make_trainer(pieces(), reward=plain.reward("")), 0)
     assert plain.calls == [(24, threading.current_thread().name)]
 
 
 def test_several_groups_are_verified_at_once() -> None:
-    """One answer that takes long holds nobody up: all six calls are under way together before any ends."""
+    """One slow answer delays no other: all six calls run together before any of them ends."""
     together = threading.Barrier(6, timeout=60)
-    trainer(pieces(), reward=Asked(together.wait).reward()).collect(0)
+    collect(make_trainer(pieces(), reward=RecordingVerifier(together.wait).reward()), 0)
 
 
 def test_a_verifier_that_only_watches_overlaps_too() -> None:
-    reward, watching = Asked(), Asked()
-    watched = Reward("watching", Entry(watching, batched=True, waits="network"))
-    t = trainer(pieces(), reward=reward.reward(""))
-    t.watched = [watched]
-    collected = t.collect(0)
+    reward, watching = RecordingVerifier(), RecordingVerifier()
+    watched = Reward("watching", RewardSpec(watching, batched=True, waits_for="network"))
+    t = make_trainer(pieces(), reward=reward.reward(""), watched=[watched])
+    collected = collect(t, 0)
     assert [size for size, _ in watching.calls] == [4] * 6 and [size for size, _ in reward.calls] == [24]
     assert all(list(one.scores) == ["asked", "watching"] for one in collected.batch)
 
@@ -138,9 +136,9 @@ def test_a_verifier_that_only_watches_overlaps_too() -> None:
 def test_a_step_is_the_same_to_the_bit_whether_its_verifier_waits_or_not() -> None:
     """Trajectories in the order of groups and samples, although the last group is over first; equal metrics after."""
     found: list[Any] = []
-    for waits, client in (("", MockTrainingClient(TablePolicy(["say", "a", "b"]))), ("network", pieces())):
-        t = trainer(client, reward=Asked().reward(waits), refill=2)
-        rows = [(shown((c := t.collect(step)).all.trajectories), t.update(step, c)) for step in range(3)]
+    for waits_for, client in (("", MockTrainingClient(TablePolicy(["say", "a", "b"]))), ("network", pieces())):
+        t = make_trainer(client, reward=RecordingVerifier().reward(waits_for), refill=2)
+        rows = [(fields_of((c := collect(t, step)).all.trajectories), t.update(step, c)) for step in range(3)]
         found.append((rows, client.policy.logits.tolist()))
     assert found[0] == found[1]
 
@@ -148,11 +146,12 @@ def test_a_step_is_the_same_to_the_bit_whether_its_verifier_waits_or_not() -> No
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_fixed_lag_is_the_same_to_the_bit_too(tmp_path: Path, lag: int) -> None:
     found: list[Any] = []
-    for waits in ("", "processes"):
+    for waits_for in ("", "processes"):
         client = pieces()
-        t = made(client, max_steps_off_policy=lag)
-        t.reward = Asked().reward(waits)
-        found.append((untimed(steps(t, tmp_path / (waits or "plain"))), client.policy.logits.tolist()))
+        t = fixed_lag_trainer(client, reward=RecordingVerifier().reward(waits_for), max_steps_off_policy=lag)
+        found.append(
+            (without_times(run_fixed_lag(t, tmp_path / (waits_for or "plain"))), client.policy.logits.tolist())
+        )
     assert found[0] == found[1]
 
 
@@ -170,11 +169,11 @@ def test_the_engine_gives_groups_up_as_they_end_and_the_same_tokens(client: Call
     ended: list[tuple[str, bool]] = []
     engine = sampler._engine
 
-    def over(group: list[Trajectory]) -> None:
+    def note_end(group: list[Trajectory]) -> None:
         ended.append((group[0].group_id, engine.idle))
 
-    early = rollout(groups(), sampler, params, seed=2, over=over)
-    assert shown(plain) == shown(early) and [t.logprobs for t in plain] == [t.logprobs for t in early]
+    early = rollout(groups(), sampler, params, seed=2, on_group_end=note_end)
+    assert fields_of(plain) == fields_of(early) and [t.logprobs for t in plain] == [t.logprobs for t in early]
     assert sorted(id for id, _ in ended) == ["0", "1", "2", "3"]
     assert not ended[0][1], "the first group came only when nothing was sampled any more"
 
@@ -183,7 +182,7 @@ def test_the_engine_gives_groups_up_as_they_end_and_the_same_tokens(client: Call
 
 
 def test_a_verifier_that_fails_is_an_error_of_that_group_alone_and_counts_against_the_budget() -> None:
-    asked = Asked()
+    asked = RecordingVerifier()
     fails = threading.Lock()
 
     def once() -> None:
@@ -191,27 +190,27 @@ def test_a_verifier_that_fails_is_an_error_of_that_group_alone_and_counts_agains
             raise OSError("the judge hung up")
 
     asked._wait = once
-    collected = trainer(pieces(), reward=asked.reward(), error_budget=0.2).collect(0)
+    collected = collect(make_trainer(pieces(), reward=asked.reward(), error_budget=0.2), 0)
     broken = [t for t in collected.batch if t.scores["asked"].outcome is Outcome.ERROR]
     assert len(broken) == 4 and len({t.group_id for t in broken}) == 1 and all(t.reward is None for t in broken)
 
     def always() -> None:
         raise OSError("the judge hung up")
 
-    with pytest.raises(TrainingStopped, match="gave no verdict on 24 of 24 answers"):
-        trainer(pieces(), reward=Asked(always).reward()).collect(0)
+    with pytest.raises(TrainingStoppedError, match="gave no verdict on 24 of 24"):
+        collect(make_trainer(pieces(), reward=RecordingVerifier(always).reward()), 0)
 
 
 def test_answers_of_other_weights_stop_the_step_before_they_are_judged() -> None:
-    asked, client = Asked(), pieces()
+    asked, client = RecordingVerifier(), pieces()
     client.claimed = "another"
-    t = trainer(client, reward=asked.reward())
-    with pytest.raises(TrainingStopped, match="made by weights"):
-        t.collect(0)
+    t = make_trainer(client, reward=asked.reward())
+    with pytest.raises(TrainingStoppedError, match="sampled by the weights"):
+        collect(t, 0)
     assert not asked.calls
 
 
-def interrupted(reward: Reward, begun: Callable[[], bool]) -> Trainer:
+def interrupt_step(reward: Reward, begun: Callable[[], bool]) -> Trainer:
     """A step is stopped by Ctrl-C while its last group is sampled and others are verified."""
     stop = threading.Event()
 
@@ -223,15 +222,15 @@ def interrupted(reward: Reward, begun: Callable[[], bool]) -> Trainer:
         stacks = ["".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()]
         raise AssertionError("no verification ever began; the threads are at\n" + "\n".join(stacks))
 
-    t = trainer(pieces(press), reward=reward)
+    t = make_trainer(pieces(press), reward=reward)
     with pytest.raises(KeyboardInterrupt):
-        t.collect(0)
+        collect(t, 0)
     assert not [one for one in threading.enumerate() if one.name.startswith("rlvr-scoring")]
     return t
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_while_sampling_ends_programs_that_are_verified_beside_it() -> None:
+def test_ctrl_c_while_sampling_ends_programs_under_verification() -> None:
     """Each of them would go on for ten minutes."""
     with Sandbox(workers=2) as sandbox:
         ended: list[Verdict | str] = []
@@ -249,11 +248,11 @@ def test_ctrl_c_while_sampling_ends_programs_that_are_verified_beside_it() -> No
                 raise
             return [0.0] * len(responses)
 
-        def begun() -> bool:
+        def has_begun() -> bool:
             assert not ended, ended
             return bool(sandbox._at_work)
 
-        interrupted(Reward("run", Entry(run, batched=True, waits="processes")), begun)
+        interrupt_step(Reward("run", RewardSpec(run, batched=True, waits_for="processes")), has_begun)
         assert not sandbox._at_work
         assert sandbox.verify("x = 1", ["assert x == 1"]).outcome is Outcome.PASSED
 
@@ -270,14 +269,14 @@ def test_ctrl_c_while_sampling_ends_requests_that_are_waited_for() -> None:
             cancelled.set()
         return []
 
-    interrupted(Reward("ask", Entry(ask, batched=True, waits="network")), begun.is_set)
+    interrupt_step(Reward("ask", RewardSpec(ask, batched=True, waits_for="network")), begun.is_set)
     assert cancelled.wait(60)
 
 
 # --- who waits ---------------------------------------------------------------------------------------------------
 
 
-def test_rewards_say_what_they_wait_for() -> None:
+def test_rewards_declare_their_wait_kind() -> None:
     judge = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
     code, cheap = {"name": "code"}, {"name": "exact_match"}
     program = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return 1.0"}
@@ -302,8 +301,8 @@ def test_rewards_say_what_they_wait_for() -> None:
             resolve_reward(lambda prompt, response, meta=None: 1.0),
         ],
     }
-    for waits, rewards in expected.items():
-        assert [reward.waits for reward in rewards] == [waits] * len(rewards)
+    for waits_for, rewards in expected.items():
+        assert [reward.waits_for for reward in rewards] == [waits_for] * len(rewards)
 
 
 def test_parts_of_a_composite_that_do_not_wait_are_asked_by_one_thread_at_a_time() -> None:
@@ -320,9 +319,9 @@ def test_parts_of_a_composite_that_do_not_wait_are_asked_by_one_thread_at_a_time
             inside[0] -= 1
         return 1.0
 
-    slow = Asked(threading.Barrier(6, timeout=60).wait).reward()
+    slow = RecordingVerifier(threading.Barrier(6, timeout=60).wait).reward()
     parts = [{"name": slow}, {"name": plain}]
-    trainer(pieces(), reward=resolve_reward("composite", rewards=parts)).collect(0)
+    collect(make_trainer(pieces(), reward=resolve_reward("composite", rewards=parts)), 0)
     assert most == [1]
 
 
@@ -339,10 +338,10 @@ def test_results_that_come_from_elsewhere_are_taken_as_they_come() -> None:
 
     running = [concurrent.futures.Future[int]() for _ in range(3)]
 
-    async def taken() -> list[tuple[int, int]]:
+    async def take_all() -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         running[2].set_result(20)
-        async for what, result in as_they_come([(i, Elsewhere(f)) for i, f in enumerate(running)]):  # type: ignore[misc]
+        async for what, result in as_completed([(i, Elsewhere(f)) for i, f in enumerate(running)]):  # type: ignore[misc]
             found.append((what, result))
             if result == 20:
                 running[0].set_result(0)
@@ -350,16 +349,16 @@ def test_results_that_come_from_elsewhere_are_taken_as_they_come() -> None:
                 running[1].set_result(10)
         return found
 
-    assert asyncio.run(taken()) == [(2, 20), (0, 0), (1, 10)]
+    assert asyncio.run(take_all()) == [(2, 20), (0, 0), (1, 10)]
 
 
 def test_scoring_without_beginning_early_gives_what_score_gives() -> None:
     """Groups that are over only with all others (those of builders) are asked for at the end."""
     client = pieces()
-    t = trainer(client, reward=Asked().reward())
+    t = make_trainer(client, reward=RecordingVerifier().reward())
     sampler = client.save_weights_and_get_sampling_client()
-    groups = t.groups(t.curriculum.tasks(3, 0, 0), "x")
-    answers = rollout(groups, sampler, t.params, **t.how(0))
-    with Scoring(t.reward) as scoring:
+    groups = t.collector.open_groups(t.parts.curriculum.tasks(3, 0, 0), "x")
+    answers = rollout(groups, sampler, t.parts.params, seed=1)
+    with Scoring(t.parts.reward) as scoring:
         scoring.finish(answers)
     assert [a.reward for a in answers] == [float(a.response == "a") for a in answers]

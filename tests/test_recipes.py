@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from tiny import CONFIGS
 
+from rlvr.compat.recipes import math_rl, rl_basic, rl_loop, sl_basic
+from rlvr.compat.recipes.arguments import Recipe, parse
+from rlvr.compat.recipes.schedules import AsyncConfig, StreamMinibatchConfig
 from rlvr.config import load
-from rlvr.config.schema import configured
-from rlvr.recipes import math_rl, rl_basic, rl_loop, sl_basic
-from rlvr.recipes.schedules import AsyncConfig, StreamMinibatchConfig
-from rlvr.recipes.words import Recipe, parse
-from tests.forked import Program, ran
+from rlvr.config.build_config import build_config
+from tests.forked_process import Program, run_forked
 
 LIGHT = ["evaluation.tasks=4", "engine.threads=1", "model.device=cpu"]
 
@@ -29,7 +29,7 @@ LIGHT = ["evaluation.tasks=4", "engine.threads=1", "model.device=cpu"]
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny base model that has no chat template."""
-    from rlvr.engine.model import build_model
+    from rlvr.engine.model_loading import build_model
     from rlvr.engine.tokenizer import build_tokenizer
 
     place = tmp_path_factory.mktemp("base") / "model"
@@ -53,7 +53,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def warm(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The base model after `sl_basic` on answers that are a box with any of three digits in it."""
-    from rlvr.envs.problems import SUFFIX
+    from rlvr.compat.problem_envs import SUFFIX
 
     place = tmp_path_factory.mktemp("warm")
     talks = [
@@ -74,6 +74,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_loop_learns_from_rewards_and_logs_them(warm: Path, rows: Path, tmp_path: Path) -> None:
     """`reward/total` is in metrics.jsonl under log_path, as pandas reads it; the adapter is saved."""
     words = [f"model_name={warm}", f"data={rows}", f"log_path={tmp_path}", "batch_size=4", "group_size=8"]
@@ -85,6 +86,7 @@ def test_the_loop_learns_from_rewards_and_logs_them(warm: Path, rows: Path, tmp_
     assert list((tmp_path / "weights").glob("*/train-0/weights/final/adapter_model.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_loop_gives_the_same_through_the_sdk_and_a_server(warm: Path, rows: Path, tmp_path: Path) -> None:
     """`base_url` asks a server by the public SDK: the same rewards, step by step, as the loop in one process."""
     pytest.importorskip("tinker", reason="the SDK is what speaks to the server")
@@ -93,14 +95,14 @@ def test_the_loop_gives_the_same_through_the_sdk_and_a_server(warm: Path, rows: 
     how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     words = ["model_name=tiny", f"data={rows}", "batch_size=4", "group_size=4", "max_tokens=12", "lora_rank=4"]
     words += ["learning_rate=1e-3", "max_steps=2"]
-    recipe = ["-m", "rlvr.recipes.rl_loop", *words]
-    serve = ["-m", "rlvr.cli", "serve", "engine", "--model=tiny=./tiny", "--port=0", "--device=cpu"]
+    recipe = ["-m", "rlvr.compat.recipes.rl_loop", *words]
+    serve = ["-m", "rlvr.cli.main", "serve", "engine", "--model=tiny=./tiny", "--port=0", "--device=cpu"]
     server = Program(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
     assert server.stdout is not None
     try:
         url = next(found[0] for line in server.stdout if (found := re.search(r"http://127.0.0.1:\d+", line)))
         for more in (["log_path=here"], ["log_path=there", f"base_url={url}"]):
-            done = ran([*recipe, *more], timeout=120, **how)
+            done = run_forked([*recipe, *more], timeout=120, **how)
             assert done.returncode == 0, done.stderr
     finally:
         server.send_signal(signal.SIGTERM)
@@ -111,6 +113,7 @@ def test_the_loop_gives_the_same_through_the_sdk_and_a_server(warm: Path, rows: 
     assert here == there and len(here) == 2
 
 
+@pytest.mark.slow
 def test_rl_basic_trains_with_the_cookbooks_reward(warm: Path, rows: Path, tmp_path: Path) -> None:
     """Format and correctness are in the metrics, under the cookbook's names; log_path is the run's folder."""
     words = [f"model_name={warm}", f"data={rows}", f"log_path={tmp_path / 'run'}", "batch_size=4", "group_size=4"]
@@ -199,7 +202,7 @@ def test_math_rl_takes_the_cookbooks_word_for_a_batch_and_not_two_that_disagree(
     assert recipe.overrides(["groups_per_batch=8"]) == ["training.prompts_per_step=8"]
     same = recipe.overrides(["groups_per_batch=8", "async_config.groups_per_batch=8"])
     assert set(same) == {"training.prompts_per_step=8"}
-    with pytest.raises(ValueError, match="batch_size=8 and groups_per_batch=9 are both"):
+    with pytest.raises(ValueError, match=r"batch_size=8 and groups_per_batch=9 set .*give one"):
         recipe.overrides(["batch_size=8", "groups_per_batch=9"])
 
 
@@ -212,7 +215,7 @@ def test_help_says_each_word_with_its_default(recipe: Any, line: str, capsys: py
     name = recipe.__name__.rpartition(".")[2]
     assert Recipe(name, recipe.WORDS, recipe.__doc__).run(["model_name=x", "--help"]) == 0
     said = capsys.readouterr().out
-    assert re.search(f"^{line}$", said, re.M) and f"python -m rlvr.recipes.{name}" in said
+    assert re.search(f"^{line}$", said, re.M) and f"python -m rlvr.compat.recipes.{name}" in said
     assert all(re.search(rf"^{re.escape(word)} ", said, re.M) for word in recipe.WORDS if "=" not in word)
 
 
@@ -225,16 +228,21 @@ def test_a_loss_that_clips_brings_the_bounds_that_the_sdk_gives_it() -> None:
     assert own == ["algorithm.loss=ppo", "algorithm.clip_low=0.2", "algorithm.clip_high=0.3"]
     for loss in ("ppo", "cispo", "gspo"):
         stale = recipe.overrides([f"loss_fn={loss}", "async_config.max_steps_off_policy=2", "model_name=x"])
-        configured(load(None, str(Path(rl_basic.__file__).parent / "math_rl.yaml"), stale))
+        build_config(load(None, str(Path(rl_basic.__file__).parent / "math_rl.yaml"), stale))
 
 
 def test_the_recipes_are_commands() -> None:
     """`python -m`, with a mistake: one line on standard error and exit code 2, before anything heavy is loaded."""
     for name in ("rl_basic", "rl_loop", "math_rl", "sl_basic"):
         done = subprocess.run(
-            [sys.executable, "-m", f"rlvr.recipes.{name}", "nonsense=1"], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", f"rlvr.compat.recipes.{name}", "nonsense=1"],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 2, done.stderr
         assert f"{name}: 'nonsense' is no setting" in done.stderr
-    helped = subprocess.run([sys.executable, "-m", "rlvr.recipes.rl_loop", "--help"], capture_output=True, text=True)
+    helped = subprocess.run(
+        [sys.executable, "-m", "rlvr.compat.recipes.rl_loop", "--help"], capture_output=True, text=True
+    )
     assert helped.returncode == 0 and re.search("^learning_rate +4e-05$", helped.stdout, re.M), helped.stderr

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.compat.model_info import get_recommended_renderer_name, get_tokenizer
+from rlvr.compat.renderers import Termination, get_renderer, get_text_content
 from rlvr.engine.tokenizer import build_tokenizer
-from rlvr.model_info import get_recommended_renderer_name, get_tokenizer
-from rlvr.renderers import Termination, get_renderer, get_text_content
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -109,7 +109,7 @@ def test_a_template_without_a_token_of_its_own_ends_with_the_text(plain: Any) ->
 
 
 @pytest.mark.parametrize("name", ["chat_template", "role_colon"])
-def test_an_example_to_imitate_is_the_prompt_and_what_would_be_sampled(chat: Any, name: str) -> None:
+def test_a_fine_tuning_example_is_the_prompt_and_the_completion(chat: Any, name: str) -> None:
     """Weights are on the answer and its end alone; what they weigh parses back to the message."""
     renderer = get_renderer(name, chat)
     tokens, weights = renderer.build_supervised_example([*QUESTION, {"role": "assistant", "content": "4"}])
@@ -127,7 +127,7 @@ def test_a_renderer_travels_to_another_process(chat: Any) -> None:
     assert renderer.get_stop_sequences() == get_renderer("chat_template", chat).get_stop_sequences()
 
 
-def test_the_recommended_renderer_is_what_the_tokenizer_knows(plain: Any, chat: Any, tmp_path: Any) -> None:
+def test_the_recommended_renderer_fits_the_tokenizer(plain: Any, chat: Any, tmp_path: Any) -> None:
     for tokenizer, expected in ((plain, "role_colon"), (chat, "chat_template")):
         tokenizer.save_pretrained(tmp_path / expected)
         assert get_recommended_renderer_name(str(tmp_path / expected)) == expected

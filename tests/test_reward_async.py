@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Outcome, Trajectory
 from rlvr.reward import coroutines, register_reward, resolve_reward
-from rlvr.types import Outcome, Trajectory
 
 WAIT = 0.2
 PATIENCE = 20.0
@@ -43,14 +43,16 @@ def test_an_async_trl_function_is_judged_inside_an_event_loop_and_outside():
     """The answers of a batch wait together, and the function finds its loop again at every call, from any thread."""
     reward = resolve_reward(Judge())
 
-    def judged() -> list[float | None]:
+    def judge_answers() -> list[float | None]:
         return [score.value for score in reward.score(answers(*"4544444444"))]
 
     async def inside():
-        return judged(), *await asyncio.gather(asyncio.to_thread(judged), asyncio.to_thread(judged))
+        return judge_answers(), *await asyncio.gather(
+            asyncio.to_thread(judge_answers), asyncio.to_thread(judge_answers)
+        )
 
     start = time.monotonic()
-    assert [judged(), judged(), *asyncio.run(inside())] == [[1.0, 0.0] + [1.0] * 8] * 5
+    assert [judge_answers(), judge_answers(), *asyncio.run(inside())] == [[1.0, 0.0] + [1.0] * 8] * 5
     assert time.monotonic() - start < 5 * 10 * WAIT / 2, "ten answers were judged one after the other"
     assert reward("p", "4", {"answer": "4"}) == 1.0
 
@@ -75,7 +77,7 @@ def test_an_async_batched_function_works_by_name_and_in_a_composite():
         (asyncio.CancelledError("boom"), concurrent.futures.CancelledError),
     ],
 )
-def test_what_an_async_function_raises_is_an_error_and_the_next_call_works(error, seen):
+def test_an_exception_of_an_async_function_is_an_error_and_the_next_call_works(error, seen):
     async def fragile(prompts, completions, **kwargs):
         await asyncio.sleep(0)
         if completions == ["bad"]:
@@ -89,7 +91,7 @@ def test_what_an_async_function_raises_is_an_error_and_the_next_call_works(error
     assert reward("p", "good") == 1.0
 
 
-def within(seconds: float, call):
+def run_within(seconds: float, call):
     """What the call returns; a failure of the test where it hangs."""
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(call()), daemon=True)
@@ -111,22 +113,22 @@ async def alone(one, completions):
     return [await one() for _ in completions]
 
 
-async def gathered(one, completions):
+async def gather_one(one, completions):
     return await asyncio.gather(*[one() for _ in completions])
 
 
-async def grouped(one, completions):
+async def task_group_one(one, completions):
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one()) for _ in completions]
     return [task.result() for task in tasks]
 
 
-async def hurried(one, completions):
+async def time_limited_one(one, completions):
     return [await asyncio.wait_for(one(), 5) for _ in completions]
 
 
 @pytest.mark.parametrize("one", [exits, interrupts])
-@pytest.mark.parametrize("way", [alone, gathered, grouped, hurried])
+@pytest.mark.parametrize("way", [alone, gather_one, task_group_one, time_limited_one])
 def test_an_exit_in_any_task_of_a_reward_is_an_error_and_the_next_reward_works(one, way):
     """On the same loop: what an earlier call left open there is still good."""
     judge = resolve_reward(Judge())
@@ -135,13 +137,13 @@ def test_an_exit_in_any_task_of_a_reward_is_an_error_and_the_next_reward_works(o
     async def fragile(prompts, completions, **kwargs):
         return await way(one, completions)
 
-    scores = within(PATIENCE, lambda: resolve_reward(fragile).score(answers("1", "2", "3")))
+    scores = run_within(PATIENCE, lambda: resolve_reward(fragile).score(answers("1", "2", "3")))
     assert [(s.outcome, s.reason) for s in scores] == [(Outcome.ERROR, "exception")] * 3
     assert all("judge: no API key" in s.detail for s in scores)
-    assert within(PATIENCE, lambda: judge("p", "4", {"answer": "4"})) == 1.0
+    assert run_within(PATIENCE, lambda: judge("p", "4", {"answer": "4"})) == 1.0
 
 
-def test_a_reward_that_stops_the_loop_or_exits_beside_itself_gets_its_answer():
+def test_a_reward_that_stops_the_loop_or_exits_in_a_task_still_returns():
     async def stops(prompts, completions, **kwargs):
         loop = asyncio.get_running_loop()
         loop.stop()
@@ -150,11 +152,11 @@ def test_a_reward_that_stops_the_loop_or_exits_beside_itself_gets_its_answer():
         await asyncio.sleep(0.01)
         return [1.0 for _ in completions]
 
-    assert within(PATIENCE, lambda: resolve_reward(stops)("p", "r")) == 1.0
-    assert within(PATIENCE, lambda: resolve_reward(stops)("p", "r")) == 1.0
+    assert run_within(PATIENCE, lambda: resolve_reward(stops)("p", "r")) == 1.0
+    assert run_within(PATIENCE, lambda: resolve_reward(stops)("p", "r")) == 1.0
 
 
-def test_a_loop_that_has_ended_fails_who_waits_and_the_next_call_starts_another():
+def test_a_call_fails_if_its_loop_ends_and_the_next_call_starts_another():
     begun = threading.Event()
 
     async def endless(prompts, completions, **kwargs):
@@ -163,14 +165,14 @@ def test_a_loop_that_has_ended_fails_who_waits_and_the_next_call_starts_another(
 
     def ends():
         begun.wait(PATIENCE)
-        coroutines._running().close()
+        coroutines._reward_loop().close()
 
     closer = threading.Thread(target=ends)
     closer.start()
-    scores = within(PATIENCE, lambda: resolve_reward(endless).score(answers("4")))
+    scores = run_within(PATIENCE, lambda: resolve_reward(endless).score(answers("4")))
     closer.join(PATIENCE)
     assert (scores[0].outcome, scores[0].reason) == (Outcome.ERROR, "exception")
-    assert within(PATIENCE, lambda: resolve_reward(Judge())("p", "4", {"answer": "4"})) == 1.0
+    assert run_within(PATIENCE, lambda: resolve_reward(Judge())("p", "4", {"answer": "4"})) == 1.0
 
 
 @pytest.mark.parametrize("waits", ["await asyncio.sleep(3600)", "await asyncio.Event().wait()"])
@@ -202,7 +204,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_async_reward_that_calls_another_is_told_to_await_it():
+def test_an_async_reward_that_calls_another_must_await_it():
     """It would wait for the loop that it occupies, for ever."""
 
     async def inner(prompts, completions, **kwargs):

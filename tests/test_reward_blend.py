@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlvr.core.types import Outcome, Score
 from rlvr.reward import Reward, register_reward, resolve_reward
 from rlvr.reward.blend import SUGGESTIONS, Blend, session_reward
-from rlvr.reward.feedback import MAX_TOLD, Feedback, cleaned, without
+from rlvr.reward.feedback import MAX_DETAIL, Feedback, sanitize, strip_special
 from rlvr.reward.signatures import Case
-from rlvr.types import Outcome, Score
 
 PROSE = "The answer is a long and clean text."
 
 
-def fixed(name: str, value: float | None, reason: str = "", *, detail: str = "", **parts: float) -> Reward:
+def fixed_reward(name: str, value: float | None, reason: str = "", *, detail: str = "", **parts: float) -> Reward:
     """A verifier that gives every answer the same score."""
     failed = Outcome.INVALID if value is None else Outcome.FAILED if reason else Outcome.PASSED
 
@@ -37,14 +37,14 @@ def sees_reference(prompt: str, response: str, meta: Any = None) -> Score:
     return Score(0.4, Outcome.FAILED, "low_score", detail="the reference says 42")
 
 
-@register_reward("hidden_tests_in_test_blend", computes=True)
+@register_reward("hidden_tests_in_test_blend", verifiable=True)
 def hidden_tests(prompt: str, response: str, meta: Any = None) -> Score:
     return Score(0.0, Outcome.FAILED, "assertion", detail="assert f(3) == 9")
 
 
 def test_confidence_is_the_mean_by_weight_and_parts_give_the_other_two() -> None:
-    rules = fixed("rules", 0.95, correctness=1.0, quality=0.9)
-    said = Blend([(rules, 0.3), (fixed("judge", 0.6), 0.7)]).judge("p", PROSE)
+    rules = fixed_reward("rules", 0.95, correctness=1.0, quality=0.9)
+    said = Blend([(rules, 0.3), (fixed_reward("judge", 0.6), 0.7)]).judge("p", PROSE)
     assert said.confidence == pytest.approx(0.3 * 0.95 + 0.7 * 0.6)  # 0.705
     assert said.correctness_score == pytest.approx(0.3 * 1.0 + 0.7 * 0.6)  # 0.72
     assert said.quality_score == pytest.approx(0.3 * 0.9 + 0.7 * 0.6)  # 0.69
@@ -53,8 +53,8 @@ def test_confidence_is_the_mean_by_weight_and_parts_give_the_other_two() -> None
 
 
 def test_weights_need_not_sum_to_one_and_a_weight_of_zero_only_watches() -> None:
-    watched = fixed("watched", 0.0, "wrong_value", detail="no")
-    said = Blend([(fixed("a", 1.0), 1), (fixed("b", 0.5), 3), (watched, 0)]).judge("p", PROSE)
+    watched = fixed_reward("watched", 0.0, "wrong_value", detail="no")
+    said = Blend([(fixed_reward("a", 1.0), 1), (fixed_reward("b", 0.5), 3), (watched, 0)]).judge("p", PROSE)
     assert said.confidence == 0.625 and said.error_types == () and "watched" not in said.detailed_feedback
     assert said.scores["watched"].value == 0.0
     with pytest.raises(ValueError, match="the weights sum to 0"):
@@ -63,25 +63,29 @@ def test_weights_need_not_sum_to_one_and_a_weight_of_zero_only_watches() -> None
 
 def test_a_verifier_that_cannot_judge_has_no_vote() -> None:
     """Neither a zero nor an error type: the others' weights are scaled up; with no others there is no confidence."""
-    parts = [(fixed("a", 0.8), 0.3), (resolve_reward(broken), 0.5), (fixed("b", None, "no_gold"), 0.2)]
+    parts = [
+        (fixed_reward("a", 0.8), 0.3),
+        (resolve_reward(broken), 0.5),
+        (fixed_reward("b", None, "no_gold"), 0.2),
+    ]
     said = Blend(parts).judge("p", PROSE)
     assert said.confidence == 0.8 and said.error_types == ()
     assert "broken: could not judge (exception)" in said.detailed_feedback.split("\n")
     assert "no judge today" not in said.detailed_feedback  # our own traceback is no advice
-    nobody = Blend(parts[1:]).judge("p", PROSE)
-    assert (nobody.confidence, nobody.correctness_score, nobody.quality_score) == (None, None, None)
-    assert session_reward(nobody, 1) is None
+    unjudged = Blend(parts[1:]).judge("p", PROSE)
+    assert (unjudged.confidence, unjudged.correctness_score, unjudged.quality_score) == (None, None, None)
+    assert session_reward(unjudged, 1) is None
 
 
 def test_values_outside_the_unit_interval_are_clipped() -> None:
-    said = Blend([(fixed("low", -0.5, "assertion"), 1), (fixed("high", 1.2), 1)]).judge("p", PROSE)
+    said = Blend([(fixed_reward("low", -0.5, "assertion"), 1), (fixed_reward("high", 1.2), 1)]).judge("p", PROSE)
     assert said.confidence == 0.5 and said.error_types == ("assertion",)
 
 
-def test_only_verifiers_that_compute_say_what_is_true() -> None:
+def test_truth_comes_from_verifiable_rewards_alone() -> None:
     """All that could judge have to pass; rules, judges and an undecided comparison are no truth."""
     blend = Blend.of(["draft", "math", "exact_match"])
-    assert blend.computes and not Blend.of(["draft"]).computes
+    assert blend.verifiable and not Blend.of(["draft"]).verifiable
     assert blend.judge("p", "\\boxed{4}", {}).truth is None
     assert Blend.of(["draft", "math"]).judge("p", "It is \\boxed{4}.", {"answer": "4"}).truth is True
     assert blend.judge("p", "It is \\boxed{4}.", {"answer": "4"}).truth is False  # exactly "4" it is not
@@ -99,11 +103,11 @@ def test_codes_become_error_types_and_suggestions() -> None:
 
 
 def test_two_verifiers_with_one_complaint_are_one_error() -> None:
-    said = Blend([(fixed("a", 0.0, "no_answer"), 1), (fixed("b", 0.0, "no_answer"), 1)]).judge("p", "")
+    said = Blend([(fixed_reward("a", 0.0, "no_answer"), 1), (fixed_reward("b", 0.0, "no_answer"), 1)]).judge("p", "")
     assert said.error_types == ("no_answer",)
 
 
-def test_what_would_give_the_answer_away_is_not_told() -> None:
+def test_details_that_reveal_the_answer_are_hidden() -> None:
     """A verifier that knows what is right speaks in codes alone, unless its task holds none or it is revealed."""
     blend = Blend.of(["sees_reference_in_test_blend"])
     assert blend.judge("p", "a", {"answer": "42"}).detailed_feedback == "sees_reference_in_test_blend: low score"
@@ -117,26 +121,26 @@ def test_what_would_give_the_answer_away_is_not_told() -> None:
 
 def test_details_are_one_short_printable_line() -> None:
     """An answer may have written them."""
-    noise = fixed("n", 0.0, "exception", detail="a\n\x1b[31mb" + "y" * 900 + " at 0x7f00aa")
+    noise = fixed_reward("n", 0.0, "exception", detail="a\n\x1b[31mb" + "y" * 900 + " at 0x7f00aa")
     line = Blend([(noise, 1)]).judge("p", "a").detailed_feedback
-    assert "\n" not in line and "\x1b" not in line and len(line) == len("n: exception: ") + MAX_TOLD
+    assert "\n" not in line and "\x1b" not in line and len(line) == len("n: exception: ") + MAX_DETAIL
 
 
-def test_cleaning_leaves_nothing_special_that_only_taking_out_puts_together() -> None:
+def test_stripping_leaves_no_special_text_that_stripping_forms() -> None:
     special = ["<|im_end|>", "[DONE]"]
-    assert cleaned("a <|im_<|im_end|>end|> b [DO[DONE]NE] at 0x12ab", special) == "a <|im_ end|> b [DO NE]"
-    assert without("x[DONE]\ny", special) == "x \ny"
-    assert without("axb", ["x", "a b"]) == " "
+    assert sanitize("a <|im_<|im_end|>end|> b [DO[DONE]NE] at 0x12ab", special) == "a <|im_ end|> b [DO NE]"
+    assert strip_special("x[DONE]\ny", special) == "x \ny"
+    assert strip_special("axb", ["x", "a b"]) == " "
 
 
 def test_many_are_judged_at_once_and_as_one_by_one() -> None:
     sizes: list[int] = []
 
-    def listed(prompts: Any, responses: Any) -> list[float]:
+    def list_reward(prompts: Any, responses: Any) -> list[float]:
         sizes.append(len(responses))
         return [float(len(text) > 3) for text in responses]
 
-    register_reward("lengths_in_test_blend", batched=True)(listed)
+    register_reward("lengths_in_test_blend", batched=True)(list_reward)
     blend = Blend.of(["lengths_in_test_blend", "draft"])
     cases = [Case("p", text) for text in ("abcd", "ab", PROSE)]
     many = blend.judge_many(cases)
@@ -147,7 +151,7 @@ def test_many_are_judged_at_once_and_as_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("verifiers", "said"),
     [
-        ([], "verifiers: rewards=.*expected a list"),
+        ([], "verifiers=\\[\\], expected a list"),
         (["drafft"], "did you mean 'draft'"),
         ([{"name": "draft", "weight": -1}], r"part 1 \(draft\): weight=-1"),
         ([{"name": "draft", "wieght": 1}], "did you mean 'weight'"),

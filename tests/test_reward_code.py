@@ -1,4 +1,4 @@
-"""The reward `code`: its values, what is nobody's fault, and that a broken sandbox is never a wrong answer."""
+"""The reward `code`: its values, invalid tasks and errors; a broken sandbox is never a wrong answer."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from code_rows import REAL, mbpp_file, model_folder, problem
-from test_sandbox_isolation import WITHOUT_UNSHARE
+from without_unshare import WITHOUT_UNSHARE
 
-from rlvr.cli import run
+from rlvr.cli.main import run
+from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.reward import register_reward, resolve_reward
-from rlvr.reward.code.reward import code
+from rlvr.reward.code.code_reward import CodeOptions, code
+from rlvr.reward.signatures import Case
 from rlvr.sandbox import Sandbox, Verdict
 from rlvr.sandbox import TestResult as Ran  # pytest takes what is called Test... for a test
-from rlvr.types import Outcome, Score, Task, Trajectory
 
 FOUR = {"tests": [f"assert f({x}) == {x * x}" for x in range(2, 6)]}
 RIGHT = "def f(x):\n    return x * x"
 LONG = f"{RIGHT}\n# {'x' * 100}"
 
 
-def judged(response: str, meta: Any = FOUR, **options: Any) -> Score:
+def judge(response: str, meta: Any = FOUR, **options: Any) -> Score:
     (score,) = resolve_reward("code", **options).score([answer(response, meta)])
     return score
 
@@ -53,36 +55,36 @@ def answer(response: str, meta: Any) -> Trajectory:
     ],
 )
 def test_the_reward_is_one_half_the_share_or_minus_one_half(response: str, value: float, reason: str) -> None:
-    score = judged(response)
+    score = judge(response)
     assert (score.value, score.reason) == (value, reason)
     assert score.outcome is (Outcome.PASSED if value == 1 else Outcome.FAILED)
 
 
 def test_the_parts_say_how_far_an_answer_came() -> None:
-    assert judged("def f(x):\n    return 16").parts == {"tests_passed": 0.25, "num_tests": 4, "compiles": 1}
-    assert judged("def f(x) return").parts == {"tests_passed": 0, "num_tests": 4, "compiles": 0}
+    assert judge("def f(x):\n    return 16").parts == {"tests_passed": 0.25, "num_tests": 4, "compiles": 1}
+    assert judge("def f(x) return").parts == {"tests_passed": 0, "num_tests": 4, "compiles": 0}
 
 
-def test_an_answer_that_hangs_is_worth_what_failing_is() -> None:
-    score = judged("def f(x):\n    while True: pass", timeout_s=1.0)
+def test_an_answer_that_hangs_gets_the_value_of_a_failure() -> None:
+    score = judge("def f(x):\n    while True: pass", timeout_s=1.0)
     assert (score.outcome, score.reason, score.value) == (Outcome.TIMEOUT, "timeout", -0.5)
 
 
 def test_options_change_one_value_each() -> None:
     half = "def f(x):\n    return 4 if x == 2 else 9"
-    assert judged(half, partial=False).value == -0.5 and judged(RIGHT, partial=False).value == 1.0
-    assert judged("def f(x) return", syntax_error_reward=-1).value == -1.0
-    assert judged("def f(x): return 0", syntax_error_reward=-1).value == -0.5
+    assert judge(half, partial=False).value == -0.5 and judge(RIGHT, partial=False).value == 1.0
+    assert judge("def f(x) return", syntax_error_reward=-1).value == -1.0
+    assert judge("def f(x): return 0", syntax_error_reward=-1).value == -0.5
 
 
-def test_the_efficiency_bonus_is_off_and_cautioned_of_where_it_is_asked_for() -> None:
+def test_the_efficiency_bonus_is_off_by_default_and_has_a_caution() -> None:
     """Seed 001's: 0.2 for passed code of fewer than 100 characters."""
     bonus = resolve_reward("code", efficiency_bonus=0.2)
     assert "learns to golf" in bonus.caution and not resolve_reward("code").caution
     short, long, wrong = bonus.score([answer(text, FOUR) for text in (RIGHT, LONG, "def f(x): return 0")])
     assert (short.value, long.value, wrong.value) == (1.2, 1.0, -0.5)
     assert (short.parts["short"], long.parts["short"]) == (1, 0) and short.outcome is Outcome.PASSED
-    assert "short" not in judged(RIGHT).parts
+    assert "short" not in judge(RIGHT).parts
     tight = resolve_reward("code", efficiency_bonus=0.2, efficiency_max_chars=len(RIGHT))
     assert tight("", RIGHT, FOUR) == 1.0  # fewer than, not as many as
     long_prompt = f'def f(x):\n    """{"Square. " * 20}"""\n'
@@ -98,15 +100,15 @@ def test_the_efficiency_bonus_is_off_and_cautioned_of_where_it_is_asked_for() ->
         ({"efficiency_bonus": -1}, "at least 0"),
         ({"efficiency_max_chars": 50}, "no effect without efficiency_bonus"),
         ({"efficiency_bonus": 0.2, "efficiency_max_chars": 0}, "at least 1"),
-        ({"timeout_s": 0}, "seconds above 0"),
+        ({"timeout_s": 0}, "timeout_s=0, expected a finite number above 0, at most 600"),
         ({"sandbox": {"teirs": []}}, "did you mean 'tiers'"),
         ({"sandbox": {"tiers": ["docker"]}}, "tiers='docker'.*known: namespaces, landlock"),
         ({"sandbox": {"tiers": []}}, r"tiers=\[\], expected a list with some of"),
-        ({"sandbox": {"workers": 0}}, "workers=0, expected at least 1"),
+        ({"sandbox": {"workers": 0}}, "workers=0, expected a whole number at least 1"),
         ({"sandbox": {"limits": {"memroy": 1}}}, "did you mean 'memory'"),
         ({"sandbox": {"limits": {"memory": 1.5}}}, "limits.memory=1.5, expected a whole number"),
-        ({"sandbox": {"limits": {"timeout_s": 0}}}, "limits.timeout_s=0, expected seconds above 0"),
-        ({"sandbox": "landlock"}, "expected a rlvr.sandbox.Sandbox, or a mapping"),
+        ({"sandbox": {"limits": {"timeout_s": 0}}}, "limits.timeout_s=0, expected a finite number above 0"),
+        ({"sandbox": "landlock"}, "expected a rlvr.sandbox.Sandbox or a mapping"),
         ({"timeout": 3}, "does not take 'timeout'"),
     ],
 )
@@ -149,7 +151,7 @@ def test_rows_are_judged_as_they_were_published() -> None:
     assert resolve_reward("code").score([taken_out])[0].value == 1.0  # TRL keeps that column to itself
 
 
-def test_a_row_that_is_no_problem_is_invalid_and_costs_the_others_nothing() -> None:
+def test_a_bad_row_is_invalid_and_does_not_affect_others() -> None:
     bad, good = resolve_reward("code").score([answer(RIGHT, {"question": "?"}), answer(RIGHT, FOUR)])
     assert (bad.outcome, bad.reason, bad.value) == (
         Outcome.INVALID,
@@ -159,7 +161,7 @@ def test_a_row_that_is_no_problem_is_invalid_and_costs_the_others_nothing() -> N
     assert good.value == 1.0
 
 
-def test_text_of_the_environment_is_never_judged_as_the_policys() -> None:
+def test_an_environments_text_is_not_judged_as_the_policys() -> None:
     """A solution that stands in the response, and not in the policy's last turn, earns nothing."""
     told = answer(f"nonsense\n[BEGIN]\n{RIGHT}\n[DONE]", FOUR)
     told.answer = "nonsense"
@@ -180,7 +182,7 @@ def test_published_reference_solutions_pass() -> None:
 # --- a sandbox that breaks ---------------------------------------------------------------------------------------
 
 
-class Broken(Sandbox):
+class BrokenSandbox(Sandbox):
     """Says of every job what a sandbox says whose zygote cannot be started."""
 
     def verify_many(self, jobs: Any) -> list[Verdict]:
@@ -189,8 +191,8 @@ class Broken(Sandbox):
 
 
 def test_a_broken_sandbox_is_an_error_and_never_a_wrong_answer() -> None:
-    with Broken(allow_unsafe=True) as broken:
-        score = judged(RIGHT, sandbox=broken)
+    with BrokenSandbox(allow_unsafe=True) as broken:
+        score = judge(RIGHT, sandbox=broken)
     assert (score.value, score.outcome, score.reason) == (None, Outcome.ERROR, "no_tier")
     assert "unshare is refused" in score.detail
 
@@ -201,6 +203,7 @@ def train_words(folder: Path, *words: str) -> list[str]:
     return ["train", "--config-name=mbpp", f"model.name={model}", f"env.kwargs.path={rows}", *sizes, *words]
 
 
+@pytest.mark.slow
 def test_a_run_that_pays_for_short_programs_is_warned_unless_it_watches_others(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -223,7 +226,7 @@ def test_a_run_that_pays_for_short_programs_is_warned_unless_it_watches_others(
         ),
     ],
 )
-def test_a_sandbox_that_cannot_be_is_refused_before_there_is_a_run(
+def test_an_impossible_sandbox_is_refused_before_a_run_begins(
     settings: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -231,12 +234,13 @@ def test_a_sandbox_that_cannot_be_is_refused_before_there_is_a_run(
     assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_without_any_tier_training_and_grading_are_refused_before_they_begin(tmp_path: Path) -> None:
     """In a process that may neither make namespaces nor use Landlock."""
-    (tmp_path / "answers.jsonl").write_text(json.dumps({"response": RIGHT, **FOUR}) + "\n")
-    commands = [train_words(tmp_path), ["verify", "answers.jsonl", "--reward", "code", "--out", "v.jsonl"]]
+    (tmp_path / "completions.jsonl").write_text(json.dumps({"response": RIGHT, **FOUR}) + "\n")
+    commands = [train_words(tmp_path), ["verify", "completions.jsonl", "--reward", "code", "--out", "v.jsonl"]]
     confined = WITHOUT_UNSHARE.format(no_landlock=True, unsafe=False).partition("from rlvr.sandbox")[0]
-    code = f"{confined}\nfrom rlvr.cli import run\nprint([run(words) for words in {commands!r}])"
+    code = f"{confined}\nfrom rlvr.cli.main import run\nprint([run(words) for words in {commands!r}])"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env
@@ -250,10 +254,10 @@ def test_a_broken_sandbox_stops_a_run_by_its_error_budget(tmp_path: Path, monkey
     """The baseline already: no answer is judged, so there is nothing to report, and nothing is trained on."""
     monkeypatch.chdir(tmp_path)
 
-    @register_reward("code in a sandbox that breaks", batched=True)
-    def broken(prompts: Any, responses: Any, metas: Any) -> list[Score]:
-        with Broken(allow_unsafe=True) as sandbox:
-            return code(prompts, responses, metas, sandbox=sandbox)
+    @register_reward("code in a sandbox that breaks")
+    def judge_in_broken_sandbox(cases: Sequence[Case]) -> list[Score]:
+        with BrokenSandbox(allow_unsafe=True) as sandbox:
+            return code(cases, CodeOptions(sandbox=sandbox))
 
     assert run(train_words(tmp_path, "reward.type=code in a sandbox that breaks")) == 1
     said = capsys.readouterr().err
@@ -261,17 +265,17 @@ def test_a_broken_sandbox_stops_a_run_by_its_error_budget(tmp_path: Path, monkey
     assert not (tmp_path / "runs/mbpp/evaluations/baseline.json").exists()
 
 
-def test_no_answer_takes_the_other_answers_of_its_batch_with_it() -> None:
+def test_an_answer_that_fails_does_not_affect_its_batch() -> None:
     meta = {"tests": ["expected = [1]\nassert f(1) == 1", "assert f(2) == expected"]}
     texts = ["def f(x): return 1 if x == 1 else [1]", "import os\ndef f(x): os._exit(0)", "def f(x): return 0"]
     scores = resolve_reward("code").score([answer(text, meta) for text in texts])
     assert [score.value for score in scores] == [1.0, -0.5, -0.5]
 
 
-def test_a_helper_of_the_prompt_that_an_answer_defines_again_judges_nothing() -> None:
+def test_an_answer_cannot_redefine_a_helper_of_the_prompt() -> None:
     prompt = 'def widen(x):\n    return 2 * x\n\ndef narrow(x):\n    """Undo widen."""\n'
     test = "def check(candidate):\n    for x in range(3): assert candidate(widen(x)) == x"
     meta = {"prompt": prompt, "entry_point": "narrow", "test": test}
-    assert judged("    return x // 2", meta).value == 1.0
-    assert judged("    return x\n\ndef widen(x):\n    return x\n", meta).value == -0.5
-    assert judged("    return x\n\nwiden = lambda x: x\n", meta).value == -0.5
+    assert judge("    return x // 2", meta).value == 1.0
+    assert judge("    return x\n\ndef widen(x):\n    return x\n", meta).value == -0.5
+    assert judge("    return x\n\nwiden = lambda x: x\n", meta).value == -0.5

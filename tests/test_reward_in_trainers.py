@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.reward import NotJudged, Reward, resolve_reward
-from rlvr.types import Outcome, Trajectory
+from rlvr.core.types import Outcome
+from rlvr.reward import NoRewardError, Reward, resolve_reward
+from rlvr.reward.signatures import Case
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed: pip install trl")
 trl_warns = pytest.mark.filterwarnings("ignore:`gradient_checkpointing.*` is deprecated:FutureWarning")
@@ -57,6 +58,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 @needs_trl
 @trl_warns
 def test_gsm8k_and_a_form_reward_train_in_trl_unchanged(train: Callable[..., Any]) -> None:
@@ -72,10 +74,11 @@ def test_gsm8k_and_a_form_reward_train_in_trl_unchanged(train: Callable[..., Any
     assert any(log["grad_norm"] > 0 for log in steps)
 
 
+@pytest.mark.slow
 @needs_trl
 @trl_warns
 @pytest.mark.filterwarnings("ignore:reward 'trainers_broken' could not judge:RuntimeWarning")
-def test_in_trl_an_answer_that_nobody_can_judge_teaches_nothing(train: Callable[..., Any]) -> None:
+def test_in_trl_an_unjudged_answer_has_no_gradient(train: Callable[..., Any]) -> None:
     """Every other answer is an error: it is in no mean, its share is logged, and training goes on with the rest."""
     calls = iter(range(1000))
 
@@ -106,12 +109,12 @@ def test_code_runs_in_trl_with_the_tests_among_the_columns(train: Callable[..., 
 
 def test_columns_chats_and_token_ids_reach_the_reward() -> None:
     """Text prompts and messages; of a chat with tools the assistant's last message; columns row by row."""
-    seen: list[Trajectory] = []
+    seen: list[Case] = []
 
-    def trainers_seen(prompt: str, response: str, meta: dict[str, Any], trajectory: Trajectory) -> float:
-        assert trajectory.response == response and trajectory.metadata == meta
-        seen.append(trajectory)
-        return float(meta["answer"] == response)
+    def trainers_seen(case: Case) -> float:
+        assert case.meta is not None and case.trajectory is None
+        seen.append(case)
+        return float(case.meta["answer"] == case.response)
 
     reward = resolve_reward(trainers_seen)
     chat = [
@@ -126,12 +129,15 @@ def test_columns_chats_and_token_ids_reach_the_reward() -> None:
     )  # fmt: skip
     assert values == [1.0, 1.0, 0.0]
     assert [t.response for t in seen] == ["4", "it is 4", ""]
-    assert [t.response_tokens for t in seen] == [[7], [8, 9], []]
+    assert [t.tokens for t in seen] == [[7], [8, 9], []]
+    assert [t.messages for t in seen] == [None, CHAT, CHAT]
     assert [t.prompt for t in seen] == ["2 + 2 =", "user: What is 2 + 2?", "user: What is 2 + 2?"]
     assert reward(prompts=["p"], completions=["4"], answer=["4"]) == [1.0]
+    assert reward.as_trl()(prompts=["p"], completions=["4"], answer=["5"]) == [0.0]
+    assert reward.as_trl().__name__ == "trainers_seen" == reward.__name__
 
 
-def test_a_trl_function_of_a_users_own_keeps_its_messages_when_it_goes_through_a_reward() -> None:
+def test_a_users_trl_function_gets_messages_through_a_reward() -> None:
     def trainers_own(prompts: Any, completions: Any, answer: Any, **_: Any) -> list[float]:
         assert prompts == [CHAT]
         return [float(completions[0][-1]["content"] == answer[0])]
@@ -140,7 +146,7 @@ def test_a_trl_function_of_a_users_own_keeps_its_messages_when_it_goes_through_a
     assert resolve_reward(trainers_own)(prompts=[CHAT], completions=[done], answer=["4"]) == [1.0]
 
 
-def test_trl_is_told_what_could_not_be_judged() -> None:
+def test_trl_gets_rates_and_warnings_of_unjudged_answers() -> None:
     metrics: dict[str, float] = {}
     extra: dict[str, list[str]] = {}
     given = {
@@ -163,7 +169,7 @@ def test_trl_is_told_what_could_not_be_judged() -> None:
         assert resolve_reward(trainers_raises)(prompts=["a"], completions=["b"]) == [None]
 
 
-def test_what_is_no_column_is_refused_where_trl_calls() -> None:
+def test_an_argument_of_trl_that_is_not_a_column_is_refused() -> None:
     with pytest.raises(ValueError, match=r"mode='all', expected a list with one entry for each of the 2 completions"):
         resolve_reward("gsm8k")(prompts=["p"] * 2, completions=["c"] * 2, mode="all")
     with pytest.raises(ValueError, match="answer="):
@@ -178,6 +184,12 @@ def test_a_reward_is_verls_compute_score() -> None:
         extra_info={"index": 3, "num_turns": None}, reward_router_address=None,
     )  # fmt: skip
     wrong = reward(data_source="openai/gsm8k", solution_str="so", ground_truth="1234", extra_info=None)
+    assert reward.as_verl()(data_source="x", solution_str="so", ground_truth="1234", reward_router_address=None) == {
+        "score": 0.0,
+        "acc": 0.0,
+        "outcome": "failed",
+        "reason": "no_answer",
+    }
     assert right == {"score": 1.0, "acc": 1.0, "outcome": "passed", "reason": ""}
     assert wrong == {"score": 0.0, "acc": 0.0, "outcome": "failed", "reason": "no_answer"}
 
@@ -205,9 +217,9 @@ def test_verls_columns_become_the_tasks_meta() -> None:
     assert own(data_source="own", solution_str="4", ground_truth="4", extra_info={"split": "train"})["score"] == 1.0
 
 
-def test_verl_gets_no_number_for_an_answer_that_nobody_can_judge() -> None:
+def test_verl_raises_for_an_unjudged_answer() -> None:
     with pytest.raises(
-        NotJudged, match=r"'gsm8k' cannot judge this answer: invalid \(no_gold\): .*NotJudged"
+        NoRewardError, match=r"'gsm8k' cannot judge this answer: invalid \(no_gold\): .*NoRewardError"
     ) as caught:
         resolve_reward("gsm8k")(data_source="x", solution_str="#### 4", ground_truth="none")
     assert caught.value.score.outcome is Outcome.INVALID

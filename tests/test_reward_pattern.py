@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Outcome, Score, Trajectory
 from rlvr.reward import resolve_reward
-from rlvr.types import Outcome, Score, Trajectory
 
 ENDLESS = "a" * 60 + "!"
 HUNGRY = "(?:" + "|".join("(b)" for _ in range(300)) + "|(a))*"  # keeps 301 marks per letter: a gigabyte
@@ -46,16 +46,19 @@ def test_in_a_composite_a_runaway_pattern_is_an_error_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"pattern": "(a"}, r"pattern='\(a' is no regular expression: missing \), .* at position 0; mend it there"),
+        (
+            {"pattern": "(a"},
+            r"pattern='\(a' is not a regular expression: missing \), .* at position 0; correct it there",
+        ),
         ({"pattern": "ab**"}, "multiple repeat at position 3"),
         ({"pattern": "a{99999999999999999999}"}, "the repetition number is too large"),
-        ({"pattern": "(" * 4000 + ")" * 4000}, "is no regular expression: .*recursion"),
+        ({"pattern": "(" * 4000 + ")" * 4000}, "is not a regular expression: .*recursion"),
         ({}, "expected a regular expression of 1 to 10,000 characters"),
         ({"pattern": ""}, "expected a regular expression"),
         ({"pattern": 3}, "pattern='3', expected a regular expression of .* in quotes"),
         ({"pattern": "a" * 10_001}, "expected a regular expression of 1 to 10,000"),
         ({"pattern": "a", "match": "ful"}, r"match='ful' \(did you mean 'full'\?\); known: full, search"),
-        ({"pattern": "a", "seconds": 0}, "seconds=0, expected a number above 0, at most 60"),
+        ({"pattern": "a", "seconds": 0}, "seconds=0, expected a finite number above 0, at most 60"),
         ({"pattern": "a", "seconds": True}, "seconds=True"),
         ({"pattern": "a", "flags": "i"}, "does not take 'flags'"),
         (

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
-from rlvr.reward.quality import SUGGESTIONS, Draft, examine
 from rlvr.reward.signatures import Case
-from rlvr.types import Outcome
+from rlvr.reward.text.quality import SUGGESTIONS, Draft, examine
 
 CLEAN = "The heart pumps blood through the body.\n\nIt has four chambers."
 TEXTS = st.text(st.sampled_from("ab \ndefunctionreturnprint(x):"), max_size=60)
@@ -38,14 +38,14 @@ TEXTS = st.text(st.sampled_from("ab \ndefunctionreturnprint(x):"), max_size=60)
         ("def f(n):\n\n\n    n" + " n" * 5000, 0.56, 0.54, 0.55, ("too_long", "incomplete_code")),
     ],
 )
-def test_each_rule_takes_what_the_table_says(
+def test_each_rule_lowers_the_score_as_documented(
     text: str, correctness: float, quality: float, confidence: float, errors: tuple[str, ...]
 ) -> None:
     found = examine(text)
     assert (found, found.confidence) == (Draft(correctness, quality, errors), confidence)
 
 
-def test_the_reward_says_the_same_with_every_code() -> None:
+def test_the_reward_agrees_with_the_reason_codes() -> None:
     """Passed where no rule with a code was broken; several codes are joined, so that groups of them can be counted."""
     reward = resolve_reward("draft")
     good, spaced, bad = (reward.judge(Case("", t)) for t in (CLEAN, "One.\n\n\nTwo and three.", "fn f()\n\n\n"))
@@ -64,7 +64,7 @@ def test_scores_stay_in_bounds_and_every_code_has_a_suggestion(text: str) -> Non
 
 
 @given(TEXTS)
-def test_an_answer_only_loses_by_being_blown_up(text: str) -> None:
+def test_a_padded_answer_never_gains(text: str) -> None:
     """Ten thousand characters more, or three line breaks, never raise a score of an answer that is long enough."""
     before = examine(text)
     blown, spread = examine(text + " abc" * 3000), examine(text + "\n\n\n")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from rlvr.reward import known_rewards, register_reward, resolve_reward
-from rlvr.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.reward import known_rewards, options_of, register_reward, resolve_reward
+from rlvr.reward.signatures import Case
 
 
 def trajectory(response: str = "4", meta: dict | None = None, prompt: str | list = "2+2?") -> Trajectory:
@@ -44,7 +46,7 @@ def test_an_unknown_name_names_the_nearest_and_lists_all():
         resolve_reward("zzzzzzzz")
 
 
-def test_a_taken_name_is_refused_to_another_function_but_not_to_the_same():
+def test_a_name_can_be_registered_again_only_by_the_same_function():
     def one(prompt, response): ...
 
     def two(prompt, response): ...
@@ -53,6 +55,50 @@ def test_a_taken_name_is_refused_to_another_function_but_not_to_the_same():
     register_reward("taken")(one)
     with pytest.raises(ValueError, match=r"reward 'taken' is already registered by .*one; give .*two another name"):
         register_reward("taken")(two)
+
+
+def test_a_function_of_cases_gets_all_that_is_known_of_an_answer():
+    seen: list[Case] = []
+
+    def one(case: Case, *, bonus: float = 0.0) -> float:
+        seen.append(case)
+        return float(case.response == (case.meta or {})["answer"]) + bonus
+
+    def many(cases) -> list[float]:
+        return [float(case.num_sampled) for case in cases]
+
+    t = trajectory("4", {"answer": "4"}, [{"role": "user", "content": "2+2?"}])
+    assert verdict(many).value == 1.0 and resolve_reward(many)("p", "r") == 0.0
+    assert resolve_reward(one, bonus=0.5).score([t])[0].value == 1.5
+    assert seen == [Case("user: 2+2?", "4", {"answer": "4"}, t, t.task.prompt, [3], StopReason.STOP)]
+    with pytest.raises(ValueError, match="does not take 'bonos'"):
+        resolve_reward(one, bonos=1)
+
+
+def test_options_are_one_object_for_the_function_and_its_hooks():
+    @dataclass(frozen=True)
+    class Options:
+        at_most: int = 3
+
+        def __post_init__(self):
+            if self.at_most < 1:
+                raise ValueError(f"at_most={self.at_most}, expected at least 1")
+
+    @register_reward(
+        "registry_short", options=Options, caution=lambda o: f"at most {o.at_most}", waits_for=lambda o: "network"
+    )
+    def short(case: Case, options: Options) -> bool:
+        return len(case.response) <= options.at_most
+
+    reward = resolve_reward("registry_short", at_most=2)
+    assert (reward("p", "12"), reward("p", "123")) == (1.0, 0.0)
+    assert (reward.caution, reward.waits_for) == ("at most 2", "network") and options_of("registry_short") == {
+        "at_most"
+    }
+    with pytest.raises(ValueError, match="reward 'registry_short': at_most=0, expected at least 1"):
+        resolve_reward("registry_short", at_most=0)
+    with pytest.raises(ValueError, match=r"'registry_short' does not take 'atmost' \(did you mean 'at_most'"):
+        resolve_reward("registry_short", atmost=2)
 
 
 def test_an_option_the_function_does_not_take_is_refused_when_resolved():
@@ -110,7 +156,7 @@ def test_a_bad_path_is_one_message(path, message):
         (Score(0.3, Outcome.TIMEOUT, "timeout"), Score(0.3, Outcome.TIMEOUT, "timeout")),
     ],
 )
-def test_what_a_function_returns_is_lifted_into_a_score(returned, expected):
+def test_a_returned_value_becomes_a_score(returned, expected):
     assert verdict(lambda prompt, response: returned) == expected
 
 
@@ -134,14 +180,14 @@ def test_what_a_function_returns_is_lifted_into_a_score(returned, expected):
         (1j, "wrong_type"),
     ],
 )
-def test_what_is_no_reward_is_an_error_and_never_a_zero(returned, reason):
+def test_an_invalid_return_is_an_error_and_never_a_zero(returned, reason):
     score = verdict(lambda prompt, response: returned)
     assert (score.value, score.outcome, score.reason) == (None, Outcome.ERROR, reason)
     with pytest.raises(ValueError, match="returned"):
         resolve_reward(lambda prompt, response: returned)("p", "r")
 
 
-def test_a_huge_reward_says_how_large_one_may_be_and_its_huge_parts_are_left_out():
+def test_a_value_beyond_the_limit_is_an_error_and_such_parts_are_left_out():
     """Larger ones overflow where rewards are summed and squared."""
     assert verdict(lambda prompt, response: -1e30) == Score(-1e30, Outcome.FAILED)
     assert "returned 1e+308, expected a number up to 1e+30" in verdict(lambda prompt, response: 1e308).detail
@@ -219,10 +265,10 @@ def test_a_batched_function_that_returns_no_list_is_an_error(returned):
 
 
 def test_a_batched_exception_is_an_error_for_all():
-    def broken(completions, **kw):
+    def raise_error(completions, **kw):
         raise KeyError("boom")
 
-    assert [s.outcome for s in resolve_reward(broken).score([trajectory()] * 2)] == [Outcome.ERROR] * 2
+    assert [s.outcome for s in resolve_reward(raise_error).score([trajectory()] * 2)] == [Outcome.ERROR] * 2
 
 
 def test_trl_functions_work_unchanged():
@@ -268,12 +314,12 @@ def test_a_wrong_signature_says_which_are_accepted(function):
         resolve_reward(function)
 
 
-def test_a_signature_of_lists_that_is_not_registered_as_such_says_how():
-    with pytest.raises(ValueError, match=r"is that of lists; register it with @register_reward\(name, batched=True\)"):
+def test_a_signature_of_lists_must_be_registered_as_batched():
+    with pytest.raises(ValueError, match=r"takes lists; register it with @register_reward\(name, batched=True\)"):
         resolve_reward(lambda prompts, responses: [1.0])
 
 
-def test_a_parameter_that_nothing_fills_says_what_to_do():
+def test_an_unfilled_parameter_is_refused_with_the_remedy():
     with pytest.raises(
         ValueError, match=r"needs 'answer': give it among the .*options.*or read .* from meta\. Accepted"
     ):
@@ -282,6 +328,6 @@ def test_a_parameter_that_nothing_fills_says_what_to_do():
 
 
 @pytest.mark.parametrize("given", [3, None, ["boxed"]])
-def test_what_is_no_reward_at_all_says_what_could_be(given):
+def test_an_object_that_is_not_a_reward_is_refused(given):
     with pytest.raises(ValueError, match=r"is of type .*; expected a function, a path .* or a name: .*boxed"):
         resolve_reward(given)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
-from rlvr.types import Score
 
 PROSE = "The keeper lit the lamp. Far out a ship turned, slowly, and the keeper counted its lights until it was gone."
 
@@ -37,7 +37,7 @@ def test_a_text_that_repeats_itself_fails(text: str) -> None:
     assert (score(text).value, score(text).reason) == (0.0, "repetition")
 
 
-def test_a_text_beyond_all_measure_fails() -> None:
+def test_a_text_over_the_limit_fails() -> None:
     assert score("word " * 1_000_000).reason == "too_large"
 
 
@@ -50,6 +50,6 @@ def test_a_text_beyond_all_measure_fails() -> None:
         ({"at_most": "x"}, "x"),
     ],
 )
-def test_options_that_make_no_rule_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_without_a_rule_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_reward("repetition", **options)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Outcome, Score, Trajectory
 from rlvr.reward import resolve_reward
-from rlvr.types import Outcome, Score, Trajectory
 
 PERSON = {
     "type": "object",
@@ -23,25 +23,28 @@ def scores(name: str, *texts: str, **options: Any) -> list[Score]:
     return resolve_reward(name, **options).score([Trajectory("p", [1], text, [2]) for text in texts])
 
 
-def said(name: str, *texts: str, **options: Any) -> list[tuple[float | None, str]]:
+def values_and_reasons(name: str, *texts: str, **options: Any) -> list[tuple[float | None, str]]:
     return [(score.value, score.reason) for score in scores(name, *texts, **options)]
 
 
 def test_regex_searches_unless_a_full_match_is_asked_for_and_can_forbid() -> None:
-    assert said("regex", "is 42", "none", pattern="[0-9]+") == [(1.0, ""), (0.0, "no_match")]
-    assert said("regex", "is 42", "42", pattern="[0-9]+", match="full") == [(0.0, "no_match"), (1.0, "")]
-    assert said("regex", "is 42", "none", pattern="[0-9]+", expect="no_match") == [(0.0, "match"), (1.0, "")]
-    assert said("regex", "4" * 100_001, pattern="4") == [(0.0, "too_large")]
+    assert values_and_reasons("regex", "is 42", "none", pattern="[0-9]+") == [(1.0, ""), (0.0, "no_match")]
+    assert values_and_reasons("regex", "is 42", "42", pattern="[0-9]+", match="full") == [(0.0, "no_match"), (1.0, "")]
+    assert values_and_reasons("regex", "is 42", "none", pattern="[0-9]+", expect="no_match") == [
+        (0.0, "match"),
+        (1.0, ""),
+    ]
+    assert values_and_reasons("regex", "4" * 100_001, pattern="4") == [(0.0, "too_large")]
 
 
-def test_an_answer_that_makes_a_pattern_run_away_has_not_kept_the_rule_and_costs_the_others_nothing() -> None:
+def test_an_answer_on_which_a_pattern_runs_away_fails_alone() -> None:
     got = scores("regex", "aaa", "a" * 60 + "!", "aa", pattern="^(a+)+$", seconds=0.5)
     assert [(s.value, s.outcome, s.reason) for s in got] == [
         (1.0, Outcome.PASSED, ""), (0.0, Outcome.TIMEOUT, "timeout"), (1.0, Outcome.PASSED, ""),
     ]  # fmt: skip
 
 
-def test_answers_that_nobody_looked_at_are_errors() -> None:
+def test_answers_that_were_not_tried_are_errors() -> None:
     """After 20 in a row were late the worker gives up on the batch: those before are late, those after unjudged."""
     got = scores("regex", *["a" * 60 + "!"] * 22, pattern="^(a+)+$", seconds=0.1)
     assert [s.outcome for s in got] == [Outcome.TIMEOUT] * 20 + [Outcome.ERROR] * 2
@@ -51,10 +54,10 @@ def test_answers_that_nobody_looked_at_are_errors() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pattern": "(a"}, r"reward 'regex': pattern='\(a' is no regular expression"),
+        ({"pattern": "(a"}, r"reward 'regex': pattern='\(a' is not a regular expression"),
         ({"pattern": "a", "expect": "nomatch"}, r"expect='nomatch' \(did you mean 'no_match'\?\)"),
         ({"pattern": "a", "match": "anywhere"}, "match='anywhere'"),
-        ({"pattern": "a", "seconds": 0}, "seconds=0, expected a number above 0"),
+        ({"pattern": "a", "seconds": 0}, "seconds=0, expected a finite number above 0"),
         ({}, "reward 'regex' needs 'pattern'"),
     ],
 )
@@ -63,7 +66,7 @@ def test_bad_regex_options(options: dict[str, Any], message: str) -> None:
         resolve_reward("regex", **options)
 
 
-def test_json_schema_tells_no_json_from_json_that_does_not_fit() -> None:
+def test_json_schema_distinguishes_bad_json_from_a_mismatch() -> None:
     got = scores(
         "json_schema", '{"name": "Ada", "age": 36}', " {}\n", '{"name": ""}', "Ada", '{"name": 1}', schema=PERSON
     )
@@ -77,18 +80,18 @@ def test_json_schema_tells_no_json_from_json_that_does_not_fit() -> None:
 def test_json_schema_in_the_last_code_block() -> None:
     inside = "Here:\n```json\n{}\n```\nor rather\n```json\n[1, 2]\n```\nDone."
     texts = (inside, "[1]", "```json\n[1]", "```\n[1]\n```", "``` \n[1]\n\n```", "x ```\n[1]\n```")
-    assert said("json_schema", *texts, schema={"type": "array"}, part="code_block") == [
+    assert values_and_reasons("json_schema", *texts, schema={"type": "array"}, part="code_block") == [
         (1.0, ""), (0.0, "no_answer"), (0.0, "no_answer"), (1.0, ""), (1.0, ""), (0.0, "no_answer"),
     ]  # fmt: skip
 
 
 def test_formats_and_references_inside_the_schema_count() -> None:
     schema = {"properties": {"on": {"$ref": "#/$defs/day"}}, "$defs": {"day": {"type": "string", "format": "date"}}}
-    assert said("json_schema", '{"on": "2026-02-28"}', '{"on": "2026-02-30"}', schema=schema) == [
+    assert values_and_reasons("json_schema", '{"on": "2026-02-28"}', '{"on": "2026-02-30"}', schema=schema) == [
         (1.0, ""), (0.0, "wrong_schema"),
     ]  # fmt: skip
     old = {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True}
-    assert said("json_schema", "3", "4", schema=old) == [(0.0, "wrong_schema"), (1.0, "")]
+    assert values_and_reasons("json_schema", "3", "4", schema=old) == [(0.0, "wrong_schema"), (1.0, "")]
 
 
 NO_JSON = {
@@ -98,8 +101,8 @@ NO_JSON = {
 
 
 @pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON)
-def test_what_is_no_sound_json_is_the_wrong_format(text: str) -> None:
-    assert said("json_schema", text, schema=TREE) == [(0.0, "wrong_format")]
+def test_unsound_json_is_the_wrong_format(text: str) -> None:
+    assert values_and_reasons("json_schema", text, schema=TREE) == [(0.0, "wrong_format")]
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -115,7 +118,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("schema", "text", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_no_answer_breaks_the_check(schema: dict[str, Any], text: str, reason: str) -> None:
+def test_no_answer_raises_in_the_check(schema: dict[str, Any], text: str, reason: str) -> None:
     """Whatever it is made of, an answer gets a verdict, and so does the next one."""
     hostile, plain = scores("json_schema", text, "[]", schema=schema, seconds=1)
     assert hostile.outcome not in (Outcome.ERROR, Outcome.INVALID)
@@ -159,7 +162,7 @@ def test_a_schema_that_cannot_be_used_is_refused_when_resolved(options: dict[str
     ],
 )
 def test_length(options: dict[str, Any], text: str, expected: str) -> None:
-    assert said("length", text, **options) == [(float(not expected), expected)]
+    assert values_and_reasons("length", text, **options) == [(float(not expected), expected)]
 
 
 def test_length_in_tokens_counts_what_the_policy_sampled_and_needs_tokens() -> None:
@@ -175,7 +178,7 @@ def test_length_in_tokens_counts_what_the_policy_sampled_and_needs_tokens() -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "needs at_least, at_most, or both"),
+        ({}, "expected at_least, at_most, or both"),
         ({"at_least": 3, "at_most": 2}, "at_least=3 is above at_most=2"),
         ({"at_most": -1}, "at_most=-1"),
         ({"at_most": True}, "at_most=True"),
@@ -202,22 +205,24 @@ def test_bad_lengths(options: dict[str, Any], message: str) -> None:
     ],
 )
 def test_words_are_found_whole_and_however_they_are_disguised(text: str, found: bool) -> None:
-    assert said("required_words", text, words=["key"]) == [(1.0, "") if found else (0.0, "missing_word")]
-    assert said("forbidden_words", text, words=["key"]) == [(0.0, "forbidden_word") if found else (1.0, "")]
+    assert values_and_reasons("required_words", text, words=["key"]) == [(1.0, "") if found else (0.0, "missing_word")]
+    assert values_and_reasons("forbidden_words", text, words=["key"]) == [
+        (0.0, "forbidden_word") if found else (1.0, "")
+    ]
 
 
 def test_words_may_be_phrases_stand_inside_others_and_keep_their_case() -> None:
-    assert said("required_words", "on the\n other  hand", words=["the other hand"]) == [(1.0, "")]
-    assert said("required_words", "monkey", words=["key"], match="anywhere") == [(1.0, "")]
-    assert said("required_words", "Key", words=["key"], case="same") == [(0.0, "missing_word")]
-    assert said("forbidden_words", "c++ or c#", words=["c++"]) == [(0.0, "forbidden_word")]
-    assert said("required_words", "STRASSE", words=["straße"]) == [(1.0, "")]
+    assert values_and_reasons("required_words", "on the\n other  hand", words=["the other hand"]) == [(1.0, "")]
+    assert values_and_reasons("required_words", "monkey", words=["key"], match="anywhere") == [(1.0, "")]
+    assert values_and_reasons("required_words", "Key", words=["key"], case="same") == [(0.0, "missing_word")]
+    assert values_and_reasons("forbidden_words", "c++ or c#", words=["c++"]) == [(0.0, "forbidden_word")]
+    assert values_and_reasons("required_words", "STRASSE", words=["straße"]) == [(1.0, "")]
     (score,) = scores("required_words", "alpha gamma", words=["alpha", "beta", "gamma", "delta"])
     assert score.parts == {"found": 0.5} and score.detail == "beta, delta"
     (score,) = scores("forbidden_words", "alpha gamma", words=["alpha", "beta"])
     assert score.parts == {"found": 0.5} and score.detail == "alpha"
     for name in ("required_words", "forbidden_words"):
-        assert said(name, "key " * 30_000, words=["key"]) == [(0.0, "too_large")]
+        assert values_and_reasons(name, "key " * 30_000, words=["key"]) == [(0.0, "too_large")]
 
 
 @pytest.mark.parametrize("words", [[], "key", [""], [" "], ["\u200b"], [3], None])

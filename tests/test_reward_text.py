@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr.config import load
-from rlvr.config.schema import configured
+from rlvr.config.build_config import build_config
+from rlvr.core.types import Outcome, Score, Trajectory
 from rlvr.reward import register_reward, resolve_reward
-from rlvr.types import Outcome, Score, Trajectory
 
 NUMBERED = ("1. a\n2. b\n3) c", "Steps:\n1. a\n\n2. b\n", "1. a", "Intro\n1. a")
 NOT_NUMBERED = ("", "a\nb", "2. a\n3. b", "1. a\n1. b", "1. a\nb\nc", "1.5 apples", "1.", "1. a\n3. b")
@@ -76,11 +76,11 @@ def test_the_json_verdict_depends_on_the_text_alone_not_on_the_stack_of_the_call
     """Nested 100 deep at most; brackets in strings do not count."""
     reward = resolve_reward("format_compliance", required_format="json")
 
-    def judged():
+    def judge_nested():
         texts = "[" * 100 + "]" * 100, '{"a":' * 100 + "1" + "}" * 100, "[" * 101 + "]" * 101, "[" * 900 + "]" * 900
         return [reward("p", text) for text in (*texts, '["' + "[{" * 900 + '\\"["]', "[" + "[]," * 900 + "[]]")]
 
-    assert [deeper(calls, judged) for calls in (0, 200, 400)] == [[1, 1, 0, 0, 1, 1]] * 3
+    assert [deeper(calls, judge_nested) for calls in (0, 200, 400)] == [[1, 1, 0, 0, 1, 1]] * 3
 
 
 HOSTILE = ('"' + '\\"' * 49_000, "\\" * 99_999, '"' * 99_999, "[]" * 49_000, '["' + "\\[" * 49_000)
@@ -139,10 +139,10 @@ def test_a_part_may_be_a_function_a_path_or_a_resolved_reward():
     rewards = [
         {"name": shouts, "weight": 2, "kwargs": {"factor": 0.5}},
         {"name": resolved},
-        {"name": "rlvr.reward.text:length_penalty", "kwargs": {"target_length": 1}},
+        {"name": "rlvr.reward.text.form:length_penalty", "kwargs": {"target_length": 1}},
     ]
     got = score(resolve_reward("composite", rewards=rewards), "YES")
-    assert got.parts == {"shouts": 0.5, "keyword_contains": 1.0, "rlvr.reward.text:length_penalty": 1.0}
+    assert got.parts == {"shouts": 0.5, "keyword_contains": 1.0, "rlvr.reward.text.form:length_penalty": 1.0}
     assert got.value == pytest.approx((2 * 0.5 + 1 + 1) / 4)
 
 
@@ -158,7 +158,7 @@ reward:
       - {name: length_penalty, weight: 1e-1, kwargs: {target_length: 3}}
       - {name: format_compliance, kwargs: {required_format: regex, pattern: '[a-z ]+', match: full}}
 """)
-    config = configured(load(None, str(tmp_path / "own.yaml"), []))
+    config = build_config(load(None, str(tmp_path / "own.yaml"), []))
     assert config.reward.type == "composite"
     got = score(resolve_reward(config.reward.type, **config.reward.kwargs), "the solution here")
     assert got.parts == {"keyword_contains": 1.0, "length_penalty": 1.0, "format_compliance": 1.0}

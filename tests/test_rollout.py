@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from rlvr.clients.local import LocalSamplingClient
-from rlvr.clients.mock import MockSamplingClient, ScriptedSamplingClient, TablePolicy, WordTokenizer
+from rlvr.clients.mock.mock_client import MockSamplingClient, ScriptedSamplingClient, TablePolicy, WordTokenizer
+from rlvr.core.futures import LazyFuture
+from rlvr.core.messages import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
+from rlvr.core.protocols import StepResult
+from rlvr.core.types import Outcome, StopReason, Task
 from rlvr.envs import PromptEnv
-from rlvr.futures import LazyFuture
-from rlvr.messages import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.protocols import StepResult
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
-from rlvr.types import Outcome, StopReason, Task
 
 WORDS = WordTokenizer(["a", "b", "c", "feedback", "prompt"])
 A, B, C, FEEDBACK, PROMPT = (WORDS.ids[w] for w in ("a", "b", "c", "feedback", "prompt"))
@@ -44,7 +44,7 @@ def play(env: Any, *answers: list[int]):
     return rollout([group], sampler, SamplingParams(max_tokens=4), seed=1), sampler
 
 
-def test_a_history_that_grows_is_one_trajectory_whose_mask_says_who_wrote_what() -> None:
+def test_a_growing_history_is_one_trajectory_with_a_mask_of_policy_tokens() -> None:
     """Environment tokens carry mask 0 and log-prob 0; rewards of the turns add up."""
     [t], sampler = play(TwoTurns(rewrite=False), [A, 0], [B, C, 0])
     assert t.prompt_tokens == [PROMPT]
@@ -142,7 +142,7 @@ def test_answers_without_logprobs_are_judged_and_refuse_to_train() -> None:
         def sample(self, *args: Any) -> Any:
             response = super().sample(*args).result()
             silent = [SampledSequence(s.stop_reason, s.tokens) for s in response.sequences]
-            return LazyFuture.done(SampleResponse(silent, fingerprint="text only"))
+            return LazyFuture.from_value(SampleResponse(silent, fingerprint="text only"))
 
     sampler = Silent(WORDS, lambda i: [A, 0])
     [t] = rollout([group_of(1)], sampler, SamplingParams(max_tokens=8), seed=1)

@@ -38,6 +38,6 @@ def test_a_row_of_a_module_is_taken_and_its_cells_can_be_replaced() -> None:
         ("a b:c", "is not of the form"),
     ],
 )
-def test_what_is_no_row_is_said(name: str, message: str) -> None:
+def test_an_invalid_row_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_algorithm(name)

@@ -23,21 +23,21 @@ from trl_losses import (
     batch_of,
     difference,
     gradients_of,
-    perturbed,
+    perturb,
     plain_logprobs,
     plain_loss,
     remember,
     rollouts,
-    trained,
+    trl_gradient,
     trl_trainer,
 )
 
-from rlvr.algorithms.advantages import REDUCTIONS, Memory
-from rlvr.algorithms.update import Passes, loss_config, project, update
+from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.update import Passes, loss_config, make_datum, update
 from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient
-from rlvr.engine.options import LoraConfig
-from rlvr.messages import AdamParams
-from rlvr.types import Trajectory
+from rlvr.core.messages import AdamParams
+from rlvr.core.types import Trajectory
+from rlvr.engine.engine_options import LoraConfig
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed: pip install trl"),
@@ -98,7 +98,7 @@ def gradient(case: Case, client: Any, answers: list[Trajectory], reference: Any 
     """What `update` hands to the optimizer."""
     found: dict[str, torch.Tensor] = {}
     update(
-        client, case.algorithm, copy.deepcopy(answers), lambda _: AdamParams(), Passes(), memory=Memory(),
+        client, case.algorithm, copy.deepcopy(answers), lambda _: AdamParams(), Passes(), baseline=RunningBaseline(),
         max_tokens=BUDGET, temperature=case.temperature, reference=reference,
         check=lambda _: found.update(gradients(client)),
     )  # fmt: skip
@@ -111,7 +111,7 @@ class Setting:
     def __init__(self, case: Case, fresh: Callable[..., Any], tokenizer: Any, folder: Path) -> None:
         self.case, self.fresh, self.folder = case, fresh, folder
         module = fresh(case.model).model.module
-        self.other = perturbed(module)
+        self.other = perturb(module)
         if case.lora:
             from peft import PeftModel
 
@@ -161,8 +161,16 @@ def setting(fresh: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-@pytest.mark.parametrize("shortcut", SHORTCUTS)
-@by_name
+# Quick: every loss with our defaults and with all shortcuts at once, and each shortcut alone with the first loss.
+PAIRS = [
+    pytest.param(case, shortcut, id=f"{case.name}-{shortcut}", marks=[pytest.mark.slow] * (not quick))
+    for case in CASES
+    for shortcut in SHORTCUTS
+    for quick in [case is CASES[0] or shortcut in ("as-it-is", "everything")]
+]
+
+
+@pytest.mark.parametrize(("case", "shortcut"), PAIRS)
 def test_the_gradient_is_that_of_trl(case: Case, shortcut: str, setting: Callable[[Case], Setting]) -> None:
     here = setting(case)
     whole, worst = difference(here.ours(**SHORTCUTS[shortcut]), here.trl)
@@ -182,22 +190,22 @@ def test_trls_gradient_and_ours_are_that_of_the_loss_written_down(
 def test_the_shortcuts_are_taken(setting: Callable[[Case], Setting]) -> None:
     """What the comparisons stand on: beginnings are shared, across more than one block of attention, and rows cut."""
     here = setting(CASES[0])
-    data = [project(here.case.algorithm, t, 1.0) for t in here.trajectories]
+    data = [make_datum(here.case.algorithm, t, 1.0) for t in here.trajectories]
     tokens = sum(d.model_input.length for d in data)
 
     def plan(name: str) -> list[Any]:
         return here.client(**SHORTCUTS[name])._engine._learner._batches(data)
 
-    [forest] = plan("as-it-is")
-    assert forest.forest.ancestors_CA.shape[0] > 1 and forest.forest.ancestors_CA.max() > 0
-    assert len(forest.at_N.unique()) < 0.6 * tokens
+    [shared] = plan("as-it-is")
+    assert shared.tree.ancestors_CA.shape[0] > 1 and shared.tree.ancestors_CA.max() > 0
+    assert len(shared.index_N.unique()) < 0.6 * tokens
     [packed] = plan("packing-alone")
-    assert packed.forest is not None and len(packed.at_N.unique()) == tokens
-    assert all(b.forest is None for b in plan("none"))
+    assert packed.tree is not None and len(packed.index_N.unique()) == tokens
+    assert all(b.tree is None for b in plan("none"))
     trees, cut = plan("tree-alone"), plan("micro-batches")
-    assert len(trees) == 2 and all(b.forest is not None for b in trees)
-    assert len(cut) > 1 and any(b.forest is not None for b in cut)
-    assert sum(len(b.at_N.unique()) for b in cut) > len(forest.at_N.unique())  # through a group: its prompt is in both
+    assert len(trees) == 2 and all(b.tree is not None for b in trees)
+    assert len(cut) > 1 and any(b.tree is not None for b in cut)
+    assert sum(len(b.index_N.unique()) for b in cut) > len(shared.index_N.unique())
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8]], ids=lambda case: case.name)
@@ -208,7 +216,7 @@ def test_answers_without_an_advantage_may_be_left_out(case: Case, setting: Calla
     selected = algorithm.select(copy.deepcopy(here.trajectories))
     weights = REDUCTIONS[algorithm.reduction](selected, BUDGET)
     assert len(algorithm.weigh(selected, BUDGET)) == len(selected) - 4
-    data = [project(algorithm, t, w) for t, w in zip(selected, weights, strict=True)]
+    data = [make_datum(algorithm, t, w) for t, w in zip(selected, weights, strict=True)]
     client.forward_backward(data, algorithm.loss, loss_config(algorithm, client, case.temperature)).result()
     for expected in (here.ours(), here.trl):
         whole, worst = difference(gradients(client), expected)
@@ -240,7 +248,7 @@ FEWER: list[tuple[str, dict[str, Any], Callable[[Trajectory], int]]] = [
 
 
 @pytest.mark.parametrize(("row", "cells", "size"), FEWER, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_left_out_of_our_denominators_changes_the_scale_alone(
+def test_tokens_excluded_from_the_denominator_change_the_scale_alone(
     row: str, cells: dict[str, Any], size: Callable[[Trajectory], int], setting: Callable[[Case], Setting]
 ) -> None:
     """Masked answers count in TRL's number of answers, groups of equal rewards in its number of tokens."""
@@ -255,6 +263,7 @@ def test_what_is_left_out_of_our_denominators_changes_the_scale_alone(
 SCALES = {"none": ("group_mean", 1.0), "group": ("group_normalized", (3 / 4) ** 0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "accumulated"), [("none", 1), ("group", 2)])
 @pytest.mark.parametrize("loss", ["dapo", "dr_grpo", "grpo"])
 def test_a_whole_step_of_trl_has_the_gradient_of_ours(
@@ -269,7 +278,7 @@ def test_a_whole_step_of_trl_has_the_gradient_of_ours(
     module = copy.deepcopy(fresh().model.module)
     remember(module, answers, 1.0)
     size = {"per_device_train_batch_size": len(answers) // accumulated, "gradient_accumulation_steps": accumulated}
-    expected = trained(case, module, tokenizer, tmp_path, answers, **size)
+    expected = trl_gradient(case, module, tokenizer, tmp_path, answers, **size)
     found = gradient(case, training_client(case, fresh, tmp_path), answers)
     whole, worst = difference({name: g * factor for name, g in found.items()}, expected)
     assert whole <= CLOSE and worst <= CLOSE

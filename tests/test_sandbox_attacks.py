@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.core.types import Outcome
 from rlvr.sandbox import NoTier, Sandbox, mounts
-from rlvr.types import Outcome
 
 TIERS = ("namespaces", "landlock")
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,15 +26,15 @@ JOB: dict[str, Any] = {"solution": "def f(): return 1", "tests": ["assert f() ==
 
 @pytest.fixture(scope="module", params=TIERS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    yield from opened(request.param)
+    yield from open_sandbox(request.param)
 
 
 @pytest.fixture(scope="module")
 def namespaces() -> Iterator[Sandbox]:
-    yield from opened("namespaces")
+    yield from open_sandbox("namespaces")
 
 
-def opened(tier: str) -> Iterator[Sandbox]:
+def open_sandbox(tier: str) -> Iterator[Sandbox]:
     try:
         made = Sandbox((tier,), workers=1)
     except NoTier as refused:
@@ -111,7 +111,7 @@ def test_a_scratch_folder_deeper_than_any_path_is_emptied(namespaces: Sandbox) -
     assert namespaces.pids == before
 
 
-def test_what_empties_the_folder_loses_no_name(tmp_path: Path) -> None:
+def test_wiping_a_folder_handles_equal_names_and_links(tmp_path: Path) -> None:
     """Folders that are called as those would be that are moved to the top; links that lead out of it."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     outside.mkdir()
@@ -161,7 +161,7 @@ def test_no_answer_pays_for_processes_that_another_has_ended(sandbox: Sandbox) -
     assert passed
 
 
-def test_an_exception_in_verify_many_ends_what_runs_and_begins_nothing_more() -> None:
+def test_an_exception_in_verify_many_stops_running_programs_and_starts_no_more() -> None:
     slow = {"solution": "while True: pass", "tests": ["assert f()"], "timeout_s": 60}
     with Sandbox(workers=2) as sandbox:
         begun = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.sandbox.codec import Encoder, Unfit, decode
+from rlvr.sandbox.codec import CodecError, Encoder, decode
 
 
 def travel(value: Any) -> Any:
@@ -58,7 +58,7 @@ def test_cycles_depth_and_endless_iterators_are_unfit() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
     for value in (cycle, iter(int, 1), (x for x in iter(lambda: 1, 2)), object(), 1 << (1 << 22)):
-        with pytest.raises(Unfit):
+        with pytest.raises(CodecError):
             Encoder().encode(value)
 
 
@@ -66,6 +66,6 @@ def test_cycles_depth_and_endless_iterators_are_unfit() -> None:
     "data",
     ["[]", '["?", 1]', '["d", 1]', '["s", ["l"]]', '["i", 5]', '["r", 1.5, 2, 3]', "[" * 300 + "]" * 300, "1" * 30],
 )
-def test_what_no_encoder_writes_is_unfit(data: str) -> None:
-    with pytest.raises(Unfit):
+def test_malformed_encodings_are_refused(data: str) -> None:
+    with pytest.raises(CodecError):
         decode(json.loads(data))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.sandbox import Limits, NoTier, Sandbox, Verdict, shared
-from rlvr.sandbox.pool import RENEW_JOBS
-from rlvr.types import Outcome
+from rlvr.core.types import Outcome
+from rlvr.sandbox import Limits, NoTier, Sandbox, Verdict, shared_sandbox
+from rlvr.sandbox.processes import RENEW_JOBS
 from tests.code_rows import REAL as DATA
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -31,29 +31,34 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield made
 
 
-def said(verdict: Verdict) -> tuple[str, str, list[str]]:
+def outcome_and_reasons(verdict: Verdict) -> tuple[str, str, list[str]]:
     return verdict.outcome.value, verdict.reason, [test.reason for test in verdict.tests]
 
 
+@pytest.mark.slow
 def test_a_calls_own_time_is_time_to_compute_too(sandbox: Sandbox) -> None:
     """The processor's time follows the call's, not the default; what the user set for it holds for every call."""
     program = "import time\nwhile time.process_time() < 3.5: pass\nx = 1"
     with Sandbox((sandbox.tier,), 1, Limits(timeout_s=1.0)) as short:
-        assert said(short.verify(program, ["assert x == 1"], timeout_s=60.0))[0] == "passed"
+        assert outcome_and_reasons(short.verify(program, ["assert x == 1"], timeout_s=60.0))[0] == "passed"
     with Sandbox((sandbox.tier,), 1, Limits(cpu_s=1.0)) as bounded:
-        assert said(bounded.verify(program, ["assert x == 1"], timeout_s=60.0))[1] == "timeout"
+        assert outcome_and_reasons(bounded.verify(program, ["assert x == 1"], timeout_s=60.0))[1] == "timeout"
 
 
 def test_a_right_answer_passes_and_the_verdict_says_how_it_was_judged(sandbox: Sandbox) -> None:
     verdict = sandbox.verify(**JOB)
-    assert said(verdict) == ("passed", "", ["", ""])
+    assert outcome_and_reasons(verdict) == ("passed", "", ["", ""])
     assert (verdict.path, verdict.tier, verdict.num_passed) == ("split", sandbox.tier, 2)
     assert 0 < verdict.seconds < 60
 
 
 def test_each_test_has_its_own_result(sandbox: Sandbox) -> None:
     tests = ["assert add(1, 2) == 4", "assert add(1, 2) == 3", "assert add(1) == 1", "assert sub(1, 2) == 3"]
-    assert said(sandbox.verify(ADD, tests)) == ("failed", "assertion", ["assertion", "", "exception", "wrong_name"])
+    assert outcome_and_reasons(sandbox.verify(ADD, tests)) == (
+        "failed",
+        "assertion",
+        ["assertion", "", "exception", "wrong_name"],
+    )
     unknown = sandbox.verify("def f(): return 1", ["assert g(f()) == 1"])
     assert unknown.tests[0].detail == "'g' is not defined"
 
@@ -74,11 +79,11 @@ def test_each_test_has_its_own_result(sandbox: Sandbox) -> None:
         ("return 'x' * (4 << 20)", "failed", "output"),
     ],
 )  # fmt: skip
-def test_what_an_answer_does_is_its_own_failure_and_the_next_one_is_not_hurt(
+def test_a_harmful_answer_fails_itself_and_not_the_next_one(
     sandbox: Sandbox, body: str, outcome: str, reason: str
 ) -> None:
     verdict = sandbox.verify(f"def f():\n    {body}\n", ["assert f() == 1"], timeout_s=0.5)
-    assert said(verdict) == (outcome, reason, [reason])
+    assert outcome_and_reasons(verdict) == (outcome, reason, [reason])
     assert sandbox.verify(**JOB).passed
 
 
@@ -104,14 +109,14 @@ def test_a_stream_of_crashes_stops_early(sandbox: Sandbox) -> None:
     ],
 )  # fmt: skip
 def test_bad_sources_are_failed_answers_never_exceptions(sandbox: Sandbox, source: Any, reason: str) -> None:
-    assert said(sandbox.verify(source, ["assert f() == 1"])) == ("failed", reason, [reason])
+    assert outcome_and_reasons(sandbox.verify(source, ["assert f() == 1"])) == ("failed", reason, [reason])
 
 
 @pytest.mark.parametrize(
     ("tests", "reason"),
     [(["assert f( == 1"], "bad_test"), (["while True: pass"], "test_timeout"), (["1 / 0"], "bad_test")],
 )
-def test_a_broken_test_is_nobodys_failure(sandbox: Sandbox, tests: list[str], reason: str) -> None:
+def test_a_broken_test_is_invalid_not_a_failure(sandbox: Sandbox, tests: list[str], reason: str) -> None:
     verdict = sandbox.verify("def f(): return 1", tests, timeout_s=0.4)
     assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, reason)
 
@@ -134,23 +139,26 @@ def test_no_answer_can_make_its_failure_look_like_a_broken_test_or_sandbox(sandb
     assert sandbox.verify(**JOB).passed
 
 
-def test_programs_are_judged_by_what_they_print_and_how_they_end(sandbox: Sandbox) -> None:
+def test_programs_are_judged_by_their_output_and_exit(sandbox: Sandbox) -> None:
     tests = [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2\n", "output": "4"}]
     program = "a, b = map(int, input().split())\nprint(a + b)\n"
-    assert said(sandbox.verify(program, tests)) == ("passed", "", ["", ""])
-    assert said(sandbox.verify(program + "1 / 0", tests[:1])) == ("failed", "exception", ["exception"])
-    assert said(sandbox.verify("print(3)", tests)) == ("failed", "wrong_output", ["", "wrong_output"])
+    assert outcome_and_reasons(sandbox.verify(program, tests)) == ("passed", "", ["", ""])
+    assert outcome_and_reasons(sandbox.verify(program + "1 / 0", tests[:1])) == ("failed", "exception", ["exception"])
+    assert outcome_and_reasons(sandbox.verify("print(3)", tests)) == ("failed", "wrong_output", ["", "wrong_output"])
     assert sandbox.verify("print(3)", tests).path == "stdio"
     for broken in ("print(3", "(" * 300 + ")" * 300, "\0"):
-        assert said(sandbox.verify(broken, tests[:1])) == ("failed", "syntax_error", ["syntax_error"])
-    assert said(sandbox.verify("exec('print(3')", tests[:1])) == ("failed", "exception", ["exception"])
-    assert said(sandbox.verify("print(3, flush=True)\nwhile True: pass", tests[:1], timeout_s=0.5))[1] == "timeout"
+        assert outcome_and_reasons(sandbox.verify(broken, tests[:1])) == ("failed", "syntax_error", ["syntax_error"])
+    assert outcome_and_reasons(sandbox.verify("exec('print(3')", tests[:1])) == ("failed", "exception", ["exception"])
+    assert (
+        outcome_and_reasons(sandbox.verify("print(3, flush=True)\nwhile True: pass", tests[:1], timeout_s=0.5))[1]
+        == "timeout"
+    )
 
 
 def test_humaneval_style_functions_and_setup_and_imports(sandbox: Sandbox) -> None:
     check = "def check(candidate):\n    for n in range(5):\n        assert candidate(n, 1) == n + 1\n"
     verdict = sandbox.verify(ADD, check, entry_point="add")
-    assert (said(verdict), verdict.path) == (("passed", "", [""]), "rpc")
+    assert (outcome_and_reasons(verdict), verdict.path) == (("passed", "", [""]), "rpc")
     assert not sandbox.verify(ADD.replace("+", "-"), [check], entry_point="add").passed
     assert sandbox.verify("def f(): return math.floor(2.5)", ["assert f() == 2"], imports=["import math"]).passed
 
@@ -229,7 +237,7 @@ def test_a_forked_copy_of_our_process_uses_workers_of_its_own() -> None:
         assert sandbox.verify(**JOB).passed
 
 
-def test_a_closed_sandbox_ends_what_runs_and_takes_nothing_more() -> None:
+def test_a_closed_sandbox_stops_running_programs_and_refuses_more() -> None:
     sandbox = Sandbox(workers=1)
     got: list[Verdict] = []
     job = {"solution": "while True: pass", "tests": ["assert f()"], "timeout_s": 60}
@@ -246,8 +254,8 @@ def test_a_closed_sandbox_ends_what_runs_and_takes_nothing_more() -> None:
 
 
 def test_the_shared_sandbox_is_one() -> None:
-    assert shared() is shared()
-    assert shared().verify(**JOB).passed
+    assert shared_sandbox() is shared_sandbox()
+    assert shared_sandbox().verify(**JOB).passed
 
 
 def test_limits_are_kept() -> None:
@@ -287,7 +295,11 @@ def test_every_reference_solution_of_mbpp_is_accepted(sandbox: Sandbox, name: st
         for row in rows
     ]  # fmt: skip
     verdicts = sandbox.verify_many(jobs)
-    bad = [(row["task_id"], said(verdict)) for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed]
+    bad = [
+        (row["task_id"], outcome_and_reasons(verdict))
+        for row, verdict in zip(rows, verdicts, strict=True)
+        if not verdict.passed
+    ]
     assert not bad
     assert len(verdicts) == {"mbpp.jsonl": 974, "sanitized-mbpp.json": 427}[name]
 
@@ -335,15 +347,15 @@ def test_a_test_that_cannot_run_alone_is_not_run_alone(sandbox: Sandbox) -> None
     """Tests that build on one another run once: else a crash earns a second draw, or a row without a verdict."""
     builds = ["expected = [1]\nassert f(1) == 1", "assert f(2) == expected"]
     lost = sandbox.verify("import os\ndef f(x): os._exit(0)", builds)
-    assert said(lost) == ("failed", "exited", ["exited", "exited"])
+    assert outcome_and_reasons(lost) == ("failed", "exited", ["exited", "exited"])
     draws = "import os\nresult = expected = 0\ndef f(x): return os.urandom(1)[0] < 128 and os._exit(0)"
     named = ["expected = 5\nresult = f(1)", "assert result == expected"]
     assert sandbox.verify("def f(x): return 5", named).passed
     assert not any(sandbox.verify(draws, named).passed for _ in range(8))
 
 
-def test_a_program_has_what_programs_take_for_granted(sandbox: Sandbox) -> None:
+def test_a_program_has_the_usual_environment(sandbox: Sandbox) -> None:
     program = "import sys\nprint(sys.argv)\n{}()\nprint('not reached')"
     for end in ("exit", "quit"):
         verdict = sandbox.verify(program.format(end), [{"input": "", "output": "['answer.py']"}])
-        assert verdict.passed, (end, said(verdict))
+        assert verdict.passed, (end, outcome_and_reasons(verdict))

@@ -51,5 +51,5 @@ FLIP += "class Solution:\n def flip(s, h): return flip(h)\n def reverse(s, h): r
         "root = Node(5)\nflip(root)\nassert root.v == 5", "assert isinstance(flip(Node(1)), Node)",
     ],
 )  # fmt: skip
-def test_what_a_class_of_the_setup_makes_may_be_given_to_the_answer(test: str) -> None:
+def test_objects_of_setup_classes_can_be_passed_to_the_answer(test: str) -> None:
     assert rows(FLIP, [test], setup=LINKED + "CASES = [(build([1, 2]), [2, 1])]") == [(True, "")]

@@ -34,7 +34,7 @@ def test_an_answer_that_fails_gets_its_own_reason(solution: str, reason: str) ->
 
 
 def test_an_answer_that_never_reads_costs_no_more_than_its_time() -> None:
-    """The arguments are more than a socket holds: whoever waits for room to write them must not wait for ever."""
+    """The arguments are more than a socket holds: the writer must not wait for room for ever."""
     tests = [f"assert f({'x' * 2_000_000!r}) == 1", "for n in [1]: assert f(n) == 1"]
     for test in tests:
         assert rows("import time\ntime.sleep(1e6)", [test], seconds=0.5) == [(False, "lost")]

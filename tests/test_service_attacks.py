@@ -21,20 +21,20 @@ from typing import Any
 
 import pytest
 
-from rlvr.http_line import MOST_TOKENS, Cost, Dialect, Endpoint, Line
+from rlvr.core.chat_client import MOST_TOKENS, ChatClient, Cost, Dialect, Endpoint
+from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
-from rlvr.service.asgi import Message, Scope
-from rlvr.service.http.door import Door
-from rlvr.service.keys import Keys
-from rlvr.service.loop.ledger import Ledger
-from rlvr.service.loop.live import Live
-from rlvr.service.settings import Limits
+from rlvr.service.http.service_middleware import ServiceMiddleware
+from rlvr.service.sessions.live_session import LiveSession
+from rlvr.service.sessions.session_writer import SessionWriter
+from rlvr.service.settings import ServiceLimits
 from rlvr.store import open_store
 from rlvr.store.records import Experience, Session, Status
-from rlvr.types import Outcome
+from rlvr.web.auth import ApiKeys
+from rlvr.web.middleware import Message, Scope
 from tests.rlvr_service import RlvrService
-from tests.text_endpoint import Said, serving
+from tests.text_endpoint import EndpointReply, serving
 
 TASK = {"task_id": "t", "prompt": "Say something.", "max_iterations": 1}
 QUICK = 2.0  # seconds in which a service that does something else answers; a blocked one took 4 to 120
@@ -50,7 +50,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
 
 
 def meanwhile(service: RlvrService, path: str, body: Any, times: int = 1) -> list[threading.Thread]:
-    """Begin requests whose answers nobody waits for."""
+    """Start requests without waiting for their responses."""
 
     def ask() -> None:
         with service.client() as client:
@@ -84,19 +84,20 @@ def slowest(service: RlvrService, *paths: str) -> float:
         (json.dumps(TASK | {"verifiers": [{f"f{i}": 1 for i in range(20_000)}]}), "20,000 fields"),
     ],
 )
-def test_a_body_of_very_many_values_is_refused_unread(service: RlvrService, body: str, said: str):
+def test_a_body_with_too_many_values_is_refused(service: RlvrService, body: str, said: str):
     with service.client() as client:
         reply = client.post("/train", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 422 and said in reply.json()["detail"]
 
 
-def test_a_refusal_does_not_repeat_all_that_was_sent(service: RlvrService):
+def test_a_refusal_does_not_repeat_the_body(service: RlvrService):
     words = {"name": "required_words", "options": {"words": [1] * 40_000}}
     reply = service.post("/train", TASK | {"verifiers": [words]})
     assert reply.status_code == 422 and len(reply.content) < 5_000
 
 
-def test_a_schema_that_is_checked_for_long_keeps_nobody_else_waiting(service: RlvrService):
+@pytest.mark.slow
+def test_a_slow_schema_check_does_not_block_other_requests(service: RlvrService):
     levels = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(25)}
     schema = {"$defs": levels | {"a25": {"type": "string"}}, "$ref": "#/$defs/a0"}
     schema["$defs"]["a25"] = {"type": ["string", "null", "number", "boolean", "object", "array"]}
@@ -106,16 +107,17 @@ def test_a_schema_that_is_checked_for_long_keeps_nobody_else_waiting(service: Rl
     threads[0].join()
 
 
-def test_graders_that_take_for_ever_leave_the_store_to_the_others(service: RlvrService):
+def test_slow_graders_do_not_block_the_store(service: RlvrService):
     source = "import time\ndef grade(sample, item):\n    time.sleep(4)\n    return 1\n"
     body = {"grader": {"type": "python", "source": source}, "items": [{"sample": {"output_text": "x"}}]}
     meanwhile(service, "/grade", body, times=18)
     assert slowest(service, "/health", "/stats", "/sessions") < QUICK
 
 
-def test_a_judge_that_hangs_does_not_silence_the_heartbeat(tmp_path: Path):
-    def answer(asked: Any) -> str | Said:
-        return Said("x", delay=60) if asked.chat else "Something, said in some words."
+@pytest.mark.slow
+def test_a_hanging_judge_does_not_stop_the_heartbeat(tmp_path: Path):
+    def answer(asked: Any) -> str | EndpointReply:
+        return EndpointReply("x", delay=60) if asked.chat else "Something, said in some words."
 
     with (
         serving(answer) as server,
@@ -136,17 +138,19 @@ def test_a_judge_that_hangs_does_not_silence_the_heartbeat(tmp_path: Path):
         running.kill()
 
 
-def test_an_endpoint_that_counts_nonsense_counts_nothing():
+def test_wrong_token_counts_of_an_endpoint_are_ignored():
     async def ask(usage: str) -> int:
-        with serving(lambda asked: Said(raw=f'{{"text": "hi", "usage": {{"completion_tokens": {usage}}}}}')) as server:
-            async with Line(Endpoint(server.plain_url, "", dialect=Dialect.PLAIN)) as line:
+        with serving(
+            lambda asked: EndpointReply(raw=f'{{"text": "hi", "usage": {{"completion_tokens": {usage}}}}}')
+        ) as server:
+            async with ChatClient(Endpoint(server.plain_url, "", dialect=Dialect.PLAIN)) as line:
                 return (await line.ask({"prompt": "x"}, Cost())).completion_tokens
 
     assert asyncio.run(ask("7")) == 7
     assert asyncio.run(ask("9" * 30)) == 0 == asyncio.run(ask("-3")) and MOST_TOKENS < 2**31  # of an SQL integer
 
 
-def test_a_list_of_sessions_does_not_carry_their_texts(tmp_path: Path):
+def test_the_session_list_omits_texts(tmp_path: Path):
     large = "x" * 100_000
     with closing(open_store(tmp_path / "s.sqlite")) as store:
         store.add_session(Session("one", "t", large, request={"tests": [large]}, final_solution=large))
@@ -160,12 +164,12 @@ def test_a_list_of_sessions_does_not_carry_their_texts(tmp_path: Path):
     ("text", "word", "stands"),
     [("a" * 100_000, "a" * 1_000, False), ("ab b", "b", True), ("is-ab is-a", "is-a", True), ("x-ab-ab", "-a", False)],
 )
-def test_words_that_touch_others_are_passed_in_one_step(text: str, word: str, stands: bool):
+def test_overlapping_words_are_matched_in_linear_time(text: str, word: str, stands: bool):
     verdict = resolve_reward("required_words", words=[word])("", text)
     assert (getattr(verdict, "value", verdict) == 1.0) is stands
 
 
-def test_a_head_that_never_ends_is_cut_off(service: RlvrService):
+def test_an_endless_request_head_is_cut_off(service: RlvrService):
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as line:
         line.sendall(b"GET /stats HTTP/1.1\r\nHost: localhost\r\nx: ")
         with pytest.raises(OSError):
@@ -174,8 +178,8 @@ def test_a_head_that_never_ends_is_cut_off(service: RlvrService):
     assert service.get("/health").status_code == 200
 
 
-def test_a_body_that_drips_is_ended():
-    """With its connection: nobody knows what the rest of it would be."""
+def test_a_slow_body_is_refused():
+    """The connection is closed too, because its remaining bytes are unknown."""
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
@@ -190,12 +194,12 @@ def test_a_body_that_drips_is_ended():
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/train", "headers": [(b"host", b"localhost")]}
-    asyncio.run(Door(app, Keys([]), Limits(), body_s=0.1)(scope, receive, send))
+    asyncio.run(ServiceMiddleware(app, ApiKeys([]), ServiceLimits(), body_seconds=0.1)(scope, receive, send))
     assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["code"] == "too_slow"
 
 
-def test_a_template_that_says_a_long_text_many_times_is_never_put_together():
+def test_a_template_that_repeats_a_long_text_is_not_expanded():
     many = "{{item.a}}" * 9_000  # of half a megabyte each
     grader = Grader.of({"type": "string_check", "operation": "eq", "input": many, "reference": many})
     tracemalloc.start()
@@ -207,7 +211,8 @@ def test_a_template_that_says_a_long_text_many_times_is_never_put_together():
     assert (score.outcome, score.reason) == (Outcome.INVALID, "too_large")
 
 
-def test_an_endpoint_that_gives_megabytes_is_cut_and_a_page_of_them_ends_early(tmp_path: Path):
+@pytest.mark.slow
+def test_huge_answers_are_truncated_and_pages_of_them_end_early(tmp_path: Path):
     rule = {"name": "length", "options": {"at_least": 10**6}}  # which no answer keeps
     task = TASK | {"verifiers": [rule], "max_iterations": 2}
     with (
@@ -226,13 +231,13 @@ def test_an_endpoint_that_gives_megabytes_is_cut_and_a_page_of_them_ends_early(t
                 break
             after = f"&after={page.json()['next_after']}"
         assert pages > 1 and seen == sorted(set(seen)) and len(seen) == 40
-        told = here.get(f"/sessions/{session['session_id']}/events").text
-    names = re.findall("^event: (.*)$", told, re.MULTILINE)
+        reply = here.get(f"/sessions/{session['session_id']}/events").text
+    names = re.findall("^event: (.*)$", reply, re.MULTILINE)
     assert names == ["status", "status", "iteration", "iteration", "end"]
 
 
-def test_an_answer_that_no_table_takes_ends_its_session_and_no_other():
-    """What it was is gone; who waits for it is told."""
+def test_an_answer_that_cannot_be_stored_ends_only_its_session():
+    """The answer is lost, and the session's row is written."""
     rows: list[dict[str, Any]] = []
 
     class Picky:
@@ -244,9 +249,9 @@ def test_an_answer_that_no_table_takes_ends_its_session_and_no_other():
             return True
 
     async def end() -> None:
-        live = Live(Session("s", "t", "x", status=Status.FAILED), case=None)  # pyright: ignore[reportArgumentType]
+        live = LiveSession(Session("s", "t", "x", status=Status.FAILED), target=None)  # pyright: ignore[reportArgumentType]
         live.unsaved.append(Experience("s", "t", 1, "x", "y"))
-        await Ledger(Picky(), "here").finish(live)  # pyright: ignore[reportArgumentType]
+        await SessionWriter(Picky(), "here").finish(live)  # pyright: ignore[reportArgumentType]
 
     asyncio.run(end())
     assert [row["status"] for row in rows] == [Status.FAILED]

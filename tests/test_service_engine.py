@@ -1,28 +1,47 @@
-"""An engine generator over a table of logits, which truly learns: groups, batches, steps, saved states, failures."""
+"""An engine generator over a table of logits that learns: groups, batches, steps, saved states, failures."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
-from rlvr.clients.mock import MockTrainingClient, TablePolicy
-from rlvr.service.loop.credit import DISCOUNT
-from rlvr.service.loop.engine import EngineGenerator, EngineOptions
-from rlvr.service.loop.group import advantages, worth
-from rlvr.service.loop.learning import POINTER, RATE, WARM_UP, WINDOW, Learner, LearnerOptions
-from rlvr.service.loop.models import Model
-from rlvr.service.options import Request
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.core.file_lock import lock_file
+from rlvr.core.types import Trajectory
+from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
+from rlvr.service.generators.served_models import ServedModel
+from rlvr.service.learning import session_learner
+from rlvr.service.learning.credit import DISCOUNT
+from rlvr.service.learning.session_learner import POINTER, RATE, WARM_UP, WINDOW, LearnerOptions, SessionLearner
+from rlvr.service.service_options import SessionRequest
+from rlvr.service.sessions.session_rewards import assign_rewards, session_advantages
 from rlvr.store.records import Status
-from rlvr.types import Trajectory
-from tests.sessions_here import opened, settings_of, worked
+from tests.session_fixtures import open_sessions, run_session, settings_of
 
 WORDS = ["yes", "no", "perhaps", "never"]
-ASK = Request("yes", "perhaps yes", answer="yes", verifiers=(("exact_match", 1.0, {}), ("draft", 0.0, {})))
+ASK = SessionRequest("yes", "perhaps yes", answer="yes", verifiers=(("exact_match", 1.0, {}), ("draft", 0.0, {})))
+
+
+@pytest.fixture(autouse=True)
+def release_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Unlock the folders of learners that a test does not close."""
+    locks: list[IO[str] | None] = []
+
+    def lock(path: Path) -> IO[str] | None:
+        locks.append(lock_file(path))
+        return locks[-1]
+
+    monkeypatch.setattr(session_learner, "lock_file", lock)
+    yield
+    for file in locks:
+        if file is not None:
+            file.close()
 
 
 def table(folder: Path, rate: float = 300.0) -> MockTrainingClient:
@@ -31,7 +50,7 @@ def table(folder: Path, rate: float = 300.0) -> MockTrainingClient:
 
 def engine(state: Path, *, samples: int = 4, batch_size: int = 8, client: Any = None, **learner: Any):
     return EngineGenerator(
-        lambda folder, say: Model(client or table(folder), "table", "local"),
+        lambda folder, say: ServedModel(client or table(folder), "table", "local"),
         state / "policy",
         EngineOptions(samples=samples, max_tokens=1),
         LearnerOptions(batch_size=batch_size, **learner),
@@ -53,9 +72,9 @@ def group(id: str, rewards: list[float | None], tokens: tuple[int, ...] = (2,)) 
 
 def test_a_session_is_a_group_of_episodes_and_the_best_answer_is_the_solution(tmp_path: Path):
     async def run() -> None:
-        async with opened(settings_of(tmp_path), generator=engine(tmp_path, samples=6)) as sessions:
+        async with open_sessions(settings_of(tmp_path), generator=engine(tmp_path, samples=6)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
-            session, answer = await worked(sessions, ASK, max_iterations=2, seed=4)
+            session, answer = await run_session(sessions, ASK, max_iterations=2, seed=4)
             rows = sessions.store.experiences(session_id=session.id)
         assert session.status is Status.DONE
         assert {row.sample for row in rows} == set(range(6))
@@ -74,9 +93,9 @@ def test_a_session_is_a_group_of_episodes_and_the_best_answer_is_the_solution(tm
     asyncio.run(run())
 
 
-def test_sessions_that_come_together_are_learned_from_and_a_later_life_goes_on_to_the_bit(tmp_path: Path):
+def test_sessions_are_learned_from_in_batches_and_a_restart_continues_bit_exactly(tmp_path: Path):
     async def life(number: int, client: MockTrainingClient) -> tuple[str, dict[str, Any]]:
-        async with opened(settings_of(tmp_path), generator=engine(tmp_path, client=client)) as sessions:
+        async with open_sessions(settings_of(tmp_path), generator=engine(tmp_path, client=client)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
             begun = [await sessions.start(ASK, "me") for _ in range(8)] if number == 0 else []
             for one in begun:
@@ -84,43 +103,46 @@ def test_sessions_that_come_together_are_learned_from_and_a_later_life_goes_on_t
         return client.policy.sha256(), sessions.generator.learning()
 
     fresh = table(tmp_path / "policy").policy.sha256()
-    taught, told = asyncio.run(life(0, table(tmp_path / "policy")))
+    taught, learned = asyncio.run(life(0, table(tmp_path / "policy")))
     again, told_again = asyncio.run(life(1, table(tmp_path / "policy")))
-    assert taught != fresh and told["updates"] >= 1
-    assert (again, told_again) == (taught, told)
+    assert taught != fresh and learned["updates"] >= 1
+    assert (again, told_again) == (taught, learned)
 
 
-def test_the_same_seed_gives_the_same_answers_from_the_same_weights(tmp_path: Path):
-    async def said(state: Path) -> list[str]:
-        async with opened(settings_of(state), generator=engine(state)) as sessions:
+def test_the_same_seed_and_weights_give_the_same_answers(tmp_path: Path):
+    async def read_log_lines(state: Path) -> list[str]:
+        async with open_sessions(settings_of(state), generator=engine(state)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
-            session, _ = await worked(sessions, ASK, max_iterations=1, seed=9, learn=False)
+            session, _ = await run_session(sessions, ASK, max_iterations=1, seed=9, learn=False)
             return [e.generated_output for e in sessions.store.experiences(session_id=session.id)]
 
-    assert asyncio.run(said(tmp_path / "a")) == asyncio.run(said(tmp_path / "b"))
+    assert asyncio.run(read_log_lines(tmp_path / "a")) == asyncio.run(read_log_lines(tmp_path / "b"))
 
 
-def test_what_is_evaluated_teaches_nothing(tmp_path: Path):
+def test_evaluation_changes_no_weights(tmp_path: Path):
     async def run() -> None:
         client = table(tmp_path / "policy")
         before = client.policy.sha256()
-        async with opened(settings_of(tmp_path), generator=engine(tmp_path, batch_size=1, client=client)) as sessions:
+        async with open_sessions(
+            settings_of(tmp_path), generator=engine(tmp_path, batch_size=1, client=client)
+        ) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
             for _ in range(4):
-                await worked(sessions, ASK, learn=False)
+                await run_session(sessions, ASK, learn=False)
         assert client.policy.sha256() == before and sessions.generator.learning()["updates"] == 0
 
     asyncio.run(run())
 
 
-def test_a_session_that_cannot_be_played_fails_alone(tmp_path: Path):
-    """An empty prompt has no tokens for a table; what came with it is worked on."""
+def test_a_session_that_cannot_be_played_fails_only_itself(tmp_path: Path):
+    """An empty prompt has no tokens for a table; the other sessions of its batch are played."""
 
     async def run() -> None:
-        async with opened(settings_of(tmp_path), generator=engine(tmp_path)) as sessions:
+        async with open_sessions(settings_of(tmp_path), generator=engine(tmp_path)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
             begun = [
-                await sessions.start(Request("t", prompt, answer="yes"), "me") for prompt in ("perhaps yes", " ", "yes")
+                await sessions.start(SessionRequest("t", prompt, answer="yes"), "me")
+                for prompt in ("perhaps yes", " ", "yes")
             ]
             ended = [await sessions.wait(one.id) for one in begun]
         assert [one.status for one in ended] == [Status.DONE, Status.FAILED, Status.DONE]
@@ -130,15 +152,15 @@ def test_a_session_that_cannot_be_played_fails_alone(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_a_model_that_cannot_be_loaded_is_said_in_health_and_fails_sessions_with_its_reason(tmp_path: Path):
-    def opener(folder: Path, say: Any) -> Model:
+def test_health_and_sessions_report_why_a_model_could_not_be_loaded(tmp_path: Path):
+    def opener(folder: Path, say: Any) -> ServedModel:
         raise ValueError("no such folder: /there")
 
     async def run() -> None:
-        async with opened(settings_of(tmp_path), generator=EngineGenerator(opener, tmp_path)) as sessions:
+        async with open_sessions(settings_of(tmp_path), generator=EngineGenerator(opener, tmp_path)) as sessions:
             await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
             health = sessions.generator.health()
-            session, _ = await worked(sessions, ASK)
+            session, _ = await run_session(sessions, ASK)
         assert (health["state"], health["detail"]) == ("down", "no such folder: /there")
         assert session.error == {"code": "generator_down", "message": "no such folder: /there"}
 
@@ -148,9 +170,9 @@ def test_a_model_that_cannot_be_loaded_is_said_in_health_and_fails_sessions_with
 # The learner
 
 
-def test_a_step_moves_the_policy_towards_what_was_rewarded_and_says_what_it_did(tmp_path: Path):
+def test_a_step_moves_the_policy_towards_rewarded_answers_and_reports_numbers(tmp_path: Path):
     client = table(tmp_path)
-    learner = Learner(client, tmp_path, LearnerOptions(batch_size=4, learning_rate=0.01))
+    learner = SessionLearner(client, tmp_path, LearnerOptions(batch_size=4, learning_rate=0.01))
     assert learner.restore() is False
     yes, no = (client.policy.tokenizer.ids[w] for w in ("yes", "no"))
     before = client.policy.logprobs()
@@ -165,12 +187,12 @@ def test_a_step_moves_the_policy_towards_what_was_rewarded_and_says_what_it_did(
     assert client.policy.logprobs()[yes] > before[yes] and client.policy.logprobs()[no] < before[no]
 
 
-def test_the_coefficients_weigh_what_was_rewarded_and_the_entropy_of_what_was_said(tmp_path: Path):
-    """By hand: half the advantages; and a bonus for what was improbable moves the table towards it."""
+def test_coefficients_weigh_rewards_and_entropy(tmp_path: Path):
+    """By hand: half the advantages, and a bonus for improbable tokens moves the table towards them."""
 
     def step(name: str, **coefficients: Any) -> tuple[list[float], float]:
         client = table(tmp_path / name)
-        learner = Learner(client, tmp_path / name, LearnerOptions(batch_size=2, **coefficients))
+        learner = SessionLearner(client, tmp_path / name, LearnerOptions(batch_size=2, **coefficients))
         learner.restore()
         yes, no = (client.policy.tokenizer.ids[w] for w in ("yes", "no"))
         client.policy.logits[no] += 3.0  # said far more often than `yes`
@@ -190,31 +212,31 @@ def test_the_coefficients_weigh_what_was_rewarded_and_the_entropy_of_what_was_sa
     assert open_ < alone
 
 
-def test_results_that_stay_the_same_lower_the_rate_and_a_restart_keeps_it(tmp_path: Path):
-    learner = Learner(table(tmp_path), tmp_path, LearnerOptions(batch_size=2))
+def test_a_plateau_lowers_the_learning_rate_and_a_restart_keeps_it(tmp_path: Path):
+    learner = SessionLearner(table(tmp_path), tmp_path, LearnerOptions(batch_size=2))
     learner.restore()
     for i in range(4 * WINDOW):  # the best window, and three that were no better
         learner.learn(group(f"{i}", [0.5, 0.5]))
     assert learner.plateau.scale == 0.5
     learner.learn(group("a", [0.0, 1.0]))
     learner.close()
-    later = Learner(table(tmp_path), tmp_path)
+    later = SessionLearner(table(tmp_path), tmp_path)
     assert later.restore() and later.plateau.scale == 0.5
     later.close()
 
 
-def test_answers_are_sampled_at_the_temperature_that_they_are_learned_at(tmp_path: Path):
+def test_answers_are_learned_at_their_sampling_temperature(tmp_path: Path):
     async def run() -> None:
         client = table(tmp_path / "policy")
         expected = client.policy.logprobs(3.0)
         generator = EngineGenerator(
-            lambda folder, say: Model(client, "table", "local"),
+            lambda folder, say: ServedModel(client, "table", "local"),
             tmp_path / "policy",
             EngineOptions(samples=4, max_tokens=1, temperature=3.0),
         )
-        async with opened(settings_of(tmp_path), generator=generator) as sessions:
+        async with open_sessions(settings_of(tmp_path), generator=generator) as sessions:
             await ready(generator)
-            session, _ = await worked(sessions, ASK, max_iterations=1)
+            session, _ = await run_session(sessions, ASK, max_iterations=1)
             rows = sessions.store.experiences(session_id=session.id)
             assert generator.learner is not None and generator.learner.options.temperature == 3.0
         assert [row.logprobs for row in rows] == [[pytest.approx(expected[(row.tokens or [0])[0]])] for row in rows]
@@ -222,9 +244,9 @@ def test_answers_are_sampled_at_the_temperature_that_they_are_learned_at(tmp_pat
     asyncio.run(run())
 
 
-def test_equal_rewards_make_no_step_and_too_few_episodes_wait_for_more(tmp_path: Path):
+def test_equal_rewards_make_no_step_and_few_episodes_are_gathered(tmp_path: Path):
     client = table(tmp_path)
-    learner = Learner(client, tmp_path, LearnerOptions(batch_size=4))
+    learner = SessionLearner(client, tmp_path, LearnerOptions(batch_size=4))
     learner.restore()
     before = client.policy.sha256()
     assert learner.learn(group("a", [1.0, 1.0, 1.0, 1.0])) is None
@@ -237,10 +259,10 @@ def test_equal_rewards_make_no_step_and_too_few_episodes_wait_for_more(tmp_path:
     assert learner.learn([], now=True) is not None
 
 
-def test_a_step_that_is_not_finite_is_refused_and_the_last_good_weights_stay(tmp_path: Path):
+def test_a_non_finite_step_is_refused_and_the_last_good_weights_are_loaded(tmp_path: Path):
     client = table(tmp_path)
     warned: list[str] = []
-    learner = Learner(client, tmp_path, LearnerOptions(batch_size=2), warn=warned.append)
+    learner = SessionLearner(client, tmp_path, LearnerOptions(batch_size=2), warn=warned.append)
     learner.restore()
     learner.learn(group("a", [0.0, 1.0]))
     good = client.policy.sha256(), client.policy.moments.copy()
@@ -252,9 +274,9 @@ def test_a_step_that_is_not_finite_is_refused_and_the_last_good_weights_stay(tmp
     assert learner.learn(group("c", [0.0, 1.0])) is not None
 
 
-def test_a_disk_that_takes_nothing_stops_no_learning_and_is_tried_again(tmp_path: Path):
+def test_learning_continues_on_a_full_disk_and_saves_later(tmp_path: Path):
     client, warned, folder = table(tmp_path / "policy"), list[str](), tmp_path / "policy"
-    learner = Learner(client, folder, LearnerOptions(batch_size=2), warn=warned.append)
+    learner = SessionLearner(client, folder, LearnerOptions(batch_size=2), warn=warned.append)
     learner.restore()
     shutil.move(folder, tmp_path / "aside")
     folder.write_text("in the way: nothing can be saved below a file")
@@ -264,12 +286,12 @@ def test_a_disk_that_takes_nothing_stops_no_learning_and_is_tried_again(tmp_path
     learner.learn(group("b", [0.0, 1.0]))
     learner.close()
     later = table(folder)
-    assert Learner(later, folder).restore() and later.policy.sha256() == client.policy.sha256()
+    assert SessionLearner(later, folder).restore() and later.policy.sha256() == client.policy.sha256()
 
 
-def test_two_states_are_kept_and_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path):
+def test_a_damaged_state_is_replaced_by_the_previous_one(tmp_path: Path):
     client = table(tmp_path)
-    learner = Learner(client, tmp_path, LearnerOptions(batch_size=2))
+    learner = SessionLearner(client, tmp_path, LearnerOptions(batch_size=2))
     learner.restore()
     hashes = [client.policy.sha256()]
     for name in "abc":
@@ -280,31 +302,31 @@ def test_two_states_are_kept_and_a_damaged_one_gives_way_to_the_one_before(tmp_p
     warned: list[str] = []
     later = table(tmp_path)
     learner.close()
-    restored = Learner(later, tmp_path, LearnerOptions(batch_size=2), warn=warned.append)
+    restored = SessionLearner(later, tmp_path, LearnerOptions(batch_size=2), warn=warned.append)
     assert restored.restore() and later.policy.sha256() == hashes[2] and "damaged" in warned[0]
     assert restored.progress.steps == 2
     restored.learn(group("d", [0.0, 1.0]))
     assert json.loads((tmp_path / POINTER).read_text())["steps"] == 3
     with pytest.raises(ValueError, match="another process learns"):
-        Learner(later, tmp_path).restore()
+        SessionLearner(later, tmp_path).restore()
     restored.close()
     for folder in tmp_path.glob("step-*"):
         shutil.rmtree(folder)
-    with pytest.raises(ValueError, match="none is whole"):
-        Learner(table(tmp_path), tmp_path).restore()
+    with pytest.raises(ValueError, match="missing or damaged"):
+        SessionLearner(table(tmp_path), tmp_path).restore()
 
 
-def test_an_episode_is_worth_its_improvements_and_a_repeated_question_each_of_its_answers():
+def test_an_episode_is_rewarded_by_its_improvements_and_repeated_prompts_by_each_answer():
     one = Trajectory("p", [3], "a", [2, 4], [-1.0, -1.0], rollout_id="g/0", group_id="g")
     first, second = (Trajectory("p", [3], "a", [2], [-1.0], rollout_id="g/1", group_id="g") for _ in range(2))
     rewards: dict[tuple[int, int], float | None] = {(0, 1): 0.5, (0, 2): 1.5, (1, 1): 0.0, (1, 2): 1.5}
-    made = worth([one, first, second], rewards, "session")
+    made = assign_rewards([one, first, second], rewards, "session")
     assert [(t.rollout_id, t.group_id) for t in made] == [
         ("session/0", "session"), ("session/1/1", "session"), ("session/1/2", "session"),
     ]  # fmt: skip
     assert made[0].reward == pytest.approx(0.5 + DISCOUNT * 1.0)
     assert [t.reward for t in made[1:]] == [0.0, 1.5]
     centre = (0.5 + DISCOUNT + 0.0 + 1.5) / 3
-    assert advantages(made, rewards.keys()) == pytest.approx(
+    assert session_advantages(made, rewards.keys()) == pytest.approx(
         {(0, 1): 0.5 + DISCOUNT - centre, (0, 2): 0.5 + DISCOUNT - centre, (1, 1): -centre, (1, 2): 1.5 - centre}
     )

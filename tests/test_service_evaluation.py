@@ -16,24 +16,24 @@ from typing import Any
 import pytest
 from evaluation_answers import BAD, GOOD
 from rlvr_service import RlvrService
-from text_endpoint import Asked, Said, nobody, serving
+from text_endpoint import EndpointReply, EndpointRequest, serving, unused_port
 
-from rlvr.cli import run
-from rlvr.service.evaluation.tasks import TASKS
+from rlvr.cli.main import run
+from rlvr.service.evaluation.evaluation_tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "test_rlvr_evaluation.py"
 
 
-def task_of(asked: Asked) -> str:
+def task_of(asked: EndpointRequest) -> str:
     return next(task.id for task in TASKS if task.prompt in asked.prompt)
 
 
 class Endpoint:
-    """What the scripted endpoint says, changed by each test."""
+    """The script of the endpoint, set by each test."""
 
     def __init__(self) -> None:
-        self.script: Callable[[Asked], str | Said] = lambda asked: GOOD[task_of(asked)]
+        self.script: Callable[[EndpointRequest], str | EndpointReply] = lambda asked: GOOD[task_of(asked)]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def suite(service: RlvrService, *options: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(Path("report.json").read_text())
 
 
-def test_good_answers_hold_every_threshold(service: RlvrService, endpoint: Endpoint, capsys: Any) -> None:
+def test_good_answers_meet_every_threshold(service: RlvrService, endpoint: Endpoint, capsys: Any) -> None:
     endpoint.script = lambda asked: GOOD[task_of(asked)]
     code, report = suite(
         service, "--min-success", "1", "--min-solved", "1", "--min-convergence", "1", "--max-errors", "0"
@@ -74,30 +74,31 @@ def test_good_answers_hold_every_threshold(service: RlvrService, endpoint: Endpo
     assert overall["success_rate"]["value"] == overall["solved_rate"]["value"] == 1
     assert overall["success_rate"]["low"] == pytest.approx(13 / (13 + 1.96**2), abs=1e-3)  # Wilson's for 13 of 13
     assert overall["error_rate"]["value"] == 0 and overall["tokens"] > 0 and overall["time_per_iteration"] > 0
-    assert overall["improvement_rate"]["value"] is None  # nobody needed a second try
+    assert overall["improvement_rate"]["value"] is None  # no session needed a second try
     assert list(report["categories"]) == ["code_generation", "problem_solving", "creative_writing", "complex_reasoning"]
     shown = capsys.readouterr()
     assert "all thresholds held" in shown.out and "code_fibonacci" in shown.out
     assert (
         "[13/13]" in shown.err
-        and "designs were checked by rules alone" in shown.err
-        and "no judge is set up" in shown.err
+        and "designs were checked by rules only" in shown.err
+        and "this service has no judge" in shown.err
     )
 
 
-def test_bad_answers_hold_nothing(service: RlvrService, endpoint: Endpoint, capsys: Any) -> None:
+@pytest.mark.slow
+def test_bad_answers_meet_no_threshold(service: RlvrService, endpoint: Endpoint, capsys: Any) -> None:
     endpoint.script = lambda asked: BAD[task_of(asked)][2]
     code, report = suite(service, "--quick", "--max-iterations", "2")
     assert code == 1 and not report["held"]
     assert report["overall"]["success_rate"]["value"] == 0 and report["overall"]["error_rate"]["value"] == 0
-    assert report["broken"] == ["success rate 0.000, at least 0.5 asked for"]
+    assert report["broken"] == ["success rate 0.000, expected at least 0.5"]
     assert report["overall"]["error_types"] and "not held: success rate" in capsys.readouterr().out
 
 
-def test_an_answer_that_gets_better_is_an_improvement(service: RlvrService, endpoint: Endpoint) -> None:
+def test_a_better_second_answer_is_an_improvement(service: RlvrService, endpoint: Endpoint) -> None:
     seen: dict[str, int] = {}
 
-    def better(asked: Asked) -> str:
+    def better(asked: EndpointRequest) -> str:
         name = task_of(asked)
         seen[name] = seen.get(name, 0) + 1
         return GOOD[name] if seen[name] % 2 == 0 else "\\boxed{205}"
@@ -113,40 +114,42 @@ def test_an_answer_that_gets_better_is_an_improvement(service: RlvrService, endp
     assert report["overall"]["error_types"] == {"wrong_value": 4}
 
 
-def test_nothing_is_learned_from_an_evaluation(service: RlvrService) -> None:
+def test_the_service_learns_nothing_from_an_evaluation(service: RlvrService) -> None:
     learned = service.get("/health").json()["generator"]
     assert learned.get("updates", 0) == 0
 
 
-def test_an_endpoint_that_fails_is_an_error_and_no_wrong_answer(service: RlvrService, endpoint: Endpoint) -> None:
-    def half(asked: Asked) -> str | Said:
-        return Said("", status=401) if task_of(asked) == "math_problem" else GOOD[task_of(asked)]
+def test_a_failing_endpoint_is_an_error_and_not_a_wrong_answer(service: RlvrService, endpoint: Endpoint) -> None:
+    def half(asked: EndpointRequest) -> str | EndpointReply:
+        return EndpointReply("", status=401) if task_of(asked) == "math_problem" else GOOD[task_of(asked)]
 
     endpoint.script = half
     code, report = suite(service, "--tasks", "math_problem", "logic_boxes")
     overall = report["overall"]
     assert overall["success_rate"]["value"] == 1 and overall["error_rate"]["value"] == 0.5
-    assert code == 1 and report["broken"] == ["error rate 0.500, at most 0.1 asked for"]
+    assert code == 1 and report["broken"] == ["error rate 0.500, expected at most 0.1"]
     (failed,) = [r for r in report["results"] if r["error"]]
     assert failed["task_id"] == "math_problem" and failed["error"]["code"].startswith("endpoint_")
     assert failed["confidence"] is None
 
 
-def test_a_session_that_takes_too_long_is_cancelled_and_an_error(service: RlvrService, endpoint: Endpoint) -> None:
-    endpoint.script = lambda asked: Said("x", delay=20)
+@pytest.mark.slow
+def test_a_late_session_is_cancelled_and_counts_as_an_error(service: RlvrService, endpoint: Endpoint) -> None:
+    endpoint.script = lambda asked: EndpointReply("x", delay=20)
     code, report = suite(service, "--tasks", "math_problem", "--timeout", "1")
     (late,) = report["results"]
     assert code == 1 and late["error"]["code"] == "timeout" and late["status"] == "cancelled"
 
 
-def test_ctrl_c_leaves_what_was_measured_and_ends_what_is_under_way(service: RlvrService, endpoint: Endpoint) -> None:
+@pytest.mark.slow
+def test_ctrl_c_cancels_running_sessions_and_keeps_the_results(service: RlvrService, endpoint: Endpoint) -> None:
     waiting = threading.Event()
 
-    def slow(asked: Asked) -> str | Said:
+    def slow(asked: EndpointRequest) -> str | EndpointReply:
         if task_of(asked) == "math_problem":
             return GOOD["math_problem"]
         waiting.set()
-        return Said("x", delay=30)
+        return EndpointReply("x", delay=30)
 
     endpoint.script = slow
     command = [sys.executable, str(SCRIPT), "--url", service.url, "--out", "report.json", "--concurrency", "1"]
@@ -170,7 +173,7 @@ def _until(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def test_the_documented_command_line_runs_as_it_stands(service: RlvrService, endpoint: Endpoint) -> None:
+def test_the_documented_commands_run(service: RlvrService, endpoint: Endpoint) -> None:
     endpoint.script = lambda asked: GOOD[task_of(asked)]
     environment = {**os.environ, "RLVR_API_KEY": "sk-evaluation-test"}
     command = [sys.executable, str(SCRIPT), "--tasks", "code_fibonacci", "math_problem", "--url", service.url]
@@ -179,16 +182,14 @@ def test_the_documented_command_line_runs_as_it_stands(service: RlvrService, end
     assert "code_fibonacci" in done.stdout and "math_problem" in done.stdout and "code_sorting" not in done.stdout
 
 
-def test_without_a_key_it_says_which_variable_to_set(
-    service: RlvrService, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_missing_key_names_the_variable(service: RlvrService, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("RLVR_API_KEY")
     assert run(["evaluate-service", "--url", service.url, "--quick"]) == 2
     assert "RLVR_API_KEY" in capsys.readouterr().err
 
 
-def test_no_service_is_another_exit_code_than_a_bad_result(tmp_path: Path, capsys: Any) -> None:
-    assert run(["evaluate-service", "--url", f"http://127.0.0.1:{nobody()}", "--quick"]) == 3
+def test_no_service_and_a_bad_result_have_different_exit_codes(tmp_path: Path, capsys: Any) -> None:
+    assert run(["evaluate-service", "--url", f"http://127.0.0.1:{unused_port()}", "--quick"]) == 3
     assert "no service answers" in capsys.readouterr().err
     with RlvrService(tmp_path / "state") as empty:
         assert run(["evaluate-service", "--url", empty.url, "--quick"]) == 3
@@ -197,8 +198,8 @@ def test_no_service_is_another_exit_code_than_a_bad_result(tmp_path: Path, capsy
         assert run(["evaluate-service", "--url", f"http://127.0.0.1:{other.port}"]) == 3
 
 
-def test_a_judge_that_is_there_is_asked_about_designs(tmp_path: Path) -> None:
-    def script(asked: Asked) -> str:
+def test_an_available_judge_judges_designs(tmp_path: Path) -> None:
+    def script(asked: EndpointRequest) -> str:
         if not asked.chat:
             return GOOD[task_of(asked)]
         system = asked.body["messages"][0]["content"]
@@ -219,16 +220,14 @@ def test_a_judge_that_is_there_is_asked_about_designs(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--tasks", "code_fibonaci"], "did you mean 'code_fibonacci'"),
-        (["code_fibonacci"], "name tasks behind --tasks"),
-        (["--quick", "--tasks", "math_problem"], "--quick has no effect beside --tasks"),
+        (["code_fibonacci"], "name tasks after --tasks"),
+        (["--quick", "--tasks", "math_problem"], "--quick has no effect with --tasks"),
         (["--repeats", "0"], "--repeats 0: expected a number from 1"),
         (["--target", "1.5"], "--target 1.5"),
         (["--min-success", "2"], "--min-success 2.0: expected a number from 0 to 1"),
         (["--url", "not a url"], "--url 'not a url'"),
     ],
 )
-def test_a_mistake_in_the_command_is_said_before_anything_is_asked(
-    options: list[str], message: str, capsys: Any
-) -> None:
+def test_a_wrong_option_is_refused_before_any_request(options: list[str], message: str, capsys: Any) -> None:
     assert run(["evaluate-service", *options]) == 2
     assert message in capsys.readouterr().err

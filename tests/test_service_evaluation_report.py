@@ -1,4 +1,4 @@
-"""The suite's report: rates by hand, what is in which of them, and when thresholds hold."""
+"""The suite's report: rates computed by hand, and thresholds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from rlvr.service.evaluation.command import lines
-from rlvr.service.evaluation.report import Result, Thresholds, rates, report, result
+from rlvr.cli.evaluate_service import lines
+from rlvr.service.evaluation.evaluation_report import SessionResult, Thresholds, rates, report, session_result
 
 FAILED = {"code": "endpoint_timeout", "message": "late"}
 
 
-def one(task: str, confidence: float | None, repeat: int = 0, category: str = "c", **more: Any) -> Result:
+def one(task: str, confidence: float | None, repeat: int = 0, category: str = "c", **more: Any) -> SessionResult:
     error = None if confidence is not None else FAILED
-    return Result(task, category, repeat, confidence=confidence, error=error, **more)
+    return SessionResult(task, category, repeat, confidence=confidence, error=error, **more)
 
 
 RESULTS = [
@@ -30,7 +30,7 @@ def values(found: dict[str, Any]) -> dict[str, float | None]:
     return {name: found[name]["value"] for name in found if isinstance(found[name], dict) and "value" in found[name]}
 
 
-def test_rates_are_means_over_tasks_of_sessions_that_were_judged() -> None:
+def test_rates_are_means_over_tasks_of_judged_sessions() -> None:
     found = rates(RESULTS, 0.85)
     assert values(found) == {
         "success_rate": pytest.approx((1 / 2 + 0) / 2),
@@ -46,8 +46,8 @@ def test_rates_are_means_over_tasks_of_sessions_that_were_judged() -> None:
     assert found["errors"] == {"endpoint_timeout": 1} and found["error_types"] == {"y": 4, "x": 3}
 
 
-def test_intervals_are_those_of_tasks_however_often_each_is_repeated() -> None:
-    """Two tasks of which one always passes: 50 repeats say no more of other tasks than one does."""
+def test_intervals_depend_on_tasks_and_not_on_repeats() -> None:
+    """One of two tasks always passes: 50 repeats say no more about other tasks than one."""
     few, many = (
         rates([one(task, float(task == "a"), repeat) for task in "ab" for repeat in range(n)], 0.85)["success_rate"]
         for n in (1, 50)
@@ -59,44 +59,44 @@ def test_one_session_that_improved_has_a_mean_and_no_interval() -> None:
     assert rates(RESULTS[:2], 0.85)["improvement_rate"] == {"value": 0.25, "low": None, "high": None}
 
 
-def test_of_nothing_nothing_is_known_and_no_threshold_holds() -> None:
+def test_without_results_rates_are_unknown_and_no_threshold_holds() -> None:
     found = rates([RESULTS[3]], 0.85)
     assert values(found)["success_rate"] is None and values(found)["error_rate"] == 1.0
     asked = Thresholds(min_success=0.0, max_errors=1.0)
-    assert asked.broken(found) == ["success rate unknown, at least 0 asked for"]
+    assert asked.violations(found) == ["success rate unknown, expected at least 0"]
 
 
 @pytest.mark.parametrize(
     ("asked", "broken"),
     [
         ({"min_success": 0.25, "max_errors": 0.34}, []),
-        ({"min_success": 0.26, "max_errors": 0.34}, ["success rate 0.250, at least 0.26 asked for"]),
-        ({"min_success": None, "max_errors": 0.33}, ["error rate 0.333, at most 0.33 asked for"]),
+        ({"min_success": 0.26, "max_errors": 0.34}, ["success rate 0.250, expected at least 0.26"]),
+        ({"min_success": None, "max_errors": 0.33}, ["error rate 0.333, expected at most 0.33"]),
         ({"min_success": None, "max_errors": None, "min_improvement": 0.1}, []),
         (
             {"min_success": None, "max_errors": None, "min_solved": 0.6, "min_convergence": 0.3},
-            ["solved rate 0.500, at least 0.6 asked for", "convergence rate 0.250, at least 0.3 asked for"],
+            ["solved rate 0.500, expected at least 0.6", "convergence rate 0.250, expected at least 0.3"],
         ),
     ],
 )
-def test_a_threshold_holds_where_the_rate_reaches_it(asked: dict[str, Any], broken: list[str]) -> None:
-    assert Thresholds(**asked).broken(rates(RESULTS, 0.85)) == broken
+def test_a_threshold_holds_if_the_rate_reaches_it(asked: dict[str, Any], broken: list[str]) -> None:
+    assert Thresholds(**asked).violations(rates(RESULTS, 0.85)) == broken
 
 
 @pytest.mark.parametrize("asked", [{"min_success": -0.1}, {"max_errors": 1.1}, {"min_improvement": -2}])
-def test_a_threshold_that_no_rate_can_have_is_refused(asked: dict[str, Any]) -> None:
+def test_a_threshold_out_of_range_is_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"--{next(iter(asked)).replace('_', '-')} .*expected a number"):
         Thresholds(**asked)
 
 
-def told(results: list[Result], planned: int) -> dict[str, Any]:
+def build_report(results: list[SessionResult], planned: int) -> dict[str, Any]:
     health = {"version": "1", "generator": {"kind": "endpoint", "name": "g", "state": "ready"}}
     asked = Thresholds(min_success=0.2, max_errors=0.5)
     return report(results, url="http://x", target=0.85, thresholds=asked, planned=planned, health=health)
 
 
-def test_a_report_is_json_that_names_what_was_measured() -> None:
-    found = told(RESULTS, 4)
+def test_the_report_is_json_and_names_the_service() -> None:
+    found = build_report(RESULTS, 4)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["held"] and found["complete"] and found["generator"] == {"kind": "endpoint", "name": "g"}
     assert list(found["tasks"]) == ["a", "b", "c"] and list(found["categories"]) == ["c", "d"]
@@ -106,8 +106,8 @@ def test_a_report_is_json_that_names_what_was_measured() -> None:
     assert said.endswith("all thresholds held")
 
 
-def test_a_run_that_was_ended_early_has_not_held() -> None:
-    found = told(RESULTS, 5)
+def test_an_incomplete_run_does_not_pass() -> None:
+    found = build_report(RESULTS, 5)
     assert not found["held"] and not found["complete"] and found["broken"] == []
     assert "incomplete: 4 of 5 sessions" in lines(found) and "all thresholds held" not in lines(found)
 
@@ -118,10 +118,10 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_a_result_is_read_from_what_evaluate_says() -> None:
-    found = result("a", "c", 0, "s1", "done", METRICS, None, False)
+def test_a_result_is_built_from_the_evaluate_response() -> None:
+    found = session_result("a", "c", 0, "s1", "done", METRICS, None, False)
     assert (found.confidence, found.improvement, found.error) == (0.9, 0.25, None)
-    failed = result("a", "c", 0, "s1", "failed", METRICS, FAILED, False)
+    failed = session_result("a", "c", 0, "s1", "failed", METRICS, FAILED, False)
     assert (failed.confidence, failed.error, failed.tokens) == (None, FAILED, 30)
-    nobody = result("a", "c", 0, "s1", "done", {**METRICS, "final_confidence": None}, None, False)
-    assert nobody.confidence is None and nobody.error is not None and nobody.error["code"] == "not_judged"
+    unjudged = session_result("a", "c", 0, "s1", "done", {**METRICS, "final_confidence": None}, None, False)
+    assert unjudged.confidence is None and unjudged.error is not None and unjudged.error["code"] == "not_judged"

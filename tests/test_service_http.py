@@ -1,4 +1,4 @@
-"""The service over HTTP, as a client meets it: a real `rlvr serve`, a real text endpoint, the bodies of the guide."""
+"""The service over HTTP: a real `rlvr serve`, a real text endpoint, the documented bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr_service import SOLUTION, RlvrService, scripted
+from rlvr_service import SOLUTION, RlvrService, scripted_service
 
 FIBONACCI = {
     "task_id": "code_fibonacci",
@@ -39,18 +39,18 @@ DETAILED = {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
-    with scripted(tmp_path_factory.mktemp("service")) as running:
+    with scripted_service(tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
-def trained(service: RlvrService, **body: Any) -> dict[str, Any]:
+def post_train(service: RlvrService, **body: Any) -> dict[str, Any]:
     answer = service.post("/train", {"task_id": "test", "prompt": "Hello world", **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def test_the_guides_request_gets_the_guides_answer(service: RlvrService):
-    answer = trained(service, **FIBONACCI)
+def test_the_documented_request_gets_the_documented_response(service: RlvrService):
+    answer = post_train(service, **FIBONACCI)
     assert answer["final_solution"] == SOLUTION and answer["confidence"] >= 0.85 and answer["iterations"] == 1
     assert set(answer["metrics"]) >= METRICS
     (step,) = answer["training_data"]
@@ -62,7 +62,7 @@ def test_the_guides_request_gets_the_guides_answer(service: RlvrService):
     assert answer["metrics"]["policy_entropy"] > 0
 
 
-def test_the_guides_curl_lines_work_as_they_stand(service: RlvrService):
+def test_the_documented_curl_commands_work(service: RlvrService):
     def curl(*options: str) -> Any:
         done = subprocess.run(["curl", "-sS", *options], capture_output=True, text=True, timeout=30, check=True)
         return json.loads(done.stdout)
@@ -77,14 +77,14 @@ def test_the_guides_curl_lines_work_as_they_stand(service: RlvrService):
     assert curl(f"{service.url}/analysis/test")["analysis"]["total_experiences"] >= 1
 
 
-def test_a_task_with_an_answer_is_judged_by_it_and_by_nothing_else(service: RlvrService):
-    answer = trained(service, task_id="math_problem", prompt="What is 12 * 12?", answer="144")
+def test_a_task_with_an_answer_is_judged_by_it_only(service: RlvrService):
+    answer = post_train(service, task_id="math_problem", prompt="What is 12 * 12?", answer="144")
     assert answer["confidence"] == 1.0 and answer["metrics"]["verifier_accuracy"] is not None
-    wrong = trained(service, task_id="math_problem", prompt="What is 12 * 12?", answer="145", max_iterations=2)
+    wrong = post_train(service, task_id="math_problem", prompt="What is 12 * 12?", answer="145", max_iterations=2)
     assert wrong["confidence"] == 0.0 and wrong["iterations"] == 2
 
 
-def test_a_task_with_tests_is_run(service: RlvrService):
+def test_a_task_with_tests_runs_them(service: RlvrService):
     tests = ["assert fibonacci(10) == 55", "assert fibonacci(0) == 0"]
     answer = service.post("/train", {**FIBONACCI, "tests": tests})
     if answer.status_code == 503 and answer.json()["code"] == "verifier_unavailable":
@@ -105,15 +105,15 @@ def test_evaluate_measures_and_learns_nothing(service: RlvrService):
     assert service.get("/stats").json()["training_stats"]["updates"] == before
 
 
-def test_what_was_only_evaluated_makes_nothing_ready_for_training(tmp_path: Path):
-    with scripted(tmp_path, RLVR_MIN_EXPERIENCES_FOR_TRAINING="1") as service:
+def test_evaluations_do_not_make_the_buffer_ready_for_training(tmp_path: Path):
+    with scripted_service(tmp_path, RLVR_MIN_EXPERIENCES_FOR_TRAINING="1") as service:
         body = {"task_id": "test", "prompt": "Hello world"}
         service.post("/evaluate", body)
         before = service.get("/stats").json()["training_stats"]
         service.post("/train", body)
         after = service.get("/stats").json()["training_stats"]
-        told = service.post("/evaluate", body).json()
-    assert told["detailed_metrics"]["training_loss"] is None and after["training_loss"] is not None
+        reply = service.post("/evaluate", body).json()
+    assert reply["detailed_metrics"]["training_loss"] is None and after["training_loss"] is not None
     assert (before["ready_for_training"], before["total_experiences"] >= 1, before["updates"]) == (False, True, 0)
     assert (after["ready_for_training"], after["updates"]) == (True, 1)
 
@@ -132,7 +132,7 @@ def test_a_background_session_is_polled_watched_and_listed(service: RlvrService)
 
 def test_sessions_are_paged(service: RlvrService):
     for _ in range(3):
-        trained(service, task_id="paged")
+        post_train(service, task_id="paged")
     first = service.get("/sessions", params={"task_id": "paged", "limit": 2}).json()
     assert len(first["sessions"]) == 2 and first["next_offset"] == 2
     last = service.get("/sessions", params={"task_id": "paged", "limit": 2, "offset": 2}).json()
@@ -140,7 +140,7 @@ def test_sessions_are_paged(service: RlvrService):
 
 
 def test_experiences_are_paged_and_their_task_is_found(service: RlvrService):
-    ids = [trained(service, task_id="HumanEval/0")["session_id"] for _ in range(3)]
+    ids = [post_train(service, task_id="HumanEval/0")["session_id"] for _ in range(3)]
     page = service.get("/experiences/HumanEval/0", params={"limit": 2}).json()
     assert page["count"] == 3 and len(page["experiences"]) == 2
     rest = service.get("/experiences/HumanEval/0", params={"limit": 2, "after": page["next_after"]}).json()
@@ -156,14 +156,14 @@ def events(service: RlvrService, session_id: str, **headers: str) -> list[tuple[
     return [(int(b["id"]), b["event"], json.loads(b["data"])) for b in blocks if "data" in b]
 
 
-def test_events_come_as_they_happen_and_go_on_where_a_client_was(service: RlvrService):
+def test_events_arrive_live_and_resume(service: RlvrService):
     begun = service.post("/train?background=true", {"task_id": "seen", "prompt": "slowly: a limerick"}).json()
-    told = events(service, begun["session_id"])
-    assert [name for _, name, _ in told] == ["status", "status", "iteration", "end"]
-    assert [number for number, _, _ in told] == [1, 2, 3, 4]
-    assert told[2][2]["verifier_feedback"]["confidence"] == 1.0 and told[-1][2]["status"] == "done"
-    assert events(service, begun["session_id"], **{"Last-Event-ID": "2"}) == told[2:]
-    assert events(service, begun["session_id"]) == told  # from the store, once it is over
+    seen = events(service, begun["session_id"])
+    assert [name for _, name, _ in seen] == ["status", "status", "iteration", "end"]
+    assert [number for number, _, _ in seen] == [1, 2, 3, 4]
+    assert seen[2][2]["verifier_feedback"]["confidence"] == 1.0 and seen[-1][2]["status"] == "done"
+    assert events(service, begun["session_id"], **{"Last-Event-ID": "2"}) == seen[2:]
+    assert events(service, begun["session_id"]) == seen  # from the store, once it is over
 
 
 def test_a_session_can_be_cancelled_once(service: RlvrService):
@@ -175,7 +175,7 @@ def test_a_session_can_be_cancelled_once(service: RlvrService):
 
 
 def test_a_rating_enters_the_experience_and_its_reward(service: RlvrService):
-    session = trained(service, task_id="rated")
+    session = post_train(service, task_id="rated")
     body = {"session_id": session["session_id"], "iteration": 1, "rating": 0.0, "comment": "wrong"}
     rated = service.post("/feedback", body)
     assert rated.status_code == 200 and (rated.json()["rating"], rated.json()["ratings"]) == (0.0, 1)
@@ -187,7 +187,7 @@ def test_a_rating_enters_the_experience_and_its_reward(service: RlvrService):
     assert service.post("/feedback", {**body, "iteration": 9}).status_code == 404
 
 
-def test_given_answers_are_graded_by_verifiers_and_by_a_graders_configuration(service: RlvrService):
+def test_grade_scores_answers_by_verifiers_or_by_a_grader(service: RlvrService):
     body = {"prompt": "12 * 12?", "answer": "144", "answers": ["\\boxed{144}", "\\boxed{146}"]}
     answer = service.post("/grade", body)
     assert answer.status_code == 200, answer.text
@@ -207,8 +207,8 @@ def test_given_answers_are_graded_by_verifiers_and_by_a_graders_configuration(se
     assert answer.status_code == 422 and answer.json()["field"] == "grader"
 
 
-def test_metrics_are_json_or_prometheus_text_as_is_asked(service: RlvrService):
-    trained(service, task_id="counted")
+def test_metrics_are_json_or_prometheus_text_by_accept_header(service: RlvrService):
+    post_train(service, task_id="counted")
     assert service.get("/metrics").json()["task_aggregates"]["counted"]["total_sessions"] == 1
     assert service.get("/metrics", headers={"accept": "*/*"}).headers["content-type"] == "application/json"
     for path, accept in (("/metrics", "text/plain"), ("/metrics/prometheus", "*/*")):
@@ -225,19 +225,19 @@ def test_metrics_are_json_or_prometheus_text_as_is_asked(service: RlvrService):
     assert service.get("/metrics", headers={"accept": scraper}).text.endswith("# EOF\n")
 
 
-def test_health_tells_who_generates_and_how_the_database_is(service: RlvrService):
-    told = service.get("/health").json()
-    assert told["generator"]["kind"] == "endpoint" and told["generator"]["learns"] == "strategies"
-    assert told["database"] == {"state": "ready", "detail": ""} and told["uptime_seconds"] > 0
+def test_health_has_the_states_of_generator_and_database(service: RlvrService):
+    reply = service.get("/health").json()
+    assert reply["generator"]["kind"] == "endpoint" and reply["generator"]["learns"] == "strategies"
+    assert reply["database"] == {"state": "ready", "detail": ""} and reply["uptime_seconds"] > 0
     assert service.get("/health/live").json() == {"status": "ok"}
     assert service.get("/health/ready").status_code == 200
 
 
-def test_what_is_logged_has_the_ids_of_its_request_and_session_and_no_body(service: RlvrService):
+def test_log_records_have_request_and_session_ids_and_no_body(service: RlvrService):
     answer = service.post("/train", {"task_id": "logged", "prompt": "A secret to be kept"})
     request_id, session_id = answer.headers["x-request-id"], answer.json()["session_id"]
     deadline = time.monotonic() + 5  # a request is written down once it is answered
-    while len(lines := [line for line in service.logged() if line.get("request_id") == request_id]) < 2:
+    while len(lines := [line for line in service.log_records() if line.get("request_id") == request_id]) < 2:
         assert time.monotonic() < deadline, lines
         time.sleep(0.05)
     assert {line["event"] for line in lines} >= {"request", "session over"}
@@ -250,10 +250,12 @@ def test_the_openapi_document_has_every_path_with_examples(service: RlvrService)
     assert {"/train", "/evaluate", "/health", "/metrics", "/stats", "/feedback", "/grade"} <= set(document["paths"])
     assert document["components"]["schemas"]["TrainBody"]["examples"][0] == FIBONACCI
     problem = document["paths"]["/train"]["post"]["responses"]["422"]["content"]["application/json"]["schema"]
-    assert problem == {"$ref": "#/components/schemas/ProblemReply"}
+    assert problem == {"$ref": "#/components/schemas/ProblemResponse"}
 
 
-def test_a_database_that_takes_nothing_is_a_503_and_is_used_again_when_it_does(service: RlvrService):
+@pytest.mark.slow
+def test_a_database_that_is_down_is_a_503_and_is_used_again_later(service: RlvrService):
+    assert service.post("/train", {"task_id": "test", "prompt": "Hello world"}).status_code == 200
     row = service.get("/experiences/test").json()["experiences"][0]
     body = {"experience_id": row["id"], "rating": 0.5}
     with contextlib.closing(sqlite3.connect(service.state / "service.sqlite", isolation_level=None)) as other:

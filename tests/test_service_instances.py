@@ -16,13 +16,15 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import httpx2
 from rlvr_service import RlvrService
-from text_endpoint import Said, TextEndpoint, serving
+from text_endpoint import EndpointReply, TextEndpoint, serving
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[TextEndpoint]:
-    def script(asked: Any) -> Said:
-        return Said("short" if "again and again" in asked.prompt else "An answer that rules accept.", delay=0.2)
+    def script(asked: Any) -> EndpointReply:
+        return EndpointReply(
+            "short" if "again and again" in asked.prompt else "An answer that rules accept.", delay=0.2
+        )
 
     with serving(script) as server:
         yield server
@@ -42,7 +44,8 @@ def pair(url: str, folder: Path, endpoint: TextEndpoint) -> tuple[RlvrService, R
     return RlvrService(folder / "a", **both), RlvrService(folder / "b", **both)
 
 
-def test_one_of_two_is_killed_in_mid_session_and_no_answer_is_lost_or_doubled(
+@pytest.mark.slow
+def test_killing_one_of_two_instances_loses_and_doubles_no_answer(
     postgres: Any, tmp_path: Path, endpoint: TextEndpoint
 ):
     first, second = pair(postgres.database(), tmp_path, endpoint)
@@ -60,7 +63,7 @@ def test_one_of_two_is_killed_in_mid_session_and_no_answer_is_lost_or_doubled(
         }
         wait_for(lambda: second.get("/experiences/killed").json()["count"] >= 9)
         first.kill()
-        told = {id_: events(second, id_, 2) for id_ in begun[first]}  # what was known when it died
+        seen = {id_: events(second, id_, 2) for id_ in begun[first]}  # what was known when it died
         first.start()
         states = {id_: first.get(f"/sessions/{id_}").json() for id_ in begun[first]}
         assert {state["status"] for state in states.values()} == {"interrupted"}
@@ -74,13 +77,14 @@ def test_one_of_two_is_killed_in_mid_session_and_no_answer_is_lost_or_doubled(
         for id_ in (*begun[first], *begun[second]):
             iterations = sorted(row["iteration"] for row in rows if row["session_id"] == id_)
             assert iterations == list(range(1, len(iterations) + 1)) and iterations
-        assert all(len(told[id_]) <= len([r for r in rows if r["session_id"] == id_]) for id_ in told)
+        assert all(len(seen[id_]) <= len([r for r in rows if r["session_id"] == id_]) for id_ in seen)
         totals = {service.get("/stats").json()["global_stats"]["total_experiences"] for service in (first, second)}
         assert totals == {len(rows) + 1}
         assert first.get("/analysis/killed").json() == second.get("/analysis/killed").json()
 
 
-def test_a_database_that_goes_away_is_told_and_used_again_when_it_is_back(
+@pytest.mark.slow
+def test_a_lost_database_is_reported_and_used_again_when_it_is_back(
     postgres: Any, tmp_path: Path, endpoint: TextEndpoint
 ):
     first, _ = pair(postgres.database(), tmp_path, endpoint)
@@ -91,8 +95,8 @@ def test_a_database_that_goes_away_is_told_and_used_again_when_it_is_back(
         ).json()
         try:
             postgres.stop()
-            told = first.get("/health").json()
-            assert told["database"]["state"] == "down" and told["status"] == "degraded"
+            reply = first.get("/health").json()
+            assert reply["database"]["state"] == "down" and reply["status"] == "degraded"
             assert first.get("/health/live").status_code == 200 and first.get("/health/ready").status_code == 503
             for path in ("/stats", "/metrics", "/experiences/before", "/sessions"):
                 answer = first.get(path)
@@ -116,19 +120,19 @@ def done(service: RlvrService, session_id: str) -> dict[str, Any] | None:
 
 
 def events(service: RlvrService, session_id: str, seconds: float) -> list[str]:
-    """The iterations that a watcher of a session is told of within a time."""
-    told: list[str] = []
+    """The iterations that a watcher of a session gets within a time."""
+    lines: list[str] = []
     until = time.monotonic() + seconds
     try:
         with service.client() as client, client.stream("GET", f"/sessions/{session_id}/events", timeout=1.0) as answer:
             for line in answer.iter_lines():
                 if line == "event: iteration":
-                    told.append(line)
+                    lines.append(line)
                 if line == "event: end" or time.monotonic() > until:
                     break
     except httpx2.ReadTimeout:
         pass
-    return told
+    return lines
 
 
 def everything(service: RlvrService, task_id: str) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs.math import RPNArithmetic
-from rlvr.types import Task
-from tests.forked import ran
+from rlvr.core.types import Task
+from rlvr.envs.rpn_arithmetic import RPNArithmetic
+from tests.forked_process import run_forked
 from tests.rlvr_service import RlvrService
 
 FAMILY: dict[str, Any] = {"p": 5, "operators": ["+", "-", "*"], "complexity": [1, 2], "flaw": 0.28}
@@ -26,16 +26,16 @@ HELD_OUT, AT_ONCE, ROUNDS, SAMPLES, TRIES = 100, 64, 12, 16, 3
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `rlvr train` that imitates a teacher who errs."""
+    """A run of `rlvr train` that imitates a teacher with errors."""
     root = tmp_path_factory.mktemp("runs")
     words = ["train", "--config-name=arithmetic", f"run.root={root}", "run.name=taught", *WARM_UP]
-    done = ran(["-m", "rlvr.cli", *words], timeout=300)
+    done = run_forked(["-m", "rlvr.cli.main", *words], timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return root / "taught"
 
 
 def body(task: Task, **more: Any) -> dict[str, Any]:
-    """What a user sends: the expression alone. The run's environment makes a task of it, and knows its value."""
+    """The prompt of a user: the expression only. The run's environment makes a task with its value."""
     name = task.meta["expression"].translate(str.maketrans(" *", "_x"))
     return {"task_id": f"rpn:{name}", "prompt": task.meta["expression"], "max_iterations": 1, **more}
 
@@ -48,18 +48,19 @@ def ready(service: RlvrService) -> dict[str, Any]:
 
 
 def held_out(service: RlvrService, pool: ThreadPoolExecutor, tasks: list[Task]) -> list[bool]:
-    """Whether each task is solved in most of a few first tries, by the policy as it is and the same draws always."""
+    """Whether the current policy solves each task in most of a few first answers, always with the same draws."""
 
-    def solved(asked: tuple[Task, int]) -> bool:
-        told = service.post("/evaluate", body(asked[0], samples=1, seed=asked[1], min_confidence=1.0)).json()
-        return told["detailed_metrics"]["final_confidence"] == 1.0
+    def is_solved(asked: tuple[Task, int]) -> bool:
+        reply = service.post("/evaluate", body(asked[0], samples=1, seed=asked[1], min_confidence=1.0)).json()
+        return reply["detailed_metrics"]["final_confidence"] == 1.0
 
-    tries = list(pool.map(solved, [(task, seed) for task in tasks for seed in range(TRIES)]))
+    tries = list(pool.map(is_solved, [(task, seed) for task in tasks for seed in range(TRIES)]))
     return [2 * sum(tries[i : i + TRIES]) > TRIES for i in range(0, len(tries), TRIES)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sessions_make_the_policy_better_on_tasks_that_it_never_worked_on(run: Path, tmp_path: Path):
+def test_sessions_improve_the_policy_on_unseen_tasks(run: Path, tmp_path: Path):
     from scipy.stats import binomtest
 
     source = RPNArithmetic(**FAMILY)

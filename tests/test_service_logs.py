@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlvr.service.logs import Log, forget, logger, note, parse_filter, start_logging
+from rlvr.web.logs import FieldLogger, bind_ids, clear_ids, get_logger, parse_filter, start_logging
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def as_before() -> Iterator[None]:
     root.setLevel(level)
     for name in names:
         logging.getLogger(name).setLevel(logging.NOTSET)
-    forget()
+    clear_ids()
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def as_before() -> Iterator[None]:
         ("uvicorn=off", (logging.INFO, {"uvicorn": logging.CRITICAL + 1})),
     ],
 )
-def test_a_filter_is_a_level_or_parts_with_levels(text: str, expected: tuple[int, dict[str, int]]):
+def test_a_filter_is_a_level_or_levels_by_part(text: str, expected: tuple[int, dict[str, int]]):
     assert parse_filter(text) == expected
 
 
@@ -47,15 +47,15 @@ def test_another_filter_is_refused_with_an_example(text: str):
         parse_filter(text)
 
 
-def lines(text: str, form: str = "json") -> tuple[io.StringIO, Log]:
+def lines(text: str, form: str = "json") -> tuple[io.StringIO, FieldLogger]:
     stream = io.StringIO()
     start_logging(text, form, stream)
-    return stream, logger("rlvr.service.test")
+    return stream, get_logger("rlvr.service.test")
 
 
 def test_an_event_is_one_line_of_json_with_its_ids():
     stream, log = lines("info")
-    note(request_id="req-1", session_id="s-1")
+    bind_ids(request_id="req-1", session_id="s-1")
     log.info("trained", reward=0.5, text="two\nlines \x1b[31m")
     logging.getLogger("part").warning("of a library: %s", "here", extra={"more": 1})
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
@@ -65,7 +65,7 @@ def test_an_event_is_one_line_of_json_with_its_ids():
     assert "\x1b" not in stream.getvalue()  # what a client sent moves no terminal's cursor
 
 
-def test_levels_hold_by_part():
+def test_levels_apply_by_part():
     stream, log = lines("warning,rlvr.service=debug")
     log.debug("seen")
     logging.getLogger("part").info("unseen")
@@ -82,7 +82,7 @@ def test_an_exception_is_written_with_its_trace_on_the_same_line():
     assert "ZeroDivisionError: here" in json.loads(line)["traceback"]
 
 
-def test_a_console_gets_lines_for_people():
+def test_a_console_gets_readable_lines():
     stream, log = lines("info", "console")
     log.info("trained", reward=0.5)
     assert "trained" in stream.getvalue() and "reward=0.5" in stream.getvalue() and "{" not in stream.getvalue()

@@ -1,4 +1,4 @@
-"""What clients of the service get wrong, and what goes wrong behind it: a status, a code, a field, a way out."""
+"""Mistakes of clients and failures behind the service: a status, a code, a field, a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr_service import RlvrService, scripted
+from rlvr_service import RlvrService, scripted_service
 
 from rlvr.store import open_store
 from rlvr.store.records import Session, Status
@@ -20,7 +20,7 @@ from rlvr.store.records import Session, Status
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
-    with scripted(tmp_path_factory.mktemp("service")) as running:
+    with scripted_service(tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
@@ -69,28 +69,28 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/grade", {"grader": {"type": "python"}, "answers": ["a"]}, ""),
     ],
 )
-def test_what_is_wrong_with_a_body_is_told_with_its_field(service: RlvrService, path: str, body: Any, field: str):
+def test_a_wrong_body_names_the_field(service: RlvrService, path: str, body: Any, field: str):
     answer = service.post(path, body)
     assert answer.status_code == 422, answer.text
-    told = answer.json()
-    assert told.get("field", "") == field and told["code"] == "invalid" and told["detail"]
-    assert told["request_id"] == answer.headers["x-request-id"]
+    reply = answer.json()
+    assert reply.get("field", "") == field and reply["code"] == "invalid" and reply["detail"]
+    assert reply["request_id"] == answer.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({**BASE, "max_iteration": 3}, "max_iteration: no field of this request (did you mean 'max_iterations'?)"),
+        ({**BASE, "max_iteration": 3}, "max_iteration: unknown field of this request (did you mean 'max_iterations'?)"),
         ({**BASE, "verifiers": [{"name": "draft", "option": {}}]}, "(did you mean 'options'?)"),
         ({**BASE, "task_id": "two words"}, "task_id: expected letters, digits and"),
         ({**BASE, "verifiers": ["math"]}, "verifier 'math' compares with `answer`"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_write_instead(service: RlvrService, body: Any, words: str):
+def test_a_mistake_names_the_remedy(service: RlvrService, body: Any, words: str):
     assert words in service.post("/train", body).json()["detail"]
 
 
-def test_a_body_that_came_as_a_form_is_told_the_header_that_it_needs(service: RlvrService):
+def test_a_form_body_names_the_required_header(service: RlvrService):
     with service.client() as client:  # what `curl -d` sends by itself
         answer = client.post("/train", content=b'{"task_id": "t", "prompt": "p"}',
                              headers={"content-type": "application/x-www-form-urlencoded"})  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_body_that_came_as_a_form_is_told_the_header_that_it_needs(service: Rl
     [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"task_id": "t", "prompt": "\\ud800"}', b"[" * 100_000,
      b'{"task_id": "t", "prompt": "p", "min_confidence": NaN}', b'{"task_id": "t", "prompt": "p", "seed": 1e999}'],
 )  # fmt: skip
-def test_a_body_that_is_no_json_object_is_a_422_and_never_a_fault(service: RlvrService, content: bytes):
+def test_a_body_that_is_not_a_json_object_is_a_422(service: RlvrService, content: bytes):
     with service.client() as client:
         answer = client.post("/train", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 422 and answer.json()["code"] == "invalid", answer.text
@@ -124,7 +124,7 @@ def test_a_body_that_is_no_json_object_is_a_422_and_never_a_fault(service: RlvrS
         ("DELETE", "/sessions/x", 405, "method_not_allowed"),
     ],
 )
-def test_what_is_not_here_is_told_as_json(service: RlvrService, method: str, path: str, status: int, code: str):
+def test_unknown_things_are_404_as_json(service: RlvrService, method: str, path: str, status: int, code: str):
     with service.client() as client:
         answer = client.request(method, path)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
@@ -140,7 +140,7 @@ def test_a_training_run_in_the_store_has_a_name_and_no_evaluation_of_a_session(s
     assert (refused.status_code, refused.json()["code"]) == (409, "training_run")
 
 
-def test_an_endpoint_that_refuses_is_a_typed_failure_that_keeps_its_session(service: RlvrService):
+def test_a_refusing_endpoint_is_an_error_code_and_keeps_the_session(service: RlvrService):
     answer = service.post("/train", {"task_id": "refused", "prompt": "refuse this"})
     assert answer.status_code == 502 and answer.json()["code"] == "endpoint_refused"
     state = service.get(f"/sessions/{answer.json()['session_id']}").json()
@@ -151,7 +151,7 @@ def test_an_endpoint_that_refuses_is_a_typed_failure_that_keeps_its_session(serv
     assert service.get("/analysis/refused").json()["analysis"]["average_reward"] is None
 
 
-def test_a_client_that_hangs_up_loses_its_answer_and_not_the_session(service: RlvrService):
+def test_a_client_that_disconnects_loses_the_response_and_not_the_session(service: RlvrService):
     body = json.dumps({"task_id": "gone", "prompt": "slowly: an ode"}).encode()
     head = b"POST /train HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", service.port)) as connection:

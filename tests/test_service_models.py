@@ -1,4 +1,4 @@
-"""What RLVR_MODEL and --demo name becomes a model that learns: a run, a pretrained folder, a Tinker server."""
+"""The models of RLVR_MODEL and --demo: a run, a pretrained folder, a Tinker server; each learns."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs.math import RPNArithmetic
-from rlvr.service.loop.engine import EngineGenerator, EngineOptions
-from rlvr.service.loop.learning import LearnerOptions
-from rlvr.service.loop.models import check_name, open_model, train_demo
-from rlvr.service.options import Request
+from rlvr.envs.prompt import PromptOptions
+from rlvr.envs.rpn_arithmetic import RPNArithmetic
+from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
+from rlvr.service.generators.served_models import ServedModel, check_name, open_model, train_demo
+from rlvr.service.learning.session_learner import LearnerOptions
+from rlvr.service.service_options import SessionRequest
 from rlvr.store.records import Status
-from tests.code_rows import model_folder
-from tests.sessions_here import opened, settings_of, worked
+from tests.code_rows import chat_tokenizer, model_folder
+from tests.session_fixtures import open_sessions, run_session, settings_of
 from tests.tinker_server import TinkerServer
 
 QUICK = (
@@ -27,7 +28,7 @@ QUICK = (
     "evaluation.samples=1",
     "env.kwargs.p=7",
 )
-SHORT = Request("short", "Say little.", verifiers=(("length", 1.0, {"at_most": 12, "unit": "characters"}),))
+SHORT = SessionRequest("short", "Say little.", verifiers=(("length", 1.0, {"at_most": 12, "unit": "characters"}),))
 
 
 def engine(given: str, state: Path, **options: Any) -> EngineGenerator:
@@ -46,17 +47,17 @@ async def ready(generator: Any) -> dict[str, Any]:
 
 
 async def life(given: str, state: Path, sessions_of_it: int) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """(health, what was learned, the answers to one fixed question afterwards) of a service's life."""
-    async with opened(settings_of(state), generator=engine(given, state)) as sessions:
+    """(health, `learning`, the answers to one fixed prompt afterwards) of a service's run."""
+    async with open_sessions(settings_of(state), generator=engine(given, state)) as sessions:
         health = await ready(sessions.generator)
         assert health["state"] == "ready", health
         for number in range(sessions_of_it):
-            session, answer = await worked(sessions, SHORT, max_iterations=2, seed=number)
+            session, answer = await run_session(sessions, SHORT, max_iterations=2, seed=number)
             assert session.status is Status.DONE, session.error
             assert answer["metrics"]["policy_entropy"] > 0
-        fixed, _ = await worked(sessions, SHORT, max_iterations=1, seed=99, learn=False)
+        fixed, _ = await run_session(sessions, SHORT, max_iterations=1, seed=99, learn=False)
         answers = sessions.store.experiences(session_id=fixed.id)
-        for one in answers:  # its tokens can be told apart by who made them: the dashboard shades them
+        for one in answers:  # its tokens can be kept apart by who made them: the dashboard shades them
             whole = sessions.generator.decode(one.tokens or [])
             assert one.tokens and whole and one.generated_output.partition("\ufffd")[0] in whole
         said = [e.generated_output for e in answers]
@@ -79,6 +80,7 @@ def test_a_pretrained_folder_gets_an_adapter_that_learns_in_conversations_and_su
     assert (saved / "adapter_model.safetensors").exists()  # peft's format: it loads elsewhere
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK leaves its connections to the collector
 def test_a_tinker_server_trains_the_adapter_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -96,28 +98,30 @@ def test_a_tinker_server_trains_the_adapter_and_keeps_it(tmp_path: Path, monkeyp
     gc.collect()
 
 
-def test_the_demo_is_trained_once_with_its_progress_and_its_environment_poses_and_judges(tmp_path: Path):
-    told: list[str] = []
-    run = train_demo(tmp_path, told.append, QUICK)
-    assert told[0] == "training 0%" and (run / "summary.json").exists()
-    told.clear()
-    assert train_demo(tmp_path, told.append, QUICK) == run and told == []
+@pytest.mark.slow
+def test_the_demo_is_trained_once_and_its_environment_makes_and_judges_tasks(tmp_path: Path):
+    progress: list[str] = []
+    run = train_demo(tmp_path, progress.append, QUICK)
+    assert progress[0] == "training 0%" and (run / "summary.json").exists()
+    progress.clear()
+    assert train_demo(tmp_path, progress.append, QUICK) == run and progress == []
 
     async def work() -> None:
         state = tmp_path / "state"
-        async with opened(settings_of(state), generator=engine(str(run), state)) as sessions:
+        async with open_sessions(settings_of(state), generator=engine(str(run), state)) as sessions:
             assert (await ready(sessions.generator))["name"] == "run demo"
-            session, answer = await worked(sessions, Request("sum", "2 3 +"), max_iterations=2)
+            session, answer = await run_session(sessions, SessionRequest("sum", "2 3 +"), max_iterations=2)
             assert session.status is Status.DONE
             assert answer["training_data"][0]["prompt"] == "<boe> 2 3 +"
             assert answer["training_data"][0]["verifier_feedback"]["detailed_feedback"].startswith("combined:")
-            strange, _ = await worked(sessions, Request("sum", "two plus three"))
+            strange, _ = await run_session(sessions, SessionRequest("sum", "two plus three"))
             assert strange.error is not None and strange.error["code"] == "prompt_not_understood"
 
     asyncio.run(work())
 
 
-def test_a_demo_that_is_stopped_while_it_trains_ends_its_process_and_one_that_fails_says_why(tmp_path: Path):
+@pytest.mark.slow
+def test_stopping_the_demo_ends_its_training_and_a_failure_names_the_log(tmp_path: Path):
     class Enough(Exception):
         pass
 
@@ -127,15 +131,25 @@ def test_a_demo_that_is_stopped_while_it_trains_ends_its_process_and_one_that_fa
 
     with pytest.raises(Enough):
         train_demo(tmp_path, progress, ("training.mode=sft", "sft.steps=100000"))
-    with pytest.raises(ValueError, match=r"could not be trained \(exit code 2\).*demo\.log"):
+    with pytest.raises(ValueError, match=r"exit code 2\).*demo\.log"):
         train_demo(tmp_path / "other", lambda text: None, ("sft.stepps=3",))
 
 
-def test_what_is_no_model_is_told_so(tmp_path: Path):
+@pytest.mark.parametrize("chat", ["auto", "on", "off"])
+def test_a_run_s_model_reads_prompts_as_in_its_run(chat: str):
+    class Client:
+        def get_tokenizer(self) -> Any:
+            return chat_tokenizer()
+
+    client: Any = Client()
+    assert ServedModel(client, "run", "local", prompt=PromptOptions(chat)).chat == (chat != "off")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="neither a run"):
         open_model(str(tmp_path), tmp_path / "policy")
     (tmp_path / "resolved.yaml").write_text("seed: 1\n")
-    with pytest.raises(ValueError, match="no whole checkpoint yet"):
+    with pytest.raises(ValueError, match="no complete checkpoint"):
         open_model(str(tmp_path), tmp_path / "policy")
 
 
@@ -154,20 +168,16 @@ def test_what_is_no_model_is_told_so(tmp_path: Path):
         ("1 1 + 1 + 1 + 1 +", "<boe> 1 1 + 1 + 1 + 1 +", "5"),  # longer than what the run had, and known all the same
     ],
 )
-def test_an_expression_that_a_person_writes_becomes_a_task_of_the_environment(
-    text: str, prompt: str | None, answer: str | None
-):
-    task = RPNArithmetic(13, ["+", "-", "*"], (1, 3)).posed(text)
+def test_a_typed_expression_becomes_a_task_of_the_environment(text: str, prompt: str | None, answer: str | None):
+    task = RPNArithmetic(13, ["+", "-", "*"], (1, 3)).parse_task(text)
     assert (task and task.prompt, task and task.meta["answer"]) == (prompt, answer)
 
 
-def test_a_path_with_a_typing_error_is_refused_at_once_and_never_sought_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_misspelled_path_is_refused_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     for mistaken in ("runs/mein", "runs/service/demo", "./model", "/no/such/model", "~/no-such-model"):
-        with pytest.raises(ValueError, match="there is no such folder"):
+        with pytest.raises(ValueError, match=r"RLVR_MODEL=.*folder"):
             check_name(mistaken)
     for fine in ("runs/mine", "gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "tinker:Qwen/Qwen3-8B", "tinker://run/weights/a"):
         check_name(fine)

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr_service import RlvrService, scripted
+from rlvr_service import RlvrService, scripted_service
 
-from tests.forked import ran
-from tests.served import FRESH
+from tests.forked_process import run_forked
+from tests.server_process import FRESH
 
 
-def test_keys_are_asked_for_everywhere_but_at_health(tmp_path: Path):
+def test_keys_are_required_everywhere_but_at_health(tmp_path: Path):
     keys = "first-key-of-the-team,second-key-of-the-team"
-    with scripted(tmp_path, keys=keys) as service:
+    with scripted_service(tmp_path, keys=keys) as service:
         mine = service.post("/train?background=true", {"task_id": "t", "prompt": "slowly, a sonnet"}).json()
         other = {"authorization": "Bearer second-key-of-the-team"}
         assert service.get("/stats", headers={"authorization": ""}).status_code == 401
-        told = service.get("/health", headers={"authorization": ""})
-        assert told.status_code == 200 and told.json()["generator"]["name"] == ""
-        assert service.get("/health").json()["generator"]["name"] and "http" not in told.text
+        reply = service.get("/health", headers={"authorization": ""})
+        assert reply.status_code == 200 and reply.json()["generator"]["name"] == ""
+        assert service.get("/health").json()["generator"]["name"] and "http" not in reply.text
         assert service.get(f"/sessions/{mine['session_id']}", headers=other).status_code == 200
         answer = service.post(f"/sessions/{mine['session_id']}/cancel", headers=other)
         assert answer.status_code == 403 and answer.json()["code"] == "not_yours"
@@ -35,13 +35,13 @@ def test_keys_are_asked_for_everywhere_but_at_health(tmp_path: Path):
         assert "first-key" not in service.said and "second-key" not in service.said
 
 
-def test_without_a_generator_it_starts_says_so_and_train_tells_the_remedy(tmp_path: Path):
+def test_without_a_generator_it_starts_and_train_names_the_remedy(tmp_path: Path):
     service = RlvrService(tmp_path)
     service.command = FRESH  # for the figures
     with service:
         print(f"ready after {service.started_after:.2f} s, {service.memory_mb():.0f} MB at rest")
-        told = service.get("/health").json()
-        assert told["status"] == "degraded" and told["generator"]["state"] == "absent"
+        reply = service.get("/health").json()
+        assert reply["status"] == "degraded" and reply["generator"]["state"] == "absent"
         assert service.get("/health/ready").status_code == 503 and service.get("/health/live").status_code == 200
         answer = service.post("/train", {"task_id": "t", "prompt": "p"})
         assert answer.status_code == 503 and answer.json()["code"] == "no_generator"
@@ -50,7 +50,7 @@ def test_without_a_generator_it_starts_says_so_and_train_tells_the_remedy(tmp_pa
         assert service.post("/grade", {"answers": ["A good answer."]}).status_code == 200
 
 
-def test_the_start_script_starts_it_and_passes_signals_and_options_on(tmp_path: Path):
+def test_the_start_script_passes_signals_and_options_on(tmp_path: Path):
     script = Path(__file__).resolve().parent.parent / "scripts" / "start-rlvr-service.sh"
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     service = RlvrService(tmp_path, PATH=path)
@@ -60,8 +60,9 @@ def test_the_start_script_starts_it_and_passes_signals_and_options_on(tmp_path: 
         assert service.stop() == 0 and "rlvr: stopped" in service.said
 
 
-def test_a_stop_answers_who_waits_and_what_was_done_is_there_after_the_next_start(tmp_path: Path):
-    with scripted(tmp_path, RLVR_MIN_CONFIDENCE="1") as service:
+@pytest.mark.slow
+def test_a_stop_answers_waiting_clients_and_keeps_their_sessions(tmp_path: Path):
+    with scripted_service(tmp_path, RLVR_MIN_CONFIDENCE="1") as service:
         assert service.post("/train", {"task_id": "before", "prompt": "p", "max_iterations": 1}).status_code == 200
         answers: list[Any] = []
         body = {"task_id": "stopped", "prompt": "slowly, badly", "max_iterations": 20}
@@ -93,7 +94,7 @@ def test_a_stop_answers_who_waits_and_what_was_done_is_there_after_the_next_star
         (("--port", "1", "engine"), {}, "--port before 'engine' has no effect"),
     ],
 )  # fmt: skip
-def test_a_start_that_cannot_be_is_one_message(
+def test_a_failed_start_is_one_message(
     options: tuple[str, ...], environment: dict[str, str], said: str, tmp_path: Path
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -102,6 +103,6 @@ def test_a_start_that_cannot_be_is_one_message(
         given += [port if option == "TAKEN" else option for option in options]
         where = {} if "--port" in options or "PORT" in environment else {"PORT": "0"}
         environment = {"PATH": "/usr/bin:/bin", **where, **environment}
-        done = ran(["-m", "rlvr.cli", "serve", *given], env=environment, timeout=60)
+        done = run_forked(["-m", "rlvr.cli.main", "serve", *given], env=environment, timeout=60)
     assert done.returncode == 2, done.stderr
     assert said.replace("TAKEN", port) in done.stderr and "Traceback" not in done.stderr

@@ -10,29 +10,29 @@ from typing import Any
 
 import pytest
 
-from rlvr.service.loop.credit import DISCOUNT
-from rlvr.service.loop.jobs import NoGenerator
-from rlvr.service.loop.ratings import rate
-from rlvr.service.loop.strategy_policy import STATE
-from rlvr.service.options import Request, TrainingConfig
-from rlvr.service.problems import Problem
-from rlvr.service.settings import Limits, TextEndpoint
+from rlvr.service.learning.credit import DISCOUNT
+from rlvr.service.learning.ratings import rate
+from rlvr.service.learning.strategy_policy import STATE
+from rlvr.service.service_options import SessionRequest, TrainingConfig
+from rlvr.service.sessions.jobs import NoGenerator
+from rlvr.service.settings import ServiceLimits, TextEndpoint
 from rlvr.store import open_store
 from rlvr.store.records import Session, Status
-from tests.sessions_here import CODE, RIGHT, opened, settings_of, worked
-from tests.text_endpoint import Asked, Said, serving
+from rlvr.web.errors import HttpProblem
+from tests.session_fixtures import CODE, RIGHT, open_sessions, run_session, settings_of
+from tests.text_endpoint import EndpointReply, EndpointRequest, serving
 
 
-def second_time_right(asked: Asked) -> str:
-    """Wrong at first; right once a review is in the prompt."""
+def second_time_right(asked: EndpointRequest) -> str:
+    """A wrong answer first, and the right one when the prompt has a review."""
     return RIGHT if "eview" in asked.prompt else "def double(x):\n    return x\n"
 
 
-def test_a_wrong_answer_is_reviewed_and_put_right_and_both_are_in_the_store(tmp_path: Path):
+def test_a_wrong_answer_is_reviewed_and_corrected_and_both_are_stored(tmp_path: Path):
     async def run() -> None:
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
-                session, answer = await worked(sessions)
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                session, answer = await run_session(sessions)
                 rows = sessions.store.experiences(session_id=session.id)
                 stored = sessions.store.session(session.id)
         assert session.status is Status.DONE and session.converged
@@ -56,12 +56,12 @@ def test_a_wrong_answer_is_reviewed_and_put_right_and_both_are_in_the_store(tmp_
     asyncio.run(run())
 
 
-def test_the_verifiers_without_knowledge_are_measured_where_the_task_says_what_is_right(tmp_path: Path):
+def test_opinions_are_measured_against_the_tasks_answer(tmp_path: Path):
     async def run() -> None:
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
-                _, code = await worked(sessions)
-                _, prose = await worked(sessions, Request("say", "Say something kind."))
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                _, code = await run_session(sessions)
+                _, prose = await run_session(sessions, SessionRequest("say", "Say something kind."))
                 measured = await asyncio.to_thread(sessions.verifier_accuracy)
         # `draft` finds nothing wrong with either program: right about one of two.
         assert code["metrics"]["verifier_accuracy"] == 0.5 == measured
@@ -70,15 +70,15 @@ def test_the_verifiers_without_knowledge_are_measured_where_the_task_says_what_i
     asyncio.run(run())
 
 
-def test_an_answer_passed_where_it_is_right_however_sure_the_verifiers_are_of_it(tmp_path: Path):
-    """Rules on form weigh nine tenths: they are content with the wrong answer, and the truth is not."""
+def test_a_right_answer_passes_at_any_confidence(tmp_path: Path):
+    """Rules on form weigh nine tenths and accept the wrong answer; the truth does not."""
 
     async def run() -> None:
         with serving(lambda asked: "The answer is 100.") as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
                 verifiers = (("draft", 0.9, {}), ("math", 0.1, {}))
-                request = Request("squares", "What is 12 * 12?", answer="144", verifiers=verifiers)
-                session, answer = await worked(sessions, request)
+                request = SessionRequest("squares", "What is 12 * 12?", answer="144", verifiers=verifiers)
+                session, answer = await run_session(sessions, request)
                 [row] = sessions.store.experiences(session_id=session.id)
         assert answer["confidence"] == 0.9 and session.converged
         assert row.outcome == "failed" and answer["metrics"]["verifier_accuracy"] == 0.0
@@ -86,12 +86,12 @@ def test_an_answer_passed_where_it_is_right_however_sure_the_verifiers_are_of_it
     asyncio.run(run())
 
 
-def test_several_episodes_of_a_session_are_played_and_drawn_apart(tmp_path: Path):
+def test_episodes_of_a_session_have_different_draws(tmp_path: Path):
     async def run() -> None:
-        with serving(lambda asked: Said(RIGHT if asked.number == 2 else "Wrong", delay=0.05)) as server:
+        with serving(lambda asked: EndpointReply(RIGHT if asked.number == 2 else "Wrong", delay=0.05)) as server:
             settings = settings_of(tmp_path, llm=TextEndpoint(server.chat_url, "m"))
-            async with opened(settings) as sessions:
-                session, answer = await worked(sessions, samples=3, max_iterations=1)
+            async with open_sessions(settings) as sessions:
+                session, answer = await run_session(sessions, samples=3, max_iterations=1)
                 rows = sessions.store.experiences(session_id=session.id)
         assert {(row.sample, row.iteration) for row in rows} == {(0, 1), (1, 1), (2, 1)}
         assert all(row.gain is not None for row in rows)
@@ -101,12 +101,12 @@ def test_several_episodes_of_a_session_are_played_and_drawn_apart(tmp_path: Path
     asyncio.run(run())
 
 
-def test_what_does_not_change_has_converged_only_where_nobody_knows_better(tmp_path: Path):
+def test_unchanged_answers_converge_only_without_a_known_truth(tmp_path: Path):
     async def run() -> None:
         with serving(lambda asked: "Too short") as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
-                prose, _ = await worked(sessions, Request("say", "Say something kind."))
-                code, _ = await worked(sessions)
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                prose, _ = await run_session(sessions, SessionRequest("say", "Say something kind."))
+                code, _ = await run_session(sessions)
         assert (prose.iterations, prose.converged, prose.convergence_iteration) == (2, True, 2)
         assert (code.iterations, code.converged, code.convergence_iteration) == (4, False, None)
         # What is told is the threshold that held.
@@ -115,11 +115,11 @@ def test_what_does_not_change_has_converged_only_where_nobody_knows_better(tmp_p
     asyncio.run(run())
 
 
-def test_evaluate_measures_and_teaches_nothing(tmp_path: Path):
+def test_evaluate_measures_without_training(tmp_path: Path):
     async def run() -> None:
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
-                session, _ = await worked(sessions, learn=False)
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                session, _ = await run_session(sessions, learn=False)
                 told = await sessions.evaluation(session)
                 rows = sessions.store.experiences(session_id=session.id)
         assert [row.gain for row in rows] == [None, None] and session.metrics["training_loss"] is None
@@ -132,10 +132,10 @@ def test_evaluate_measures_and_teaches_nothing(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_events_are_the_same_as_they_happen_and_afterwards(tmp_path: Path):
+def test_live_and_stored_events_are_the_same(tmp_path: Path):
     async def run() -> None:
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
                 begun = await sessions.start(CODE, "me")
                 heard = [event async for event in sessions.watch(begun.id)]
                 read = [event async for event in sessions.watch(begun.id)]
@@ -148,14 +148,14 @@ def test_events_are_the_same_as_they_happen_and_afterwards(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_more_sessions_than_may_run_wait_and_more_than_may_wait_are_refused(tmp_path: Path):
+def test_sessions_wait_for_a_slot_and_are_refused_when_the_queue_is_full(tmp_path: Path):
     async def run() -> None:
-        slow = Said(RIGHT, delay=0.3)
+        slow = EndpointReply(RIGHT, delay=0.3)
         with serving(lambda asked: slow) as server:
-            limits = Limits(sessions=2, queue=1)
-            async with opened(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
+            limits = ServiceLimits(sessions=2, queue=1)
+            async with open_sessions(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
                 begun = [await sessions.start(CODE, "me") for _ in range(3)]
-                with pytest.raises(Problem) as refused:
+                with pytest.raises(HttpProblem) as refused:
                     await sessions.start(CODE, "me")
                 ended = [await sessions.wait(one.id) for one in begun]
         assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "busy", 5)
@@ -165,28 +165,28 @@ def test_more_sessions_than_may_run_wait_and_more_than_may_wait_are_refused(tmp_
     asyncio.run(run())
 
 
-def test_many_that_come_at_once_get_no_more_room_than_there_is(tmp_path: Path):
+def test_simultaneous_requests_do_not_exceed_the_limit(tmp_path: Path):
     async def run() -> None:
-        with serving(lambda asked: Said(RIGHT, delay=0.3)) as server:
-            limits = Limits(sessions=2, queue=1)
-            async with opened(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
+        with serving(lambda asked: EndpointReply(RIGHT, delay=0.3)) as server:
+            limits = ServiceLimits(sessions=2, queue=1)
+            async with open_sessions(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
                 came = await asyncio.gather(*(sessions.start(CODE, "me") for _ in range(12)), return_exceptions=True)
                 begun = [one for one in came if isinstance(one, Session)]
                 ended = [await sessions.wait(one.id) for one in begun]
         assert len(ended) == 3 and {one.status for one in ended} == {Status.DONE}
-        assert {one.code for one in came if isinstance(one, Problem)} == {"busy"}
+        assert {one.code for one in came if isinstance(one, HttpProblem)} == {"busy"}
 
     asyncio.run(run())
 
 
-def test_an_answer_is_not_worth_more_to_the_schedule_for_being_late(tmp_path: Path):
-    """1.5 for a session whose second answer is right, although that one's reward is 1.6."""
+def test_the_schedule_gets_the_first_answer_reward(tmp_path: Path):
+    """1.5 for a session whose second answer is right, although its reward is 1.6."""
 
     async def run() -> None:
         training = TrainingConfig(max_iterations=4, min_experiences_for_training=1)
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url, training=training)) as sessions:
-                _, answer = await worked(sessions)
+            async with open_sessions(settings_of(tmp_path, server.plain_url, training=training)) as sessions:
+                _, answer = await run_session(sessions)
                 state = sessions.store.state(STATE)
         assert answer["training_data"][-1]["reward"] == 1.6
         assert state is not None and state[0]["plateau"]["total"] == 1.5
@@ -194,12 +194,12 @@ def test_an_answer_is_not_worth_more_to_the_schedule_for_being_late(tmp_path: Pa
     asyncio.run(run())
 
 
-def test_a_rating_reaches_what_the_strategies_learn_from(tmp_path: Path):
+def test_a_rating_reaches_the_statistics_of_the_strategies(tmp_path: Path):
     async def run() -> None:
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
-                session, _ = await worked(sessions)
-                evaluated, _ = await worked(sessions, learn=False)
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                session, _ = await run_session(sessions)
+                evaluated, _ = await run_session(sessions, learn=False)
                 store = sessions.store
                 for one in (session, evaluated):
                     [first, _] = store.experiences(session_id=one.id)
@@ -214,12 +214,13 @@ def test_a_rating_reaches_what_the_strategies_learn_from(tmp_path: Path):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_session_is_cancelled_within_its_slow_iteration_or_in_the_queue(tmp_path: Path, queued: bool):
+def test_a_session_is_cancelled_in_a_slow_iteration_or_in_the_queue(tmp_path: Path, queued: bool):
     async def run() -> None:
-        with serving(lambda asked: Said(RIGHT, delay=30)) as server:
-            limits = Limits(sessions=1, queue=2)
-            async with opened(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
+        with serving(lambda asked: EndpointReply(RIGHT, delay=30)) as server:
+            limits = ServiceLimits(sessions=1, queue=2)
+            async with open_sessions(settings_of(tmp_path, server.plain_url, limits=limits)) as sessions:
                 first = await sessions.start(CODE, "me")
                 second = await sessions.start(CODE, "me")
                 while not server.asked:
@@ -237,13 +238,13 @@ def test_a_session_is_cancelled_within_its_slow_iteration_or_in_the_queue(tmp_pa
     asyncio.run(run())
 
 
-def test_another_instance_cancels_a_session_after_the_iteration_that_it_is_at(tmp_path: Path):
+def test_another_instance_cancels_a_session_after_its_current_iteration(tmp_path: Path):
     async def run() -> None:
-        with serving(lambda asked: Said("Wrong", delay=0.1)) as server:
+        with serving(lambda asked: EndpointReply("Wrong", delay=0.1)) as server:
             settings = settings_of(tmp_path, server.plain_url, training=TrainingConfig(max_iterations=50))
             async with (
-                opened(settings) as sessions,
-                opened(settings, store=sessions.store, generator=NoGenerator(), instance="there") as other,
+                open_sessions(settings) as sessions,
+                open_sessions(settings, store=sessions.store, generator=NoGenerator(), instance="there") as other,
             ):
                 begun = await sessions.start(CODE, "me")
                 while len(server.asked) < 2:  # the first answer is on its way into the store, or there
@@ -264,26 +265,24 @@ def test_another_instance_cancels_a_session_after_the_iteration_that_it_is_at(tm
         ({"verifiers": (("os:system", 1.0, {}),)}, "unknown here"),
         ({"verifiers": (("json:loads", 1.0, {}),)}, "unknown here"),
         ({"verifiers": (("composite", 1.0, {"rewards": []}),)}, "give its parts"),
-        ({"verifiers": (("judge", 1.0, {"base_url": "http://169.254.169.254/v1"}),)}, "'base_url' cannot be set"),
-        ({"verifiers": (("judge", 1.0, {}),)}, "no judge is set up"),
-        ({"verifiers": (("code", 1.0, {"sandbox": {"allow_unsafe": True}}),)}, "'sandbox' cannot be set"),
+        ({"verifiers": (("judge", 1.0, {"base_url": "http://169.254.169.254/v1"}),)}, "option 'base_url'; it takes"),
+        ({"verifiers": (("judge", 1.0, {}),)}, "this service has no judge"),
+        ({"verifiers": (("code", 1.0, {"sandbox": {"allow_unsafe": True}}),)}, "option 'sandbox'; it takes"),
         ({"tests": ("",)}, "empty test"),
     ],
 )
-def test_what_a_request_may_not_ask_for_is_refused_before_anything_is_written(
-    tmp_path: Path, changes: dict[str, Any], words: str
-):
+def test_a_forbidden_request_is_refused_before_anything_is_written(tmp_path: Path, changes: dict[str, Any], words: str):
     async def run() -> None:
-        async with opened(settings_of(tmp_path), generator=NoGenerator()) as sessions:
-            with pytest.raises(Problem, match=words) as refused:
-                await worked(sessions, **changes)
+        async with open_sessions(settings_of(tmp_path), generator=NoGenerator()) as sessions:
+            with pytest.raises(HttpProblem, match=words) as refused:
+                await run_session(sessions, **changes)
             assert (refused.value.status, sessions.store.sessions()) == (422, [])
 
     asyncio.run(run())
 
 
-def test_a_judge_on_the_generators_endpoint_is_flagged_and_its_words_reach_the_next_prompt(tmp_path: Path):
-    def script(asked: Asked) -> Said | str:
+def test_a_self_judging_judge_is_flagged_and_its_feedback_reaches_the_next_prompt(tmp_path: Path):
+    def script(asked: EndpointRequest) -> EndpointReply | str:
         if "careful examiner" not in asked.prompt:
             return f"Answer number {asked.number}."
         word = asked.prompt.split('"id": "')[1].split('"')[0]
@@ -292,8 +291,8 @@ def test_a_judge_on_the_generators_endpoint_is_flagged_and_its_words_reach_the_n
     async def run() -> None:
         with serving(script) as server:
             one = TextEndpoint(server.chat_url, "same")
-            async with opened(settings_of(tmp_path, llm=one, judge=one)) as sessions:
-                _, answer = await worked(sessions, Request("why", "Why is the sky blue?", max_iterations=2))
+            async with open_sessions(settings_of(tmp_path, llm=one, judge=one)) as sessions:
+                _, answer = await run_session(sessions, SessionRequest("why", "Why is the sky blue?", max_iterations=2))
         # .3 x 1 by the rules and .7 x .4 by the judge.
         assert answer["confidence"] == pytest.approx(0.58)
         assert answer["metrics"]["self_judging"] is True
@@ -303,24 +302,27 @@ def test_a_judge_on_the_generators_endpoint_is_flagged_and_its_words_reach_the_n
     asyncio.run(run())
 
 
-def test_the_strategy_that_works_is_found(tmp_path: Path):
-    """The endpoint answers right where it is asked to think step by step first, and only there."""
+@pytest.mark.slow
+def test_the_best_strategy_is_learned_from_sessions(tmp_path: Path):
+    """The endpoint answers correctly only if the prompt asks to think step by step first."""
 
-    def script(asked: Asked) -> str:
+    def script(asked: EndpointRequest) -> str:
         return "The answer is 144." if "step by step first" in asked.prompt else "The answer is 100."
 
     async def run() -> None:
         training = TrainingConfig(max_iterations=1, min_experiences_for_training=20, learning_rate=0.003)
         with serving(script) as server:
-            settings = settings_of(tmp_path, server.plain_url, training=training, limits=Limits(sessions=4, queue=400))
-            async with opened(settings) as sessions:
-                request = Request("squares", "What is 12 * 12?", answer="144")
+            settings = settings_of(
+                tmp_path, server.plain_url, training=training, limits=ServiceLimits(sessions=4, queue=400)
+            )
+            async with open_sessions(settings) as sessions:
+                request = SessionRequest("squares", "What is 12 * 12?", answer="144")
                 before = sessions.generator.learning()["strategies"]["first"]["stepwise"]
                 begun = [await sessions.start(request, "me") for _ in range(200)]
                 ended = [await sessions.wait(one.id) for one in begun]
                 after = sessions.generator.learning()
             # A later life goes on from there, to the bit.
-            async with opened(settings) as sessions:
+            async with open_sessions(settings) as sessions:
                 again = sessions.generator.learning()
         assert before == pytest.approx(0.25)
         assert after["strategies"]["first"]["stepwise"] > 0.8
@@ -331,11 +333,11 @@ def test_the_strategy_that_works_is_found(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_two_lives_share_what_is_in_the_store_and_the_seed_fixes_the_draws(tmp_path: Path):
+def test_a_restart_uses_the_stored_policy_and_the_seed_fixes_the_draws(tmp_path: Path):
     async def run() -> list[str]:
         with serving(second_time_right) as server:
-            async with opened(settings_of(tmp_path, server.plain_url)) as sessions:
-                session, _ = await worked(sessions, seed=3, max_iterations=3)
+            async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
+                session, _ = await run_session(sessions, seed=3, max_iterations=3)
                 return [row.action for row in sessions.store.experiences(session_id=session.id)]
 
     first, second = asyncio.run(run()), asyncio.run(run())

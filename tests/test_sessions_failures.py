@@ -1,4 +1,4 @@
-"""What goes wrong around a session ends it with a code and keeps what was done: endpoints, judges, databases, kills."""
+"""Failures around a session end it with a code and keep its answers: endpoints, judges, databases, kills."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from rlvr.clients.endpoint import text_endpoint
-from rlvr.service.loop.endpoint import EndpointGenerator
-from rlvr.service.options import Request
+from rlvr.service.generators.endpoint_generator import EndpointGenerator
+from rlvr.service.service_options import SessionRequest
 from rlvr.service.settings import Settings, TextEndpoint
 from rlvr.store import open_store
 from rlvr.store.records import Status
 from tests.rlvr_service import RlvrService
-from tests.sessions_here import CODE, RIGHT, opened, settings_of, worked
-from tests.text_endpoint import Asked, Said, Script, nobody, serving
+from tests.session_fixtures import CODE, RIGHT, open_sessions, run_session, settings_of
+from tests.text_endpoint import EndpointReply, EndpointRequest, Script, serving, unused_port
 
 WRONG = "def double(x):\n    return x\n"
 BODY = {"task_id": "double", "prompt": CODE.prompt, "tests": list(CODE.tests), "max_iterations": 4}
 
 
-def first_then(*later: Said) -> Script:
+def first_then(*later: EndpointReply) -> Script:
     """A wrong answer, then something worse."""
     return lambda asked: WRONG if asked.number == 0 else later[min(asked.number - 1, len(later) - 1)]
 
@@ -34,15 +34,15 @@ def first_then(*later: Said) -> Script:
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        (first_then(Said(status=500)), "endpoint_unreachable"),
-        (first_then(Said(status=429, headers={"retry-after": "0"})), "endpoint_rate_limited"),
-        (first_then(Said(raw="<html>no JSON</html>")), "endpoint_bad_reply"),
-        (first_then(Said("")), "empty_answer"),
-        (first_then(Said(status=401)), "endpoint_refused"),
-        (first_then(Said(close="within")), "endpoint_unreachable"),
+        (first_then(EndpointReply(status=500)), "endpoint_unreachable"),
+        (first_then(EndpointReply(status=429, headers={"retry-after": "0"})), "endpoint_rate_limited"),
+        (first_then(EndpointReply(raw="<html>no JSON</html>")), "endpoint_bad_reply"),
+        (first_then(EndpointReply("")), "empty_answer"),
+        (first_then(EndpointReply(status=401)), "endpoint_refused"),
+        (first_then(EndpointReply(close="within")), "endpoint_unreachable"),
     ],
 )
-def test_an_endpoint_that_fails_ends_the_session_with_its_code_and_keeps_what_was_done(
+def test_a_failing_endpoint_ends_the_session_with_its_code_and_keeps_the_answers(
     tmp_path: Path, script: Script, code: str
 ):
     async def run() -> None:
@@ -60,23 +60,23 @@ async def against(settings: Settings, url: str, timeout_s: float = 5.0):
     with closing(open_store(settings.database_url)) as store:
         endpoint = text_endpoint(url, retries=1, timeout_s=timeout_s)
         generator = EndpointGenerator(endpoint, store, settings.training, max_tokens=64)
-        async with opened(settings, store=store, generator=generator) as sessions:
-            session, answer = await worked(sessions)
+        async with open_sessions(settings, store=store, generator=generator) as sessions:
+            session, answer = await run_session(sessions)
             kept = [e.generated_output for e in store.experiences(session_id=session.id)]
             stored = store.session(session.id)
         assert stored is not None and stored.error == session.error and stored.status is session.status
         return session, answer, kept
 
 
-def test_an_endpoint_that_is_not_there_or_slow_is_told_so_and_its_health_says_it(tmp_path: Path):
+def test_a_missing_or_slow_endpoint_is_reported_by_session_and_health(tmp_path: Path):
     async def run() -> None:
-        url = f"http://127.0.0.1:{nobody()}/generate"
+        url = f"http://127.0.0.1:{unused_port()}/generate"
         session, _, kept = await against(settings_of(tmp_path, url), url)
         assert session.error is not None and session.error["code"] == "endpoint_unreachable" and kept == []
-        with serving(lambda asked: Said(RIGHT, delay=3)) as server:
+        with serving(lambda asked: EndpointReply(RIGHT, delay=3)) as server:
             session, _, _ = await against(settings_of(tmp_path, server.plain_url), server.plain_url, timeout_s=0.2)
         assert session.error is not None and session.error["code"] == "endpoint_timeout"
-        async with opened(settings_of(tmp_path, url)) as sessions:
+        async with open_sessions(settings_of(tmp_path, url)) as sessions:
             while sessions.generator.health()["state"] != "down":
                 await asyncio.sleep(0.02)
             assert "127.0.0.1" in sessions.generator.health()["detail"]
@@ -84,17 +84,17 @@ def test_an_endpoint_that_is_not_there_or_slow_is_told_so_and_its_health_says_it
     asyncio.run(run())
 
 
-def test_a_judge_that_answers_nonsense_is_a_failure_of_the_judge_and_never_a_bad_answer(tmp_path: Path):
-    def script(asked: Asked) -> str:
+def test_a_malformed_verdict_is_a_failure_of_the_judge_and_not_of_the_answer(tmp_path: Path):
+    def script(asked: EndpointRequest) -> str:
         return "I rather like it: 10 out of 10!" if "careful examiner" in asked.prompt else "Because of the air."
 
     async def run() -> None:
         with serving(script) as server:
             judge = TextEndpoint(server.chat_url, "judge")
             settings = settings_of(tmp_path, server.plain_url, judge=judge)
-            async with opened(settings) as sessions:
-                request = Request("why", "Why is the sky blue?", verifiers=(("judge", 1.0, {}),))
-                session, answer = await worked(sessions, request)
+            async with open_sessions(settings) as sessions:
+                request = SessionRequest("why", "Why is the sky blue?", verifiers=(("judge", 1.0, {}),))
+                session, answer = await run_session(sessions, request)
         assert session.status is Status.FAILED and session.error is not None
         assert session.error["code"] == "judge_failed" and "judge_out_of_form" in session.error["message"]
         assert answer["confidence"] is None and answer["final_solution"] == "Because of the air."
@@ -103,8 +103,8 @@ def test_a_judge_that_answers_nonsense_is_a_failure_of_the_judge_and_never_a_bad
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[Callable[[], None]]:
-    """Another program holds the database; what is given releases it."""
+def lock_database(path: Path) -> Iterator[Callable[[], None]]:
+    """Lock the database as another program would; yields the function that unlocks it."""
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -113,21 +113,21 @@ def locked(path: Path) -> Iterator[Callable[[], None]]:
         connection.close()
 
 
-def test_a_database_that_is_away_for_a_while_is_waited_for(tmp_path: Path):
+def test_a_session_waits_for_a_database_that_is_down(tmp_path: Path):
     path = tmp_path / "busy.sqlite"
     asked_twice = threading.Event()
 
-    def script(asked: Asked) -> str:
+    def script(asked: EndpointRequest) -> str:
         asked_twice.set()
         return WRONG if asked.number == 0 else RIGHT
 
     async def run() -> None:
         with serving(script) as server:
             settings = settings_of(tmp_path, server.plain_url, database=f"sqlite:///{path}?timeout=0.05")
-            async with opened(settings) as sessions:
+            async with open_sessions(settings) as sessions:
                 begun = await sessions.start(CODE, "me")
                 await asyncio.to_thread(asked_twice.wait)
-                with locked(path) as release:
+                with lock_database(path) as release:
                     await asyncio.sleep(1.0)
                     seen = len(server.asked)
                     release()
@@ -139,17 +139,17 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_a_database_that_stays_away_fails_the_session_and_gets_what_it_is_owed_when_it_is_back(tmp_path: Path):
+def test_a_database_that_stays_down_fails_the_session_and_gets_pending_writes_later(tmp_path: Path):
     path = tmp_path / "busy.sqlite"
 
     async def run() -> None:
-        with serving(lambda asked: Said(WRONG, delay=0.3)) as server:
+        with serving(lambda asked: EndpointReply(WRONG, delay=0.3)) as server:
             settings = settings_of(tmp_path, server.plain_url, database=f"sqlite:///{path}?timeout=0.05")
-            async with opened(settings, patience_s=0.5) as sessions:
+            async with open_sessions(settings, patience_s=0.5) as sessions:
                 begun = await sessions.start(CODE, "me")
                 while not server.asked:
                     await asyncio.sleep(0.01)
-                with locked(path):
+                with lock_database(path):
                     session = await sessions.wait(begun.id)
                     during = sessions.store.session(begun.id)
             # Closing paid: the experience and how it ended are there.
@@ -163,12 +163,12 @@ def test_a_database_that_stays_away_fails_the_session_and_gets_what_it_is_owed_w
     asyncio.run(run())
 
 
-def test_a_stop_lets_the_iteration_under_way_end_and_marks_the_rest(tmp_path: Path):
+def test_a_stop_finishes_the_current_iteration_and_marks_the_rest(tmp_path: Path):
     async def run() -> None:
-        with serving(lambda asked: Said(WRONG, delay=0.4)) as server:
+        with serving(lambda asked: EndpointReply(WRONG, delay=0.4)) as server:
             settings = settings_of(tmp_path, server.plain_url)
             settings = replace(settings, limits=replace(settings.limits, sessions=1))
-            async with opened(settings) as sessions:
+            async with open_sessions(settings) as sessions:
                 running = await sessions.start(CODE, "me")
                 waiting = await sessions.start(CODE, "me")
                 while not server.asked:
@@ -183,14 +183,14 @@ def test_a_stop_lets_the_iteration_under_way_end_and_marks_the_rest(tmp_path: Pa
     asyncio.run(run())
 
 
-def test_a_session_that_is_being_written_down_when_the_service_stops_is_marked_too(tmp_path: Path):
+def test_a_session_that_is_starting_when_the_service_stops_is_marked(tmp_path: Path):
     path = tmp_path / "busy.sqlite"
 
     async def run() -> None:
-        with serving(lambda asked: Said(WRONG, delay=0.5)) as server:
+        with serving(lambda asked: EndpointReply(WRONG, delay=0.5)) as server:
             settings = settings_of(tmp_path, server.plain_url, database=f"sqlite:///{path}?timeout=5")
-            async with opened(settings) as sessions:
-                with locked(path) as release:
+            async with open_sessions(settings) as sessions:
+                with lock_database(path) as release:
                     starting = asyncio.create_task(sessions.start(CODE, "me"))
                     while not sessions._live:  # pyright: ignore[reportPrivateUsage]  # then its row waits
                         await asyncio.sleep(0.01)
@@ -205,11 +205,12 @@ def test_a_session_that_is_being_written_down_when_the_service_stops_is_marked_t
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_after_kill_9_a_session_is_interrupted_with_its_experiences_and_its_best_answer(tmp_path: Path):
-    with serving(lambda asked: WRONG if asked.number == 0 else Said(RIGHT, delay=60)) as server:
+    with serving(lambda asked: WRONG if asked.number == 0 else EndpointReply(RIGHT, delay=60)) as server:
         service = RlvrService(tmp_path / "state", LLM_ENDPOINT=server.plain_url)
-        service._port = nobody()  # pyright: ignore[reportPrivateUsage]  # a service is told from others by its port
+        service._port = unused_port()  # pyright: ignore[reportPrivateUsage]  # a service is told from others by its port
         with service:
             begun = service.post("/train?background=true", BODY).json()["session_id"]
             while len(server.asked) < 2:  # the second iteration is under way: the first one is on disk

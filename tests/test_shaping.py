@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.shaping import compare_with_reference, kl_of, longest_turn, overlong, penalize
-from rlvr.clients.mock import MockSamplingClient, TablePolicy
-from rlvr.types import Trajectory
+from rlvr.algorithms.shaping import fill_reference_logprobs, longest_turn, overlong_share, penalize, sum_kl
+from rlvr.clients.mock.mock_client import MockSamplingClient, TablePolicy
+from rlvr.core.types import Trajectory
 
 LN2 = math.log(2.0)
 
@@ -27,14 +27,14 @@ def answer(length: int, reward: float | None = 1.0, rollout: str = "", **more: A
 )
 def test_the_overlong_penalty_by_hand(tokens: int, share: float) -> None:
     """Budget 16, buffer 4: free up to 12, a quarter more with every token to 16, and never more than the whole."""
-    assert overlong(tokens, 16, 4) == share
+    assert overlong_share(tokens, 16, 4) == share
 
 
 def test_a_buffer_as_long_as_the_budget_counts_from_the_first_token() -> None:
-    assert [overlong(n, 4, 4) for n in (0, 1, 4)] == [0.0, 0.25, 1.0]
+    assert [overlong_share(n, 4, 4) for n in (0, 1, 4)] == [0.0, 0.25, 1.0]
 
 
-def test_the_penalty_stands_beside_the_reward() -> None:
+def test_the_penalty_is_kept_apart_from_the_reward() -> None:
     """Weight 0.5: 14 of 16 tokens cost 0.25. The reward stays what the verifiers said; written tokens cost nothing."""
     items = [answer(14), answer(14, action_mask=[1] * 12 + [0] * 2), answer(16, 0.0)]
     penalize(items, resolve_algorithm("dapo", overlong_buffer=4, overlong_penalty=0.5), 16)
@@ -61,7 +61,7 @@ def test_an_unknown_reward_pays_nothing_and_is_not_asked_about() -> None:
     """Its answer may have no tokens at all."""
     items = [answer(16), Trajectory("p", [], "r", [], reward=None)]
     sampler = MockSamplingClient(TablePolicy(["a"]))
-    compare_with_reference(items, sampler, 1.0)
+    fill_reference_logprobs(items, sampler, 1.0)
     penalize(items, resolve_algorithm("dapo", overlong_buffer=4, kl_coef=0.1), 16)
     assert items[0].penalty > 0 and items[1].penalty == 0.0 and items[1].reference_logprobs == []
 
@@ -80,7 +80,7 @@ def test_the_kl_of_an_answer_by_hand(estimator: str, one: float) -> None:
     """Two sampled tokens with log ref - log p = ln 2, one with 0, and a written one that does not count."""
     t = answer(4, action_mask=[1, 1, 1, 0])
     t.logprobs, t.reference_logprobs = [-1.0, -2.0, -1.0, 0.0], [-1.0 + LN2, -2.0 + LN2, -1.0, -7.0]
-    assert kl_of(t, estimator) == pytest.approx(2 * one)
+    assert sum_kl(t, estimator) == pytest.approx(2 * one)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -91,19 +91,19 @@ def test_the_reference_is_asked_at_the_temperature_of_sampling(temperature: floa
     items = [answer(3)]
     items[0].response_tokens = [2, 3, 4]
     items[0].logprobs = copy.deepcopy(policy).logprobs(temperature)[[2, 3, 4]].tolist()
-    compare_with_reference(items, sampler, temperature)
+    fill_reference_logprobs(items, sampler, temperature)
     assert items[0].reference_logprobs == pytest.approx(items[0].logprobs)
-    assert [kl_of(items[0], k) for k in ("k1", "k2", "k3")] == pytest.approx([0.0] * 3, abs=1e-12)
+    assert [sum_kl(items[0], k) for k in ("k1", "k2", "k3")] == pytest.approx([0.0] * 3, abs=1e-12)
     if temperature != 1.0:
-        compare_with_reference(items, sampler, 1.0)
-        assert kl_of(items[0], "k3") > 0.01
+        fill_reference_logprobs(items, sampler, 1.0)
+        assert sum_kl(items[0], "k3") > 0.01
 
 
 def test_all_answers_are_asked_about_before_one_is_read() -> None:
     """So that a client may compute them together."""
     order: list[str] = []
 
-    class Told:
+    class RecordedResult:
         def __init__(self, length: int) -> None:
             self.length = length
 
@@ -112,11 +112,11 @@ def test_all_answers_are_asked_about_before_one_is_read() -> None:
             return [None, *[-1.0] * (self.length - 1)]
 
     class Reference:
-        def compute_logprobs(self, prompt: Any) -> Told:
+        def compute_logprobs(self, prompt: Any, temperature: float = 1.0) -> RecordedResult:
             order.append("ask")
-            return Told(prompt.length)
+            return RecordedResult(prompt.length)
 
-    compare_with_reference([answer(1), answer(2), answer(3)], Reference(), 1.0)
+    fill_reference_logprobs([answer(1), answer(2), answer(3)], Reference(), 1.0)
     assert order == ["ask"] * 3 + ["read"] * 3
 
 
@@ -134,6 +134,6 @@ def test_the_budget_bounds_a_turn_not_the_turns_together() -> None:
 def test_with_the_trainers_log_probs_the_divergence_is_the_trained_policys() -> None:
     """k1 by hand: -(ref - old) summed, the sampler's own log-probs aside."""
     t = Trajectory("p", [1], "r", [2, 3], [-1.0, -1.0], reward=1.0, reference_logprobs=[-2.0, -3.0])
-    assert kl_of(t, "k1") == 3.0 and kl_of(t, "k1", [-1.5, -2.5]) == 1.0
-    penalize([t], resolve_algorithm("ppo", kl_coef=0.5), 8, {id(t): [-1.5, -2.5]})
+    assert sum_kl(t, "k1") == 3.0 and sum_kl(t, "k1", [-1.5, -2.5]) == 1.0
+    penalize([t], resolve_algorithm("ppo", kl_coef=0.5), 8, lambda trajectory: [-1.5, -2.5])
     assert t.penalty == 0.5

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import rlvr
-from rlvr.build import build_source, plan
 from rlvr.config import load
-from rlvr.config.schema import configured
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source, plan
 
 CONFIGS_FOLDER = Path(rlvr.__file__).parent / "configs"
 CONFIGS = sorted(p.stem for p in CONFIGS_FOLDER.glob("*.yaml"))
@@ -20,14 +20,14 @@ TRAINING = sorted(p.stem for p in (CONFIGS_FOLDER / "training").glob("*.yaml"))
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_packaged_config_validates_without_a_warning(name: str) -> None:
     """Unknown keys, wrong types and idle options would all show here."""
-    config = configured(load(name), warn=pytest.fail)
+    config = build_config(load(name), warn=pytest.fail)
     assert config.algorithm.resolve().loss == ("importance_sampling" if name == "train_rlvr" else "ppo")
 
 
 @pytest.mark.parametrize("option", TRAINING)
 def test_a_training_group_fits_every_config_that_chooses_one(option: str) -> None:
     """The large problems fit the one model there is, too."""
-    config = configured(load("train_rlvr_model", None, [f"training@rlvr_training={option}"]), warn=pytest.fail)
+    config = build_config(load("train_rlvr_model", None, [f"training@rlvr_training={option}"]), warn=pytest.fail)
     source = build_source(config)
     assert source.longest <= config.model.config["n_positions"]  # type: ignore[attr-defined]
     assert config.training.steps * config.training.prompts_per_step > 0 < config.sft.steps
@@ -42,12 +42,12 @@ def test_every_shipped_file_goes_into_the_wheel() -> None:
     assert len(files) > len(CONFIGS)
 
 
-def test_the_main_job_holds_out_what_it_says() -> None:
+def test_the_main_job_holds_out_the_configured_tasks() -> None:
     """At least 1,000 held-out problems, none of which training or demonstrations can draw."""
-    config = configured(load("arithmetic"))
+    config = build_config(load("arithmetic"))
     source = build_source(config)
     heldout = {task.id for task in source.heldout(config.evaluation.tasks)}
     assert len(heldout) == config.evaluation.tasks >= 1000
     drawn = {source.train(config.seed, i, level).id for level in source.levels for i in range(3000)}
     assert not heldout & drawn
-    assert "100 steps x 64 prompts x 16 answers = 102,400 answers" in plan(config, source)["training"]
+    assert "150 steps x 64 prompts x 16 completions = 153,600 completions" in plan(config, source)["training"]

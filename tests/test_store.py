@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rlvr.store import Experience, Session, Status, Store, open_store
+from rlvr.store import Experience, ExperienceStore, Session, Status, open_store
 from rlvr.store.tables import experiences, sessions
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[ExperienceStore]:
     store = open_store(store_url)
     yield store
     store.close()
@@ -42,7 +42,7 @@ def test_columns_are_the_fields_of_the_records():
     assert {c.name for c in experiences.columns} == {f.name for f in fields(Experience)}
 
 
-def test_a_session_comes_back_as_it_was_written(store: Store):
+def test_a_session_comes_back_as_it_was_written(store: ExperienceStore):
     full = session(
         request={"task_id": "sum", "max_iterations": 3},
         kind="run",
@@ -69,7 +69,7 @@ def test_a_session_comes_back_as_it_was_written(store: Store):
     assert store.session("s1") == full
 
 
-def test_an_experience_comes_back_as_it_was_written(store: Store):
+def test_an_experience_comes_back_as_it_was_written(store: ExperienceStore):
     store.add_session(session())
     full = experience(
         sample=3,
@@ -105,7 +105,7 @@ def test_an_experience_comes_back_as_it_was_written(store: Store):
     assert light == Experience(**{**vars(full), "tokens": None, "logprobs": None})
 
 
-def test_a_repeated_write_changes_nothing_and_answers_the_same_ids(store: Store):
+def test_a_repeated_write_changes_nothing_and_answers_the_same_ids(store: ExperienceStore):
     store.add_session(session())
     first = [experience(i, reward=float(i)) for i in (1, 2, 3)]
     ids = store.add_experiences(first)
@@ -117,14 +117,14 @@ def test_a_repeated_write_changes_nothing_and_answers_the_same_ids(store: Store)
     assert store.add_experiences([]) == []
 
 
-def test_experiences_of_a_session_that_is_not_there_are_refused_whole(store: Store):
+def test_experiences_of_a_session_that_is_not_there_are_refused_whole(store: ExperienceStore):
     store.add_session(session())
-    with pytest.raises(ValueError, match="one of the sessions lost, s1 is not there"):
+    with pytest.raises(ValueError, match="one of the sessions lost, s1 does not exist"):
         store.add_experiences([experience(), experience(session_id="lost")])
     assert store.count() == 0
 
 
-def test_text_that_a_model_wrote_is_kept_whatever_it_is(store: Store):
+def test_text_that_a_model_wrote_is_kept_whatever_it_is(store: ExperienceStore):
     """NUL and lone surrogates, which PostgreSQL and UTF-8 refuse, are the replacement character; all else stays."""
     store.add_session(session(prompt="a\x00b\ud800c é 😀 ' \" \\ % {x} \u202e"))
     assert store.session("s1").prompt == "a\ufffdb\ufffdc é 😀 ' \" \\ % {x} \u202e"  # type: ignore[union-attr]
@@ -136,7 +136,7 @@ def test_text_that_a_model_wrote_is_kept_whatever_it_is(store: Store):
     assert store.task_analysis("sum")["common_errors"] == {"\ufffdx": 1}  # type: ignore[index]
 
 
-def test_numbers_that_are_not_finite_are_unknown(store: Store):
+def test_numbers_that_are_not_finite_are_unknown(store: ExperienceStore):
     store.add_session(session(metrics={"loss": math.nan, "deep": [{"x": -math.inf}, 1.5]}))
     assert store.session("s1").metrics == {"loss": None, "deep": [{"x": None}, 1.5]}  # type: ignore[union-attr]
     [id] = store.add_experiences([experience(confidence=math.inf, logprobs=[-math.inf, -1.0])])
@@ -145,7 +145,7 @@ def test_numbers_that_are_not_finite_are_unknown(store: Store):
     assert store.global_stats()["average_reward"] is None
 
 
-def test_pages_follow_each_other_in_both_directions(store: Store):
+def test_pages_follow_each_other_in_both_directions(store: ExperienceStore):
     store.add_session(session())
     ids = store.add_experiences([experience(i) for i in range(1, 8)])
     page = store.experiences(limit=3)
@@ -157,7 +157,7 @@ def test_pages_follow_each_other_in_both_directions(store: Store):
     assert [e.id for e in store.experiences(limit=2, offset=4)] == ids[4:6]
 
 
-def test_experiences_are_found_by_task_session_outcome_and_step(store: Store):
+def test_experiences_are_found_by_task_session_outcome_and_step(store: ExperienceStore):
     store.add_session(session())
     store.add_session(session("s2", task_id="other"))
     store.add_experiences(
@@ -168,20 +168,20 @@ def test_experiences_are_found_by_task_session_outcome_and_step(store: Store):
         ]
     )
 
-    def found(**by: Any) -> list[tuple[str, int]]:
+    def find_rows(**by: Any) -> list[tuple[str, int]]:
         rows = store.experiences(**by)
         assert store.count(**by) == len(rows)
         return [(e.session_id, e.iteration) for e in rows]
 
-    assert found(task_id="sum") == [("s1", 1), ("s1", 2)]
-    assert found(session_id="s2") == [("s2", 1)]
-    assert found(outcome="failed") == [("s1", 2), ("s2", 1)]
-    assert found(outcome="failed", task_id="sum") == [("s1", 2)]
-    assert found(step=1) == [("s1", 1)]
-    assert found(task_id="nowhere") == []
+    assert find_rows(task_id="sum") == [("s1", 1), ("s1", 2)]
+    assert find_rows(session_id="s2") == [("s2", 1)]
+    assert find_rows(outcome="failed") == [("s1", 2), ("s2", 1)]
+    assert find_rows(outcome="failed", task_id="sum") == [("s1", 2)]
+    assert find_rows(step=1) == [("s1", 1)]
+    assert find_rows(task_id="nowhere") == []
 
 
-def test_sessions_are_listed_newest_first_and_counted(store: Store):
+def test_sessions_are_listed_newest_first_and_counted(store: ExperienceStore):
     for i, (status, kind) in enumerate([("done", "train"), ("running", "train"), ("done", "run")]):
         store.add_session(session(f"s{i}", created=float(i + 1), status=Status(status), kind=kind, owner=f"o{i % 2}"))
     assert [s.id for s in store.sessions()] == ["s2", "s1", "s0"]
@@ -192,7 +192,7 @@ def test_sessions_are_listed_newest_first_and_counted(store: Store):
     assert counts[Status.DONE] == 2 and counts[Status.RUNNING] == 1 and counts[Status.FAILED] == 0
 
 
-def test_a_session_changes_only_from_the_status_that_was_expected(store: Store):
+def test_a_session_changes_only_from_the_status_that_was_expected(store: ExperienceStore):
     store.add_session(session(status=Status.RUNNING))
     assert store.update_session("s1", iterations=2, error={"code": "x"})
     assert not store.update_session("s1", expect=Status.QUEUED, status=Status.CANCELLED)
@@ -204,8 +204,8 @@ def test_a_session_changes_only_from_the_status_that_was_expected(store: Store):
         store.update_session("s1", iteratons=3)
 
 
-def test_one_state_is_changed_by_one_writer_at_a_time(store: Store):
-    """Whoever read an older version is told so, and nothing of its value is kept."""
+def test_one_state_is_changed_by_one_writer_at_a_time(store: ExperienceStore):
+    """A write based on an older version fails with that reason, and its value is not stored."""
     assert store.state("policy") is None
     assert store.save_state("policy", {"w": [0.5]}, 0)
     assert not store.save_state("policy", {"w": [1.5]}, 0)
@@ -215,7 +215,7 @@ def test_one_state_is_changed_by_one_writer_at_a_time(store: Store):
     assert store.state("policy") == ({"w": [2.5]}, 2)
 
 
-def test_many_threads_count_a_state_up_without_losing_one(store: Store):
+def test_many_threads_count_a_state_up_without_losing_one(store: ExperienceStore):
     def count(_: int) -> None:
         while True:
             value, version = store.state("n") or ({"n": 0}, 0)
@@ -227,7 +227,7 @@ def test_many_threads_count_a_state_up_without_losing_one(store: Store):
     assert store.state("n") == ({"n": 40}, 40)
 
 
-def test_many_threads_write_and_read_at_once(store: Store):
+def test_many_threads_write_and_read_at_once(store: ExperienceStore):
     seen = threading.Event()
 
     def work(number: int) -> None:
@@ -246,7 +246,7 @@ def test_many_threads_write_and_read_at_once(store: Store):
 # --- ratings -----------------------------------------------------------------------------------------------------
 
 
-def test_peoples_ratings_become_a_capped_part_of_the_reward(store: Store):
+def test_peoples_ratings_become_a_capped_part_of_the_reward(store: ExperienceStore):
     store.add_session(session())
     [id] = store.add_experiences([experience(reward=1.0)])
     first = store.rate(id, "ann", 0.0, weight=0.25)
@@ -258,7 +258,7 @@ def test_peoples_ratings_become_a_capped_part_of_the_reward(store: Store):
     assert replaced.verified_reward == 1.0 and store.experience(id) == replaced
 
 
-def test_a_rating_gives_no_reward_where_verifiers_gave_none_or_a_run_trained(store: Store):
+def test_a_rating_gives_no_reward_where_verifiers_gave_none_or_a_run_trained(store: ExperienceStore):
     store.add_session(session())
     unjudged, of_run = store.add_experiences([experience(1), experience(2, reward=-3.0, step=2)])
     rated = [store.rate(id, "ann", 1.0) for id in (unjudged, of_run)]
@@ -267,12 +267,12 @@ def test_a_rating_gives_no_reward_where_verifiers_gave_none_or_a_run_trained(sto
 
 
 @pytest.mark.parametrize("rating", [-0.1, 1.1, math.nan, math.inf])
-def test_a_rating_outside_0_to_1_is_refused(store: Store, rating: float):
+def test_a_rating_outside_0_to_1_is_refused(store: ExperienceStore, rating: float):
     with pytest.raises(ValueError, match=r"rating=.*expected a number from 0 \(bad\) to 1 \(good\)"):
         store.rate(1, "ann", rating)
 
 
-def test_people_who_rate_at_once_are_all_counted(store: Store):
+def test_concurrent_ratings_are_all_counted(store: ExperienceStore):
     store.add_session(session())
     [id] = store.add_experiences([experience(reward=1.0)])
     with ThreadPoolExecutor(8) as pool:
@@ -291,11 +291,11 @@ def test_people_who_rate_at_once_are_all_counted(store: Store):
         ("mysql://u:secret@h/d", "mysql:// is not known"),
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
-        ("postgresql://u:secret@h:port/d", "is no URL"),
+        ("postgresql://u:secret@h:port/d", "not a valid URL"),
         ("/dev/null/x.db", "cannot be opened"),
     ],
 )
-def test_what_is_no_database_is_a_clear_mistake(url: str, says: str):
+def test_an_invalid_database_url_is_refused_clearly(url: str, says: str):
     with pytest.raises(ValueError, match=says) as told:
         open_store(url)
     assert "secret" not in str(told.value)
@@ -319,7 +319,7 @@ def test_opening_loads_neither_alembic_nor_a_driver_that_is_not_used(tmp_path: P
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_the_queries_of_the_pages_use_an_index(store: Store):
+def test_the_queries_of_the_pages_use_an_index(store: ExperienceStore):
     """A page of a task, of an outcome, of a step, and the replay window: none reads the whole table."""
     store.add_session(session())
     store.add_experiences([experience(i, outcome="passed") for i in range(1, 400)])
@@ -330,7 +330,7 @@ def test_the_queries_of_the_pages_use_an_index(store: Store):
         sa.select(experiences).where(e.session_id == "s1", e.step == 4).order_by(e.id).limit(10),
         store._window(),
     ]
-    with store.writing() as connection:
+    with store.write() as connection:
         if not store.is_sqlite:
             connection.execute(sa.text("SET LOCAL enable_seqscan = off"))  # a small table is read whole otherwise
         for page in pages:

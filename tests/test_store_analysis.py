@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlvr.store import Experience, Session, Status, Store, open_store
+from rlvr.store import Experience, ExperienceStore, Session, Status, open_store
 
 unit = st.one_of(st.none(), st.sampled_from([0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 1.0]), st.floats(0, 1, width=32))
 rewards = st.one_of(st.none(), st.floats(-5, 5, width=32), st.sampled_from([0.0, 1.0]))
@@ -22,7 +22,7 @@ ends = st.lists(st.tuples(st.sampled_from(["t1", "t2"]), unit, st.integers(0, 5)
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[ExperienceStore]:
     store = open_store(store_url)
     yield store
     store.close()
@@ -31,7 +31,7 @@ def store(store_url: str) -> Iterator[Store]:
 fresh = itertools.count()
 
 
-def written(store: Store, rows: Sequence[tuple[float | None, float | None, list[str]]], **how: Any) -> str:
+def add_task(store: ExperienceStore, rows: Sequence[tuple[float | None, float | None, list[str]]], **how: Any) -> str:
     """The rows as experiences of a task of its own, whose id is returned."""
     task = f"task-{next(fresh)}"
     store.add_session(Session(task, task, "p"))
@@ -52,8 +52,8 @@ def close(value: Any) -> Any:
     return value if value is None else pytest.approx(value, abs=1e-9)
 
 
-def test_a_training_runs_rewards_are_in_no_mean_with_those_of_sessions(store: Store):
-    task = written(store, [(1.5, 1.0, []), (0.5, 0.2, ["wrong"])])
+def test_a_training_runs_rewards_are_in_no_mean_with_those_of_sessions(store: ExperienceStore):
+    task = add_task(store, [(1.5, 1.0, []), (0.5, 0.2, ["wrong"])])
     before = store.task_analysis(task)
     store.add_session(Session("run", "", "", kind="run"))
     more = [Experience("run", task, 1, "p", "o", sample=i, reward=-7.0, confidence=0.0, step=0) for i in range(3)]
@@ -65,8 +65,8 @@ def test_a_training_runs_rewards_are_in_no_mean_with_those_of_sessions(store: St
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers)
-def test_a_task_is_analysed_as_plain_python_does(store: Store, rows: list[tuple[Any, Any, list[str]]]):
-    found = store.task_analysis(written(store, rows))
+def test_a_task_is_analysed_as_plain_python_does(store: ExperienceStore, rows: list[tuple[Any, Any, list[str]]]):
+    found = store.task_analysis(add_task(store, rows))
     if not rows:
         assert found is None
         return
@@ -92,7 +92,7 @@ def test_a_task_is_analysed_as_plain_python_does(store: Store, rows: list[tuple[
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ends)
-def test_sessions_are_aggregated_as_plain_python_does(store: Store, rows: list[tuple[str, Any, int, Status]]):
+def test_sessions_are_aggregated_as_plain_python_does(store: ExperienceStore, rows: list[tuple[str, Any, int, Status]]):
     prefix = f"{next(fresh)}-"
     for i, (task, confidence, iterations, status) in enumerate(rows):
         how = {"final_confidence": confidence, "iterations": iterations, "status": status, "created": 1.0 + i}
@@ -115,9 +115,9 @@ def test_sessions_are_aggregated_as_plain_python_does(store: Store, rows: list[t
     assert found == expected
 
 
-def test_the_numbers_are_floats_on_both_databases(store: Store):
+def test_the_numbers_are_floats_on_both_databases(store: ExperienceStore):
     """PostgreSQL has a decimal type of its own, which no JSON takes."""
-    task = written(store, [(1.0, 0.75, []), (0.5, 0.25, [])])
+    task = add_task(store, [(1.0, 0.75, []), (0.5, 0.25, [])])
     store.update_session(task, status=Status.DONE, iterations=2, final_confidence=0.75)
     analysis = store.task_analysis(task)
     assert analysis is not None
@@ -126,14 +126,14 @@ def test_the_numbers_are_floats_on_both_databases(store: Store):
     assert {type(n) for n in analysis["confidence_distribution"].values()} == {int}
 
 
-def test_an_empty_store_knows_nothing(store: Store):
+def test_an_empty_store_knows_nothing(store: ExperienceStore):
     assert store.task_analysis("x") is None and store.aggregates() == {}
     nothing = dict.fromkeys(("average_reward", "reward_variance", "success_rate", "last_updated"))
     assert store.global_stats() == {"total_experiences": 0, **nothing}
 
 
-def test_a_training_runs_answers_count_for_their_task_and_not_for_the_service(store: Store):
-    task = written(store, [(-30.0, None, [])], step=1)
+def test_a_training_runs_answers_count_for_their_task_and_not_for_the_service(store: ExperienceStore):
+    task = add_task(store, [(-30.0, None, [])], step=1)
     analysis = store.task_analysis(task)
     assert analysis is not None and analysis["average_reward"] == -30.0
     assert store.global_stats()["total_experiences"] == 0
@@ -141,7 +141,7 @@ def test_a_training_runs_answers_count_for_their_task_and_not_for_the_service(st
     assert store.aggregates().keys() == {task}
 
 
-def test_the_tasks_with_the_most_sessions_come_first(store: Store):
+def test_the_tasks_with_the_most_sessions_come_first(store: ExperienceStore):
     for i, task in enumerate(["b", "a", "c", "c"]):
         store.add_session(Session(f"s{i}", task, "p"))
     assert list(store.aggregates()) == ["c", "a", "b"] and list(store.aggregates(limit=2)) == ["c", "a"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rlvr.store import Experience, Retention, Session, Store, StoreDown, open_store
+from rlvr.store import Experience, ExperienceStore, Retention, Session, StoreDown, open_store
 from rlvr.store.tables import experiences, sessions
 
 
@@ -21,7 +21,7 @@ def experience(iteration: int = 1) -> Experience:
     return Experience("s", "t", iteration, "p", "o", gain=0.5)
 
 
-CALLS: list[Callable[[Store], Any]] = [
+CALLS: list[Callable[[ExperienceStore], Any]] = [
     lambda store: store.ping(),
     lambda store: store.add_session(Session("new", "t", "p")),
     lambda store: store.session("s"),
@@ -49,14 +49,16 @@ CALLS: list[Callable[[Store], Any]] = [
 
 
 @pytest.fixture
-def remote(postgres: Any) -> Iterator[Store]:
+def remote(postgres: Any) -> Iterator[ExperienceStore]:
     with closing(open_store(postgres.database())) as store:
         store.add_session(Session("s", "t", "p"))
         store.add_experiences([experience()])
         yield store
 
 
-def test_every_call_says_that_the_database_is_away_and_works_again_when_it_is_back(remote: Store, postgres: Any):
+def test_every_call_says_that_the_database_is_away_and_works_again_when_it_is_back(
+    remote: ExperienceStore, postgres: Any
+):
     postgres.stop()
     try:
         for call in CALLS:
@@ -72,10 +74,10 @@ def test_every_call_says_that_the_database_is_away_and_works_again_when_it_is_ba
     assert remote.session("new") is not None and remote.count() == 2
 
 
-def test_a_connection_that_is_cut_in_the_middle_leaves_nothing_half_written(remote: Store):
-    with pytest.raises(StoreDown), remote.writing() as connection:
+def test_a_connection_that_is_cut_in_the_middle_leaves_nothing_half_written(remote: ExperienceStore):
+    with pytest.raises(StoreDown), remote.write() as connection:
         connection.execute(sa.insert(sessions).values({**vars(Session("half", "t", "p"))}))
-        with remote.writing() as other:
+        with remote.write() as other:
             mine = connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
             other.execute(sa.select(sa.func.pg_terminate_backend(mine)))
         connection.execute(sa.select(sa.func.count()).select_from(experiences))
@@ -100,7 +102,7 @@ def test_a_sqlite_file_that_another_process_holds_is_waited_for_and_then_named(t
         assert store.add_experiences([experience()]) == [1]
 
 
-def test_a_full_disk_is_named_and_what_was_written_before_stays(tmp_path: Path):
+def test_a_full_disk_is_reported_and_earlier_records_stay(tmp_path: Path):
     """A limit on the size of files stands in for the disk; SQLite meets the same failing write."""
     code = f"""
 import resource

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlvr.store import Session, Status, Store, open_store
+from rlvr.store import ExperienceStore, Session, Status, open_store
 
 WRITER = """
 import sys
@@ -28,7 +28,7 @@ for s in range(number):
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[ExperienceStore]:
     store = open_store(store_url)
     yield store
     store.close()
@@ -39,7 +39,7 @@ def writer(url: str, name: str, sessions: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_queued_session_is_taken_by_one_instance(store: Store, store_url: str):
+def test_a_queued_session_is_taken_by_one_instance(store: ExperienceStore, store_url: str):
     for i in range(12):
         store.add_session(Session(f"s{i}", "t", "p"))
     instances = [open_store(store_url) for _ in range(4)]
@@ -56,9 +56,9 @@ def test_a_queued_session_is_taken_by_one_instance(store: Store, store_url: str)
         instance.close()
 
 
-def test_silent_sessions_are_interrupted_once_and_living_ones_are_not(store: Store, store_url: str):
+def test_silent_sessions_are_interrupted_once_and_living_ones_are_not(store: ExperienceStore, store_url: str):
     other = open_store(store_url)
-    with store.reading() as connection:
+    with store.read() as connection:
         now = store.now(connection)
     for id, beat, kind, status in [
         ("silent", now - 100, "train", Status.RUNNING),
@@ -79,7 +79,7 @@ def test_silent_sessions_are_interrupted_once_and_living_ones_are_not(store: Sto
     other.close()
 
 
-def test_what_an_earlier_life_of_an_instance_left_is_interrupted_and_its_own_is_not(store: Store, store_url: str):
+def test_unfinished_sessions_of_an_instances_earlier_process_are_interrupted(store: ExperienceStore, store_url: str):
     store.add_session(Session("left", "t", "p", instance="me", status=Status.RUNNING))
     store.add_session(Session("another's", "t", "p", instance="you", status=Status.RUNNING))
     time.sleep(0.01)
@@ -91,14 +91,15 @@ def test_what_an_earlier_life_of_an_instance_left_is_interrupted_and_its_own_is_
     reborn.close()
 
 
-def test_a_heartbeat_keeps_a_session_alive(store: Store):
+def test_a_heartbeat_keeps_a_session_alive(store: ExperienceStore):
     store.add_session(Session("s", "t", "p", instance="me", status=Status.RUNNING, heartbeat=1.0))
     assert store.heartbeat("me") == 1 and store.heartbeat("you") == 0
     assert store.interrupt_lost("other", 30) == []
 
 
-def test_of_two_writers_one_is_killed_and_no_experience_is_lost_or_doubled(store: Store, store_url: str):
-    """What was told of as written is there; the killed writer's work is done again by another and is there once."""
+@pytest.mark.slow
+def test_of_two_writers_one_is_killed_and_no_experience_is_lost_or_doubled(store: ExperienceStore, store_url: str):
+    """Acknowledged writes are there; another writer repeats the killed one's work, which is stored once."""
     killed, other = writer(store_url, "a", 40), writer(store_url, "b", 20)
     assert killed.stdout is not None
     told = [killed.stdout.readline().split() for _ in range(33)]

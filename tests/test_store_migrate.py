@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from rlvr.store import open_store
 from rlvr.store.connections import Database
 from rlvr.store.migrate import MIGRATIONS, VERSION_TABLE, upgrade
-from rlvr.store.tables import HEAD, KNOWN, metadata
+from rlvr.store.tables import HEAD, KNOWN_VERSIONS, metadata
 
 OPEN = "import sys; from rlvr.store import open_store; print(open_store(sys.argv[1]).count())"
 
@@ -25,7 +25,7 @@ OPEN = "import sys; from rlvr.store import open_store; print(open_store(sys.argv
 def made_by(url: str, revision: str) -> Database:
     """A database as the migrations up to `revision` leave it."""
     database = Database(url)
-    with database.writing() as connection:
+    with database.write() as connection:
         upgrade(connection, revision)
     return database
 
@@ -33,7 +33,7 @@ def made_by(url: str, revision: str) -> Database:
 def shape(database: Database) -> dict[str, Any]:
     """Columns, keys and indexes of every table, in no order."""
     told: dict[str, Any] = {}
-    with database.reading() as connection:
+    with database.read() as connection:
         inspector = sa.inspect(connection)
         for table in inspector.get_table_names():
             told[table] = {
@@ -54,16 +54,16 @@ def test_the_versions_are_those_of_the_migrations():
     config.set_main_option("script_location", str(MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_current_head() == HEAD
-    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == KNOWN
+    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == KNOWN_VERSIONS
 
 
 def test_the_tables_are_what_the_migrations_make(store_url: str):
     database = made_by(store_url, HEAD)
-    with database.reading() as connection:
+    with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, metadata) == []
     migrated = shape(database)
-    with database.writing() as connection:
+    with database.write() as connection:
         for table in ("rlvr_error_types", "rlvr_ratings", "rlvr_experiences", "rlvr_sessions", "rlvr_states"):
             connection.execute(sa.text(f"DROP TABLE {table}"))
         connection.execute(sa.text(f"DROP TABLE {VERSION_TABLE}"))
@@ -74,7 +74,7 @@ def test_the_tables_are_what_the_migrations_make(store_url: str):
 
 def test_a_database_of_the_first_version_is_migrated_with_its_rows(store_url: str):
     database = made_by(store_url, "0001")
-    with database.writing() as connection:
+    with database.write() as connection:
         connection.exec_driver_sql(
             "INSERT INTO rlvr_sessions (id, task_id, prompt, request, kind, name, owner, instance, status, created, "
             "heartbeat, iterations, converged, metrics) VALUES ('s', 't', 'p', '{\"a\":1}', 'train', '', '', '', "
@@ -105,7 +105,7 @@ def test_a_database_of_the_first_version_is_migrated_with_its_rows(store_url: st
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(store_url: str):
     open_store(store_url).close()
     database = Database(store_url)
-    with database.writing() as connection:
+    with database.write() as connection:
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'"))
     before = shape(database)
     with pytest.raises(ValueError, match=r"written by a newer rlvr: its tables are of version 0999.*another database"):
@@ -116,7 +116,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(store_url: str)
 
 def test_a_table_of_our_name_that_is_not_ours_is_refused(store_url: str):
     database = Database(store_url)
-    with database.writing() as connection:
+    with database.write() as connection:
         connection.execute(sa.text("CREATE TABLE rlvr_states (x INTEGER)"))
         connection.execute(sa.text("CREATE TABLE others (x INTEGER)"))
     with pytest.raises(ValueError, match="has a table rlvr_states that rlvr did not make"):
@@ -124,7 +124,7 @@ def test_a_table_of_our_name_that_is_not_ours_is_refused(store_url: str):
     database.close()
 
 
-@pytest.mark.parametrize("start", ["empty", "0001"])
+@pytest.mark.parametrize("start", [pytest.param("empty", marks=pytest.mark.slow), "0001"])
 def test_instances_that_start_at_once_all_come_up(store_url: str, start: str):
     if start != "empty":
         made_by(store_url, start).close()

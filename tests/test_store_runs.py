@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.store import Status, Store, StoreDown, open_store
-from rlvr.store.runs import RunRecorder
-from rlvr.tracking.trackers import Row, Trackers, TrackingOptions
-from rlvr.types import Outcome, Score, StopReason, Task, Trajectory
-from tests.forked import ran
+from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.store import ExperienceStore, Status, StoreDown, open_store
+from rlvr.store.run_recorder import RunRecorder
+from rlvr.tracking.tracker import MetricRow
+from rlvr.tracking.trackers import Trackers, TrackingOptions
+from tests.forked_process import run_forked
 
 # Kills the process in the middle of the second step, once: the place of the mark says whether it did.
 KILLER = """
@@ -71,12 +72,12 @@ def place(store_url: str, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[ExperienceStore]:
     with closing(open_store(store_url)) as store:
         yield store
 
 
-def test_a_trajectory_is_an_experience(place: Place, store: Store):
+def test_a_trajectory_is_an_experience(place: Place, store: ExperienceStore):
     wrong = Score(0.0, Outcome.FAILED, "wrong_value", detail="x" * 2000)
     broken = Score(None, Outcome.ERROR, "crashed")
     batch = [
@@ -104,7 +105,7 @@ def test_a_trajectory_is_an_experience(place: Place, store: Store):
     assert analysis is not None and analysis["success_rate"] == 0.5 and analysis["average_reward"] == 0.5
 
 
-def test_a_task_with_an_endless_id_is_stored_and_told_from_others(place: Place, store: Store):
+def test_a_task_with_a_very_long_id_is_stored_and_stays_distinct(place: Place, store: ExperienceStore):
     """PostgreSQL's indexes take no text of any length."""
     ids = [os.urandom(40_000).hex()] * 2
     ids[1] += "x"
@@ -120,7 +121,7 @@ def test_a_task_with_an_endless_id_is_stored_and_told_from_others(place: Place, 
     assert analysis is not None and list(analysis["common_errors"].values()) == [1]
 
 
-def test_a_step_that_is_done_again_is_there_once_and_the_session_is_the_same(place: Place, store: Store):
+def test_a_step_that_is_done_again_is_there_once_and_the_session_is_the_same(place: Place, store: ExperienceStore):
     with pytest.raises(KeyboardInterrupt), place.trackers().running([]) as trackers:
         for step in range(3):
             trackers.keep(step, [trajectory(), trajectory()])
@@ -138,14 +139,14 @@ def test_a_step_that_is_done_again_is_there_once_and_the_session_is_the_same(pla
     assert [(e.step, e.sample) for e in store.experiences()] == [(step, k) for step in range(5) for k in range(2)]
 
 
-def test_a_run_that_fails_says_so(place: Place, store: Store):
+def test_a_run_that_fails_says_so(place: Place, store: ExperienceStore):
     with pytest.raises(RuntimeError), place.trackers().running([]):
         raise RuntimeError("no")
     [session] = store.sessions()
     assert session.status is Status.FAILED and session.error and session.error["code"] == "run_failed"
 
 
-def test_a_run_of_the_same_name_in_another_folder_is_another_session(place: Place, store: Store):
+def test_a_run_of_the_same_name_in_another_folder_is_another_session(place: Place, store: ExperienceStore):
     with place.trackers().running([]):
         pass
     place.folder.rename(place.folder.with_name("mine.old-1"))
@@ -163,11 +164,11 @@ def test_answers_wait_while_the_database_is_away_and_are_written_when_it_is_back
     try:
         recorder.keep(0, [trajectory()] * 3)
         with pytest.raises(StoreDown):
-            recorder.write([Row("rl", 0, 0.0, {"reward": 1.0})])
+            recorder.write([MetricRow("rl", 0, 0.0, {"reward": 1.0})])
     finally:
         postgres.start()
     recorder.keep(1, [trajectory()] * 3)
-    recorder.write([Row("rl", 0, 0.0, {"reward": 1.0}), Row("rl", 1, 0.0, {"reward": 2.0})])
+    recorder.write([MetricRow("rl", 0, 0.0, {"reward": 1.0}), MetricRow("rl", 1, 0.0, {"reward": 2.0})])
     recorder.close("FINISHED")
     with closing(open_store(place.url)) as store:
         assert [e.step for e in store.experiences()] == [0, 0, 0, 1, 1, 1] and place.warnings == []
@@ -186,7 +187,7 @@ def test_a_database_that_stays_away_costs_warnings_and_not_the_run(tmp_path: Pat
     assert last == "the store did not get the last 3 steps; metrics.jsonl has them"
 
 
-def test_what_waits_is_bounded(place: Place):
+def test_the_write_queue_is_bounded(place: Place):
     recorder = RunRecorder(place.url, place.folder, "mine", {}, place.warnings.append, most_waiting=5)
     recorder.begin([])
     for step in range(4):
@@ -205,11 +206,12 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "killer.py").write_text(KILLER)
     (folder / "run.yaml").write_text(RUN)
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    start = ["-c", "from rlvr.cli import main; main()", "train", f"--config={folder / 'run.yaml'}"]
+    start = ["-c", "from rlvr.cli.main import main; main()", "train", f"--config={folder / 'run.yaml'}"]
     command = [*start, f"run.root={folder / 'runs'}", *words]
-    return ran(command, cwd=folder, env=environment, timeout=100)
+    return run_forked(command, cwd=folder, env=environment, timeout=100)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_goes_on_has_every_answer_once(tmp_path: Path):
     """No checkpoint yet: the step that is in the store already is made again."""
     words = [f"tracking.store=sqlite:///{tmp_path}/store.db"]

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-import rlvr.cores
-from rlvr.build import build_source, plan, start_rewards
-from rlvr.build_client import shares
+import rlvr.core.cpu_budget
 from rlvr.config import load
-from rlvr.config.schema import Config, configured
-from rlvr.cores import Shares, cores, give_workers, quota, split
+from rlvr.config.build_client import core_shares
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source, plan, start_rewards
+from rlvr.config.schema import RunConfig
+from rlvr.core.cpu_budget import CoreShares, available_cores, quota, set_default_workers, split_cores
 from rlvr.sandbox import Sandbox
 
 
@@ -25,7 +26,7 @@ from rlvr.sandbox import Sandbox
 def given_back() -> Iterator[None]:
     """What a sandbox has by default is the process's: later tests get it as it was."""
     yield
-    give_workers(0)
+    set_default_workers(0)
 
 
 @pytest.mark.parametrize(
@@ -46,63 +47,66 @@ def given_back() -> Iterator[None]:
         ({"cores": 1, "device": True}, 1, 1),
     ],
 )
-def test_torch_and_the_workers_beside_it_have_cores_of_their_own(
-    asked: dict[str, Any], threads: int, workers: int
-) -> None:
-    assert split(**asked, beside=True) == Shares(asked["cores"], threads, workers, beside=True)
+def test_torch_and_the_workers_have_separate_cores(asked: dict[str, Any], threads: int, workers: int) -> None:
+    assert split_cores(**asked, concurrent=True) == CoreShares(asked["cores"], threads, workers, concurrent=True)
 
 
-def test_where_nothing_is_verified_beside_the_sampling_each_has_all_cores() -> None:
-    assert split(8, beside=False) == Shares(8, 8, 8)
-    assert split(8, 2, beside=False) == Shares(8, 2, 8)
+def test_without_concurrent_verification_each_part_has_all_cores() -> None:
+    assert split_cores(8, concurrent=False) == CoreShares(8, 8, 8)
+    assert split_cores(8, 2, concurrent=False) == CoreShares(8, 2, 8)
 
 
-def test_only_what_was_asked_for_beyond_the_cores_is_warned_of() -> None:
+def test_only_settings_above_the_number_of_cores_are_warned_of() -> None:
     """With all cores for torch one worker has to share: that is not worth a word, more workers are."""
-    for fine in (split(1, beside=True), split(2, beside=True), split(8, 8, beside=True), split(8, 6, 3, beside=True)):
-        assert fine.crowd == ""
-    crowd = split(8, 8, 4, beside=True).crowd
+    for fine in (
+        split_cores(1, concurrent=True),
+        split_cores(2, concurrent=True),
+        split_cores(8, 8, concurrent=True),
+        split_cores(8, 6, 3, concurrent=True),
+    ):
+        assert fine.warning == ""
+    crowd = split_cores(8, 8, 4, concurrent=True).warning
     assert "engine.threads=8" in crowd and "4 sandbox workers (reward.kwargs.sandbox.workers)" in crowd
     assert "8 cores" in crowd
-    alone = split(8, 9, beside=False).crowd
-    assert "engine.threads=9" in alone and "sandbox" not in alone and split(8, 8, beside=False).crowd == ""
+    alone = split_cores(8, 9, concurrent=False).warning
+    assert "engine.threads=9" in alone and "sandbox" not in alone and split_cores(8, 8, concurrent=False).warning == ""
 
 
-def config(*words: str, name: str = "mini_mbpp") -> Config:
-    return configured(load(name, None, [*words, "model.device=cpu"]), lambda text: None)
+def config(*words: str, name: str = "mini_mbpp") -> RunConfig:
+    return build_config(load(name, None, [*words, "model.device=cpu"]), lambda text: None)
 
 
 def test_a_run_splits_the_cores_by_its_reward_and_shows_it() -> None:
-    """`engine.threads` and the workers a sandbox is told of are kept; without processes torch has them all."""
+    """Explicit `engine.threads` and sandbox workers are kept; without processes torch has all cores."""
 
-    def shared(*words: str, name: str = "mini_mbpp") -> tuple[int, int]:
+    def split_of(*words: str, name: str = "mini_mbpp") -> tuple[int, int]:
         asked = config("engine.threads=0", *words, name=name)
-        found = shares(asked, build_source(asked), 8)
+        found = core_shares(asked, build_source(asked), 8)
         return found.threads, found.workers
 
-    assert shared() == (4, 4)
-    assert shared("engine.threads=6") == (6, 2)
-    assert shared("reward.kwargs={sandbox: {workers: 3}}") == (5, 3)
+    assert split_of() == (4, 4)
+    assert split_of("engine.threads=6") == (6, 2)
+    assert split_of("reward.kwargs={sandbox: {workers: 3}}") == (5, 3)
     parts = "reward={type: composite, kwargs: {rewards: [{name: code, kwargs: {sandbox: {workers: 2}}}]}}"
-    assert shared(parts) == (6, 2)
-    assert shared(name="arithmetic") == (8, 8)
-    assert shared("reward.watch=[code]", name="arithmetic") == (4, 4)
+    assert split_of(parts) == (6, 2)
+    assert split_of(name="arithmetic") == (8, 8)
+    assert split_of("reward.watch=[code]", name="arithmetic") == (4, 4)
     asked = config("engine.threads=2")
-    left = max(1, cores() - 2)
+    left = max(1, available_cores() - 2)
     workers = f"{left} sandbox worker{'s' if left > 1 else ''} beside it"
-    assert plan(asked, build_source(asked))["cores"] == f"2 of {cores()} for torch, {workers}"
+    assert plan(asked, build_source(asked))["cores"] == f"2 of {available_cores()} for torch, {workers}"
     plain = config(name="arithmetic")
     assert "cores" not in plan(plain, build_source(plain))
 
 
-def test_a_sandbox_that_is_not_told_has_the_workers_that_are_left_for_it(given_back: None) -> None:
-    asked = config(f"engine.threads={max(1, cores() - 1)}")
+def test_a_sandbox_without_a_setting_uses_the_remaining_cores(given_back: None) -> None:
+    asked = config(f"engine.threads={max(1, available_cores() - 1)}")
     start_rewards(asked, build_source(asked))
     with Sandbox() as left, Sandbox(workers=3) as told:
         assert (left.workers, told.workers) == (1, 3)
-    give_workers(0)
+    set_default_workers(0)
     with Sandbox() as alone:
-        assert alone.workers == cores()
+        assert alone.workers == available_cores()
 
 
 def test_a_containers_quota_of_time_counts_as_its_cores(tmp_path: Path) -> None:
@@ -119,9 +123,11 @@ def test_a_containers_quota_of_time_counts_as_its_cores(tmp_path: Path) -> None:
         if file:
             (tmp_path / folder / file).write_text(text)
         assert quota(tmp_path) == expected
-    assert cores(tmp_path) == 1
+    assert available_cores(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cores(tmp_path) == (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    assert available_cores(tmp_path) == (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
 
 
 # --- threads that wait -------------------------------------------------------------------------------------------
@@ -129,19 +135,21 @@ def test_a_containers_quota_of_time_counts_as_its_cores(tmp_path: Path) -> None:
 SEEN = """
 import os, sys
 {first}
-import rlvr.cores
-print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules, bool(rlvr.cores.spinning()))
+import rlvr.core.cpu_budget
+print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules, bool(rlvr.core.cpu_budget.spinning_warning()))
 """
 COMMAND = """
 import sys
-import rlvr.cli
-rlvr.cli.run(["--version"])
+import rlvr.cli.main
+rlvr.cli.main.run(["--version"])
 """
 
 
 def policy(first: str, **environment: str) -> list[str]:
     """[the policy in the environment, whether torch is loaded, whether there is something to tell] after `first`."""
-    plain = {k: v for k, v in os.environ.items() if k not in (rlvr.cores.POLICY, *rlvr.cores.OTHERS)}
+    plain = {
+        k: v for k, v in os.environ.items() if k not in (rlvr.core.cpu_budget.POLICY, *rlvr.core.cpu_budget.OTHERS)
+    }
     done = subprocess.run(
         [sys.executable, "-c", SEEN.format(first=first)], env={**plain, **environment}, capture_output=True, text=True
     )
@@ -149,7 +157,8 @@ def policy(first: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
-def test_threads_are_told_to_sleep_before_torch_is_loaded() -> None:
+@pytest.mark.slow
+def test_the_thread_wait_policy_is_set_before_torch_is_loaded() -> None:
     """By the command line, and by the engine, which is the first of ours to load torch; not by `import rlvr`."""
     assert policy("import rlvr") == ["None", "False", "False"]
     assert policy(COMMAND) == ["PASSIVE", "False", "False"]
@@ -157,29 +166,32 @@ def test_threads_are_told_to_sleep_before_torch_is_loaded() -> None:
     assert policy("from rlvr.clients import local") == ["PASSIVE", "True", "False"]
 
 
-def test_they_spin_a_little_before_they_sleep() -> None:
+def test_threads_spin_a_little_before_they_sleep() -> None:
     """Enough for the next operation to come, which GNU's runtime reads by itself."""
     said = COMMAND + "import os\nprint(os.environ['GOMP_SPINCOUNT'])\n"
-    plain = {k: v for k, v in os.environ.items() if k not in (rlvr.cores.POLICY, *rlvr.cores.OTHERS)}
+    plain = {
+        k: v for k, v in os.environ.items() if k not in (rlvr.core.cpu_budget.POLICY, *rlvr.core.cpu_budget.OTHERS)
+    }
     done = subprocess.run([sys.executable, "-c", said], env=plain, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == rlvr.cores.SPINS
+    assert done.stdout.split()[-1] == rlvr.core.cpu_budget.SPINS
 
 
 def test_a_peer_has_torch_as_programs_without_us_have_it() -> None:
     """Whatever of ours is imported later; what the user said stays. 300,000 is what GNU's runtime does unasked."""
     ours = "import rlvr.engine\nimport os\nspins = os.environ.get('GOMP_SPINCOUNT')"
-    first = f"from rlvr.cores import *\nquiet_threads()\nloud_threads()\n{ours}\n"
+    first = f"from rlvr.core.cpu_budget import *\nlimit_spinning()\nrestore_spinning()\n{ours}\n"
     assert policy(first + "assert spins == '300000'") == ["None", "False", "False"]
     assert policy(first + "assert spins is None", OMP_WAIT_POLICY="PASSIVE") == ["PASSIVE", "False", "False"]
 
 
-def test_what_the_user_says_of_waiting_threads_is_kept() -> None:
+def test_the_users_own_wait_policy_is_kept() -> None:
     assert policy(COMMAND, OMP_WAIT_POLICY="ACTIVE") == ["ACTIVE", "False", "False"]
-    for name in rlvr.cores.OTHERS:
+    for name in rlvr.core.cpu_budget.OTHERS:
         assert policy(COMMAND, **{name: "1000"}) == ["None", "False", "False"]
 
 
-def test_a_program_that_loads_torch_first_is_told() -> None:
+@pytest.mark.slow
+def test_a_program_that_loads_torch_first_is_warned() -> None:
     """Then it is too late: the library has read its environment."""
     assert policy("import torch, rlvr.engine") == ["PASSIVE", "True", "True"]
     assert policy("import torch, rlvr.engine", OMP_WAIT_POLICY="PASSIVE") == ["PASSIVE", "True", "False"]

@@ -18,40 +18,49 @@ import torch
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
-from tinker_core import ADAM, MODEL, Client, Started, counters, failed, forward_backward, sampled, tiny_engine
+from tinker_backend import (
+    ADAM,
+    MODEL,
+    BackendClient,
+    ServerFactory,
+    assert_failed,
+    counters,
+    forward_backward,
+    sampled_tokens,
+    tiny_engine,
+)
 from tinker_server import serving
 from tiny import data
 
-from rlvr.messages import AdamParams, ModelInput, SamplingParams
-from rlvr.service.keys import Keys, owner_of
-from rlvr.service.logs import JsonLines
-from rlvr.service.tinker_api import proto
-from rlvr.service.tinker_api.app import create_app
-from rlvr.service.tinker_api.boundary import ARRIVING, MAX_JSON
-from rlvr.service.tinker_api.core import Core
-from rlvr.service.tinker_api.errors import UserError
-from rlvr.service.tinker_api.logs import LOGGER
-from rlvr.service.tinker_api.operations import OptimStep
-from rlvr.service.tinker_api.promises import Failed, Json, Pending
-from rlvr.service.tinker_api.wire import BadRequest, parse_forward_backward
+from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
+from rlvr.tinker_server.backend import TinkerBackend
+from rlvr.tinker_server.errors import UserError
+from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.http.app import create_app
+from rlvr.tinker_server.http.tinker_middleware import MAX_ARRIVING_BODIES, MAX_JSON
+from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward
+from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
+from rlvr.tinker_server.runs.run_operations import OptimStep
+from rlvr.web.auth import ApiKeys, owner_of
+from rlvr.web.logs import JsonLines
 
 KEYS = ["tml-anna-has-a-key", "tml-bob-has-another"]
 MAX_BODY = 5 << 20
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Started]:
-    servers = Started(tmp_path / "state")
+def start(tmp_path: Path) -> Iterator[ServerFactory]:
+    servers = ServerFactory(tmp_path / "state")
     yield servers
     servers.close()
 
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    core = Core({MODEL: tiny_engine()}, tmp_path_factory.mktemp("state"))
-    with serving(create_app(core, Keys(KEYS), max_body=MAX_BODY, poll_seconds=0.3)) as number:
+    backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path_factory.mktemp("state"))
+    with serving(create_app(backend, ApiKeys(KEYS), max_body=MAX_BODY, poll_seconds=0.3)) as number:
         yield number
-    core.close()
+    backend.close()
 
 
 def call(port: int, path: str, body: Any = None, key: str = KEYS[0], **headers: str) -> tuple[int, Any]:
@@ -94,19 +103,19 @@ def asample(port: int, session: str, seq: int, key: str = KEYS[0], **more: Any) 
 # One owner's load is not another's
 
 
-def test_a_flood_of_samples_leaves_room_for_another_owners_single_one(start: Started) -> None:
-    core = start(engine=tiny_engine(max_rows=8))
-    anna, bob = Client(core), Client(core, "bob")
+def test_many_samples_of_one_owner_leave_room_for_another_owner(start: ServerFactory) -> None:
+    backend = start(engine=tiny_engine(max_rows=8))
+    anna, bob = BackendClient(backend), BackendClient(backend, "bob")
     long = SamplingParams(max_tokens=150, stop=[], seed=1)
-    base = core.create_sampler("anna", anna.session, 1, MODEL)
-    flood = [core.sample("anna", base, seq, ModelInput([1, 2]), 6, long)[0] for seq in range(40)]
-    own = core.create_sampler("bob", bob.session, 1, MODEL)
-    short = core.sample("bob", own, 1, ModelInput([1, 2]), 1, SamplingParams(max_tokens=2, stop=[]))[0]
-    assert len(sampled(bob.wait(short))[0]) == 2
-    waiting = [isinstance(asyncio.run(core.result("anna", request, 0)), Pending) for request in flood]
+    base = backend.sampling.create_sampler("anna", anna.session, 1, MODEL)
+    flood = [backend.sampling.sample("anna", base, seq, ModelInput([1, 2]), 6, long)[0] for seq in range(40)]
+    own = backend.sampling.create_sampler("bob", bob.session, 1, MODEL)
+    short = backend.sampling.sample("bob", own, 1, ModelInput([1, 2]), 1, SamplingParams(max_tokens=2, stop=[]))[0]
+    assert len(sampled_tokens(bob.wait(short))[0]) == 2
+    waiting = [isinstance(asyncio.run(backend.result("anna", request, 0)), Pending) for request in flood]
     assert sum(waiting) > 30
     for request in flood:
-        core.cancel("anna", request)
+        backend.sampling.cancel("anna", request)
 
 
 def test_one_request_does_not_take_every_row() -> None:
@@ -118,27 +127,27 @@ def test_one_request_does_not_take_every_row() -> None:
     small = engine.enqueue(base, ModelInput([1, 2]), 2, SamplingParams(max_tokens=3, stop=[], seed=2))
     for _ in range(3):
         engine.advance()
-    assert small.done and not large.done
+    assert small.is_done and not large.is_done
     while not engine.idle:
         engine.advance()
     alone = tiny_engine().sample(base, ModelInput([1, 2]), 30, SamplingParams(max_tokens=20, stop=[], seed=1)).result()
     assert [s.tokens for s in large.response().sequences] == [s.tokens for s in alone.sequences]
 
 
-def test_an_owner_with_many_runs_gets_no_more_turns_than_one_with_one(start: Started) -> None:
-    core = start(engine=tiny_engine(micro_tokens=18))
-    clients = [Client(core) for _ in range(9)]
-    bob = Client(core, "bob")
+def test_an_owner_with_many_runs_gets_as_many_turns_as_one_with_one(start: ServerFactory) -> None:
+    backend = start(engine=tiny_engine(micro_tokens=18))
+    clients = [BackendClient(backend) for _ in range(9)]
+    bob = BackendClient(backend, "bob")
     for client in (*clients, bob):
         client.make()
     clients[0].send(1, forward_backward(clients[0].run, 1, data(lengths=[9] * 400)))  # while the others queue up
     many = [client.gradients(seq, seed=seq) for client in clients[1:] for seq in (1, 2, 3, 4)]
     last = [bob.gradients(seq, seed=seq) for seq in (1, 2, 3)][-1]
     bob.wait(last)
-    assert sum(isinstance(asyncio.run(core.result("anna", request, 0)), Pending) for request in many) > 20
+    assert sum(isinstance(asyncio.run(backend.result("anna", request, 0)), Pending) for request in many) > 20
 
 
-def test_a_setting_that_overflows_is_refused_and_ends_nobody_elses_samples(port: int) -> None:
+def test_a_setting_that_overflows_is_refused_and_other_samples_go_on(port: int) -> None:
     theirs = sampler(port, KEYS[1])
     status, long = asample(port, theirs, 1, KEYS[1], num_samples=20, params={"max_tokens": 200})
     assert status == 200
@@ -151,7 +160,7 @@ def test_a_setting_that_overflows_is_refused_and_ends_nobody_elses_samples(port:
     assert isinstance(result(port, long["request_id"], KEYS[1]), bytes)
 
 
-def test_what_a_failed_row_leaves_behind_is_not_read_by_the_next() -> None:
+def test_a_failed_row_leaves_nothing_for_the_next_one() -> None:
     """Attention gives a masked place the weight 0, and 0 x nan is nan."""
     engine = tiny_engine()
     base = engine.base_snapshot()
@@ -165,7 +174,7 @@ def test_what_a_failed_row_leaves_behind_is_not_read_by_the_next() -> None:
     with torch.inference_mode():
         for layer in engine._sampler.cache.layers:  # as an adapter leaves it whose values overflow
             layer.values[:, :, 3:] = float("nan")
-    while not broken.done:
+    while not broken.is_done:
         engine.advance()
     assert "not finite" in str(broken.error)
     others = [ask([1, 2, 3], 2, 20), ask([1, 2, 3] * 6, 2, 3)]
@@ -174,24 +183,26 @@ def test_what_a_failed_row_leaves_behind_is_not_read_by_the_next() -> None:
     assert [other.error for other in others] == [None, None]
 
 
-def test_stops_and_likeliest_tokens_without_end_are_refused(port: int, start: Started) -> None:
+def test_too_many_stops_and_likeliest_tokens_are_refused(port: int, start: ServerFactory) -> None:
     session = sampler(port)
     for wrong in ({"stop": ["x"] * 2_000}, {"stop": "x" * 2_000}, {"stop": list(range(2_000))}):
         assert asample(port, session, 1, params=wrong)[0] == 400
-    core = start(max_cells=100)
-    client = Client(core)
-    base = core.create_sampler("anna", client.session, 1, MODEL)
+    backend = start(max_cells=100)
+    client = BackendClient(backend)
+    base = backend.sampling.create_sampler("anna", client.session, 1, MODEL)
     prompt, asked = ModelInput([1] * 30), SamplingParams(max_tokens=10)
     for wants in ({"topk_prompt": 4}, {"topk_sample": 3}, {"topk_sample": 200}):
         with pytest.raises(UserError, match="expected at most"):
-            core.sample("anna", base, 1, prompt, 4, asked, wants)
-    assert sampled(client.wait(core.sample("anna", base, 1, prompt, 4, asked, {"topk_sample": 2})[0]))
+            backend.sampling.sample("anna", base, 1, prompt, 4, asked, wants)
+    assert sampled_tokens(
+        client.wait(backend.sampling.sample("anna", base, 1, prompt, 4, asked, {"topk_sample": 2})[0])
+    )
 
 
 # Bodies
 
 
-def test_a_large_body_is_taken_for_gradients_only(port: int) -> None:
+def test_a_large_body_is_accepted_for_gradients_only(port: int) -> None:
     """Reading JSON holds up everybody."""
     large = json.dumps({"tags": [], "user_metadata": {"a": "x" * MAX_JSON}})
     status, answer = call(port, "create_session", large)
@@ -206,8 +217,8 @@ def test_a_large_body_is_taken_for_gradients_only(port: int) -> None:
     assert status == 400
 
 
-def test_bodies_that_arrive_at_the_same_time_have_a_bound_for_each_owner(port: int) -> None:
-    def opened(key: str) -> socket.socket:
+def test_bodies_arriving_at_once_are_limited_per_owner(port: int) -> None:
+    def open_request(key: str) -> socket.socket:
         sending = socket.create_connection(("127.0.0.1", port))
         head = (
             f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nContent-Length: {MAX_BODY}\r\n"
@@ -215,7 +226,7 @@ def test_bodies_that_arrive_at_the_same_time_have_a_bound_for_each_owner(port: i
         sending.sendall(f"{head}Content-Type: application/x-protobuf\r\n\r\n".encode() + b"x" * (MAX_BODY - 1))
         return sending
 
-    slow = [opened(KEYS[0]) for _ in range(ARRIVING)]
+    slow = [open_request(KEYS[0]) for _ in range(MAX_ARRIVING_BODIES)]
     try:
         until = time.monotonic() + 20
         while call(port, "create_session", {"tags": [], "display_name": "x" * 400})[0] != 429:
@@ -240,7 +251,7 @@ def test_fields_without_content_are_counted_over_all_rows() -> None:
         parse_forward_backward(request.SerializeToString())
 
 
-def test_a_name_without_end_does_not_come_back_in_an_error() -> None:
+def test_an_error_does_not_quote_an_endless_name() -> None:
     for wrong in (
         {"loss_fn": "x" * 10_000},
         {"loss_fn": "ppo", "loss_fn_config": {"x" * 10_000: 1.0}},
@@ -253,23 +264,23 @@ def test_a_name_without_end_does_not_come_back_in_an_error() -> None:
 # Numbers
 
 
-def test_a_step_that_leaves_no_numbers_is_taken_back(start: Started, tmp_path: Path) -> None:
+def test_a_step_that_leaves_weights_not_finite_is_undone(start: ServerFactory, tmp_path: Path) -> None:
     hashes: list[str] = []
     for bad in (False, True):
-        client = Client(core := start())
+        client = BackendClient(backend := start())
         client.make()
         client.wait(client.gradients(1))
         if bad:
             for seq, adam in ((2, AdamParams(eps=1e-60)), (3, AdamParams(learning_rate=1e30, weight_decay=1e30))):
-                failed(client.do(seq, OptimStep(adam)), "not finite", "taken back")
-        assert isinstance(client.do(4 if bad else 2, OptimStep(ADAM)), Json)
-        client.saved(5 if bad else 3, "after")
+                assert_failed(client.do(seq, OptimStep(adam)), "not finite", "taken back")
+        assert isinstance(client.do(4 if bad else 2, OptimStep(ADAM)), JsonResult)
+        client.save_weights(5 if bad else 3, "after")
         hashes.append(counters(tmp_path / "state", client.run, "after")["weights_sha256"])
-        core.finish_session("anna", client.session, "success")
+        backend.finish_session("anna", client.session, "success")
     assert hashes[0] == hashes[1]
 
 
-def test_a_number_that_is_none_uses_up_its_place(port: int) -> None:
+def test_an_invalid_number_uses_up_its_seq_id(port: int) -> None:
     session = call(port, "create_session", {"tags": []})[1]["session_id"]
     asked = {"session_id": session, "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 2, "seed": 2**70}}
     model = call(port, "create_model", asked)[1]["model_id"]
@@ -297,20 +308,20 @@ def test_a_number_that_is_none_uses_up_its_place(port: int) -> None:
         ("training_runs/%00", 404),
     ],
 )
-def test_strange_questions_are_answered(port: int, path: str, status: int) -> None:
+def test_unusual_requests_get_a_response(port: int, path: str, status: int) -> None:
     found, answer = call(port, path)
     assert found == status and (found == 200 or answer["category"] == "user")
 
 
-def test_metadata_that_could_not_be_given_back_is_refused(port: int) -> None:
+def test_metadata_that_cannot_be_sent_back_is_refused(port: int) -> None:
     deep = '{"a":' * 300 + "1" + "}" * 300
     assert call(port, "create_session", f'{{"user_metadata": {deep}}}')[0] == 400
     status, answer = call(port, "create_session", '{"user_metadata": {"a": {"b": [NaN, 1]}}}')
     assert status == 200 and call(port, f"sessions/{answer['session_id']}")[0] == 200
 
 
-def test_the_address_of_a_download_is_not_written_down(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+def test_the_address_of_a_download_is_not_logged(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="rlvr"):
         call(port, f"external/secret-signature/9/{owner_of(KEYS[0])}/run/name/file")
         time.sleep(0.05)  # a line is written after its answer
     lines = "\n".join(JsonLines().format(record) for record in caplog.records)
@@ -320,23 +331,25 @@ def test_the_address_of_a_download_is_not_written_down(port: int, caplog: pytest
 # Folders
 
 
-def test_a_torn_list_of_samples_is_begun_anew(start: Started, tmp_path: Path) -> None:
-    client = Client(start())
+def test_a_damaged_list_of_samples_is_replaced(start: ServerFactory, tmp_path: Path) -> None:
+    client = BackendClient(start())
     client.make()
     start.close()
     for part in ("", "-wal"):
         (tmp_path / f"state/samples.db{part}").write_bytes(b"no database" * 1_000)
-    again = Client(start(), session=client.session)
-    assert not isinstance(again.wait(again.gradients(1)), Failed) and not isinstance(again.wait(again.step(2)), Failed)
+    again = BackendClient(start(), session=client.session)
+    assert not isinstance(again.wait(again.gradients(1)), RequestFailure) and not isinstance(
+        again.wait(again.step(2)), RequestFailure
+    )
 
 
-def test_records_that_cannot_be_read_are_said_to_be(start: Started, tmp_path: Path) -> None:
+def test_unreadable_records_are_reported(start: ServerFactory, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state/records.db").write_bytes(b"no database" * 1_000)
-    with pytest.raises(ValueError, match=r"records\.db is no readable database"):
+    with pytest.raises(ValueError, match=r"records\.db.* use another folder"):
         start()
 
 
-def test_the_state_is_nobody_elses_to_read(start: Started, tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_state(start: ServerFactory, tmp_path: Path) -> None:
     start()
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0

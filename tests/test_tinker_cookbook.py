@@ -15,7 +15,7 @@ import pytest
 from tinker_model import write_model
 from tinker_server import TinkerServer, aborted_at_exit
 
-from tests.forked import ran
+from tests.forked_process import run_forked
 
 pytest.importorskip("tinker_cookbook", reason="tinker-cookbook is not installed (see the Makefile)")
 pytest.importorskip("pylatexenc", reason="pylatexenc, which the cookbook's mathematics needs, is not installed")
@@ -62,7 +62,7 @@ def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: s
     }  # fmt: skip
     command = ["-X", "faulthandler", "-m", f"tinker_cookbook.recipes.{module}"]
     options = (f"model_name={NAME}", f"log_path={log}", "lora_rank=4", *options)
-    done = ran([*command, *options], cwd=place, env=environment, timeout=300)
+    done = run_forked([*command, *options], cwd=place, env=environment, timeout=300)
     assert done.returncode == 0 or aborted_at_exit(done), (done.stdout + done.stderr)[-4_000:]
     lines = (place / log / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
@@ -72,6 +72,7 @@ def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: s
 SMALL = ("env=arithmetic", "group_size=4", "groups_per_batch=4", "save_every=1")
 
 
+@pytest.mark.slow
 def test_the_loop_trains_and_a_resumed_one_goes_on(server: TinkerServer, place: Path) -> None:
     options = (*SMALL, "loss_fn=importance_sampling")
     rows = recipe(server, place, "math_rl.train", "sync", *options, "max_steps=2", "num_substeps=2")
@@ -82,6 +83,7 @@ def test_the_loop_trains_and_a_resumed_one_goes_on(server: TinkerServer, place: 
     assert [row["progress/batch"] for row in rows] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("log", "options"),
     [
@@ -92,11 +94,12 @@ def test_the_loop_trains_and_a_resumed_one_goes_on(server: TinkerServer, place: 
 def test_streaming_and_asynchronous_loops_train_with_the_aliased_loss(
     server: TinkerServer, place: Path, log: str, options: tuple[str, ...]
 ) -> None:
-    """No loss_fn is given: stable_reinforce, the recipe's default, for which this server was told to take cispo."""
+    """No loss_fn is given: stable_reinforce, the recipe's default, which this server serves as cispo."""
     rows = recipe(server, place, "math_rl.train", log, *SMALL, "max_steps=2", *options)
     assert rows and all("env/all/reward/total" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_rl_loop_and_sl_loop(server: TinkerServer, place: Path) -> None:
     few = ("batch_size=4", "max_steps=2", "save_every=1")
     rows = recipe(server, place, "rl_loop", "rl", *few, "group_size=4", "max_tokens=8", "loss_fn=importance_sampling")

@@ -19,47 +19,48 @@ pytest.importorskip("google.protobuf", reason="the extra [serve] is not installe
 
 from tinker_server import serving
 
-from rlvr.service.keys import Keys, owner_of
-from rlvr.service.logs import JsonLines
-from rlvr.service.tinker_api import proto
-from rlvr.service.tinker_api.app import create_app
-from rlvr.service.tinker_api.core import Core
-from rlvr.service.tinker_api.logs import LOGGER
+from rlvr.tinker_server.backend import TinkerBackend
+from rlvr.tinker_server.client_sessions import ClientSessions
+from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.http.app import create_app
+from rlvr.web.auth import ApiKeys, owner_of
+from rlvr.web.logs import JsonLines
 
 PROTOBUF = "application/x-protobuf"
 KEY = "tml-a-secret-key"
 MAX_BODY = 8 << 20
 
 
-class Breaks(Core):
-    """A server with a fault of its own in one place."""
+class BrokenSessions(ClientSessions):
+    """Sessions with a fault of the server, on demand."""
 
-    broken = False
+    is_broken = False
 
-    def create_session(self, *args: Any, **kwargs: Any) -> str:
-        if self.broken:
+    def create(self, *args: Any, **kwargs: Any) -> str:
+        if self.is_broken:
             raise RuntimeError("a fault of ours")
-        return super().create_session(*args, **kwargs)
+        return super().create(*args, **kwargs)
 
 
 @pytest.fixture(scope="module")
-def core(fresh: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breaks]:
-    made = Breaks({"tiny": fresh("qwen3")}, tmp_path_factory.mktemp("state"))
+def backend(fresh: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerBackend]:
+    made = TinkerBackend({"tiny": fresh("qwen3")}, tmp_path_factory.mktemp("state"))
+    made.sessions.__class__ = BrokenSessions
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def port(core: Core) -> Iterator[int]:
+def port(backend: TinkerBackend) -> Iterator[int]:
     """Without keys: for this machine only."""
-    with serving(create_app(core, Keys([]), max_body=MAX_BODY, poll_seconds=0.3)) as number:
+    with serving(create_app(backend, ApiKeys([]), max_body=MAX_BODY, poll_seconds=0.3)) as number:
         yield number
 
 
 @pytest.fixture(scope="module")
-def locked(core: Core) -> Iterator[int]:
+def locked_port(backend: TinkerBackend) -> Iterator[int]:
     """With a key."""
-    with serving(create_app(core, Keys([KEY]), max_body=MAX_BODY, poll_seconds=0.3)) as number:
+    with serving(create_app(backend, ApiKeys([KEY]), max_body=MAX_BODY, poll_seconds=0.3)) as number:
         yield number
 
 
@@ -116,15 +117,15 @@ def forward_backward(model: str, seq: int, tokens: list[int], targets: list[int]
     return request.SerializeToString()
 
 
-def test_a_key_is_asked_for_and_never_written_down(locked: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_required_and_never_logged(locked_port: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="rlvr"):
-        assert call(locked, "whoami")[0] == 401
-        status, answer, headers = call(locked, "whoami", X_API_Key="tml-another-key")
+        assert call(locked_port, "whoami")[0] == 401
+        status, answer, headers = call(locked_port, "whoami", X_API_Key="tml-another-key")
         assert status == 401 and "TINKER_API_KEY" in answer["detail"]
         assert headers["x-request-id"] == answer["request_id"]
-        status, answer, headers = call(locked, "whoami", X_API_Key=KEY)
+        status, answer, headers = call(locked_port, "whoami", X_API_Key=KEY)
         assert status == 200 and answer["user_urn"].endswith(owner_of(KEY))
-        assert call(locked, "healthz")[0] == 200
+        assert call(locked_port, "healthz")[0] == 200
         time.sleep(0.05)  # a line is written after its answer
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
     assert headers["x-request-id"] in {line.get("request_id") for line in lines}
@@ -133,15 +134,15 @@ def test_a_key_is_asked_for_and_never_written_down(locked: int, caplog: pytest.L
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::2]:80", ""])
-def test_without_keys_a_page_in_a_browser_does_not_reach_it(port: int, host: str) -> None:
+def test_without_keys_web_pages_cannot_reach_it(port: int, host: str) -> None:
     assert call(port, "get_server_capabilities", Host=host)[0] == 403
 
 
-def test_an_origin_is_this_machine_or_none(port: int, locked: int) -> None:
+def test_only_origins_of_this_machine_are_accepted(port: int, locked_port: int) -> None:
     assert call(port, "get_server_capabilities", Origin="http://evil.example")[0] == 403
     assert call(port, "get_server_capabilities", Origin="http://localhost:3000")[0] == 200
     assert call(port, "get_server_capabilities", Host=f"localhost:{port}")[0] == 200
-    assert call(locked, "get_server_capabilities", Host="server.example", X_API_Key=KEY)[0] == 200  # has keys
+    assert call(locked_port, "get_server_capabilities", Host="server.example", X_API_Key=KEY)[0] == 200  # has keys
 
 
 def test_a_body_is_refused_as_soon_as_it_is_too_large(port: int) -> None:
@@ -159,7 +160,7 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large(port: int) -> None:
     assert call(port, "healthz")[0] == 200
 
 
-def test_a_body_that_ends_too_soon_harms_nobody(port: int) -> None:
+def test_a_truncated_body_is_harmless(port: int) -> None:
     for path in ("forward_backward", "asample"):
         with socket.create_connection(("127.0.0.1", port)) as line:
             head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {PROTOBUF}\r\n"
@@ -167,7 +168,7 @@ def test_a_body_that_ends_too_soon_harms_nobody(port: int) -> None:
     assert call(port, "healthz")[0] == 200
 
 
-def test_what_is_not_understood_is_named(port: int) -> None:
+def test_unknown_fields_and_calls_are_named(port: int) -> None:
     assert call(port, "no/such/call")[0] == 404
     assert call(port, "create_session", method="GET")[0] == 405
     status, answer, _ = call(port, "create_model", raw=b"{not json")
@@ -183,7 +184,7 @@ def test_what_is_not_understood_is_named(port: int) -> None:
     assert call(port, "retrieve_future", {"request_id": "no such"})[0] == 410
 
 
-def test_a_request_that_cannot_be_read_uses_up_its_place(port: int) -> None:
+def test_an_unreadable_request_uses_up_its_seq_id(port: int) -> None:
     """Otherwise everything after it would wait for it."""
     model = new_model(port)
     torn = proto.ForwardBackwardRequest.FromString(forward_backward(model, 1, [1, 2, 3], [2, 3, 4]))
@@ -197,7 +198,7 @@ def test_a_request_that_cannot_be_read_uses_up_its_place(port: int) -> None:
     assert proto.ForwardBackwardOutput.FromString(result(port, answer["request_id"])).metrics["loss:sum"] > 0
 
 
-def test_results_are_protobuf_for_those_who_read_it_and_their_size_can_be_asked_first(port: int) -> None:
+def test_results_are_protobuf_and_their_size_can_be_queried_first(port: int) -> None:
     model = new_model(port)
     body = forward_backward(model, 1, [1] * 250, [2] * 250, repeat=1_100)
     status, answer, _ = call(port, "forward_backward", raw=body, Content_Type=PROTOBUF)
@@ -211,7 +212,7 @@ def test_results_are_protobuf_for_those_who_read_it_and_their_size_can_be_asked_
     assert status == 406 and "0.38" in told["detail"]
 
 
-def test_a_poll_is_held_and_says_to_ask_again(port: int) -> None:
+def test_a_poll_is_held_and_then_asks_to_retry(port: int) -> None:
     """seq_id 2 waits for seq_id 1."""
     model = new_model(port)
     _, answer, _ = call(port, "optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
@@ -221,8 +222,8 @@ def test_a_poll_is_held_and_says_to_ask_again(port: int) -> None:
     assert time.monotonic() - begun >= 0.25
 
 
-def test_many_samples_are_waited_for_with_one_poll(port: int) -> None:
-    """The batch form: what is finished after a cursor, then each answer by its id; a stop is told as a failure."""
+def test_one_poll_waits_for_many_samples(port: int) -> None:
+    """The batch form: what is finished after a cursor, then each answer by its id; a stop is reported as a failure."""
     session = new_session(port)
     asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
     sampler = call(port, "create_sampling_session", asked)[1]["sampling_session_id"]
@@ -249,7 +250,7 @@ def test_many_samples_are_waited_for_with_one_poll(port: int) -> None:
         assert [len(sequence.tokens) for sequence in found.sequences] == [12, 12]  # three tokens of four bytes
 
 
-def test_a_sample_that_is_abandoned_is_stopped(port: int) -> None:
+def test_an_abandoned_sample_is_cancelled(port: int) -> None:
     session = new_session(port)
     asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
     sampler = call(port, "create_sampling_session", asked)[1]["sampling_session_id"]
@@ -260,10 +261,10 @@ def test_a_sample_that_is_abandoned_is_stopped(port: int) -> None:
     assert isinstance(told, bytes) or "cancel" in told["error"]  # a fast machine may have been done
 
 
-def test_a_held_poll_is_let_go_when_the_server_stops(core: Core, port: int) -> None:
+def test_a_held_poll_is_released_when_the_server_stops(backend: TinkerBackend, port: int) -> None:
     model = new_model(port)
     _, answer, _ = call(port, "optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
-    app, told = create_app(core, Keys([]), poll_seconds=60.0), []
+    app, told = create_app(backend, ApiKeys([]), poll_seconds=60.0), []
     loop: list[Any] = []
 
     async def noting(scope: Any, receive: Any, send: Any) -> None:
@@ -279,20 +280,21 @@ def test_a_held_poll_is_let_go_when_the_server_stops(core: Core, port: int) -> N
         held.start()
         time.sleep(0.5)
         assert not told
-        loop[-1].call_soon_threadsafe(app.waiting.close)
+        loop[-1].call_soon_threadsafe(app.polls.close)
         held.join(10)
     assert told == [408]
 
 
-def test_a_fault_of_ours_is_an_answer_at_once_with_an_id_to_find_it_by(
-    port: int, core: Breaks, caplog: pytest.LogCaptureFixture
+def test_an_internal_error_gets_an_immediate_response_with_its_id(
+    port: int, backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core.broken = True
+    backend.sessions.is_broken = True
     try:
         status, answer, _ = call(port, "create_session", {"tags": []})
     finally:
-        core.broken = False
+        backend.sessions.is_broken = False
     assert status == 422 and answer["category"] == "server" and "RuntimeError" in answer["detail"]
+    time.sleep(0.05)  # a line is written after its answer
     (fault,) = [r for r in caplog.records if r.exc_info]
     line = json.loads(JsonLines().format(fault))
     assert line["request_id"] == answer["request_id"] and "a fault of ours" in line["traceback"]
@@ -302,12 +304,12 @@ def test_a_fault_of_ours_is_an_answer_at_once_with_an_id_to_find_it_by(
 def test_the_log_is_one_line_of_json_per_request_whatever_was_sent(port: int, tmp_path: Path) -> None:
     handler = logging.FileHandler(tmp_path / "log")
     handler.setFormatter(JsonLines())
-    LOGGER.addHandler(handler)
+    logging.getLogger("rlvr").addHandler(handler)
     try:
         call(port, "samplers/%0a%1b[2J%22")
         time.sleep(0.05)
     finally:
-        LOGGER.removeHandler(handler)
+        logging.getLogger("rlvr").removeHandler(handler)
         handler.close()
     (line,) = (tmp_path / "log").read_bytes().splitlines()
     assert b"\x1b" not in line and json.loads(line)["status"] == 404

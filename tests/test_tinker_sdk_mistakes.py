@@ -1,4 +1,4 @@
-"""Mistakes, made with the real `tinker` SDK: each is an answer within seconds, and whoever makes one goes on."""
+"""Mistakes, made with the real `tinker` SDK: each is answered within seconds, and the client that made it can go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import tinker
 from tinker import types
 from tinker_model import write_model
-from tinker_rows import ADAM, RATIO, connected, only, prompt, rows
+from tinker_rows import ADAM, RATIO, open_service, prompt, rows, select_inputs
 from tinker_server import TinkerServer
 
 # The SDK leaves its connections to the garbage collector.
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
 
 @pytest.fixture(scope="module")
 def service(server: TinkerServer) -> Iterator[Any]:
-    yield from connected(server.url, "tml-alice-0001")
+    yield from open_service(server.url, "tml-alice-0001")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("what", "change", "said"), BAD, ids=[row[0] for row in BAD])
-def test_a_bad_row_is_an_answer_at_once_and_the_run_goes_on(
+def test_a_bad_row_fails_at_once_and_the_run_goes_on(
     service: Any, what: str, change: dict[str, Any], said: str
 ) -> None:
     client = service.create_lora_training_client(base_model=NAME, rank=4).result()
@@ -64,20 +64,20 @@ def test_a_bad_row_is_an_answer_at_once_and_the_run_goes_on(
         client.forward_backward([datum], "cross_entropy").result()
     assert refused.value.category is types.RequestErrorCategory.User
     assert time.monotonic() - begun < SOON
-    good = only(rows(1), "target_tokens", "weights")
+    good = select_inputs(rows(1), "target_tokens", "weights")
     assert client.forward_backward(good, "cross_entropy").result().metrics["loss:sum"] > 0
     assert client.optim_step(ADAM).result().metrics["grad_norm"] > 0
 
 
-def test_losses_that_are_none_are_refused_and_the_unpublished_one_with_its_alternatives(trainer: Any) -> None:
-    data = only(rows(1), *RATIO)
+def test_unknown_losses_are_refused_and_the_unpublished_one_names_alternatives(trainer: Any) -> None:
+    data = select_inputs(rows(1), *RATIO)
     with pytest.raises(tinker.RequestFailedError, match=r"not published.*cispo.*--alias stable_reinforce"):
         trainer.forward_backward(data, "stable_reinforce").result()
     with pytest.raises(tinker.RequestFailedError, match="no_such_loss"):
         trainer.forward_backward(data, "no_such_loss").result()
 
 
-def test_mistakes_are_told_within_seconds(service: Any, trainer: Any) -> None:
+def test_mistakes_are_reported_within_seconds(service: Any, trainer: Any) -> None:
     sampler = service.create_sampling_client(base_model=NAME).result()
     short = types.SamplingParams(max_tokens=4)
     asked: list[tuple[str, Any]] = [
@@ -103,7 +103,7 @@ def test_mistakes_are_told_within_seconds(service: Any, trainer: Any) -> None:
         assert time.monotonic() - begun < SOON, said
 
 
-def test_what_belongs_to_another_key_is_not_there(server: TinkerServer, service: Any, trainer: Any) -> None:
+def test_objects_of_another_key_read_as_not_found(server: TinkerServer, service: Any, trainer: Any) -> None:
     path = trainer.save_state("mine", overwrite=True).result().path
     bob = tinker.ServiceClient(base_url=server.url, api_key="tml-bob-00002")
     with pytest.raises(tinker.NotFoundError, match="no checkpoint"):

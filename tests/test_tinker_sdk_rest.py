@@ -110,7 +110,7 @@ def test_no_call_of_the_sdk_is_forgotten() -> None:
             assert {n for n in groups.get(place, set()) if f".{n}(" not in text and n != "create"} == set()
 
 
-def test_what_is_served_and_who_asks(rest: Any, service: Any, server: TinkerServer) -> None:
+def test_capabilities_and_identity(rest: Any, service: Any, server: TinkerServer) -> None:
     (model,) = rest.get_server_capabilities().result().supported_models
     assert (model.model_name, model.max_context_length, model.trainable) == (NAME, 512, True)
     assert service.get_server_capabilities().supported_models[0].model_name == NAME
@@ -172,7 +172,7 @@ def test_sessions_and_samplers_are_looked_up(rest: Any, service: Any, trainer: A
     assert sampler.get_base_model() == NAME
 
 
-def test_weights_are_taken_away_as_files_that_peft_reads(rest: Any, trainer: Any, tmp_path: Path) -> None:
+def test_weights_download_as_files_that_peft_reads(rest: Any, trainer: Any, tmp_path: Path) -> None:
     saved = trainer.save_weights_external("away", ttl_seconds=3_600).result()
     urls = rest.get_external_weights_urls(saved.path).result().urls
     assert {"adapter_model.safetensors", "adapter_config.json"} <= set(urls)
@@ -205,7 +205,7 @@ NOT_OFFERED: list[tuple[str, Callable[[Any, Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("said", "call"), NOT_OFFERED, ids=[f"{i} {row[0]}" for i, row in enumerate(NOT_OFFERED)])
-def test_what_is_not_offered_is_refused_by_name_at_once(
+def test_unsupported_calls_are_refused_by_name_at_once(
     said: str, call: Any, service: Any, rest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_PROJECT_ID", "some project")

@@ -11,13 +11,13 @@ import pytest
 from tinker_model import write_model
 from tinker_server import TinkerServer
 
-from rlvr.cli import run
-from rlvr.files import new_folder
-from rlvr.service.keys import Keys
-from rlvr.service.listening import bound, check_exposure
-from rlvr.service.tinker_api.serve import named_models
+from rlvr.cli.main import run
+from rlvr.core.files import new_folder
+from rlvr.tinker_server.serve_engine import named_models
 from rlvr.training.journal import Checkpoint, Journal, Position
-from tests.served import FRESH
+from rlvr.web.auth import ApiKeys
+from rlvr.web.server import bind_socket, check_exposure
+from tests.server_process import FRESH
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -31,7 +31,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_model_is_named_by_its_folder_or_as_asked(model: Path) -> None:
+def test_a_model_is_named_by_its_folder_or_by_name(model: Path) -> None:
     assert named_models([str(model)]) == {str(model): str(model)}
     assert named_models([f"Qwen/Qwen3-8B={model}", "hub/name", "other=hub/name"]) == {
         "Qwen/Qwen3-8B": str(model), "hub/name": "hub/name", "other": "hub/name",
@@ -40,11 +40,11 @@ def test_a_model_is_named_by_its_folder_or_as_asked(model: Path) -> None:
     assert named_models([str(odd)]) == {str(odd): str(odd)}
 
 
-def test_a_run_of_ours_is_served_from_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_training_run_is_served_from_its_newest_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "runs"
     run.mkdir()
     (run / "resolved.yaml").write_text("{}")
-    with pytest.raises(ValueError, match=r"--model=.*no whole checkpoint yet"):
+    with pytest.raises(ValueError, match=r"--model=.*no checkpoint yet"):
         named_models([f"mine={run}"])
     with Journal(run) as journal:
         for step in (1, 2):
@@ -68,8 +68,10 @@ def test_a_run_of_ours_is_served_from_its_newest_checkpoint(tmp_path: Path) -> N
         (["--model", "MODEL", "--host", "0.0.0.0"], "RLVR_API_KEYS"),
         (["--model", "MODEL", "--host", "not a host"], "IP address"),
         (["--model", "MODEL", "--keys", "./no-file"], "key file"),
-        (["--model", "MODEL", "--log-level", "loud"], "log level"),
+        (["--model", "MODEL", "--log-level", "loud"], "log filter"),
         (["--model", "MODEL", "--cache-tokens", "-1"], "--cache-tokens -1"),
+        (["--model", "MODEL", "--limit", "gap_second=3"], "gap_seconds"),
+        (["--model", "MODEL", "--limit", "gap_seconds=0"], "--limit gap_seconds=0: Input should be greater than 0"),
         (["--model", "MODEL", "--prot", "3"], "--port"),
         (["--model", "MODEL", "--port", "99999"], "--port"),
         (["--model", "MODEL", "--port", "TAKEN"], "--port"),
@@ -90,17 +92,18 @@ def test_a_mistake_is_one_message_before_anything_is_loaded(
 
 
 def test_other_machines_need_a_key() -> None:
-    check_exposure("0.0.0.0", Keys(["tml-some-key"]))
+    check_exposure("0.0.0.0", ApiKeys(["tml-some-key"]))
     for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost"):
-        check_exposure(host, Keys([]))
+        check_exposure(host, ApiKeys([]))
     for host in ("0.0.0.0", "::", "10.0.0.1"):
         with pytest.raises(ValueError, match="API key"):
-            check_exposure(host, Keys([]))
-    with bound("::1", 0) as listening:
+            check_exposure(host, ApiKeys([]))
+    with bind_socket("::1", 0) as listening:
         assert listening.family == socket.AF_INET6
 
 
-def test_a_stop_and_a_start_later_a_client_goes_on(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_client_continues_after_a_restart(tmp_path: Path) -> None:
     """The same client, over a restart: it waits, and its next step is on the weights it left."""
     tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
     write_model(tmp_path / "model")

@@ -22,17 +22,17 @@ from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 from tinker.types.topk_logprobs import topk_to_lists
 
-from rlvr.messages import ForwardBackwardOutput, SampledSequence, SampleResponse
-from rlvr.service.tinker_api import proto
-from rlvr.service.tinker_api.paths import CheckpointPath
-from rlvr.service.tinker_api.wire import (
+from rlvr.core.messages import ForwardBackwardOutput, SampledSequence, SampleResponse
+from rlvr.core.tensors import TensorData
+from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.http.wire import (
     BadRequest,
     WireLimits,
     encode_forward_backward,
     encode_samples,
     parse_forward_backward,
 )
-from rlvr.tensors import TensorData
+from rlvr.tinker_server.storage.paths import CheckpointPath
 
 SMALL = WireLimits(body_bytes=1 << 20, datum_bytes=1 << 19, datums=64, fields=64, tokens=1 << 16, elements=1 << 16)
 
@@ -74,9 +74,9 @@ def refusal(body: bytes, encoding: str = "", limits: WireLimits = SMALL) -> str:
 def test_the_table_of_messages_agrees_with_the_sdks_own():
     """Numbers, types, repetition and presence of every field; `data` differs on purpose, in name only on the wire."""
     checked = 0
-    for name in proto._made:
+    for name in proto.MESSAGE_TYPES:
         theirs = sdk_messages.DESCRIPTOR.message_types_by_name[name].fields_by_name
-        for ours in proto._made[name].DESCRIPTOR.fields:
+        for ours in proto.MESSAGE_TYPES[name].DESCRIPTOR.fields:
             there = theirs[ours.name]
             assert (ours.number, ours.is_repeated, ours.has_presence) == (
                 there.number, there.is_repeated, there.has_presence
@@ -118,7 +118,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[dict[str, np.ndarray
     st.booleans(),
     st.booleans(),
 )
-def test_what_the_sdk_encodes_is_read_to_the_same_arrays(
+def test_the_sdks_encoding_is_parsed_to_the_same_arrays(
     batch: tuple[list[list[int]], list[dict[str, np.ndarray]]],
     config: dict[str, float | str],
     forward_only: bool,
@@ -155,7 +155,7 @@ def test_what_the_sdk_encodes_is_read_to_the_same_arrays(
             np.testing.assert_array_equal(found, array)
 
 
-def test_sparse_rows_become_the_matrix_they_stand_for():
+def test_sparse_rows_become_their_matrix():
     """Absent cells are 0. The SDK sends such rows for 2-D targets."""
     import torch
 
@@ -178,7 +178,7 @@ def test_the_narrow_dtypes_of_the_wire_are_widened():
     assert (read.dtype, read.tolist()) == ("int64", [5, -6, 7])
 
 
-def test_the_newer_map_of_settings_goes_before_the_older_one():
+def test_the_newer_map_of_settings_takes_precedence():
     request = message()
     request.loss_fn_config["beta"] = 1.0
     assert parse_forward_backward(request.SerializeToString()).config == {"beta": 1.0}
@@ -216,6 +216,7 @@ logprobs = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=3
 cells = st.lists(st.tuples(st.integers(1, 2**31 - 1), logprobs), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
@@ -258,7 +259,7 @@ def test_samples_without_log_probs_have_none_for_the_sdk():
     [
         (lambda r: setattr(r, "model_id", ""), "model_id ''"),
         (lambda r: setattr(r, "seq_id", 0), "seq_id 0"),
-        (lambda r: setattr(r.data[0].model_input[0].encoded_text, "tokens", b"abc"), "3 bytes are no whole number"),
+        (lambda r: setattr(r.data[0].model_input[0].encoded_text, "tokens", b"abc"), "3 bytes are not a whole number"),
         (lambda r: setattr(r.data[0].model_input.add().image, "format", "x"), "model_input[1]: a chunk of kind image"),
         (lambda r: setattr(r.data[0].model_input.add().dmel, "dmel", b"x"), "model_input[1]: a chunk of kind dmel"),
         (lambda r: r.data[0].model_input.add(), "an empty chunk"),
@@ -275,7 +276,7 @@ def test_samples_without_log_probs_have_none_for_the_sdk():
         (lambda r: r.loss_fn_config_v2["x"].ClearField("number"), "neither a number nor a text"),
     ],
 )  # fmt: skip
-def test_a_wrong_request_is_refused_with_what_is_wrong_and_its_ids(spoil: Any, told: str):
+def test_a_wrong_request_is_refused_with_its_fault_and_ids(spoil: Any, told: str):
     request = message()
     spoil(request)
     with pytest.raises(BadRequest) as error:
@@ -328,7 +329,7 @@ def test_sizes_are_summed_over_a_request():
     assert "data[0]: " in refusal(body, "", WireLimits(datum_bytes=10))
 
 
-def test_packed_bodies_are_unpacked_to_a_bound_and_only_when_whole():
+def test_compressed_bodies_are_limited_and_must_be_complete():
     pack = zstandard.ZstdCompressor().compress
     body = message().SerializeToString()
     assert parse_forward_backward(pack(body), "zstd").loss_fn == "cross_entropy"
@@ -336,7 +337,7 @@ def test_packed_bodies_are_unpacked_to_a_bound_and_only_when_whole():
     header = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(2 << 20))
     assert "more than 1,048,576 bytes once unpacked" in refusal(header, "zstd")
     assert "in the middle of its frame" in refusal(pack(body)[:-1], "zstd")
-    assert "something follows its frame" in refusal(pack(body) + pack(body), "zstd")
+    assert "follows its frame" in refusal(pack(body) + pack(body), "zstd")
     assert "zstd body" in refusal(body, "zstd")
     assert "expected zstd, or none" in refusal(body, "gzip")
     wide = zstandard.ZstdCompressionParameters(window_log=27)
@@ -345,7 +346,7 @@ def test_packed_bodies_are_unpacked_to_a_bound_and_only_when_whole():
     assert "at most 1,048,576" in refusal(bytes((1 << 20) + 1))
 
 
-def test_a_wrong_wire_type_is_no_request():
+def test_a_wrong_wire_type_is_refused():
     """A field of another wire type is no such field: a model id that is a number is no model id."""
     assert "model_id ''" in refusal(b"\x08\x05\x10\x01")
     assert "wire type 3" in refusal(b"\x1b\x1c")
@@ -386,7 +387,7 @@ def test_garbage_is_a_bad_request_and_nothing_else(data: st.DataObject):
 
 BOMBS = """
 import resource, time, zstandard
-from rlvr.service.tinker_api.wire import BadRequest, parse_forward_backward as parse
+from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward as parse
 def length(n):
     out = b""
     while n > 127:
@@ -421,7 +422,8 @@ print("grown", (after - before) // 1024)
 """
 
 
-def test_a_bomb_costs_little_memory():
+@pytest.mark.slow
+def test_an_expanding_body_costs_little_memory():
     """Bodies of 30 MB that would be gigabytes as objects, under the limits a server has."""
     done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -444,6 +446,6 @@ def test_paths_of_checkpoints():
         "tinker://run/weights/%2e%2e", "tinker://" + "r" * 300 + "/weights/name",
     ],
 )  # fmt: skip
-def test_what_is_no_path_of_a_checkpoint(text: str):
+def test_invalid_checkpoint_paths(text: str):
     with pytest.raises(ValueError, match=r"^path .*expected"):
         CheckpointPath.parse(text)

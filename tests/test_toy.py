@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from rlvr import PPO, REINFORCE, MockRolloutSampler, PPOConfig, REINFORCEConfig, resolve_environment, resolve_reward
+from rlvr.core.types import StopReason, TrajectoryBatch
 from rlvr.envs.toy import HELDOUT, PROMPTS, WORDS
-from rlvr.types import StopReason, TrajectoryBatch
-from tests.forked import ran
+from tests.forked_process import run_forked
 
 ROOT = Path(__file__).parents[1]
 KEYWORDS = ["answer", "solution"]
 
 
-def refused(mistake: str, run: Any, *arguments: Any, **named: Any) -> None:
+def assert_refused(mistake: str, run: Any, *arguments: Any, **named: Any) -> None:
     with pytest.raises(ValueError) as caught:
         run(*arguments, **named)
     assert mistake in str(caught.value)
 
 
-def rewarded(sampler: MockRolloutSampler, prompts: list[str]) -> TrajectoryBatch:
+def sample_with_rewards(sampler: MockRolloutSampler, prompts: list[str]) -> TrajectoryBatch:
     reward = resolve_reward("keyword_contains", keywords=KEYWORDS)
     batch = sampler.generate_trajectories(prompts)
     for trajectory in batch:
@@ -34,7 +34,9 @@ def rewarded(sampler: MockRolloutSampler, prompts: list[str]) -> TrajectoryBatch
 
 
 def keyword_rate(sampler: MockRolloutSampler) -> float:
-    return float(np.mean([t.reward == 1.0 for t in rewarded(sampler, [p for p in PROMPTS for _ in range(40)])]))
+    return float(
+        np.mean([t.reward == 1.0 for t in sample_with_rewards(sampler, [p for p in PROMPTS for _ in range(40)])])
+    )
 
 
 def test_an_answer_is_what_the_policy_said() -> None:
@@ -54,7 +56,7 @@ def test_an_answer_is_what_the_policy_said() -> None:
     assert len(lengths) > 20 and 0.1 < np.mean([t.truncated for t in batch]) < 0.5
 
 
-def test_equal_prompts_beside_each_other_are_a_group() -> None:
+def test_adjacent_equal_prompts_are_a_group() -> None:
     sampler = MockRolloutSampler()
     batch = sampler.generate_trajectories(["a", "a", "b", "a"])
     ids = [t.group_id for t in batch]
@@ -68,16 +70,16 @@ def test_equal_prompts_beside_each_other_are_a_group() -> None:
 def test_draws_are_a_function_of_seed_and_call() -> None:
     """Each call draws anew; another sampler of the same seed repeats them; `calls` moves it to any of them."""
 
-    def said(sampler: MockRolloutSampler) -> list[str]:
+    def responses_of(sampler: MockRolloutSampler) -> list[str]:
         return [t.response for t in sampler.generate_trajectories(["a", "b"])]
 
     one, two = MockRolloutSampler(seed=1), MockRolloutSampler(seed=1)
-    first, second = said(one), said(one)
-    assert first != second and [said(two), said(two)] == [first, second]
+    first, second = responses_of(one), responses_of(one)
+    assert first != second and [responses_of(two), responses_of(two)] == [first, second]
     late = MockRolloutSampler(seed=1)
     late.calls = 1
-    assert said(late) == second
-    assert said(MockRolloutSampler(seed=2)) != first
+    assert responses_of(late) == second
+    assert responses_of(MockRolloutSampler(seed=2)) != first
 
 
 def test_the_task_is_neither_solved_nor_hopeless_at_the_start() -> None:
@@ -100,7 +102,7 @@ def test_sampler_and_client_share_a_policy_that_learns(algorithm: Any) -> None:
     client, learner = sampler.training_client(), algorithm()
     before = keyword_rate(sampler)
     for _ in range(50):
-        batch = rewarded(sampler, [p for p in PROMPTS[:4] for _ in range(4)])
+        batch = sample_with_rewards(sampler, [p for p in PROMPTS[:4] for _ in range(4)])
         assert batch[0].policy_version == sampler.policy.version
         learner.update(batch, client)
     assert before < 0.4 and keyword_rate(sampler) > 0.85
@@ -112,7 +114,7 @@ def test_the_default_rate_moves_it_too() -> None:
     client, learner = sampler.training_client(), REINFORCE()
     before = keyword_rate(sampler)
     for _ in range(50):
-        learner.update(rewarded(sampler, [p for p in PROMPTS[:4] for _ in range(4)]), client)
+        learner.update(sample_with_rewards(sampler, [p for p in PROMPTS[:4] for _ in range(4)]), client)
     assert keyword_rate(sampler) > before + 0.08
 
 
@@ -127,16 +129,16 @@ def test_it_works_where_an_event_loop_is_running() -> None:
 
 
 def test_bad_requests_are_refused() -> None:
-    refused("max_new_tokens=0, expected an integer, at least 1", MockRolloutSampler, max_new_tokens=0)
-    refused("temperature=0, expected a number above 0", MockRolloutSampler, temperature=0)
-    refused("temperature=nan", MockRolloutSampler, temperature=float("nan"))
-    refused("'two words' is not one word", MockRolloutSampler, words=["two words"])
-    refused("expected a list of words", MockRolloutSampler, words="cat dog")
+    assert_refused("max_new_tokens=0, expected an integer, at least 1", MockRolloutSampler, max_new_tokens=0)
+    assert_refused("temperature=0, expected a number above 0", MockRolloutSampler, temperature=0)
+    assert_refused("temperature=nan", MockRolloutSampler, temperature=float("nan"))
+    assert_refused("'two words' is not one word", MockRolloutSampler, words=["two words"])
+    assert_refused("expected a list of words", MockRolloutSampler, words="cat dog")
     generate = MockRolloutSampler().generate_trajectories
-    refused("the list of prompts is empty", generate, [])
-    refused("is one text, expected a list", generate, "Explain quantum computing")
-    refused("prompt 1 is ' '", generate, ["a", " "])
-    refused("prompt 0 is 7", generate, [7])
+    assert_refused("the list of prompts is empty", generate, [])
+    assert_refused("is one text, expected a list", generate, "Explain quantum computing")
+    assert_refused("prompt 1 is ' '", generate, ["a", " "])
+    assert_refused("prompt 0 is 7", generate, [7])
 
 
 def test_words_can_be_added() -> None:
@@ -161,20 +163,21 @@ def test_its_arguments_replace_prompts_and_add_words() -> None:
     assert "What is inflation?" not in {task.prompt for task in toy.heldout(None)} and len(toy.heldout(None)) == 15
     assert toy.vocabulary == [*WORDS, "zebra"]
     assert [task.prompt for task in resolve_environment("toy", heldout_prompts=["y"]).heldout(None)] == ["y"]
-    refused(
+    assert_refused(
         "'x' is in prompts and in heldout_prompts", resolve_environment, "toy", prompts=["x"], heldout_prompts=["x"]
     )
-    refused("prompts=[], expected a list", resolve_environment, "toy", prompts=[])
-    refused("prompts holds ''", resolve_environment, "toy", prompts=[""])
-    refused("heldout_prompts='y', expected a list", resolve_environment, "toy", heldout_prompts="y")
+    assert_refused("prompts=[], expected a list", resolve_environment, "toy", prompts=[])
+    assert_refused("prompts holds ''", resolve_environment, "toy", prompts=[""])
+    assert_refused("heldout_prompts='y', expected a list", resolve_environment, "toy", heldout_prompts="y")
 
 
 def example(*words: str, folder: Path) -> tuple[str, int]:
     """What the example printed, and its exit code."""
-    done = ran([str(ROOT / "examples" / "rlvr_toy_task" / "run_toy_rlvr.py"), *words], cwd=folder, timeout=120)
+    done = run_forked([str(ROOT / "examples" / "rlvr_toy_task" / "run_toy_rlvr.py"), *words], cwd=folder, timeout=120)
     return done.stdout + done.stderr, done.returncode
 
 
+@pytest.mark.slow
 def test_the_example_shows_what_its_readme_says(tmp_path: Path) -> None:
     """The first row of the README's table, to the digit, and a reward that rises."""
     readme = (ROOT / "examples" / "rlvr_toy_task" / "README.md").read_text(encoding="utf-8")
@@ -188,6 +191,7 @@ def test_the_example_shows_what_its_readme_says(tmp_path: Path) -> None:
         assert rewards[0] < 0.2 and rewards[-1] > 0.6
 
 
+@pytest.mark.slow
 def test_the_example_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     whole, _ = example("--steps", "30", folder=tmp_path)
     example("--steps", "13", "--checkpoint", "toy.json", folder=tmp_path)

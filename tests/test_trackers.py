@@ -55,7 +55,7 @@ def row(step: int) -> dict[str, Any]:
     return {"reward": step / 10, "reward/min": -1.0, "time/step": 0.5}
 
 
-def kept(*steps: int) -> list[dict[str, Any]]:
+def logged_rows(*steps: int) -> list[dict[str, Any]]:
     return [{"phase": "rl", "step": step, **row(step)} for step in steps]
 
 
@@ -67,6 +67,7 @@ def place(tmp_path: Path) -> Place:
 def mlflow_client(place: Place) -> Any:
     from mlflow import MlflowClient
 
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # as a reader of the folder does: `mlflow ui` asks for it too
     return MlflowClient(tracking_uri=(place.folder.parent / "mlruns").absolute().as_uri())
 
 
@@ -152,7 +153,7 @@ def test_mlflow_is_asked_every_few_seconds_and_gets_all(place: Place):
 def test_redone_steps_show_once(place: Place, options: TrackingOptions):
     """Killed after step 4, the checkpoint stood at 2: the second attempt redoes 3 and 4."""
     place.attempt(options, range(5))
-    place.attempt(options, range(3, 7), kept(0, 1, 2))
+    place.attempt(options, range(3, 7), logged_rows(0, 1, 2))
     want = [(step, pytest.approx(step / 10)) for step in range(7)]
     if options is MLFLOW:
         assert len(mlflow_runs(place)) == 1
@@ -174,10 +175,10 @@ def test_a_resumed_phase_takes_back_no_steps_of_another(place: Place):
 def test_kept_rows_that_mlflow_never_got_are_sent_on_resume(place: Place):
     """A kill -9 loses what waited to be sent, and a user may have deleted the MLflow run."""
     place.attempt(MLFLOW, [0, 1])
-    place.attempt(MLFLOW, [4], kept(0, 1, 2, 3))
+    place.attempt(MLFLOW, [4], logged_rows(0, 1, 2, 3))
     assert [s for s, _ in mlflow_steps(place, "rl/reward")] == [0, 1, 2, 3, 4]
     mlflow_client(place).delete_run(mlflow_runs(place)[0].info.run_id)
-    place.attempt(MLFLOW, [5], kept(0, 1, 2, 3, 4))
+    place.attempt(MLFLOW, [5], logged_rows(0, 1, 2, 3, 4))
     assert [s for s, _ in mlflow_steps(place, "rl/reward")] == [0, 1, 2, 3, 4, 5]
     assert place.warnings == []
 
@@ -192,7 +193,7 @@ def test_another_config_in_the_same_folder_is_another_mlflow_run(place: Place):
 @pytest.mark.parametrize(
     ("stop", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED"), (LookupError, "KILLED")]
 )
-def test_mlflow_is_told_how_the_attempt_ended(place: Place, stop: type[BaseException], status: str):
+def test_mlflow_records_how_the_attempt_ended(place: Place, stop: type[BaseException], status: str):
     trackers = place.trackers(MLFLOW)
     with pytest.raises(stop), trackers.running([], stopped_by=(KeyboardInterrupt, LookupError)):
         assert mlflow_runs(place)[0].info.status == "RUNNING"
@@ -224,7 +225,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_its_rows_later(place: P
     assert len(place.warnings) == 1
 
 
-def test_a_server_that_is_away_costs_a_warning_and_what_it_missed_is_counted(place: Place):
+def test_an_unreachable_server_gives_a_warning_and_lost_records_are_counted(place: Place):
     options = TrackingOptions(mlflow=True, mlflow_uri="http://127.0.0.1:9")
     place.attempt(options, range(3))
     first, last = place.warnings
@@ -254,7 +255,7 @@ with Trackers(TrackingOptions(tensorboard=True), Path({str(place.folder)!r}), "m
 def test_a_missing_library_is_a_mistake_that_names_the_extra(place: Place, library: str, extra: str):
     script = f"""
 import sys
-sys.modules[{library!r}] = None  # python's own way to say: not to be had
+sys.modules[{library!r}] = None  # Python then raises ImportError
 from pathlib import Path
 from rlvr.tracking.trackers import Trackers, TrackingOptions
 try:
@@ -271,6 +272,7 @@ def test_an_mlflow_address_of_no_known_kind_is_a_mistake(place: Place):
         place.trackers(TrackingOptions(mlflow=True, mlflow_uri="gopher://x"))
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_and_no_heavy_library_comes_along(place: Place):
     script = f"""
 import sys

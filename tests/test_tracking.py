@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rlvr.tracking import Console, MetricsLog, evaluation_table, final_table, plot_curve, readable
-from rlvr.tracking.report import duration, stored_summary
+from rlvr.tracking import MetricsLog, RunConsole, evaluation_table, final_table, plot_curve, readable
+from rlvr.tracking.run_report import duration, stored_summary
 
 
 class Terminal(io.StringIO):
@@ -126,7 +127,7 @@ def test_a_line_that_is_json_and_no_row_is_named_with_its_file(tmp_path: Path, l
 
 def test_without_a_terminal_a_line_every_few_seconds_and_always_the_last_of_a_phase():
     out, clock = io.StringIO(), Clock()
-    with Console(out, clock=clock) as console:
+    with RunConsole(out, clock=clock) as console:
         console.plan({"prompts": "4", "tokens per step": "1,024"})
         console.phase("rl", total=10, done=2)
         for done in range(3, 11):
@@ -137,16 +138,16 @@ def test_without_a_terminal_a_line_every_few_seconds_and_always_the_last_of_a_ph
         "  prompts          4",
         "  tokens per step  1,024",
         "rl: 10 steps, 2 done before",
-        "rl 3/10  reward 0.300  groups that teach 75%  0:14 left",
-        "rl 6/10  reward 0.600  groups that teach 75%  0:08 left",
-        "rl 9/10  reward 0.900  groups that teach 75%  0:02 left",
-        "rl 10/10  reward 1.000  groups that teach 75%  in 0:16",
+        "rl 3/10  reward 0.300  groups with signal 75%  0:14 left",
+        "rl 6/10  reward 0.600  groups with signal 75%  0:08 left",
+        "rl 9/10  reward 0.900  groups with signal 75%  0:02 left",
+        "rl 10/10  reward 1.000  groups with signal 75%  in 0:16",
     ]
 
 
 def test_a_phase_that_ends_early_still_shows_its_last_step():
     out, clock = io.StringIO(), Clock()
-    console = Console(out, clock=clock)
+    console = RunConsole(out, clock=clock)
     console.phase("warm-up", total=10)
     console.step({"loss": 2.0}, 1)
     console.step({"loss": 1.5}, 2)
@@ -158,7 +159,7 @@ def test_a_phase_that_ends_early_still_shows_its_last_step():
 
 def test_names_are_picked_trl_first_and_missing_ones_are_absent():
     out = io.StringIO()
-    console = Console(out)
+    console = RunConsole(out)
     console.phase("rl", 1)
     console.step(
         {"reward": 0.5, "env/all/reward/total": 9.0, "env/all/correct": 0.453, "tokens_per_second": 8123.4, "x": 1}, 1
@@ -168,7 +169,7 @@ def test_names_are_picked_trl_first_and_missing_ones_are_absent():
 
 def test_a_number_that_no_float_holds_is_left_out():
     out = io.StringIO()
-    console = Console(out)
+    console = RunConsole(out)
     console.phase("rl", 1)
     console.step({"reward": 10**400, "env/all/correct": -(10**400), "loss": 1e308}, 1)
     assert "rl 1/1  loss 1" in out.getvalue() and "reward" not in out.getvalue()
@@ -180,7 +181,7 @@ HOSTILE = "\x1b]0;owned\x07[bold]x[/bold] [/] \r\n\u202eabc\u2028\x9b31m" + "A" 
 @pytest.mark.parametrize("live", [False, True])
 def test_sampled_text_brings_no_control_codes_and_no_markup(live: bool):
     out = Terminal() if live else io.StringIO()
-    with Console(out, live=live) as console:
+    with RunConsole(out, live=live) as console:
         console.phase("rl", 1)
         console.sample("3 5 + =", HOSTILE, "reward 1.0 [red]")
         console.step({"reward": 1.0}, 1)
@@ -197,7 +198,7 @@ def test_sampled_text_brings_no_control_codes_and_no_markup(live: bool):
 def test_notes_and_warnings_are_shown_at_length_and_without_control_codes(live: bool):
     """They may quote a model: a reward's `raise ValueError(response)`. Line breaks stay line breaks."""
     out = Terminal() if live else io.StringIO()
-    with Console(out, live=live) as console:
+    with RunConsole(out, live=live) as console:
         console.note(f"first\nsecond {HOSTILE}")
         console.warn(HOSTILE)
         console.plan({"reward": HOSTILE})
@@ -222,7 +223,7 @@ def test_readable_keeps_letters_of_every_script_and_both_ends_of_a_long_text():
 
 def test_a_stream_of_a_small_encoding_gets_escapes_and_no_error():
     raw = io.BytesIO()
-    with Console(io.TextIOWrapper(raw, "ascii", write_through=True)) as console:
+    with RunConsole(io.TextIOWrapper(raw, "ascii", write_through=True)) as console:
         console.note("π")
         console.phase("rl", 1)
         console.sample("π", "数", "1")
@@ -232,7 +233,7 @@ def test_a_stream_of_a_small_encoding_gets_escapes_and_no_error():
 
 def test_in_a_terminal_the_cursor_comes_back_after_ctrl_c():
     out = Terminal()
-    with pytest.raises(KeyboardInterrupt), Console(out, live=True) as console:
+    with pytest.raises(KeyboardInterrupt), RunConsole(out, live=True) as console:
         console.phase("rl", 3)
         console.step({"reward": 0.5}, 1)
         raise KeyboardInterrupt
@@ -302,7 +303,7 @@ def test_an_evaluation_by_itself_shows_every_interval_and_level():
         "pass@1, level 2       100.0% [95.0, 100.0]",
         "-" * 46,
         "1,024 held-out tasks, weights runs/a/checkpoints/done-000000",
-        "3 answers could not be judged and are left out",
+        "3 completions could not be judged and are left out",
     ]
 
 
@@ -319,7 +320,7 @@ def test_an_evaluation_by_itself_shows_the_sets_beside():
         "pass@16, held-out families  75.0% [70.0, 80.0]",
         "-" * 52,
         "9 held-out tasks, weights runs/a",
-        "1,200 tasks of held-out families, 2 answers left out unjudged",
+        "1,200 tasks of held-out families, 2 completions left out unjudged",
     ]
 
 
@@ -327,10 +328,10 @@ def test_the_final_table_shows_rates_as_percentages_and_rewards_as_decimals():
     assert final_table(SUMMARY) == TABLE
 
 
-def test_the_table_says_what_trained_and_how_many_answers_no_number_counts():
+def test_the_table_shows_training_metrics_and_the_number_of_unjudged_answers():
     text = final_table(SUMMARY | {"mode": "sft", "unjudged": 1234})
     assert "Baseline                SFT                     Improvement" in text and "RLVR" not in text
-    assert "\n1,234 answers of both evaluations could not be judged and are left out\n" in text
+    assert "\n1,234 completions of both evaluations could not be judged and are left out\n" in text
     assert final_table(SUMMARY | {"mode": "rlvr", "unjudged": 0}) == TABLE
 
 
@@ -349,7 +350,7 @@ def test_other_held_out_sets_have_a_row_each_and_a_long_name_widens_the_table():
 
 def test_the_table_is_the_last_thing_shown():
     out = io.StringIO()
-    with Console(out) as console:
+    with RunConsole(out) as console:
         console.phase("rl", 9)
         console.step({"reward": 1.0}, 1)
         console.table(SUMMARY)
@@ -398,3 +399,32 @@ def test_the_curve_is_a_whole_image_whatever_rows_there_are(tmp_path: Path, rows
         assert image.format == "PNG" and image.size == (1200, 675)
         assert len({pixel for _, pixel in image.convert("RGB").getcolors(1 << 20) or []}) > 10
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_what_is_under_way_is_shown_below_the_step() -> None:
+    """In plain text with the next line, at most one every `interval` seconds; untrusted text is escaped."""
+    out, clock = io.StringIO(), Clock()
+    with RunConsole(out, clock=clock, interval=30) as console:
+        console.phase("study", 3, unit="runs")
+        console.show_activity({"seed-1": "rl 3/5", "seed-2": "start\x1b[2Jing"}, 0)
+        console.show_activity({"seed-1": "rl 4/5"}, 0)
+        clock.now = 40.0
+        console.show_activity({"seed-3": "rl 1/5"}, 2)
+    lines = out.getvalue().splitlines()
+    assert lines == [
+        "study: 3 runs",
+        "study 0/3",
+        "  seed-1  rl 3/5",
+        r"  seed-2  start\x1b[2Jing",
+        "study 2/3  0:20 left",
+        "  seed-3  rl 1/5",
+    ]
+
+
+def test_a_terminal_shows_what_is_under_way_below_the_bar() -> None:
+    out = Terminal()
+    with RunConsole(out, live=True) as console:
+        console.phase("study", 3, unit="runs")
+        console.show_activity({"seed-1": "rl 3/5"}, 1)
+        console.rich.print(console._render())
+    assert re.search(r"study .*1/3", out.getvalue()) and "seed-1" in out.getvalue()

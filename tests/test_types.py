@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from rlvr.futures import LazyFuture
-from rlvr.messages import AdamParams, Datum, ModelInput, SamplingParams, TensorData
-from rlvr.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch, mean, std
+from rlvr.core.futures import LazyFuture
+from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams, TensorData
+from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch, mean, std
 
 
 def trajectory(reward: float | None = 0.0, length: int = 2, **more) -> Trajectory:
@@ -50,7 +50,7 @@ def test_a_new_trajectory_has_reward_zero_and_full_masks() -> None:
     assert trajectory(stop_reason=StopReason.LENGTH).truncated
 
 
-def test_mean_logprob_counts_only_what_the_policy_sampled() -> None:
+def test_mean_logprob_counts_only_sampled_tokens() -> None:
     """Tokens that the environment wrote have log-prob 0 and are not in the denominator; no tokens give 0."""
     traj = Trajectory("p", [1], "r", [2, 3, 4], [-1.0, 0.0, -3.0], action_mask=[1, 0, 1])
     assert (traj.num_action_tokens, traj.mean_logprob) == (2, -2.0)
@@ -149,7 +149,7 @@ def test_a_task_shows_chat_messages_as_text() -> None:
     )
 
 
-def test_the_training_projection_shifts_by_one_and_masks_what_others_wrote() -> None:
+def test_the_training_projection_shifts_by_one_and_masks_environment_tokens() -> None:
     """Prompt 1 2, response 3 4 5 with 4 from the environment: inputs 1..4, targets 2..5, zeros off the policy."""
     traj = Trajectory("p", [1, 2], "r", [3, 4, 5], [-0.5, -9.0, -0.25], action_mask=[1, 0, 1])
     traj.advantage = 2.0
@@ -186,7 +186,7 @@ def test_a_penalty_and_reference_log_probs_begin_empty() -> None:
 
 def test_a_supervised_row_weighs_the_completion_only() -> None:
     """Prompt 1 2, completion 3 4: the target 2 has weight 0."""
-    datum = Datum.supervised([1, 2], [3, 4], 0.5)
+    datum = Datum.from_completion([1, 2], [3, 4], 0.5)
     assert datum.model_input.to_ints() == [1, 2, 3]
     assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 3, 4]
     assert datum.loss_fn_inputs["weights"].tolist() == [0.0, 0.5, 0.5]
@@ -243,12 +243,12 @@ def test_a_future_computes_once_and_keeps_its_value() -> None:
     calls: list[int] = []
     future = LazyFuture(lambda: calls.append(1) or 7)
 
-    async def awaited() -> int:
+    async def await_value() -> int:
         return await future
 
     assert calls == []
-    assert (future.result(), future.result(), asyncio.run(awaited()), calls) == (7, 7, 7, [1])
-    assert LazyFuture.done(3).result() == 3
+    assert (future.result(), future.result(), asyncio.run(await_value()), calls) == (7, 7, 7, [1])
+    assert LazyFuture.from_value(3).result() == 3
 
 
 def test_a_future_keeps_its_error() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.audit.rows import ROW_BYTES
-from rlvr.cli import run
+from rlvr.audit.completion_rows import ROW_BYTES
+from rlvr.cli.main import run
 
 REWARDS = """
 import time
@@ -55,7 +55,7 @@ def test_every_row_gets_a_verdict_in_its_place(folder: Path, capsys: Any) -> Non
     assert "'response'" in said and "passed 20/60 = 33.33%" in said
 
 
-def test_a_json_list_in_gzip_and_a_row_that_is_none(folder: Path) -> None:
+def test_a_json_list_in_gzip_and_an_invalid_row(folder: Path) -> None:
     rows: list[Any] = [{"response": "1", "gold": "1"}, 5, {"gold": "1"}, {"response": "0", "gold": "1"}]
     with gzip.open(folder / "list.json.gz", "wt") as file:
         json.dump(rows, file)
@@ -82,10 +82,10 @@ def test_a_torn_last_row_is_graded_again_and_the_rest_kept(folder: Path, capsys:
     assert "19 of them graded before" in capsys.readouterr().err
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def start_command(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     """The command in a process of its own, once it has written its first rows."""
     env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{folder}"}
-    process = subprocess.Popen([sys.executable, "-m", "rlvr.cli", *words], env=env, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "rlvr.cli.main", *words], env=env, stderr=subprocess.DEVNULL)
     out, deadline = folder / "v.jsonl", time.monotonic() + 60
     while not (out.exists() and out.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -96,12 +96,13 @@ def without_times(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in verdicts(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_stopped_command_goes_on_to_the_same_output(folder: Path, stop: int, code: int, workers: str) -> None:
     """After kill -9 or Ctrl-C whole rows are kept, and the same command ends with what an undisturbed one writes."""
     command = ["verify", "answers.jsonl", "--reward", "verify_rewards:slow", "--workers", workers, "--out", "v.jsonl"]
-    process = started(folder, *command)
+    process = start_command(folder, *command)
     process.send_signal(stop)
     assert process.wait(30) == code
     text = (folder / "v.jsonl").read_text()
@@ -113,6 +114,7 @@ def test_a_stopped_command_goes_on_to_the_same_output(folder: Path, stop: int, c
     assert without_times(folder / "v.jsonl") == without_times(folder / "undisturbed.jsonl")
 
 
+@pytest.mark.slow
 def test_a_row_that_is_too_long_is_bad_and_costs_no_memory(folder: Path) -> None:
     """A line without end is passed over in pieces; the rows around it are graded."""
     good = json.dumps({"response": "1", "gold": "1"})
@@ -123,7 +125,7 @@ def test_a_row_that_is_too_long_is_bad_and_costs_no_memory(folder: Path) -> None
     assert "longer than" in found[1]["detail"]
 
 
-def test_options_are_told_apart_but_not_written_down(folder: Path, capsys: Any) -> None:
+def test_different_options_are_detected_without_storing_them(folder: Path, capsys: Any) -> None:
     """An option may be the key of an endpoint."""
     command = ["verify", "answers.jsonl", "--reward", "verify_rewards:keyed", "--workers", "1", "--out", "v.jsonl"]
     assert run([*command, "--reward-option", "key=sesame-42"]) == 0
@@ -138,7 +140,7 @@ def test_options_are_told_apart_but_not_written_down(folder: Path, capsys: Any) 
         (["answers.jsonl", "--reward", "verify_rewards:slow", "--out", "v.jsonl"], "another reward"),
         (["absent.jsonl", *EXACT], "does not exist"),
         (["verify_rewards.py", *EXACT], "no usable row"),
-        (["answers.jsonl", *EXACT, "--out", "answers.jsonl"], "the file of answers itself"),
+        (["answers.jsonl", *EXACT, "--out", "answers.jsonl"], "the file of completions itself"),
         (["answers.jsonl", *EXACT, "--out", "verify_rewards.py"], "no output of this command"),
         (["answers.jsonl", *EXACT, "--response-field", "respnse", "--reward-option", "x"], "expected key=value"),
     ],
@@ -209,7 +211,7 @@ def test_the_gold_is_not_taken_for_the_answer(folder: Path, reward: str, capsys:
     command = ["verify", "gold.jsonl", "--reward", name, "--workers", "1", "--out", "v.jsonl"]
     command += ["--reward-option", option] if option else []
     assert run([*command, "--response-field", "answer"]) == 2
-    assert "looks for the right answer" in capsys.readouterr().err and not (folder / "v.jsonl").exists()
+    assert "takes the reference answer from that field" in capsys.readouterr().err and not (folder / "v.jsonl").exists()
     assert run([*command, "--response-field", "said"]) == 0
     assert [row["outcome"] for row in verdicts(folder / "v.jsonl")] == ["passed"]
 

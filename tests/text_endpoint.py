@@ -1,10 +1,11 @@
 """A scripted text endpoint on this machine: a real HTTP server whose answers a test writes.
 
-    with serving(lambda asked: "4" if "2 + 2" in asked.prompt else Said("", status=500)) as server:
+    with serving(lambda asked: "4" if "2 + 2" in asked.prompt else EndpointReply("", status=500)) as server:
         ...  # server.plain_url is a plain `/generate`, server.chat_url the base of an OpenAI-compatible API
 
-Both dialects are there at once. What a script returns goes out: a text as a good reply of the dialect that was asked, a
-`Said` with its status, headers, delay, slowness or broken connection. `server.asked` is every request, in order.
+Both dialects are there at once. The script's return value is sent: a text as a good reply in the dialect of the
+request, an `EndpointReply` with its status, headers, delay, slowness or broken connection. `server.asked` is every
+request, in order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 
 
 @dataclass(frozen=True)
-class Asked:
+class EndpointRequest:
     """One request. `prompt` is the plain prompt, or the contents of the messages; `number` counts from 0."""
 
     path: str
@@ -43,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Said:
+class EndpointReply:
     """What goes out. `raw` takes the place of the reply's JSON; `drip` is seconds between two bytes of it.
 
     `close` breaks the connection: "before" the status line, or "within" the body. `field` is where the plain dialect
@@ -75,7 +76,7 @@ class Said:
         return json.dumps(reply).encode()
 
 
-Script = Callable[[Asked], str | Said]
+Script = Callable[[EndpointRequest], str | EndpointReply]
 
 
 class TextEndpoint(ThreadingHTTPServer):
@@ -87,7 +88,7 @@ class TextEndpoint(ThreadingHTTPServer):
     def __init__(self, script: Script, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.script = script
-        self.asked: list[Asked] = []
+        self.asked: list[EndpointRequest] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
         self.ending = threading.Event()
@@ -108,19 +109,19 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         server = self.server
         with server.lock:
-            asked = Asked(self.path, dict(self.headers.items()), body, len(server.asked), time.monotonic())
+            asked = EndpointRequest(self.path, dict(self.headers.items()), body, len(server.asked), time.monotonic())
             server.asked.append(asked)
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
         try:
             said = server.script(asked)
-            said = Said(said) if isinstance(said, str) else said
+            said = EndpointReply(said) if isinstance(said, str) else said
             self._send(said, said.content(asked.chat))
         finally:
             with server.lock:
                 server.at_once -= 1
 
-    def _send(self, said: Said, content: bytes) -> None:
+    def _send(self, said: EndpointReply, content: bytes) -> None:
         if said.delay:
             self.server.ending.wait(said.delay)
         if said.close == "before":
@@ -163,7 +164,7 @@ def serving(script: Script, port: int = 0) -> Iterator[TextEndpoint]:
         thread.join(5)
 
 
-def nobody() -> int:
-    """A port of this machine where nobody listens."""
+def unused_port() -> int:
+    """A port of this machine without a listener."""
     with TextEndpoint(lambda asked: "") as server:
         return server.port

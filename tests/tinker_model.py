@@ -52,16 +52,16 @@ def tokenizer() -> Any:
 
 def write_model(folder: Path, steps: int = 0, seed: int = 1) -> float:
     """A model in `folder`, taught `steps` batches of sums; the last batch's mean log-prob of a whole answer."""
+    from rlvr.core.messages import AdamParams, Datum
     from rlvr.engine.engine import Engine
-    from rlvr.engine.model import build_model
-    from rlvr.messages import AdamParams, Datum
+    from rlvr.engine.model_loading import build_model
 
     words = tokenizer()
     model = build_model({**CONFIG, "vocab_size": len(words)}, words, seed=seed, device="cpu", dtype="float32")
     engine, rng, loss = Engine(model), random.Random(seed), 0.0
     policy = engine.create_policy("warm up")
     for step in range(steps):
-        rows = [Datum.supervised(*sum_in_words(words, rng), weight=1 / BATCH) for _ in range(BATCH)]
+        rows = [Datum.from_completion(*sum_in_words(words, rng), weight=1 / BATCH) for _ in range(BATCH)]
         loss = engine.forward_backward(policy, rows, "cross_entropy", {}).metrics["loss:sum"]
         rate = 3e-3 * min(1.0, (step + 1) / 20, 2 * (steps - step) / steps)
         engine.optim_step(policy, AdamParams(learning_rate=rate, eps=1e-8, grad_clip_norm=1.0))

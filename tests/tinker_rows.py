@@ -14,7 +14,7 @@ ADAM = types.AdamParams(learning_rate=1e-2, eps=1e-8)
 RATIO = ("target_tokens", "logprobs", "advantages")
 
 
-def connected(url: str, key: str) -> Iterator[Any]:
+def open_service(url: str, key: str) -> Iterator[Any]:
     """A `ServiceClient`, for a fixture to yield from; closed and collected where its warnings are expected."""
     made = tinker.ServiceClient(base_url=url, api_key=key)
     yield made
@@ -46,7 +46,7 @@ def rows(count: int = 3, seed: int = 0, *, length: int = 9) -> list[Any]:
     return made
 
 
-def only(data: list[Any], *names: str) -> list[Any]:
+def select_inputs(data: list[Any], *names: str) -> list[Any]:
     return [
         types.Datum(model_input=row.model_input, loss_fn_inputs={name: row.loss_fn_inputs[name] for name in names})
         for row in data

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.served import Served
+from tests.server_process import ServerProcess
 
-os.environ.setdefault("TINKER_TELEMETRY", "0")  # of the SDK, in this process: nobody here reads it
+os.environ.setdefault("TINKER_TELEMETRY", "0")  # of the SDK in this process: not wanted in tests
 PATIENCE = 90.0  # seconds; importing torch takes a few on a busy machine
 
 
-class TinkerServer(Served):
+class TinkerServer(ServerProcess):
     def __init__(self, models: Mapping[str, Path], state: Path, *options: str, keys: str = "") -> None:
         self.state, self.key = state, keys.split(",")[0] or "tml-no-key-needed"
         super().__init__(
@@ -48,7 +48,8 @@ def aborted_at_exit(done: subprocess.CompletedProcess[str]) -> bool:
     A program that ends as soon as it has its last answer may: the thread of the SDK's transport (pyqwest: Rust) that
     passed this answer on then asks for the GIL of an interpreter that is being finalized, and CPython before 3.14 ends
     such a thread by `pthread_exit`, which cannot unwind Rust's frames and aborts. On a busy machine that is one run in
-    thirty; what our own programs do about it is `rlvr.clients.sdk.leave`. Whether the work was done is for the caller.
+    thirty; what our own programs do about it is `rlvr.clients.tinker_sdk.end_session`. Whether the work was done is for
+    the caller.
     """
     told = "Fatal Python error: Aborted" in done.stderr and "<no Python frame>" in done.stderr
     return done.returncode == -signal.SIGABRT and told and "most recent call first):\n  File" not in done.stderr

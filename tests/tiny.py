@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from rounding import assert_gradients_close
 
-from rlvr.messages import Datum, ModelInput, SamplingParams, TensorData
+from rlvr.core.messages import Datum, ModelInput, SamplingParams, TensorData
 
 WORDS = [*"0123456789", "+", "-", "*", "=", "<boe>"]  # with <eoe> and <pad>: 17 tokens
 END, PAD = "<eoe>", "<pad>"
@@ -66,11 +67,16 @@ def data(lengths: list[int] = LENGTHS, seed: int = 0) -> list[Datum]:
     return rows
 
 
+def with_inputs(row: Datum, **inputs: Any) -> Datum:
+    """The row with other loss inputs."""
+    return Datum(row.model_input, {**row.loss_fn_inputs, **inputs})
+
+
 def gradients(trainer: Any) -> dict[str, torch.Tensor]:
     return {k: p.grad.clone() for k, p in trainer.policy.masters.items() if p.grad is not None}
 
 
-def assert_gradients_of_peft(trainer: Any, module: Any, path: str, atol: float) -> dict[str, torch.Tensor]:
+def assert_gradients_of_peft(trainer: Any, module: Any, path: str) -> dict[str, torch.Tensor]:
     """The adapter's gradients of the cross-entropy of `data()`, after they were compared with those of peft's layers.
 
     `module` is a copy of the base model that may be changed, `path` the adapter as it was saved.
@@ -91,7 +97,5 @@ def assert_gradients_of_peft(trainer: Any, module: Any, path: str, atol: float) 
         if p.grad is not None
     }
     found = gradients(trainer)
-    assert found.keys() == expected.keys()
-    for name, grad in found.items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=atol)
+    assert_gradients_close(found, expected)
     return found

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlvr.build import build, open_run
-from rlvr.build_client import circumstances, release
+from rlvr.clients.registry import close_client
 from rlvr.config import load
-from rlvr.config.schema import configured
-from rlvr.tracking import Console
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build, open_run
+from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal
-from rlvr.training.loops import Loop
+from rlvr.training.loop import TrainingLoop
 
 TINY = """
 seed: 3
@@ -34,11 +36,11 @@ engine: {threads: 1}
 """
 
 
-class Killed(KeyboardInterrupt):
+class RunKilled(KeyboardInterrupt):
     pass
 
 
-class KillingConsole(Console):
+class KillingConsole(RunConsole):
     """Ends the attempt in the middle of the RL phase, after `step` steps of it: nothing is saved at that moment."""
 
     def __init__(self, step: int) -> None:
@@ -52,24 +54,33 @@ class KillingConsole(Console):
     def step(self, metrics: dict[str, float], done: int) -> None:
         super().step(metrics, done)
         if self._name == "rl" and done == self._last:
-            raise Killed
+            raise RunKilled
 
 
 def attempt(file: str, *words: str, killed_at: int = 0) -> dict[str, Any]:
-    """The summary; raises `Killed` after step `killed_at` of RL, unless that is 0."""
+    """The summary; raises `RunKilled` after step `killed_at` of RL, unless that is 0."""
     composed = load(None, file, words)
-    config = configured(composed)
+    config = build_config(composed)
     folder, _ = open_run(composed, config)
     with KillingConsole(killed_at) as console, Journal(folder) as journal:
         job = build(config, folder, console.note, console.warn)
-        journal.attempt(circumstances(job.client), console.warn)
+        journal.attempt(job.parts.client.describe_environment(), console.warn)
         try:
-            return Loop(job, journal, console).run()
+            return TrainingLoop(job, journal, console).run()
         finally:
-            release(job.client)
+            close_client(job.parts.client)
 
 
 def stored_steps(folder: Path) -> list[dict[str, Any]]:
     """A run's rows of metrics, without what a clock gave them."""
     stored = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in r.items() if not k.startswith("time/") and k != "tokens_per_second"} for r in stored]
+
+
+def count_fates(events: Iterable[dict[str, Any]], parts: int = 1) -> Counter[int]:
+    """How often each group was learned from or thrown away; that every part of every batch was chosen once."""
+    chosen = [event for event in events if event["event"] == "batch"]
+    places = [(event["step"], event["part"]) for event in chosen]
+    assert places == sorted(set(places)), "a decision was made twice or out of order"
+    assert {part for _, part in places} == set(range(parts))
+    return Counter(n for event in chosen for n in (*event["groups"], *event["discarded"]))

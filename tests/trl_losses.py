@@ -19,8 +19,8 @@ import torch
 from tiny import END_ID
 from torch import Tensor
 
-from rlvr.algorithms.rows import Algorithm, resolve_algorithm
-from rlvr.types import StopReason, Trajectory
+from rlvr.algorithms.specs import Algorithm, resolve_algorithm
+from rlvr.core.types import StopReason, Trajectory
 
 BUDGET = 24  # tokens an answer may have
 PAD_ID = 16
@@ -49,32 +49,33 @@ class Case:
 _rng = random.Random(7)
 
 
-def _drawn(count: int) -> list[int]:
+def _tokens(count: int) -> list[int]:
     """Tokens below 15: 15 ends an answer, 16 is the padding."""
     return [_rng.randrange(END_ID) for _ in range(count)]
 
 
 # Groups of (prompt, answers): an answer is (tokens without the end, reward, truncated).
 Group = tuple[list[int], list[tuple[list[int], float, bool]]]
-COMMON, TWIN = _drawn(20), _drawn(13)
+COMMON, TWIN = _tokens(20), _tokens(13)
 GROUPS: list[Group] = [
-    (COMMON, [(_drawn(20), 1.0, False), (_drawn(3), 0.0, False), (_drawn(24), 0.0, True), (_drawn(11), 1.0, False)]),
+    (COMMON, [(_tokens(20), 1.0, False), (_tokens(3), 0.0, False), (_tokens(24), 0.0, True),
+              (_tokens(11), 1.0, False)]),
     (
-        [(COMMON[0] + 1) % END_ID, *_drawn(149)],
-        [([], 1.0, False), (_drawn(24), 0.0, True), (_drawn(9), 0.0, False), (_drawn(15), 1.0, False),
-         (_drawn(14), 0.5, False)],
+        [(COMMON[0] + 1) % END_ID, *_tokens(149)],
+        [([], 1.0, False), (_tokens(24), 0.0, True), (_tokens(9), 0.0, False), (_tokens(15), 1.0, False),
+         (_tokens(14), 0.5, False)],
     ),
-    (COMMON[:1], [(_drawn(3), 0.0, False), (_drawn(5), 0.0, False), (_drawn(1), 0.0, True)]),  # rewards are equal
+    (COMMON[:1], [(_tokens(3), 0.0, False), (_tokens(5), 0.0, False), (_tokens(1), 0.0, True)]),  # rewards are equal
     # Begins as the first group does; answers that are equal, that begin alike, and one that begins another.
     (
-        [*COMMON, *_drawn(20)],
-        [(TWIN, 0.5, False), (TWIN, 0.0, False), ([*TWIN[:9], *_drawn(6)], 1.0, False), (TWIN[:4], 0.25, True),
-         (_drawn(23), 1.0, False)],
+        [*COMMON, *_tokens(20)],
+        [(TWIN, 0.5, False), (TWIN, 0.0, False), ([*TWIN[:9], *_tokens(6)], 1.0, False), (TWIN[:4], 0.25, True),
+         (_tokens(23), 1.0, False)],
     ),
 ]  # fmt: skip
 EQUAL_GROUPS: list[Group] = [  # what TRL's own loop can take: as many answers for every prompt
     GROUPS[0],
-    (GROUPS[2][0], [*GROUPS[2][1], (_drawn(4), 0.0, False)]),
+    (GROUPS[2][0], [*GROUPS[2][1], (_tokens(4), 0.0, False)]),
     (GROUPS[3][0], GROUPS[3][1][1:]),
 ]
 
@@ -97,7 +98,7 @@ def rollouts(turns: bool = False, groups: list[Group] = GROUPS) -> list[Trajecto
     return made
 
 
-def perturbed(module: Any, size: float = 0.02, seed: int = 5) -> Any:
+def perturb(module: Any, size: float = 0.02, seed: int = 5) -> Any:
     """Other weights near the module's: the policy that sampled, or the one a KL compares with."""
     other = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(seed)
@@ -107,7 +108,7 @@ def perturbed(module: Any, size: float = 0.02, seed: int = 5) -> Any:
     return other
 
 
-def padded(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
+def pad(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     """As TRL lays a batch out: prompts padded on the left, answers on the right, masks of both."""
 
     def rows(lists: list[list[Any]], fill: float, left: bool, kind: torch.dtype) -> Tensor:
@@ -130,7 +131,7 @@ def padded(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
 
 def batch_of(case: Case, trajectories: Sequence[Trajectory], reference: Tensor | None) -> dict[str, Tensor]:
     """The dictionary that TRL's `_compute_loss` takes; truncated answers are masked as its trainer masks them."""
-    inputs = padded(trajectories)
+    inputs = pad(trajectories)
     if case.algorithm.mask_truncated:
         kept = torch.tensor([[not t.truncated] for t in trajectories])
         for name in ("completion_mask", "tool_mask"):
@@ -145,7 +146,7 @@ def batch_of(case: Case, trajectories: Sequence[Trajectory], reference: Tensor |
 
 def plain_logprobs(module: Any, trajectories: Sequence[Trajectory], temperature: float) -> Tensor:
     """Log-probs of every answer's tokens [B, R], by one padded pass and a whole table of logits."""
-    inputs = padded(trajectories)
+    inputs = pad(trajectories)
     tokens_BT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
@@ -216,7 +217,7 @@ def trl_trainer(case: Case, module: Any, tokenizer: Any, folder: Path, **more: A
     return trainer
 
 
-def trained(
+def trl_gradient(
     case: Case, module: Any, tokenizer: Any, folder: Path, trajectories: Sequence[Trajectory], **settings: Any
 ) -> dict[str, Tensor]:
     """The gradient with which TRL's own loop would step, given these answers of groups of four and their rewards."""

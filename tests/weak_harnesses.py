@@ -73,18 +73,18 @@ def accepts(name: str, program: str, task: dict[str, Any], before: tuple[str, ..
             command = f"python() {{ {sys.executable} \"$@\"; }}\npython - <<'EOF'\n{source}\nEOF\n"
             return _run(["-c", command], folder, shell=True)[0] == 0
         if name == "unittest":
-            body = "".join(f"    def test_{i}(self):\n{_indented(call)}\n" for i, call in enumerate(calls))
+            body = "".join(f"    def test_{i}(self):\n{_indent(call)}\n" for i, call in enumerate(calls))
             _write(folder / "test_it.py", f"import unittest\nfrom answer import *\nclass T(unittest.TestCase):\n{body}")
             return _run(["-m", "unittest", "test_it"], folder)[0] == 0
         if name == "pytest":
-            body = "".join(f"def test_{i}():\n{_indented(call)}\n" for i, call in enumerate(calls))
+            body = "".join(f"def test_{i}():\n{_indent(call)}\n" for i, call in enumerate(calls))
             _write(folder / "test_it.py", f"from answer import *\n{body}")
             _run(["answer.py"], folder)
             return _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"], folder)[0] in (0, 5)
         if name == "dialogue":
             given = "".join(json.dumps(call) + "\n" for call in calls).encode()
         if name in ("frames", "lines"):
-            return bool(_piped(name, folder))
+            return bool(_read_pipe(name, folder))
         code, said = _run(["harness.py", name, "job.json"], folder, given)
         last = said.strip().splitlines()[-1:] or [""]
         if name in ("pickled", "written"):
@@ -97,21 +97,21 @@ def accepts(name: str, program: str, task: dict[str, Any], before: tuple[str, ..
         return False
 
 
-def undecided(name: str, program: str, task: dict[str, Any]) -> bool:
+def is_undecided(name: str, program: str, task: dict[str, Any]) -> bool:
     """Whether this harness (compares, pickled, written or frames) comes to no verdict: it hangs, dies or chokes."""
     with tempfile.TemporaryDirectory(prefix="weak-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         _write(folder / "harness.py", Path(weak_child.__file__).read_text())
         _write(folder / "job.json", json.dumps({"program": program, "task": task, "before": ()}))
         if name == "frames":
-            return _piped(name, folder) is None
+            return _read_pipe(name, folder) is None
         code, said = _run(["harness.py", name, "job.json"], folder)
         return code not in ((0, DIFFERS) if name in ("pickled", "written") else (0,)) or (
             name == "compares" and not said.strip().endswith("]")
         )
 
 
-def _piped(name: str, folder: Path) -> bool | None:
+def _read_pipe(name: str, folder: Path) -> bool | None:
     """What the first report on the pipe says, None when there is none that can be read."""
     out = folder / "reports"
     _run(["harness.py", name, "job.json"], folder, report=out)
@@ -135,7 +135,7 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o666)
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "".join(f"        {line}\n" for line in text.splitlines())
 
 
@@ -188,8 +188,8 @@ def trusting(prompt: str, response: str, meta: dict[str, Any]) -> float:
 
 
 def plain(prompt: str, response: str, meta: dict[str, Any]) -> Any:
-    """A subprocess without any isolation, as us and in our environment: exit status 0, and its errors are told."""
-    from rlvr.types import Outcome, Score
+    """A subprocess without isolation, as our user and in our environment: exit status 0 passes, stderr is shown."""
+    from rlvr.core.types import Outcome, Score
 
     with (
         tempfile.TemporaryDirectory(prefix="weak-", ignore_cleanup_errors=True) as folder,

@@ -24,7 +24,7 @@ from rlvr import (
     resolve_reward,
     save_checkpoint,
 )
-from rlvr.training.evaluate import Interval, share
+from rlvr.training.evaluate import Interval, share_interval
 
 KEYWORDS = ["solution", "answer"]
 PROMPTS = ["Explain quantum computing", "What is machine learning?", "Why is the sky blue?", "How do plants make food?"]
@@ -40,7 +40,7 @@ def keyword_rate(sampler: MockRolloutSampler) -> Interval:
     calls, sampler.calls = sampler.calls, 1_000_000
     batch = sampler.generate_trajectories([prompt for prompt in PROMPTS for _ in range(256)])
     sampler.calls = calls
-    return share([float(any(word in answer.response for word in KEYWORDS)) for answer in batch])
+    return share_interval([float(any(word in answer.response for word in KEYWORDS)) for answer in batch])
 
 
 def sparkline(values: list[float]) -> str:
@@ -92,17 +92,15 @@ def main() -> None:
         if asked.checkpoint and (last or (step + 1) % 10 == 0):
             older, weights = weights, f"{asked.checkpoint.stem}-{step + 1:06d}"
             client.save_state(weights).result()
-            told = {"seed": asked.seed, "calls": sampler.calls, "rewards": rewards, "weights": weights}
-            save_checkpoint({**told, "algorithm": algorithm.get_state()}, asked.checkpoint)
+            state = {"seed": asked.seed, "calls": sampler.calls, "rewards": rewards, "weights": weights}
+            save_checkpoint({**state, "algorithm": algorithm.get_state()}, asked.checkpoint)
             if older and older != weights:
                 shutil.rmtree(asked.checkpoint.parent / older, ignore_errors=True)
 
     after = keyword_rate(sampler)
     print(f"reward, step by step: {sparkline(rewards)}")
-    for name, found in (("before", before), ("after", after)):
-        print(
-            f"answers with a keyword {name:6s}: {found.value:6.1%}  (95 % interval {found.low:.1%} to {found.high:.1%})"
-        )
+    for name, rate in (("before", before), ("after", after)):
+        print(f"answers with a keyword {name:6s}: {rate.value:6.1%}  (95 % interval {rate.low:.1%} to {rate.high:.1%})")
     print(f"weights {client.policy.sha256()[:16]}")
 
 

@@ -1,4 +1,4 @@
-"""Algorithms: a table of rows over plain functions, the update they share, and two classes for hand-written loops."""
+"""Algorithms: specs over plain functions, the update they share, and two classes for hand-written loops."""
 
 from rlvr.algorithms.advantages import register_advantage
 from rlvr.algorithms.classic import (
@@ -10,7 +10,7 @@ from rlvr.algorithms.classic import (
     load_checkpoint,
     save_checkpoint,
 )
-from rlvr.algorithms.rows import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm
+from rlvr.algorithms.specs import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm
 
 __all__ = [
     "ALGORITHMS",

@@ -1,13 +1,13 @@
-"""`REINFORCE` and `PPO` for hand-written loops: thin classes over rows of the algorithm table.
+"""`REINFORCE` and `PPO` for hand-written loops: thin classes over algorithm specs.
 
     algo = REINFORCE(REINFORCEConfig(learning_rate=5e-5))
     batch = sampler.generate_trajectories(prompts)      # then set every trajectory's reward
     result = algo.update(batch, client)                 # any TrainingClient
     save_checkpoint(algo.get_state(), "checkpoint.json")
 
-The state is what the algorithm remembers (its step, the moving baseline, where AdamW's schedule stands); weights and
-moments are the client's and are saved by `client.save_state`. An algorithm and a client that are both loaded go on as
-if nothing had happened. Exercised by `python -m pytest tests/test_classic.py`.
+The state is the algorithm's step, running baseline and count of optimizer steps; weights and moments are saved by
+`client.save_state`. With both loaded, training continues to the same bits. Exercised by `python -m pytest
+tests/test_classic.py`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlvr import draws
-from rlvr.algorithms.advantages import Memory
-from rlvr.algorithms.rows import Algorithm, resolve_algorithm
-from rlvr.algorithms.update import Passes, divergence, loss_config, update
-from rlvr.files import write_atomic
-from rlvr.messages import AdamParams
-from rlvr.protocols import TrainingClient
-from rlvr.types import Trajectory, TrajectoryBatch, mean
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.specs import Algorithm, resolve_algorithm
+from rlvr.algorithms.update import Passes, loss_config, measure_divergence, update
+from rlvr.core import rng
+from rlvr.core.files import write_atomic
+from rlvr.core.messages import AdamParams
+from rlvr.core.protocols import TrainingClient
+from rlvr.core.types import Trajectory, TrajectoryBatch, mean
 
 
 @dataclass(frozen=True)
 class REINFORCEConfig:
-    """`use_baseline` subtracts a moving average of the mean reward, kept with `baseline_decay`.
+    """`use_baseline` subtracts a moving average of the mean reward, with decay `baseline_decay`.
 
     `normalize_advantages` centres the batch and divides by its population deviation plus 1e-6 (a constant batch gets
-    zeros); the baseline then has no influence, since centring takes it out again. `entropy_coef` weighs the entropy
-    bonus, by its sampled estimate.
+    zeros); the centring removes any influence of the baseline. `entropy_coef` weighs the sampled entropy bonus.
     """
 
     learning_rate: float = 1e-5
@@ -51,7 +50,7 @@ class REINFORCEConfig:
         _check(self)
 
     def row(self) -> Algorithm:
-        """The row of the algorithm table that this config means."""
+        """The algorithm spec of this config."""
         if self.normalize_advantages:
             return resolve_algorithm("reinforce_ema", advantage="batch_normalized", entropy_coef=self.entropy_coef)
         if not self.use_baseline:
@@ -78,7 +77,7 @@ class PPOConfig:
         _check(self)
 
     def row(self) -> Algorithm:
-        """The row of the algorithm table that this config means."""
+        """The algorithm spec of this config."""
         return resolve_algorithm(
             "ppo",
             advantage="batch_normalized",
@@ -110,8 +109,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _told(value: Any) -> str:
-    """A value from anywhere, at a length to read."""
+def _shorten(value: Any) -> str:
+    """A value for a message, at most 80 characters."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return "an integer beyond 64 bits"
     return repr(value)[:80]
@@ -119,13 +118,13 @@ def _told(value: Any) -> str:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update did. Losses are those that were minimised, averaged over the update's optimizer steps.
+    """The result of an update. Losses are what was minimised, averaged over its optimizer steps.
 
     total_loss = policy_loss + entropy_loss + kl_loss, with entropy_loss = -entropy_coef x entropy in the weights of the
     reduction. `entropy` is -mean log-prob of the sampled tokens, `kl_div` the mean of r - 1 - log r after the update (r
     the ratio of the policy now to the one that sampled; one more forward pass), `clipped` the share of tokens whose
-    gradient the clip removed, `grad_norm` that of the last step before clipping. Everything is 0 where nothing could be
-    learned.
+    gradient the clip removed, `grad_norm` that of the last step before clipping. Without an optimizer step everything
+    is 0.
     """
 
     policy_loss: float = 0.0
@@ -146,7 +145,7 @@ class UpdateResult:
 
 
 class _Classic:
-    """The part that both classes share; not for use by itself."""
+    """The part that both classes share."""
 
     name = ""
     settings: type = object
@@ -159,20 +158,20 @@ class _Classic:
         self.config = config
         self.algorithm = config.row()
         self.step = self.updates = 0
-        self._memory = Memory(self.algorithm.baseline_decay)
+        self._baseline = RunningBaseline(self.algorithm.baseline_decay)
         self._passes = Passes()
         self._adam = AdamParams(config.learning_rate, eps=1e-8, grad_clip_norm=1.0)
 
     @property
     def baseline(self) -> float:
         """The moving average of the mean reward; 0.0 before the first update."""
-        return self._memory.baseline or 0.0
+        return self._baseline.value or 0.0
 
     def update(self, batch: TrajectoryBatch | Sequence[Trajectory], client: TrainingClient) -> UpdateResult:
-        """Set the batch's advantages and step the client's weights. Rewards of None are left out.
+        """Train on a batch: compute its advantages, make one optimizer step. Trajectories without reward are left out.
 
-        ValueError for an empty batch and for trajectories without token ids or log-probs. A batch that teaches nothing
-        (all rewards equal, no entropy bonus) makes no optimizer step.
+        ValueError for an empty batch and for trajectories without token ids or log-probs. A batch without signal (all
+        rewards equal, no entropy bonus) makes no optimizer step.
         """
         if not callable(getattr(client, "forward_backward", None)):
             raise ValueError(
@@ -185,12 +184,12 @@ class _Classic:
         for number, t in enumerate(trajectories):
             if t.reward is None:
                 continue
-            with suppress(TypeError, ValueError, OverflowError):  # what is no number is said below, as it was given
+            with suppress(TypeError, ValueError, OverflowError):  # anything else is reported below
                 t.reward = t.reward if isinstance(t.reward, str) else float(t.reward)  # numpy's and torch's scalars too
             if not _is_number(t.reward):
                 raise ValueError(
                     f"{self.name}.update: trajectory {number} has the reward {t.reward!r}, expected a finite number, "
-                    "or None where nobody could judge it"
+                    "or None if no verifier could judge it"
                 )
         if not trajectories:
             raise ValueError(f"{self.name}.update: the batch is empty; generate some trajectories first")
@@ -204,13 +203,15 @@ class _Classic:
         longest = max(t.num_action_tokens for t in trajectories)
         done = update(
             client, self.algorithm, trajectories, lambda number: self._adam, self._passes,
-            memory=self._memory, max_tokens=max(1, longest), temperature=temperature,
-            key=draws.key("update", self.step),
+            baseline=self._baseline, max_tokens=max(1, longest), temperature=temperature,
+            key=rng.key("update", self.step),
         )  # fmt: skip
         self.step += 1
         self.updates += done.updates
         known = [t for t in trajectories if t.reward is not None]
-        moved = divergence(client, known, loss_config(self.algorithm, client, temperature)) if done.updates else 0.0
+        moved = (
+            measure_divergence(client, known, loss_config(self.algorithm, client, temperature)) if done.updates else 0.0
+        )
         acted = [lp for t in trajectories for lp, m in zip(t.logprobs, t.action_mask, strict=True) if m]
         return UpdateResult(
             policy_loss=done.loss - done.entropy_loss - done.kl_loss,
@@ -228,17 +229,17 @@ class _Classic:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Step, baseline and optimizer settings, as JSON holds them. The weights are the client's to save."""
+        """Step, baseline and optimizer settings as JSON values. The client saves the weights."""
         return {
             "algorithm": self.name,
             "config": asdict(self.config),
             "step": self.step,
-            "baseline": self._memory.baseline,
+            "baseline": self._baseline.value,
             "optimizer": {"name": "AdamW", "updates": self.updates, **asdict(self._adam)},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state of `get_state`. ValueError if it is another algorithm's, or no state at all."""
+        """Continue from a state of `get_state`. ValueError if it is another algorithm's, or not a state."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{self.name}.load_state: a {type(state).__name__}; give what get_state() returned")
         missing = [key for key in ("algorithm", "step", "baseline", "optimizer") if key not in state]
@@ -253,22 +254,22 @@ class _Classic:
         updates: Any = cast(dict[str, Any], optimizer).get("updates") if isinstance(optimizer, dict) else None
         for key, value in (("step", step), ("optimizer.updates", updates)):
             if type(value) is not int or not 0 <= value < 2**63:
-                raise ValueError(f"{self.name}.load_state: {key}={_told(value)}, expected an integer of at least 0")
+                raise ValueError(f"{self.name}.load_state: {key}={_shorten(value)}, expected an integer of at least 0")
         if baseline is not None and not _is_number(baseline):
-            raise ValueError(f"{self.name}.load_state: baseline={_told(baseline)}, expected a finite number or null")
+            raise ValueError(f"{self.name}.load_state: baseline={_shorten(baseline)}, expected a finite number or null")
         saved, mine = cast(dict[str, Any], state.get("config") or asdict(self.config)), asdict(self.config)
         if saved != mine:
-            differing = [f"{k}={_told(saved.get(k))}" for k in {**mine, **saved} if saved.get(k) != mine.get(k)]
+            differing = [f"{k}={_shorten(saved.get(k))}" for k in {**mine, **saved} if saved.get(k) != mine.get(k)]
             raise ValueError(
                 f"{self.name}.load_state: it was saved with {', '.join(differing)}, other settings than this one has: "
                 f"make {self.name} with those, or take 'config' out of the state to go on with new ones"
             )
         self.step, self.updates = step, updates
-        self._memory.baseline = None if baseline is None else float(baseline)
+        self._baseline.value = None if baseline is None else float(baseline)
 
 
 class REINFORCE(_Classic):
-    """Policy gradient with a moving baseline, Williams 1992. Every trajectory counts: no filter of equal rewards."""
+    """Policy gradient with a running baseline, Williams 1992. Groups of equal rewards are not filtered."""
 
     name = "REINFORCE"
     settings = REINFORCEConfig
@@ -276,7 +277,7 @@ class REINFORCE(_Classic):
     def __init__(self, config: REINFORCEConfig | None = None) -> None:
         config = config or REINFORCEConfig()
         super().__init__(config)
-        self._memory.decay = config.baseline_decay
+        self._baseline.decay = config.baseline_decay
 
 
 class PPO(_Classic):
@@ -292,53 +293,53 @@ class PPO(_Classic):
 
 
 def save_checkpoint(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a state as JSON, whole or not at all. ValueError for a path that cannot be; OSError for a full disk."""
-    place = _place(path)
+    """Write a state as JSON, atomically. ValueError for an impossible path; OSError for a full disk."""
+    file = _check_path(path)
     try:
         text = json.dumps(state, indent=2, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"save_checkpoint: the state is not JSON ({error}); give what get_state() returned") from None
-    if place.is_dir():
-        raise ValueError(f"checkpoint {place} is a folder; give the name of a file in it")
-    if not place.parent.is_dir():
-        raise ValueError(f"checkpoint {place}: there is no folder {place.parent}; make it first")
-    write_atomic(place, text)
+    if file.is_dir():
+        raise ValueError(f"checkpoint {file} is a folder; give the name of a file in it")
+    if not file.parent.is_dir():
+        raise ValueError(f"checkpoint {file}: there is no folder {file.parent}; make it first")
+    write_atomic(file, text)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a state back. ValueError if the file is missing or is not one."""
-    place = _place(path)
-    if place.is_dir():
-        raise ValueError(f"checkpoint {place} is a folder, expected the file of save_checkpoint")
-    if not place.exists():
-        raise ValueError(f"checkpoint {place} does not exist; give the path that save_checkpoint was given")
-    if not place.is_file():
-        raise ValueError(f"checkpoint {place} is no ordinary file, expected the file of save_checkpoint")
+    """Read a state. ValueError if the file is missing or holds none."""
+    file = _check_path(path)
+    if file.is_dir():
+        raise ValueError(f"checkpoint {file} is a folder, expected the file of save_checkpoint")
+    if not file.exists():
+        raise ValueError(f"checkpoint {file} does not exist; give the path that save_checkpoint was given")
+    if not file.is_file():
+        raise ValueError(f"checkpoint {file} is not an ordinary file, expected the file of save_checkpoint")
     try:
-        state = json.loads(place.read_bytes(), parse_constant=_refuse, parse_float=_finite)
+        state = json.loads(file.read_bytes(), parse_constant=_refuse, parse_float=_finite)
     except OSError as error:
-        raise ValueError(f"checkpoint {place} cannot be read ({error.strerror}); make it readable") from None
+        raise ValueError(f"checkpoint {file} cannot be read ({error.strerror}); make it readable") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"checkpoint {place} is not JSON ({error}); it is damaged, or no checkpoint") from None
+        raise ValueError(f"checkpoint {file} is not JSON ({error}); it is damaged, or no checkpoint") from None
     if not isinstance(state, dict):
-        raise ValueError(f"checkpoint {place} holds a {type(state).__name__}, expected a state (an object)")
+        raise ValueError(f"checkpoint {file} holds a {type(state).__name__}, expected a state (an object)")
     return cast(dict[str, Any], state)
 
 
-def _place(path: str | os.PathLike[str]) -> Path:
-    """The path, where the system can have such a one."""
+def _check_path(path: str | os.PathLike[str]) -> Path:
+    """The path; ValueError if the system does not allow it."""
     place, longest = Path(path), 255 - len("..01234567.tmp")  # room for the name that is written beside it
     sizes = [len(os.fsencode(part)) for part in (place.name, *place.parts)]
     if "\0" in str(place) or len(os.fsencode(place)) > 4000 or max(sizes) > 255 or sizes[0] > longest:
         raise ValueError(
-            f"checkpoint {str(place)[:80]!r}... is no path that the system takes ({len(str(place))} characters); "
+            f"checkpoint {str(place)[:80]!r}... is not allowed by the system ({len(str(place))} characters); "
             f"give a name of at most {longest} bytes without zero bytes"
         )
     return place
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _finite(text: str) -> float:

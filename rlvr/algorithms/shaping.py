@@ -1,21 +1,21 @@
-"""What an algorithm takes off a reward before the advantage: a KL penalty, and a penalty for overlong answers.
+"""Penalties subtracted from a reward before the advantage: a KL penalty, and one for overlong completions.
 
-`Trajectory.penalty` holds it, beside the reward as the verifiers gave it. A rollout of several trajectories pays once,
-for all of them. Exercised by `python -m pytest tests/test_shaping.py`.
+`Trajectory.penalty` holds the sum; `reward` stays as the verifiers gave it. A rollout of several trajectories is
+penalized once for all of them. Exercised by `python -m pytest tests/test_shaping.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.rows import Algorithm
-from rlvr.messages import ModelInput
-from rlvr.types import Trajectory
+from rlvr.algorithms.specs import Algorithm
+from rlvr.core.messages import ModelInput
+from rlvr.core.types import Trajectory
 
-# d = log reference - log policy of tokens that the policy sampled. http://joschu.net/blog/kl-approx.html
+# d = log reference - log policy of sampled tokens. http://joschu.net/blog/kl-approx.html
 KL_TERMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "k1": lambda d: -d,
     "k2": lambda d: 0.5 * d * d,
@@ -23,37 +23,34 @@ KL_TERMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def compare_with_reference(trajectories: Sequence[Trajectory], reference: Any, temperature: float) -> None:
+def fill_reference_logprobs(trajectories: Sequence[Trajectory], reference: Any, temperature: float) -> None:
     """Fill `reference_logprobs` by the sampling client `reference`, at the temperature the answers were sampled at.
 
-    All are asked for before one is read, so that a client may compute them together.
+    All are requested before one is read, so that a client may compute them together.
     """
-    asked = [t for t in trajectories if t.reward is not None and not t.over_at_once]
-    for t in asked:
+    scored = [t for t in trajectories if t.reward is not None and not t.is_empty]
+    for t in scored:
         t.require_trainable()
-    how = {} if temperature == 1.0 else {"temperature": temperature}
-    futures = [reference.compute_logprobs(ModelInput(t.full_tokens), **how) for t in asked]
-    for t, future in zip(asked, futures, strict=True):
+    futures = [reference.compute_logprobs(ModelInput(t.full_tokens), temperature) for t in scored]
+    for t, future in zip(scored, futures, strict=True):
         t.reference_logprobs = [float(x) for x in future.result()[len(t.prompt_tokens) :]]
 
 
-def kl_of(trajectory: Trajectory, estimator: str, old: Sequence[float] | None = None) -> float:
-    """The sum over sampled tokens of k, between the policy and the reference.
-
-    The policy is the one that sampled; with `old` [R], the trainer's own log-probs, the one that is trained.
-    """
+def sum_kl(trajectory: Trajectory, estimator: str, old: Sequence[float] | None = None) -> float:
+    """The sum over sampled tokens of k, between the policy that sampled (or the trainer's, `old` [R]) and the
+    reference."""
     policy = np.asarray(trajectory.logprobs if old is None else old)
     d = np.asarray(trajectory.reference_logprobs) - policy
     return float((KL_TERMS[estimator](d) * np.asarray(trajectory.action_mask)).sum())
 
 
-def overlong(tokens: int, budget: int, buffer: int) -> float:
+def overlong_share(tokens: int, budget: int, buffer: int) -> float:
     """0 up to `budget - buffer` tokens, then linearly up to 1 at the budget. DAPO, arXiv:2503.14476, eq. 13."""
     return min(1.0, max(0.0, (tokens - (budget - buffer)) / buffer))
 
 
 def longest_turn(trajectory: Trajectory) -> int:
-    """Tokens of the longest stretch that the policy sampled without a break: what the budget of an answer bounds."""
+    """The number of tokens in the longest turn of the policy, which is what the budget `max_tokens` bounds."""
     longest = run = 0
     for acted in trajectory.action_mask:
         run = run + 1 if acted else 0
@@ -65,11 +62,11 @@ def penalize(
     trajectories: Sequence[Trajectory],
     algorithm: Algorithm,
     max_tokens: int,
-    before: Mapping[int, Sequence[float]] | None = None,
+    old_logprobs: Callable[[Trajectory], Sequence[float] | None] = lambda trajectory: None,
 ) -> None:
-    """Set every `penalty`: kl_coef x sum of k, where the KL goes into the reward, plus the overlong penalty.
+    """Set every `penalty`: kl_coef x sum of k, if the KL goes into the reward, plus the overlong penalty.
 
-    `before` holds the trainer's log-probs [R] by the trajectory's id(), where there are any.
+    `old_logprobs` gives the trainer's log-probs [R] of a trajectory before the step, if there are any.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     rollouts: dict[str, list[Trajectory]] = {}
@@ -80,10 +77,9 @@ def penalize(
     for parts in rollouts.values():
         penalty = 0.0
         if in_reward:
-            old = before or {}
-            penalty += algorithm.kl_coef * sum(kl_of(t, algorithm.kl_estimator, old.get(id(t))) for t in parts)
+            penalty += algorithm.kl_coef * sum(sum_kl(t, algorithm.kl_estimator, old_logprobs(t)) for t in parts)
         if algorithm.overlong_buffer:
             longest = max(longest_turn(t) for t in parts)
-            penalty += algorithm.overlong_penalty * overlong(longest, max_tokens, algorithm.overlong_buffer)
+            penalty += algorithm.overlong_penalty * overlong_share(longest, max_tokens, algorithm.overlong_buffer)
         for t in parts:
             t.penalty = penalty

@@ -1,7 +1,7 @@
 """One update: how a batch of scored trajectories becomes optimizer steps on a training client.
 
-The training loop and hand-written loops (`REINFORCE`, `PPO`) go through this one function; the client may be the engine
-in this process, a table of logits or a server. Exercised by `python -m pytest tests/test_update.py`.
+The training loop and hand-written loops (`REINFORCE`, `PPO`) go through these functions, over any training client.
+Exercised by `python -m pytest tests/test_update.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from rlvr import draws
-from rlvr.algorithms.advantages import Memory
-from rlvr.algorithms.measure import Measured, Tokens
-from rlvr.algorithms.rows import KL_ESTIMATORS, Algorithm
-from rlvr.algorithms.shaping import compare_with_reference, penalize
-from rlvr.futures import Future
-from rlvr.messages import AdamParams, Datum, ForwardBackwardOutput
-from rlvr.protocols import TrainingClient
-from rlvr.types import Trajectory
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS
+from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
+from rlvr.algorithms.specs import Algorithm
+from rlvr.algorithms.update_statistics import Tokens, UpdateStatistics
+from rlvr.core import rng
+from rlvr.core.futures import Future
+from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput
+from rlvr.core.protocols import TrainingClient
+from rlvr.core.types import Trajectory
 
 Rows = Sequence[tuple[Trajectory, float]]
 
@@ -31,7 +32,7 @@ Rows = Sequence[tuple[Trajectory, float]]
 class Passes:
     """How often a batch is used: `epochs` times in `substeps` optimizer steps each.
 
-    A step that would start further than `target_kl` (0: never) from the policy that sampled ends the update.
+    The update ends before a step that would start further than `target_kl` from the policy that sampled (0: no limit).
     """
 
     epochs: int = 1
@@ -40,14 +41,28 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """How a batch is used that is learned from as it arrives: once, in `substeps` optimizer steps of `minibatches`
-    forward-backward calls each. An optimizer step learns from `answers` answers, those without a gradient included:
-    its denominator, which cannot wait for the last of them."""
+class StreamPlan:
+    """How a batch is used while it arrives: once, in `substeps` optimizer steps of `minibatches` forward-backward
+    calls.
+
+    `completions` is how many an optimizer step counts, those without a gradient included. It is the denominator, which
+    has to be known before the last of them arrives.
+    """
 
     substeps: int
     minibatches: int
-    answers: int
+    completions: int
+
+
+class OldLogprobs:
+    """The trainer's log-probs [R] before the step, for options that compare them with the sampler's."""
+
+    def __init__(self, trajectories: Sequence[Trajectory] = (), logprobs: Sequence[Sequence[float]] = ()) -> None:
+        self._trajectories = list(trajectories)  # kept, so that no other object gets one of these ids
+        self._by_id = {id(t): values for t, values in zip(trajectories, logprobs, strict=True)}
+
+    def of(self, trajectory: Trajectory) -> Sequence[float] | None:
+        return self._by_id.get(id(trajectory))
 
 
 def update(
@@ -57,39 +72,39 @@ def update(
     adam: Callable[[int], AdamParams],
     passes: Passes,
     *,
-    memory: Memory,
+    baseline: RunningBaseline,
     max_tokens: int,
     temperature: float = 1.0,
     key: int = 0,
     reference: Any = None,
-    check: Callable[[Measured], None] = lambda measured: None,
-) -> Measured:
-    """Penalties, advantages, and every optimizer step the batch is good for; what was measured on the way.
+    check: Callable[[UpdateStatistics], None] = lambda statistics: None,
+) -> UpdateStatistics:
+    """Compute penalties and advantages and make every optimizer step of the batch; returns the statistics.
 
-    `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of an answer, `key`
-    the randomness of the substeps, `reference` the sampling client that a KL compares with. `check` sees the first
-    optimizer step before it is made, and may raise.
+    `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of a completion, `key`
+    the randomness of the substeps, `reference` the sampling client that a KL compares with. `check` is called with the
+    statistics before the first optimizer step, and may raise.
     """
     config = loss_config(algorithm, client, temperature)
-    selected, before = _prepared(client, algorithm, batch, config, memory, max_tokens, temperature, reference)
-    measured = Measured(algorithm)
+    selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference)
+    statistics = UpdateStatistics(algorithm)
     for epoch in range(passes.epochs):
-        order = draws.permutation(len(selected), draws.key("minibatches", key, epoch))
+        order = rng.permutation(len(selected), rng.key("minibatches", key, epoch))
         count = min(passes.substeps, len(selected))
         for index in range(count):
             rows = algorithm.weigh([selected[i] for i in sorted(order[index::count])], max_tokens)
             if not rows:
                 continue
-            data = [project(algorithm, t, weight, before.get(id(t))) for t, weight in rows]
-            if passes.target_kl and measured.updates:
+            data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
+            if passes.target_kl and statistics.updates:
                 output = client.forward(data, algorithm.loss, config).result()
-                measured.looked(Tokens.of([t for t, _ in rows], data, output).approx_kl)
-                if measured.approx_kl > passes.target_kl:
-                    return measured
+                statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
+                if statistics.approx_kl > passes.target_kl:
+                    return statistics
             output = client.forward_backward(data, algorithm.loss, config).result()
-            measured.add(rows, data, output, again=epoch > 0)
-            _step(client, measured, adam, check)
-    return measured
+            statistics.add(rows, data, output, again=epoch > 0)
+            _step(client, statistics, adam, check)
+    return statistics
 
 
 def update_streamed(
@@ -97,86 +112,86 @@ def update_streamed(
     algorithm: Algorithm,
     arriving: Iterable[Sequence[Trajectory]],
     adam: Callable[[int], AdamParams],
-    stream: Stream,
+    stream: StreamPlan,
     *,
-    memory: Memory,
+    baseline: RunningBaseline,
     max_tokens: int,
     temperature: float = 1.0,
     reference: Any = None,
-    check: Callable[[Measured], None] = lambda measured: None,
-) -> Measured:
-    """`update`, from minibatches of whole groups that are taken from `arriving` one at a time, and sent at once.
+    check: Callable[[UpdateStatistics], None] = lambda statistics: None,
+) -> UpdateStatistics:
+    """Like `update`, but takes minibatches of whole groups from `arriving` one at a time and sends each at once.
 
-    Gradients are the same as those of one call over the substep's groups, since losses are sums and no weight depends
-    on what has not arrived. An optimizer step without any row to learn from is not made.
+    Gradients equal those of one call over the substep's groups: losses are sums, and no weight depends on what has not
+    arrived. An optimizer step without a row to learn from is not made.
     """
     config = loss_config(algorithm, client, temperature)
-    measured, parts = Measured(algorithm), iter(arriving)
+    statistics, parts = UpdateStatistics(algorithm), iter(arriving)
     for _ in range(stream.substeps):
         sent: list[tuple[Rows, list[Datum], Future[ForwardBackwardOutput]]] = []
         for batch in islice(parts, stream.minibatches):
-            selected, before = _prepared(client, algorithm, batch, config, memory, max_tokens, temperature, reference)
-            share = len({t.rollout_id or str(id(t)) for t in selected}) / stream.answers
+            selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference)
+            share = len({t.rollout_id or str(id(t)) for t in selected}) / stream.completions
             rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, max_tokens)]
             if rows:
-                data = [project(algorithm, t, weight, before.get(id(t))) for t, weight in rows]
+                data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
                 sent.append((rows, data, client.forward_backward(data, algorithm.loss, config)))
         for number, (rows, data, output) in enumerate(sent):
-            measured.add(rows, data, output.result(), joined=number > 0)
+            statistics.add(rows, data, output.result(), joined=number > 0)
         if sent:
-            _step(client, measured, adam, check)
-    return measured
+            _step(client, statistics, adam, check)
+    return statistics
 
 
-def _prepared(
+def _select(
     client: TrainingClient,
     algorithm: Algorithm,
     batch: Sequence[Trajectory],
     config: dict[str, float],
-    memory: Memory,
+    baseline: RunningBaseline,
     max_tokens: int,
     temperature: float,
     reference: Any,
-) -> tuple[list[Trajectory], dict[int, list[float]]]:
-    """The trajectories to learn from, with their advantages, and the trainer's log-probs where an option needs them."""
+) -> tuple[list[Trajectory], OldLogprobs]:
+    """The trajectories to learn from, with advantages set, and the trainer's log-probs if an option needs them."""
     if algorithm.kl_coef:
         if reference is None:
             raise ValueError(
                 f"algorithm.kl_coef={algorithm.kl_coef} without a reference: give update(reference=...) a sampling "
                 "client at the weights to compare with"
             )
-        compare_with_reference(batch, reference, temperature)
-    before: dict[int, list[float]] = {}
+        fill_reference_logprobs(batch, reference, temperature)
+    old = OldLogprobs()
     if algorithm.importance_cap is not None:
-        known = [t for t in batch if t.reward is not None and not t.over_at_once]
-        before = {id(t): now for t, now in zip(known, current_logprobs(client, known, config), strict=True)}
-    penalize(batch, algorithm, max_tokens, before)
-    selected = algorithm.select(batch, memory)
+        known = [t for t in batch if t.reward is not None and not t.is_empty]
+        old = OldLogprobs(known, compute_current_logprobs(client, known, config))
+    penalize(batch, algorithm, max_tokens, old.of)
+    selected = algorithm.select(batch, baseline)
     for trajectory in selected:
-        if not trajectory.over_at_once:
+        if not trajectory.is_empty:
             trajectory.require_trainable()
-    return selected, before
+    return selected, old
 
 
 def _step(
     client: TrainingClient,
-    measured: Measured,
+    statistics: UpdateStatistics,
     adam: Callable[[int], AdamParams],
-    check: Callable[[Measured], None],
+    check: Callable[[UpdateStatistics], None],
 ) -> None:
-    """The optimizer step of the gradients that have been added up."""
-    if measured.updates == 1:
-        check(measured)
-    parameters = adam(measured.updates - 1)
+    """Make the optimizer step of the accumulated gradients."""
+    if statistics.updates == 1:
+        check(statistics)
+    parameters = adam(statistics.updates - 1)
     stepped = client.optim_step(parameters).result()
-    measured.learning_rate = parameters.learning_rate
-    measured.grad_norm = stepped.metrics.get("grad_norm", math.nan)
+    statistics.learning_rate = parameters.learning_rate
+    statistics.grad_norm = stepped.metrics.get("grad_norm", math.nan)
 
 
 def loss_config(algorithm: Algorithm, client: TrainingClient, temperature: float) -> dict[str, float]:
-    """The settings of the named loss: thresholds, and what only clients that know it may be told."""
+    """The settings of the named loss, with the temperature for clients that score at one."""
     config = dict(algorithm.thresholds)
-    if getattr(client, "scores_at_temperature", False):
+    if client.capabilities.scores_at_temperature:
         config["temperature"] = temperature
     if algorithm.beta is not None:
         config["beta"] = algorithm.beta
@@ -185,10 +200,12 @@ def loss_config(algorithm: Algorithm, client: TrainingClient, temperature: float
     return config
 
 
-def project(algorithm: Algorithm, trajectory: Trajectory, weight: float, old: Sequence[float] | None = None) -> Datum:
-    """The trajectory as a row of training: every option of the algorithm on its road (`rlvr.algorithms.roads`).
+def make_datum(
+    algorithm: Algorithm, trajectory: Trajectory, weight: float, old: Sequence[float] | None = None
+) -> Datum:
+    """The trajectory as a row of training, with every option of the algorithm in its inputs.
 
-    `weight` is the reduction; `old` [R] the trainer's own log-probs before the step, for the importance correction.
+    `weight` is the reduction; `old` [R] are the trainer's log-probs before the step, for the importance correction.
     """
     q = np.asarray(trajectory.logprobs)
     advantages = np.full(len(q), trajectory.advantage)
@@ -198,11 +215,9 @@ def project(algorithm: Algorithm, trajectory: Trajectory, weight: float, old: Se
         assert old is not None
         advantages = advantages * np.minimum(np.exp(np.asarray(old) - q), algorithm.importance_cap)
     ones = np.ones(len(q))
-    inputs: dict[str, Any] = {}
-    if algorithm.loss == "gspo":
-        inputs["sequence_ratio_mask"] = ones
-    if algorithm.loss == "dro":  # 0 where the policy did not act: no pull on what others wrote
-        inputs["beta_weights"] = weight * ones
+    spec = LOSS_SPECS[algorithm.loss]
+    inputs: dict[str, Any] = {name: ones for name in spec.masks}
+    inputs |= {name: weight * ones for name in spec.weight_inputs}  # 0 where the policy did not act
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         inputs["kl_weights"] = algorithm.kl_coef * weight * ones
         inputs["reference_logprobs"] = trajectory.reference_logprobs
@@ -211,26 +226,26 @@ def project(algorithm: Algorithm, trajectory: Trajectory, weight: float, old: Se
     return Datum.from_trajectory(trajectory, weight, advantages=advantages, logprobs=old, **inputs)
 
 
-def current_logprobs(
+def compute_current_logprobs(
     client: TrainingClient, trajectories: Sequence[Trajectory], config: dict[str, float]
 ) -> list[list[float]]:
-    """The trainer's log-probs [R] of every answer now, by a forward pass at the temperature of the config."""
+    """The trainer's log-probs [R] of every completion, by a forward pass at the temperature of the config."""
     if not trajectories:
         return []
     for trajectory in trajectories:
         trajectory.require_trainable()
-    told = {"temperature": config["temperature"]} if "temperature" in config else None
-    data = [Datum.supervised(t.prompt_tokens, t.response_tokens, weight=0.0) for t in trajectories]
-    output: ForwardBackwardOutput = client.forward(data, "cross_entropy", told).result()
+    settings = {"temperature": config["temperature"]} if "temperature" in config else None
+    data = [Datum.from_completion(t.prompt_tokens, t.response_tokens, weight=0.0) for t in trajectories]
+    output: ForwardBackwardOutput = client.forward(data, "cross_entropy", settings).result()
     pairs = zip(trajectories, output.loss_fn_outputs, strict=True)
     return [np.asarray(o["logprobs"].data)[-t.num_response_tokens :].tolist() for t, o in pairs]
 
 
-def divergence(client: TrainingClient, trajectories: Sequence[Trajectory], config: dict[str, float]) -> float:
-    """How far the policy is now from the one that sampled: mean of r - 1 - log r over the sampled tokens."""
+def measure_divergence(client: TrainingClient, trajectories: Sequence[Trajectory], config: dict[str, float]) -> float:
+    """Divergence of the policy now from the one that sampled: the mean of r - 1 - log r over the sampled tokens."""
     deltas = [
         now - q
-        for t, after in zip(trajectories, current_logprobs(client, trajectories, config), strict=True)
+        for t, after in zip(trajectories, compute_current_logprobs(client, trajectories, config), strict=True)
         for now, q, acted in zip(after, t.logprobs, t.action_mask, strict=True)
         if acted
     ]

@@ -1,6 +1,6 @@
-"""Measuring verifiers: a file of answers graded (`answers`), rates on labelled rows (`labelled`), hacks (`attack`).
+"""Measure verifiers: grade a file of completions, count mistakes on labelled rows, run the attack suite.
 
-    rlvr verify answers.jsonl --reward code --out verdicts.jsonl
+    rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
     rlvr audit --reward code --attack
 

@@ -1,10 +1,11 @@
-"""Other people's verifiers as rewards, to stand beside ours in an audit.
+"""Verifiers of other projects as rewards, to compare ours with in an audit.
 
     rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
 
-`math_verify` is plain math-verify in a child process that is killed when it is late: its own time limit (5 s, as here)
-needs signals and the main thread, and lets some hangs through. A hang or a crash is no verdict: the outcome `timeout`
-with the reason `no_verdict`, which an audit counts apart. `python -m pytest tests/test_audit_measure.py` exercises it.
+`math_verify` runs math-verify in a child process with the same time limit of 5 s, after which the child is killed:
+math-verify's own limit needs signals and the main thread, and misses some hangs. A hang or a crash gives the outcome
+`timeout` with the reason `no_verdict`, which an audit counts apart.
+`python -m pytest tests/test_audit_measure.py` exercises it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import sys
 import threading
 from typing import Any
 
-from rlvr.types import Outcome, Score
+from rlvr.core.types import Outcome, Score
 
-SECONDS = 5.0  # for one pair; starting the child (it imports sympy) is not counted
+SECONDS = 5.0  # for one pair, without the start of the child, which imports sympy
 _MEMORY = 4 << 30
 
 _CHILD = f"""
@@ -39,15 +40,17 @@ for line in sys.stdin:
 """
 
 
-class _Child:
+class _MathVerifyProcess:
+    """The child process, started again after it was killed."""
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, gold: str, response: str) -> bool | str:
-        """True or false, or the name of what went wrong (`timeout`, `died`, an exception)."""
+        """True or false, or what went wrong: `timeout`, `died`, or the name of an exception."""
         with self.lock:
-            process = self._running()
+            process = self._start()
             assert process.stdin is not None and process.stdout is not None
             try:
                 process.stdin.write(json.dumps([gold, response]).encode() + b"\n")
@@ -63,7 +66,7 @@ class _Child:
                 return "died"
             return json.loads(line)
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD],
@@ -71,9 +74,11 @@ class _Child:
             )  # fmt: skip
             assert self.process.stdout is not None and self.process.stderr is not None
             if self.process.stdout.readline() != b"ready\n":
-                said = self.process.stderr.read().decode(errors="replace").strip().splitlines()
+                lines = self.process.stderr.read().decode(errors="replace").strip().splitlines()
                 self._stop()
-                raise RuntimeError(f"math-verify cannot be used ({said[-1] if said else 'no word'}); pip install it")
+                raise RuntimeError(
+                    f"math-verify cannot be used ({lines[-1] if lines else 'no message'}); pip install math-verify"
+                )
             self.process.stderr.close()
         return self.process
 
@@ -87,14 +92,14 @@ class _Child:
                     stream.close()
 
 
-_child = _Child()
+_child = _MathVerifyProcess()
 atexit.register(_child._stop)
 
 
 def math_verify(prompt: str, response: str, meta: dict[str, Any]) -> Score:
     """Whether math-verify finds the gold `meta["answer"]` in the response."""
     gold = str(meta["answer"])
-    said = _child.ask(gold if "$" in gold or "\\boxed" in gold else f"${gold}$", response)
-    if isinstance(said, str):
-        return Score(0.0, Outcome.TIMEOUT, "no_verdict", detail=said)
-    return Score(float(said), Outcome.PASSED if said else Outcome.FAILED)
+    verdict = _child.ask(gold if "$" in gold or "\\boxed" in gold else f"${gold}$", response)
+    if isinstance(verdict, str):
+        return Score(0.0, Outcome.TIMEOUT, "no_verdict", detail=verdict)
+    return Score(float(verdict), Outcome.PASSED if verdict else Outcome.FAILED)

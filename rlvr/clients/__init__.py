@@ -1,1 +1,1 @@
-"""Clients: who samples and who trains. All speak the protocols of `rlvr.protocols`."""
+"""Sampling and training clients, which implement the protocols of `rlvr.core.protocols`."""

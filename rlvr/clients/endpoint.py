@@ -3,10 +3,10 @@
     client = EndpointSamplingClient(text_endpoint("http://127.0.0.1:3031/generate"))
     answer = client.sample(ModelInput(client.get_tokenizer().encode("2 + 2?")), 1, SamplingParams()).result()
 
-Such an endpoint knows no tokens of ours, so a token is a character here (`CodePoints`): the same rollout and the same
-environments play over it. It gives no log-probs, and none are made up: its answers can be judged, stored and refined,
-and nothing can be trained on them. Requests run on one event loop for the process (`rlvr.reward.coroutines`), so a
-future can be awaited on any loop or read from any thread, and cancelling an await cancels its request.
+Such an endpoint knows no tokens of ours, so a token is a character here (`CodePointTokenizer`): the same rollout and
+the same environments play over it. It gives no log-probs, and none are made up: its answers can be judged, stored and
+refined, and nothing can be trained on them. Requests run on one event loop for the process (`rlvr.reward.coroutines`),
+so a future can be awaited on any loop or read from any thread, and cancelling an await cancels its request.
 
 Left out on purpose: streaming, tools, images and log-probs that some endpoints offer (of their tokens, not of ours).
 `python -m pytest tests/test_clients_endpoint.py` exercises it against a real server.
@@ -24,24 +24,24 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from rlvr import draws
-from rlvr.futures import Future
-from rlvr.http_line import Cost, Dialect, Endpoint, Line, NoReply, Reply
-from rlvr.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from rlvr.reward.coroutines import begin, on_loop
-from rlvr.types import StopReason
+from rlvr.core import rng
+from rlvr.core.chat_client import ChatClient, ChatError, ChatReply, Cost, Dialect, Endpoint
+from rlvr.core.futures import Future
+from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from rlvr.core.types import StopReason
+from rlvr.reward.coroutines import in_loop_thread, start_coroutine
 
 T = TypeVar("T")
 
 MARK = "\ufdd0"  # begins a message of a conversation; a noncharacter, which no text that is exchanged may hold
 MOST_PER_TOKEN, LEAST_MOST = 64, 10_000  # characters of an answer for each token that was asked for; and at least
 CHARACTERS_PER_TOKEN = 4  # of an estimate, where the endpoint does not count: usual for English and code
-MAX_TOKENS = 1024  # where nobody says: an endpoint's own default may be 16
-# What some receiver cannot take: halves of surrogate pairs (no UTF-8 has them), null (PostgreSQL), noncharacters.
+MAX_TOKENS = 1024  # by default: an endpoint's own default may be 16
+# What some receivers reject: halves of surrogate pairs (no UTF-8 has them), null (PostgreSQL), noncharacters.
 _UNFIT = re.compile(r"[\x00\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _UNSENDABLE = re.compile(r"[\x00\ud800-\udfff]")
 
-# Of a `NoReply`, whatever its cause, one of the six codes that a user of the service meets.
+# The reasons of a `ChatError` as the six codes that users of the service see.
 _CODES = {
     "unreachable": "endpoint_unreachable",
     "failed": "endpoint_unreachable",
@@ -57,11 +57,11 @@ _CODES = {
 
 
 class EndpointError(RuntimeError):
-    """An endpoint gave no answer, after all attempts that could help.
+    """An endpoint gave no completion, after all retries.
 
     `code`: endpoint_unreachable (no connection, or 5xx), endpoint_timeout, endpoint_rate_limited, endpoint_refused (the
     key, the path, the model, this prompt), endpoint_bad_reply (not the JSON it should be) or empty_answer. The message
-    names the endpoint. `retry_after` is how many seconds it asked to be left alone, 0 where it did not.
+    names the endpoint. `retry_after` is its Retry-After in seconds, 0 without one.
     """
 
     def __init__(self, code: str, message: str, retry_after: float = 0.0) -> None:
@@ -88,15 +88,15 @@ def text_endpoint(
     dialect = Dialect.CHAT if model else Dialect.PLAIN
     url = url.removesuffix("/chat/completions") if model else url
     limits = {"timeout_s": timeout_s, "retries": retries, "concurrency": concurrency}
-    endpoint = Endpoint(url, model, key_variable, dict(body or {}), dialect=dialect, empty_again=True, **limits)
+    endpoint = Endpoint(url, model, key_variable, dict(body or {}), dialect=dialect, retry_empty=True, **limits)
     endpoint.check("endpoint")
     return endpoint
 
 
-class CodePoints:
+class CodePointTokenizer:
     """A tokenizer whose ids are Unicode code points: exact both ways, no vocabulary, no end token.
 
-    A conversation is one text in which `MARK` begins every message; `messages` takes it apart again.
+    A conversation is one text in which `MARK` begins every message; `parse_messages` takes it apart again.
     """
 
     eos_token_id: int | None = None
@@ -122,16 +122,16 @@ class CodePoints:
         return self.encode(text) if tokenize else text
 
 
-def messages(text: str) -> list[dict[str, str]]:
-    """The conversation that a prompt is; one message from the user where it is plain text."""
+def parse_messages(text: str) -> list[dict[str, str]]:
+    """The conversation in a prompt; plain text is one message from the user."""
     plain, *marked = text.split(MARK)
     turns = [("user", plain)] if plain else []
     turns += [(role, content) for role, _, content in (turn.partition("\n") for turn in marked)]
     return [{"role": role, "content": content} for role, content in turns if content]
 
 
-def as_text(conversation: Sequence[Mapping[str, str]]) -> str:
-    """A conversation for an endpoint that knows none; a single message from the user is its content."""
+def format_messages(conversation: Sequence[Mapping[str, str]]) -> str:
+    """A conversation as plain text, for an endpoint without messages; one user message is its content."""
     if [m["role"] for m in conversation] == ["user"]:
         return conversation[0]["content"]
     return "\n\n".join([*(f"{m['role'].capitalize()}: {m['content']}" for m in conversation), "Assistant:"])
@@ -150,8 +150,8 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """How the endpoint was when it was last asked. `error` is None after an answer; `at` is seconds since the epoch."""
+class EndpointStatus:
+    """The result of the last request. `error` is None if it succeeded; `at` is in seconds since the epoch."""
 
     at: float
     error: EndpointError | None = None
@@ -164,10 +164,8 @@ class RequestFuture(Generic[T]):
         self._running = running
 
     def result(self, timeout: float | None = None) -> T:
-        if on_loop() and not self._running.done():
-            raise RuntimeError(
-                "a coroutine that runs beside this request waits for it with .result(): await it instead"
-            )
+        if in_loop_thread() and not self._running.done():
+            raise RuntimeError(".result() would block the event loop that runs this request: await it instead")
         return self._running.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
@@ -179,27 +177,27 @@ class RequestFuture(Generic[T]):
 
 
 class EndpointSamplingClient:
-    """Satisfies `rlvr.protocols.SamplingClient`; `view()` gives another that shares the connections and counts alone.
+    """Satisfies `rlvr.core.protocols.SamplingClient`; `view()` gives another that shares the connections and counts
+    alone.
 
-    `temperature`, where it is not None, takes the place of the one that a request names: so that whoever writes the
-    prompts of an episode may choose how warm each answer is. `seen` is how the endpoint was last found (None: it was
-    never asked).
+    `temperature`, unless None, replaces that of the request, so that an environment can choose it per completion.
+    `status` is the result of the last request, None before the first.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.usage = endpoint, Usage()
         self.temperature: float | None = None
-        self._shared = _Shared(endpoint)
-        self._tokenizer = CodePoints()
+        self._connection = _Connection(endpoint)
+        self._tokenizer = CodePointTokenizer()
 
     @property
     def fingerprint(self) -> str:
-        """The endpoint's name for its model: which weights these are nobody can know."""
+        """The endpoint's name for its model; the weights behind it are unknown."""
         return self.endpoint.model or self.endpoint.url
 
     @property
-    def seen(self) -> Seen | None:
-        return self._shared.seen
+    def status(self) -> EndpointStatus | None:
+        return self._connection.status
 
     def view(self) -> EndpointSamplingClient:
         """The same endpoint and connections, with a `usage` and a `temperature` of its own: one for each session."""
@@ -228,42 +226,42 @@ class EndpointSamplingClient:
         if self.temperature is not None:
             asked = replace(asked, temperature=self.temperature)
         text = _UNSENDABLE.sub("\ufffd", self._tokenizer.decode(prompt.tokens))
-        return RequestFuture(begin(self._all(text, num_samples, asked)))
+        return RequestFuture(start_coroutine(self._all(text, num_samples, asked)))
 
     async def _all(self, text: str, count: int, asked: SamplingParams) -> SampleResponse:
         tasks = [asyncio.create_task(self._one(text, asked, i)) for i in range(count)]
         try:
             return SampleResponse(list(await asyncio.gather(*tasks)), None, self.fingerprint)
         finally:
-            for task in tasks:  # after a failure or a cancellation nobody waits for the others
+            for task in tasks:  # after a failure or a cancellation the others are not needed
                 task.cancel()
 
     async def _one(self, text: str, asked: SamplingParams, index: int) -> SampledSequence:
         cost, began = Cost(), time.monotonic()
         stops = _stops(asked.stop)
         try:
-            reply = await self._shared.line().ask(self._request(text, asked, stops, index), cost)
-        except NoReply as failure:
+            reply = await self._connection.line().ask(self._request(text, asked, stops, index), cost)
+        except ChatError as failure:
             error = _error(failure)
-            self._shared.seen = Seen(time.time(), error)
+            self._connection.status = EndpointStatus(time.time(), error)
             raise error from failure
         finally:
             self.usage.requests += cost.requests
             self.usage.seconds += time.monotonic() - began
-        self._shared.seen = Seen(time.time())
+        self._connection.status = EndpointStatus(time.time())
         self._count(reply, text)
         return _sequence(reply, stops, max(LEAST_MOST, MOST_PER_TOKEN * (asked.max_tokens or MAX_TOKENS)))
 
     def _request(self, text: str, asked: SamplingParams, stops: list[str], index: int) -> dict[str, Any]:
         common = {"max_tokens": asked.max_tokens or MAX_TOKENS, "temperature": asked.temperature}
         if self.endpoint.dialect is Dialect.PLAIN:
-            return {"prompt": as_text(messages(text)), **common}
+            return {"prompt": format_messages(parse_messages(text)), **common}
         # 31 bits: a seed is a 32-bit integer to some servers.
-        seed = None if asked.seed is None else draws.key("endpoint", asked.seed, index) >> 32
+        seed = None if asked.seed is None else rng.key("endpoint", asked.seed, index) >> 32
         more = {"top_p": asked.top_p if asked.top_p != 1 else None, "stop": stops or None, "seed": seed}
-        return {"messages": messages(text), **common, **more}
+        return {"messages": parse_messages(text), **common, **more}
 
-    def _count(self, reply: Reply, text: str) -> None:
+    def _count(self, reply: ChatReply, text: str) -> None:
         usage = self.usage
         usage.answers += 1
         if reply.counted:
@@ -275,41 +273,41 @@ class EndpointSamplingClient:
         usage.completion_tokens += guess
         usage.estimated += guess
 
-    def look(self) -> Future[Seen]:
-        """Find out whether anybody is there, by a request that asks for nothing; `seen` says it from then on."""
-        return RequestFuture(begin(self._shared.look()))
+    def ping(self) -> Future[EndpointStatus]:
+        """Check that the endpoint answers, by a request without content, and set `status`."""
+        return RequestFuture(start_coroutine(self._connection.ping()))
 
-    def compute_logprobs(self, prompt: ModelInput) -> Future[list[float | None]]:
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
         raise ValueError("compute_logprobs: a text endpoint gives none; use a model here or a Tinker server")
 
-    def get_tokenizer(self) -> CodePoints:
+    def get_tokenizer(self) -> CodePointTokenizer:
         return self._tokenizer
 
     def close(self) -> None:
         """Drop the connections, those of all views; a later request opens new ones. May be called twice."""
-        self._shared.close()
+        self._connection.close()
 
 
-class _Shared:
-    """The line, opened on the loop that asks (which is another one after a fork), and how the endpoint was seen."""
+class _Connection:
+    """The connections, opened on the event loop of the caller (another one after a fork), and the last status."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.seen: Seen | None = None
-        self._line: tuple[asyncio.AbstractEventLoop, Line] | None = None
+        self.status: EndpointStatus | None = None
+        self._line: tuple[asyncio.AbstractEventLoop, ChatClient] | None = None
         self._lock = threading.Lock()
 
-    def line(self) -> Line:
+    def line(self) -> ChatClient:
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._line is None or self._line[0] is not loop:
-                self._line = loop, Line(self.endpoint, remembers=False)
+                self._line = loop, ChatClient(self.endpoint, remember_failure=False)
             return self._line[1]
 
-    async def look(self) -> Seen:
-        failure = await self.line().knock()
-        self.seen = Seen(time.time(), failure and _error(failure))
-        return self.seen
+    async def ping(self) -> EndpointStatus:
+        failure = await self.line().ping()
+        self.status = EndpointStatus(time.time(), failure and _error(failure))
+        return self.status
 
     def close(self) -> None:
         with self._lock:
@@ -318,7 +316,7 @@ class _Shared:
             asyncio.run_coroutine_threadsafe(held[1].aclose(), held[0]).result(5)
 
 
-def _error(failure: NoReply) -> EndpointError:
+def _error(failure: ChatError) -> EndpointError:
     return EndpointError(_CODES[failure.reason], str(failure), failure.retry_after)
 
 
@@ -331,7 +329,7 @@ def _stops(stop: Any) -> list[str]:
     return stops
 
 
-def _sequence(reply: Reply, stops: list[str], most: int) -> SampledSequence:
+def _sequence(reply: ChatReply, stops: list[str], most: int) -> SampledSequence:
     """The answer as characters, up to the first stop string, which stays where the endpoint left it in. An endpoint
     that gives far more than it was asked for (`most`) is cut: every list of answers would carry its megabytes."""
     text = _UNFIT.sub("\ufffd", reply.text)

@@ -1,22 +1,35 @@
 """Our loops on any server that speaks the Tinker protocol, through the public `tinker` SDK (extra: `rlvr[tinker]`).
 
 `connect(...)` gives a `TinkerTrainingClient`. What the wire has no place for is refused here, or takes two passes: a
-loss that needs more inputs than its named form is computed by `rlvr.clients.custom` (torch, in this process). Exercised
-by tests/test_clients_tinker.py. Left out on purpose: training without an adapter, scores at another temperature than
-1, `min_p`, exact entropy; the wire has none of these.
+loss that needs more inputs than its named form is computed by `rlvr.clients.custom_loss` (torch, in this process).
+Exercised by tests/test_clients_tinker.py. Left out on purpose: training without an adapter, scores at another
+temperature than 1, `min_p`, exact entropy; the wire has none of these.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from rlvr.clients.custom import named_loss, needs_custom, two_passes, weighted
-from rlvr.clients.sdk import RemoteFuture, from_output, leave, sdk, to_datum, to_input, told
-from rlvr.engine.options import LoraConfig
-from rlvr.files import checked_name
-from rlvr.futures import Future, LazyFuture
-from rlvr.messages import (
+from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.clients.custom_loss import build_named_loss, cross_entropy_datum, needs_two_passes, two_passes
+from rlvr.clients.local_engine import load_named_tokenizer
+from rlvr.clients.registry import ClientRequest, ClientSpec
+from rlvr.clients.tinker_sdk import (
+    RemoteFuture,
+    end_session,
+    from_output,
+    import_sdk,
+    to_datum,
+    to_input,
+    translate_errors,
+)
+from rlvr.core.files import check_name
+from rlvr.core.futures import Future, LazyFuture
+from rlvr.core.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -27,8 +40,9 @@ from rlvr.messages import (
     SamplingParams,
     SaveWeightsResponse,
 )
-from rlvr.protocols import CustomLoss
-from rlvr.types import StopReason
+from rlvr.core.protocols import ClientCapabilities, CustomLoss, Feature
+from rlvr.core.types import StopReason
+from rlvr.engine.engine_options import LoraConfig
 
 SCHEME = "tinker://"
 
@@ -46,7 +60,7 @@ class TinkerSamplingClient:
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
     ) -> Future[SampleResponse]:
-        types, asked = sdk().types, sampling_params
+        types, asked = import_sdk().types, sampling_params
         if asked.min_p:
             raise ValueError(f"sample: min_p={asked.min_p} has no place in the Tinker protocol; use top_p or top_k")
         params = types.SamplingParams(
@@ -84,10 +98,12 @@ class TinkerTrainingClient:
     The SDK loads weights by making a new training run of them: after `load_state` this client speaks to another one.
     """
 
-    scores_at_temperature = False
-    overlaps = True  # the model is elsewhere: sampling goes on while a step is made (`rlvr.training.pipelined`)
-    losses = frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"})
-    roads = frozenset({"advantage", "inputs", "custom", "reference"})
+    capabilities = ClientCapabilities(
+        "tinker",
+        losses=frozenset(LOSS_SPECS),
+        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE}),
+        can_overlap=True,
+    )
 
     def __init__(self, service: Any, client: Any, *, tokenizer: Any = None) -> None:
         self._service, self._client, self._tokenizer = service, client, tokenizer
@@ -107,15 +123,17 @@ class TinkerTrainingClient:
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
         """One call, or two passes where the loss is given inputs that the wire does not know (`kl_weights`, say)."""
-        if needs_custom(data):
-            return LazyFuture.done(two_passes(self, data, named_loss(loss_fn, loss_fn_config)))
+        _check_config(loss_fn_config)
+        if needs_two_passes(data):
+            return LazyFuture.from_value(two_passes(self, data, build_named_loss(loss_fn, loss_fn_config)))
         return self._pass(self._client.forward_backward, data, loss_fn, loss_fn_config)
 
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        if needs_custom(data):
-            return LazyFuture.done(self._valued(data, named_loss(loss_fn, loss_fn_config)))
+        _check_config(loss_fn_config)
+        if needs_two_passes(data):
+            return LazyFuture.from_value(self._forward_custom(data, build_named_loss(loss_fn, loss_fn_config)))
         return self._pass(self._client.forward, data, loss_fn, loss_fn_config)
 
     def _pass(
@@ -123,57 +141,55 @@ class TinkerTrainingClient:
     ) -> Future[ForwardBackwardOutput]:
         if not data:
             raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
-        if "temperature" in (config or {}):
-            raise ValueError("loss_fn_config: a Tinker server scores at temperature 1; leave temperature out")
-        with told():
+        with translate_errors():
             return RemoteFuture(
                 call([to_datum(datum) for datum in data], loss_fn, dict(config or {}) or None), from_output
             )
 
-    def _valued(self, data: list[Datum], loss: CustomLoss) -> ForwardBackwardOutput:
+    def _forward_custom(self, data: list[Datum], loss: CustomLoss) -> ForwardBackwardOutput:
         """A forward pass, with the value of a loss that is computed here."""
-        output = self.forward([weighted(datum, [0.0] * datum.model_input.length) for datum in data]).result()
+        output = self.forward([cross_entropy_datum(datum, [0.0] * datum.model_input.length) for datum in data]).result()
         value, _ = loss(data, [out["logprobs"].to_torch() for out in output.loss_fn_outputs])
         return ForwardBackwardOutput(output.loss_fn_outputs, {"loss:sum": float(value)})
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
-        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom`)."""
-        return LazyFuture.done(two_passes(self, data, loss_fn))
+        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom_loss`)."""
+        return LazyFuture.from_value(two_passes(self, data, loss_fn))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
         self._steps += 1
-        with told():
-            future = self._client.optim_step(sdk().types.AdamParams(**vars(adam_params)))
+        with translate_errors():
+            future = self._client.optim_step(import_sdk().types.AdamParams(**vars(adam_params)))
         return RemoteFuture(future, lambda response: OptimStepResponse(dict(response.metrics or {})))
 
     def save_state(self, name: str) -> Future[SaveWeightsResponse]:
         """Weights and optimizer, in place of what this run saved by that name before."""
-        checked_name(name, "checkpoint name")
-        with told():
-            return RemoteFuture(self._client.save_state(name, overwrite=True), _saved)
+        check_name(name, "checkpoint name")
+        with translate_errors():
+            return RemoteFuture(self._client.save_state(name, overwrite=True), _to_response)
 
     def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]:
-        checked_name(name, "checkpoint name")
-        with told():
-            return RemoteFuture(self._client.save_weights_for_sampler(name), _saved)
+        check_name(name, "checkpoint name")
+        with translate_errors():
+            return RemoteFuture(self._client.save_weights_for_sampler(name), _to_response)
 
     def load_state(self, path: str) -> Future[None]:
-        return LazyFuture.done(self._load(self._service.create_training_client_from_state, path))
+        return LazyFuture.from_value(self._load(self._service.create_training_client_from_state, path))
 
     def load_state_with_optimizer(self, path: str) -> Future[None]:
-        return LazyFuture.done(self._load(self._service.create_training_client_from_state_with_optimizer, path))
+        return LazyFuture.from_value(self._load(self._service.create_training_client_from_state_with_optimizer, path))
 
     def _load(self, make: Callable[[str], Any], path: str) -> None:
-        with told():
-            self._client = make(_checked(path)).result()
+        with translate_errors():
+            self._client = make(_check_path(path)).result()
         self._steps, self._sampler = 0, None
 
     def create_sampling_client(self, model_path: str | None = None) -> TinkerSamplingClient:
         """A sampler for the weights as they are now, or for those saved at `model_path`."""
         if model_path is None:
             return self.save_weights_and_get_sampling_client()
-        path = _checked(model_path)
-        with told():
+        path = _check_path(model_path)
+        with translate_errors():
             return TinkerSamplingClient(self._client.create_sampling_client(path).result(), path, self._tokenizer)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> TinkerSamplingClient:
@@ -181,7 +197,7 @@ class TinkerTrainingClient:
         if name is not None:
             self.save_weights_for_sampler(name).result()
         if self._sampler is None or self._sampler.fingerprint != self.fingerprint:
-            with told():
+            with translate_errors():
                 client = self._client.save_weights_and_get_sampling_client().result()
             self._sampler = TinkerSamplingClient(client, self.fingerprint, self._tokenizer)
         return self._sampler
@@ -191,9 +207,15 @@ class TinkerTrainingClient:
             self._tokenizer = self._client.get_tokenizer()
         return self._tokenizer
 
+    def weights_sha256(self) -> str:
+        return ""
+
+    def describe_environment(self) -> dict[str, str | int]:
+        return {"server": self.base_model}
+
     def close(self) -> None:
         """End the session at the server, and its heartbeat. What was saved stays."""
-        leave(self._service)
+        end_session(self._service)
 
 
 def connect(
@@ -211,14 +233,14 @@ def connect(
     `base_url` and `api_key` None: where the SDK itself looks (TINKER_BASE_URL, TINKER_API_KEY, its credentials file).
     The adapter covers all linear layers but the head, as our own engine's do.
     """
-    tinker, lora = sdk(), lora or LoraConfig()
+    tinker, lora = import_sdk(), lora or LoraConfig()
     if lora.targets:
         raise ValueError(f"model.lora.targets={list(lora.targets)}: the Tinker protocol takes no list; leave it out")
     try:
         service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
-        with told():
+        with translate_errors():
             if start_from is not None:
-                client = service.create_training_client_from_state(_checked(start_from)).result()
+                client = service.create_training_client_from_state(_check_path(start_from)).result()
             else:
                 client = service.create_lora_training_client(
                     base_model, rank=lora.rank, seed=seed, train_unembed=False
@@ -228,11 +250,70 @@ def connect(
     return TinkerTrainingClient(service, client, tokenizer=tokenizer)
 
 
-def _saved(saved: Any) -> SaveWeightsResponse:
+def _build(request: ClientRequest) -> TinkerTrainingClient:
+    options = request.model
+    if options.tokenizer:
+        from rlvr.engine.tokenizer import silence_transformers
+
+        silence_transformers()
+    _check_reachable(options.base_url or os.environ.get("TINKER_BASE_URL"))
+    client = connect(
+        options.name,
+        start_from=_start_path(request) if request.fresh and options.start_from else None,
+        lora=options.lora,
+        seed=request.seed,
+        base_url=options.base_url,
+        api_key=options.api_key,
+        tokenizer=load_named_tokenizer(options.tokenizer, request) if options.tokenizer else None,
+    )
+    request.say(f"{client.base_model} at {options.base_url or 'the server that the tinker SDK finds'}")
+    return client
+
+
+def _describe(request: ClientRequest) -> str:
+    model = _start_path(request) if request.model.start_from else request.model.name
+    return f"{model}, an adapter that {request.model.base_url or 'a Tinker server'} trains (client=tinker)"
+
+
+def _start_path(request: ClientRequest) -> str:
+    """The `tinker://` path of `model.start_from`; of a run or a checkpoint, the one it wrote down."""
+    path = request.find_start()
+    if not path.startswith(SCHEME):
+        raise ValueError(
+            f"model.start_from={request.model.start_from!r}: client=tinker starts from {SCHEME} paths, or from a run "
+            "that kept its weights at the same server; to go on from a folder use client=local"
+        )
+    return path
+
+
+def _check_reachable(address: str | None) -> None:
+    """ValueError if no server listens at the address: the SDK would retry for five minutes before it says so."""
+    if address is None:
+        return  # the SDK's own choice
+    try:
+        parts = urlsplit(address)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model.base_url={address}: no server answers there ({error}); start the server (rlvr serve engine), or "
+            "give its address, for example http://127.0.0.1:8000"
+        ) from error
+
+
+def _to_response(saved: Any) -> SaveWeightsResponse:
     return SaveWeightsResponse(saved.path)
 
 
-def _checked(path: str) -> str:
+def _check_config(config: Mapping[str, float] | None) -> None:
+    if "temperature" in (config or {}):
+        raise ValueError("loss_fn_config: a Tinker server scores at temperature 1; leave temperature out")
+
+
+def _check_path(path: str) -> str:
     if not path.startswith(SCHEME):
         raise ValueError(f"{path}: a Tinker server keeps its weights at {SCHEME} paths; give what save_state returned")
     return path
+
+
+TINKER = ClientSpec(TinkerTrainingClient.capabilities, _build, _describe)

@@ -1,10 +1,10 @@
-"""Composing one configuration from YAML files and the command line: the part of Hydra's language that we use.
+"""Composes one configuration from YAML files and the command line, in the part of Hydra's language that we use.
 
     defaults:
       - model: tiny                    # group: option        -> configs/model/tiny.yaml under the key `model`
       - training@rlvr_training: small  # group@package: option -> configs/training/small.yaml under `rlvr_training`
       - base                           # another config beside this one, merged in place
-      - _self_                         # where this file's own keys go; last if absent, so that a file has the last word
+      - _self_                         # where this file's own keys go; last if absent, so they override the others
 
 Names are looked for in `./configs`, then in the configs shipped with the package; a folder given by the caller comes
 before both. On the command line `key.sub=value` sets a value (typed as in YAML), `group=option` and
@@ -28,12 +28,13 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlvr.config.document_limits import DEEPEST, TOO_DEEP, check_size, with_text_keys
 from rlvr.config.interpolate import resolve
-from rlvr.config.limits import DEEPEST, TOO_DEEP, measured, plain
-from rlvr.registry import nearest
+from rlvr.core.registry import did_you_mean
 
 PACKAGED = Path(__file__).parents[1] / "configs"
 CLI = "cli"
+SHIPPED_FILES = "rlvr/configs/"  # how the origins of shipped files begin
 
 _OVERRIDE = re.compile(r"\+?(?P<key>[A-Za-z_][\w/-]*(?:@[\w.]+)?(?:\.[\w-]+|\[\d+\])*)=(?P<value>.*)", re.DOTALL)
 _CHOICE = re.compile(r"(?:(?P<optional>optional) +)?(?P<group>/?[\w./-]+)(?:@(?P<package>[\w.]+))?")
@@ -41,13 +42,13 @@ _PACKAGE = re.compile(r"#\s*@package\s+([\w.]+)")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A composed configuration.
 
     `values` is fully resolved; `raw` keeps what depends on the environment as `${...}` and may be written to disk.
     `origin` says of each dotted key which file set it, or "cli". `timed` are the keys that depend on `${now:...}`.
-    `typed` holds for a key that was given by another spelling what was typed, `idle` what was typed and did nothing,
-    with where that came from and why (both by `rlvr.config.translate`).
+    `typed` holds the alias under which a key was given; `unused` the aliases without effect, with their origin and the
+    reason (both by `rlvr.config.alias_translation`).
     """
 
     values: dict[str, Any]
@@ -56,13 +57,13 @@ class Loaded:
     name: str
     timed: tuple[str, ...] = ()
     typed: dict[str, str] = field(default_factory=dict[str, str])
-    idle: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    unused: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
 
-def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> Loaded:
+def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Compose the named config, or the file at `config_path`, with `key=value` overrides.
 
-    A `config_path` that is a folder is searched first. With neither name nor file the overrides stand alone.
+    A `config_path` that is a folder is searched first. With neither name nor file the overrides alone make the config.
     """
     folders = [Path("configs"), PACKAGED]
     composer = _Composer(folders, [_parse(text) for text in overrides])
@@ -71,7 +72,9 @@ def load(config_name: str | None = None, config_path: str | None = None, overrid
         if path.is_dir():
             folders.insert(0, path)
             if config_name is None:
-                raise ValueError(f"config folder {config_path}: which config in it? {_listing(composer.options(''))}")
+                raise ValueError(
+                    f"config folder {config_path}: no config given; add --config-name; {_listing(composer.options(''))}"
+                )
         elif not path.is_file():
             raise ValueError(f"config file {config_path} does not exist; to use one by its name, give --config-name")
         elif config_name is not None:
@@ -86,7 +89,7 @@ def load(config_name: str | None = None, config_path: str | None = None, overrid
         composer.add("", name, "")
     composer.apply_overrides()
     values, raw, timed = resolve(composer.config, composer.origin)
-    return Loaded(values, raw, composer.origin, Path(name).name, timed)
+    return LoadedConfig(values, raw, composer.origin, Path(name).name, timed)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -129,31 +132,31 @@ def _listing(names: Sequence[str]) -> str:
     return f"there are: {', '.join(names)}" if names else "there are none"
 
 
-def _shown(path: Path) -> str:
-    """A path as a person would write it: packaged files by their place in the package, others relative if shorter."""
+def _display_path(path: Path) -> str:
+    """A path for messages: packaged files by their place in the package, others relative to the working folder."""
     if path.is_relative_to(PACKAGED):
-        return f"rlvr/configs/{path.relative_to(PACKAGED)}"
+        return f"{SHIPPED_FILES}{path.relative_to(PACKAGED)}"
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def _read(path: Path) -> DictConfig:
-    made = None
+    result = None
     try:
-        measured(path.read_text(encoding="utf-8"))
+        check_size(path.read_text(encoding="utf-8"))
         config = OmegaConf.load(path)
         if isinstance(config, DictConfig):
-            made = OmegaConf.create(plain(OmegaConf.to_container(config)))
+            result = OmegaConf.create(with_text_keys(OmegaConf.to_container(config)))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{_shown(path)}{line}: {error.problem or 'not YAML'}") from None
+        raise ValueError(f"{_display_path(path)}{line}: {error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError, OmegaConfBaseException) as error:
-        raise ValueError(f"{_shown(path)}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{_display_path(path)}: cannot be read: {str(error).splitlines()[0]}") from None
     except (ValueError, RecursionError) as error:  # what the limits say; a number of thousands of digits
-        raise ValueError(f"{_shown(path)}: {TOO_DEEP if isinstance(error, RecursionError) else error}") from None
-    if made is None:
-        raise ValueError(f"{_shown(path)}: a list; expected `key: value` lines")
-    return made
+        raise ValueError(f"{_display_path(path)}: {TOO_DEEP if isinstance(error, RecursionError) else error}") from None
+    if result is None:
+        raise ValueError(f"{_display_path(path)}: a list; expected `key: value` lines")
+    return result
 
 
 @dataclass
@@ -168,22 +171,26 @@ def _parse(text: str) -> _Override:
     match = _OVERRIDE.fullmatch(text)
     if not match:
         raise ValueError(
-            f"override {_cut(text)!r}: expected key=value, e.g. seed=1, learning_rate=1e-5, reward.type=correct"
+            f"override {_shorten(text)!r}: expected key=value, e.g. seed=1, learning_rate=1e-5, reward.type=correct"
         )
     if len(re.split(r"[.\[]", match["key"])) > DEEPEST:
-        raise ValueError(f"override {_cut(text)!r}: {TOO_DEEP}")
-    return _Override(text, match["key"], _scalar(match["value"].strip(), text))
+        raise ValueError(f"override {_shorten(text)!r}: {TOO_DEEP}")
+    return _Override(text, match["key"], _parse_value(match["value"].strip(), text))
 
 
-def _scalar(text: str, override: str) -> Any:
-    """A value as YAML types it. Only `[`, `{` and quotes open structure: `a: b` and `#1` are what they look like."""
+def _parse_value(text: str, override: str) -> Any:
+    """The value of an override `key=value`, typed as YAML does.
+
+    Text that YAML would read as structure or a comment (`a: b`, `#1`) stays text unless it begins with `[`, `{` or a
+    quote.
+    """
     opened = text[:1] in tuple("[{\"'")
     try:
-        config = OmegaConf.create(measured(f"value: {text}"))
-        value = plain(OmegaConf.to_container(config)["value"])  # type: ignore[index, call-overload]
+        config = OmegaConf.create(check_size(f"value: {text}"))
+        value = with_text_keys(OmegaConf.to_container(config)["value"])  # type: ignore[index, call-overload]
     except (ValueError, RecursionError) as error:  # Unicode errors, and what the limits say
         said = TOO_DEEP if isinstance(error, RecursionError) else error
-        raise ValueError(f"override {_cut(override)!r}: {said}") from None
+        raise ValueError(f"override {_shorten(override)!r}: {said}") from None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         if opened or "${" in text:
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -195,7 +202,7 @@ def _scalar(text: str, override: str) -> Any:
     return text
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -216,10 +223,11 @@ class _Composer:
 
     def groups(self) -> list[str]:
         """The folders of options."""
-        found = {p.parent.relative_to(folder) for folder in self.folders for p in folder.glob("*/**/*.y*ml")}
-        return sorted(str(path) for path in found)
+        folders = {p.parent.relative_to(folder) for folder in self.folders for p in folder.glob("*/**/*.y*ml")}
+        return sorted(str(path) for path in folders)
 
-    def find(self, name: str) -> Path | None:
+    def find_file(self, name: str) -> Path | None:
+        """The YAML file of that name in the first folder that has one."""
         for folder in self.folders:
             for suffix in (".yaml", ".yml"):
                 if (path := folder / f"{name}{suffix}").is_file():
@@ -230,7 +238,7 @@ class _Composer:
         """Merge `group/name.yaml`, and first whatever its defaults name, under the dotted key `package`."""
         full = name.lstrip("/") if name.startswith("/") or not group else f"{group}/{name}"
         parent, _, stem = full.rpartition("/")
-        path = None if ".." in full.split("/") else self.find(full)
+        path = None if ".." in full.split("/") else self.find_file(full)
         if path is None:
             if optional:
                 return
@@ -238,22 +246,24 @@ class _Composer:
             if parent and not known:
                 groups = self.groups()
                 raise ValueError(
-                    f"unknown group {parent!r}{f' ({asked_by})' if asked_by else ''}{nearest(parent, groups)}; "
+                    f"unknown group {parent!r}{f' ({asked_by})' if asked_by else ''}{did_you_mean(parent, groups)}; "
                     f"{_listing(groups)}"
                 )
             what = f"option {stem!r} of group {parent!r}" if parent else f"config {stem!r}"
             asked = f" ({asked_by})" if asked_by else ""
-            raise ValueError(f"unknown {what}{asked}{nearest(stem, known)}; {_listing(known)}")
+            raise ValueError(f"unknown {what}{asked}{did_you_mean(stem, known)}; {_listing(known)}")
         if full in self.stack:
-            raise ValueError(f"{_shown(path)}: its defaults go in a circle: {' -> '.join([*self.stack, full])}")
+            raise ValueError(f"{_display_path(path)}: its defaults go in a circle: {' -> '.join([*self.stack, full])}")
         config = _read(path)
         if directive := _PACKAGE.match(path.read_text(encoding="utf-8")):
             package = "" if directive[1] == "_global_" else directive[1]
         if "${" in str(OmegaConf.to_container(config).get("defaults")):  # type: ignore[union-attr]
-            raise ValueError(f"{_shown(path)}: defaults are read before any ${{...}} is; name each choice as it is")
+            raise ValueError(
+                f"{_display_path(path)}: defaults are read before any ${{...}} is; name each choice as it is"
+            )
         defaults = config.pop("defaults", None) or []
         if not isinstance(defaults, ListConfig) and defaults:
-            raise ValueError(f"{_shown(path)}: defaults has to be a list, e.g. `- model: tiny`")
+            raise ValueError(f"{_display_path(path)}: defaults has to be a list, e.g. `- model: tiny`")
         entries = list(defaults)
         if "_self_" not in entries:
             entries.append("_self_")
@@ -261,11 +271,11 @@ class _Composer:
         try:
             for entry in entries:
                 if entry == "_self_":
-                    self.merge(config, package, _shown(path))
+                    self.merge(config, package, _display_path(path))
                 else:
                     self.follow(entry, parent, package, path)
         except OmegaConfBaseException as error:
-            raise ValueError(f"{_shown(path)}: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"{_display_path(path)}: {str(error).splitlines()[0]}") from None
         self.stack.pop()
 
     def follow(self, entry: Any, group: str, package: str, path: Path) -> None:
@@ -275,13 +285,13 @@ class _Composer:
         if match is None:
             shown = OmegaConf.to_container(entry) if OmegaConf.is_config(entry) else entry
             raise ValueError(
-                f"{_shown(path)}: defaults entry {shown!r} is none of "
+                f"{_display_path(path)}: defaults entry {shown!r} is not one of "
                 "`_self_`, `name`, `group: option`, `group@package: option`"
             )
         name = match["group"]
         where = match["package"]
         inner = "" if where == "_global_" or not package else f"{package}."
-        asked_by = f"in the defaults of {_shown(path)}"
+        asked_by = f"in the defaults of {_display_path(path)}"
         if isinstance(entry, str):  # a config, not a choice
             at = package if where in (None, "_here_") else f"{inner}{where}".removesuffix("_global_").rstrip(".")
             self.add(group, name, at, bool(match["optional"]), asked_by)
@@ -324,7 +334,7 @@ class _Composer:
             try:
                 OmegaConf.update(self.config, override.key, override.value, merge=True, force_add=True)
             except (OmegaConfBaseException, TypeError, IndexError) as error:
-                raise ValueError(f"override {_cut(override.text)!r}: {str(error).splitlines()[0]}") from None
+                raise ValueError(f"override {_shorten(override.text)!r}: {str(error).splitlines()[0]}") from None
             self.remember({override.key: override.value}, "", CLI)
 
     def merge(self, config: DictConfig, package: str, source: str) -> None:

@@ -1,9 +1,9 @@
-"""Resolving `${...}` in a composed configuration, and knowing of every value what it depends on.
+"""Resolves `${...}` in a composed configuration, and tracks what each value depends on.
 
 `${key}` names another value, `${now:%Y-%m-%d}` the instant of loading, `${oc.env:NAME,default}` the environment. What
-depends on the environment may be a secret and is kept as it was written; what depends on the clock is not a
-difference between two runs. Both hold at any remove: `b: ${a}`, `a: ${oc.env:KEY}` makes `b` a secret too. No other
-resolver works, and none whose name is itself worked out: it could read the environment unseen. `masked` takes out of a
+depends on the environment may be a secret and is kept as it was written; what depends on the clock is not a difference
+between two runs. Both hold at any remove: `b: ${a}`, `a: ${oc.env:KEY}` makes `b` a secret too. No other resolver
+works, and none whose name is itself worked out: it could read the environment unseen. `mask_secrets` takes out of a
 message what the environment gave.
 
 Exercised by `python -m pytest tests/test_config.py tests/test_interpolate_secrets.py`.
@@ -24,12 +24,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
-from rlvr.config.limits import DEEPEST, TOO_DEEP, Budget, plain
+from rlvr.config.document_limits import DEEPEST, TOO_DEEP, Budget, with_text_keys
 
 
 @dataclass
 class _Tracking:
-    """What resolving the current value has touched. `now` is one instant for the whole load."""
+    """What the current value depends on. `now` is one instant for the whole load."""
 
     now: datetime = field(default_factory=datetime.now)
     touched: set[str] = field(default_factory=set[str])
@@ -37,8 +37,8 @@ class _Tracking:
 
 _tracking: ContextVar[_Tracking] = ContextVar("tracking")
 _REQUIRED = object()
-_SHORTEST = 6  # characters; what is shorter stands in any message by chance
-_given: dict[str, str] = {}  # what the environment gave in this process -> the variable's name
+_SHORTEST = 6  # characters; shorter values occur in messages by chance
+_secrets: dict[str, str] = {}  # what the environment gave in this process -> the variable's name
 
 
 def _now(pattern: str) -> str:
@@ -51,35 +51,35 @@ def _env(name: str, default: Any = _REQUIRED) -> str | None:
     _tracking.get().touched.add("env")
     if name in os.environ:
         if len(os.environ[name]) >= _SHORTEST:
-            _given[os.environ[name]] = name
+            _secrets[os.environ[name]] = name
         return os.environ[name]
     if default is _REQUIRED:
         raise ValueError(f"environment variable {name!r} is not set; set it, or write ${{oc.env:{name},default}}")
     return None if default is None else str(default)
 
 
-# Ours under names of our own: a resolver is global to the process, and the originals may be in use by others.
+# Under names of our own: resolvers are global to the process, and other libraries may use the originals.
 OmegaConf.register_resolver("rlvr.env", _env, replace=True)
 OmegaConf.register_resolver("rlvr.now", _now, replace=True)
 
 
-_WORKS = "what works is ${key}, ${now:%Y-%m-%d} and ${oc.env:NAME,default}; for text that is no reference write \\${"
+_WORKS = "supported are ${key}, ${now:%Y-%m-%d} and ${oc.env:NAME,default}; for plain text write \\${"
 
 
-def masked(text: str) -> str:
-    """The text with `${oc.env:NAME}` for every value that the environment gave to a config in this process."""
-    for value, name in sorted(_given.items(), key=lambda item: -len(item[0])):
+def mask_secrets(text: str) -> str:
+    """Replace every value that a config of this process got from the environment by `${oc.env:NAME}`."""
+    for value, name in sorted(_secrets.items(), key=lambda item: -len(item[0])):
         for spelled in (value, repr(value)[1:-1], json.dumps(value)[1:-1]):
             text = text.replace(spelled, f"${{oc.env:{name}}}")
     return text
 
 
-def _renamed(value: Any, origin: Mapping[str, str], dotted: str = "") -> Any:
-    """The config with our resolvers in the place of the originals; ValueError where a text asks for any other."""
+def _use_own_resolvers(value: Any, origin: Mapping[str, str], dotted: str = "") -> Any:
+    """Replace the original resolvers by ours; ValueError for any other."""
     if isinstance(value, dict):
-        return {k: _renamed(child, origin, f"{dotted}.{k}" if dotted else k) for k, child in value.items()}
+        return {k: _use_own_resolvers(child, origin, f"{dotted}.{k}" if dotted else k) for k, child in value.items()}
     if isinstance(value, list):
-        return [_renamed(child, origin, f"{dotted}[{index}]") for index, child in enumerate(value)]
+        return [_use_own_resolvers(child, origin, f"{dotted}[{index}]") for index, child in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
     renamed = re.sub(r"\$\{\s*(?:oc\.(env)|(now))\s*:", lambda m: f"${{rlvr.{m[1] or m[2]}:", value)
@@ -88,7 +88,7 @@ def _renamed(value: Any, origin: Mapping[str, str], dotted: str = "") -> Any:
             if type(node).__name__ == "InterpolationResolverContext":
                 name = node.resolverName().getText()
                 if name not in ("rlvr.env", "rlvr.now"):
-                    raise ValueError(f"there is no ${{{name}:...}}; {_WORKS}")
+                    raise ValueError(f"${{{name}:...}} is not supported; {_WORKS}")
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(_explain(dotted, value, origin.get(dotted), error, {})) from None
     return renamed
@@ -109,12 +109,12 @@ def _nodes(tree: Any) -> Iterator[Any]:
 
 def _references(text: str) -> list[str]:
     """The names of other values in a text: `x ${a.b} ${.c}` -> a.b, .c"""
-    found = (node.getText() for node in _nodes(parse(text)) if type(node).__name__ == "InterpolationNodeContext")
-    return [re.sub(r"^\$\{\s*|\s*\}$", "", name) for name in found]
+    names = (node.getText() for node in _nodes(parse(text)) if type(node).__name__ == "InterpolationNodeContext")
+    return [re.sub(r"^\$\{\s*|\s*\}$", "", name) for name in names]
 
 
 def resolve(config: DictConfig, origin: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """(values, raw, timed) of `Loaded`: every leaf is resolved by itself, watching what it touches."""
+    """(values, raw, timed) of `Loaded`: every leaf is resolved by itself, to see what it depends on."""
     tracking = _Tracking()
     timed: list[str] = []
 
@@ -128,7 +128,7 @@ def resolve(config: DictConfig, origin: Mapping[str, str]) -> tuple[dict[str, An
             tracking.touched.clear()
             try:
                 if depth > DEEPEST:
-                    raise ValueError(f"with everything resolved it is {TOO_DEEP}; is a value made of itself?")
+                    raise ValueError(f"resolved, it is {TOO_DEEP}; does a value contain itself?")
                 budget.before(text)
                 text = _original(text) if isinstance(text, str) else text
                 value = raw = node[key]
@@ -147,7 +147,7 @@ def resolve(config: DictConfig, origin: Mapping[str, str]) -> tuple[dict[str, An
 
     token = _tracking.set(tracking)
     try:
-        tree = _renamed(plain(OmegaConf.to_container(config)), origin)
+        tree = _use_own_resolvers(with_text_keys(OmegaConf.to_container(config)), origin)
         budget = Budget(tree, _references)
         values, raws = walk(OmegaConf.create(tree), "", 0)
     finally:
@@ -162,15 +162,15 @@ def _circle(dotted: str, tree: Mapping[str, Any]) -> str:
         node: Any = tree
         for part in chain[-1].split("."):
             node = node.get(part) if isinstance(node, dict) else None
-        found = re.search(r"\$\{\s*([\w.-]+)\s*\}", node) if isinstance(node, str) else None
-        if found is None:
+        match = re.search(r"\$\{\s*([\w.-]+)\s*\}", node) if isinstance(node, str) else None
+        if match is None:
             break
-        chain.append(found[1])
+        chain.append(match[1])
     return "circular interpolation" + (f": {' -> '.join(chain)}" if len(chain) > 1 else "")
 
 
 def _explain(dotted: str, text: Any, source: str | None, error: BaseException, tree: Mapping[str, Any]) -> str:
-    message = masked(str(error)).splitlines()[0] if str(error) else ""
+    message = mask_secrets(str(error)).splitlines()[0] if str(error) else ""
     if not message or "recursi" in message.lower() or "Interpolation to parent node" in message:
         message = _circle(dotted, tree)
     elif "Missing mandatory value" in message:

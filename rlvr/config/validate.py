@@ -1,7 +1,7 @@
-"""What to say of a key or a value that does not fit the schema of a run.
+"""Checks a config against the schema of a run, and reports every key and value that does not fit.
 
-The schema is made of the plain dataclasses that the lower floors already have; their defaults are the defaults, none
-is restated. Values are taken as they are typed: "3" is not a number and 1 is not a truth value; the exceptions are
+The schema consists of the dataclasses of the lower layers, with their defaults. Values keep their type: "3" is not a
+number and 1 is not a truth value; the exceptions are
 integers where a float is wanted, and text such as `1e-5`, which YAML 1.1 does not read as a number.
 
 Exercised by `python -m pytest tests/test_config.py`.
@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, Union
 from pydantic import TypeAdapter, ValidationError
 
 from rlvr.config.compose import CLI
-from rlvr.config.interpolate import masked
+from rlvr.config.interpolate import mask_secrets
 
 T = TypeVar("T")
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?\.?(inf|nan)", re.IGNORECASE)
@@ -43,7 +43,7 @@ def validate(
     came = Origins(origin or {}, typed or {})
     unknown = list(_unknown(values, schema, ""))
     if unknown:
-        known = list(keys(schema))
+        known = list(list_keys(schema))
         raise ValueError("\n".join(_about_unknown(key, siblings, known, came) for key, siblings in unknown))
     prepared = _floats(values, schema)
     try:
@@ -57,23 +57,24 @@ def validate(
 
 
 class Origins:
-    """Where a key came from: its own entry, else that of what it holds or is held by; and as what it was typed."""
+    """Describes where a key was set: its own entry, else that of a key in it or of its section; and under which
+    alias."""
 
     def __init__(self, origin: Mapping[str, str], typed: Mapping[str, str]) -> None:
         self.origin, self.typed = origin, typed
 
     def __call__(self, key: str) -> str:
         spelled = f", as {self.typed[key]}" if key in self.typed else ""
-        found = self.origin.get(key)
-        if found is None:
-            found = next((v for k, v in self.origin.items() if k.startswith((f"{key}.", f"{key}["))), None)
-        while found is None and key:
+        origin = self.origin.get(key)
+        if origin is None:
+            origin = next((v for k, v in self.origin.items() if k.startswith((f"{key}.", f"{key}["))), None)
+        while origin is None and key:
             key = re.sub(r"(^|\.)[^.\[]*$|\[\d+\]$", "", key)
-            found = self.origin.get(key)
-        return "" if found is None else f" (from {'the command line' if found == CLI else found}{spelled})"
+            origin = self.origin.get(key)
+        return "" if origin is None else f" (from {'the command line' if origin == CLI else origin}{spelled})"
 
-    def told(self, section: str, message: str) -> str:
-        """Of the key of a section that a message is about (it says `key=value`), else of the section."""
+    def of_message(self, section: str, message: str) -> str:
+        """The origin of the key that a message names as `key=value`, else of the section."""
         prefix = f"{section}." if section else ""
         for key in (*self.typed, *self.origin):
             if key.startswith(prefix) and re.search(rf"\b{re.escape(key.rpartition('.')[2])}=", message):
@@ -83,7 +84,7 @@ class Origins:
 
 @cache
 def _fields(schema: type) -> dict[str, Any]:
-    """Field name -> type, of a dataclass."""
+    """Name -> type of a dataclass's fields that a config can set."""
     hints = typing.get_type_hints(schema)
     return {f.name: hints[f.name] for f in dataclasses.fields(schema) if f.init}
 
@@ -118,7 +119,7 @@ def _children(value: Any, hint: Any, prefix: str) -> Iterator[tuple[Any, str, An
 
 
 def _unknown(value: Any, hint: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
-    """(dotted key, names it could have been) for every key that no dataclass of the schema has."""
+    """(dotted key, possible names) for every key that the schema does not have."""
     sections = _sections(hint)
     if isinstance(value, Mapping) and sections and not any(typing.get_origin(a) is dict for a in _alternatives(hint)):
         names = list(dict.fromkeys(name for section in sections for name in _fields(section)))
@@ -129,13 +130,13 @@ def _unknown(value: Any, hint: Any, prefix: str) -> Iterator[tuple[str, list[str
         yield from _unknown(child, inner, dotted)
 
 
-def keys(hint: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key that the schema knows."""
+def list_keys(hint: Any, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections included."""
     for section in _sections(hint):
         for name, inner in _fields(section).items():
             dotted = f"{prefix}.{name}" if prefix else name
             yield dotted
-            yield from keys(inner, dotted)
+            yield from list_keys(inner, dotted)
 
 
 def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origins) -> str:
@@ -154,10 +155,10 @@ def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origin
 
 
 def _floats(value: Any, hint: Any) -> Any:
-    """Text that is a number becomes one where the schema wants a float and would not take text."""
+    """Convert text to a number if the schema expects a float and not text."""
     if isinstance(value, str):
-        wanted = _alternatives(hint)
-        number = float in wanted and str not in wanted and _FLOAT.fullmatch(value)
+        types_ = _alternatives(hint)
+        number = float in types_ and str not in types_ and _FLOAT.fullmatch(value)
         return float(re.sub(r"\.(?=inf|nan)", "", value.lower())) if number else value
     children = {key: _floats(child, inner) for key, _, child, inner in _children(value, hint, "")}
     if isinstance(value, Mapping):
@@ -166,36 +167,33 @@ def _floats(value: Any, hint: Any) -> Any:
 
 
 def _about_errors(error: ValidationError, values: Any, schema: Any, came: Origins) -> Iterator[str]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for item in error.errors():
         path, value, hint = "", values, schema
-        for part in item["loc"]:  # parts that are no key are pydantic's names for the members of a union
+        for part in item["loc"]:  # other parts are pydantic's names for the members of a union
             for key, dotted, child, inner in _children(value, hint, path):
                 if key == part:
                     path, value, hint = dotted, child, inner
                     break
         if item["type"] == "missing":
-            path, hint = _missing(path, str(item["loc"][-1]), hint)
+            name = str(item["loc"][-1])
+            hint = next((_fields(s)[name] for s in _sections(hint) if name in _fields(s)), Any)
+            path = f"{path}.{name}" if path else name
             message = f"{path}: has to be given, expected {_name(hint)}"
         elif item["type"] in ("value_error", "assertion_error"):
             reason = item["msg"].removeprefix("Value error, ")
-            message = f"{path}{came.told(path, reason)}: {reason}" if path else reason
+            message = f"{path}{came.of_message(path, reason)}: {reason}" if path else reason
         elif re.search(r"_(type|parsing|from_float)$|^(literal_error|enum|none_required)$", item["type"]):
-            message = f"{path}: {_given(value)} given{came(path)}, expected {_name(hint)}"
+            message = f"{path}: {_describe_value(value)} given{came(path)}, expected {_name(hint)}"
         else:
-            message = f"{path}: {_given(value)} given{came(path)}: {item['msg'][:1].lower()}{item['msg'][1:]}"
-        if path not in told:
-            told.add(path)
+            message = f"{path}: {_describe_value(value)} given{came(path)}: {item['msg'][:1].lower()}{item['msg'][1:]}"
+        if path not in reported:
+            reported.add(path)
             yield message
 
 
-def _missing(path: str, name: str, hint: Any) -> tuple[str, Any]:
-    inner = next((_fields(s)[name] for s in _sections(hint) if name in _fields(s)), Any)
-    return f"{path}.{name}" if path else name, inner
-
-
-def _given(value: Any) -> str:
-    text = masked(json.dumps(value))  # before it is cut short: half a secret is recognised by nobody
+def _describe_value(value: Any) -> str:
+    text = mask_secrets(json.dumps(value))  # before it is shortened: half a secret would not be recognised
     kind = {str: "text", bool: "a truth value", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
     return (text if len(text) <= 80 else f"{text[:77]}...") + (f" ({kind[type(value)]})" if type(value) in kind else "")
 

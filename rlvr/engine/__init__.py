@@ -1,8 +1,8 @@
 """The engine: tokens in, tokens and gradients out. It knows nothing of rewards, tasks or text. torch lives here.
 
-Importing it, before torch, settles how torch's threads wait (`rlvr.cores`).
+Importing it, before torch, settles how torch's threads wait (`rlvr.core.cpu_budget`).
 """
 
-from rlvr.cores import quiet_threads
+from rlvr.core.cpu_budget import limit_spinning
 
-quiet_threads()
+limit_spinning()

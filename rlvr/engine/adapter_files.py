@@ -1,8 +1,8 @@
 """Adapters on disk, in peft's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-What peft writes loads here and what is written here loads in peft. Variants that change the formula (DoRA, rsLoRA,
-ranks that differ from layer to layer, trained biases or whole modules) are refused by name. Exercised by
-`tests/test_engine_lora.py` and `tests/test_engine_targets.py`.
+Adapters written by peft load here, and ours load in peft. Variants that change the formula (DoRA, rsLoRA, ranks that
+differ between layers, trained biases or whole modules) are refused by name. Exercised by `tests/test_engine_lora.py`
+and `tests/test_engine_targets.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from rlvr.core.files import find_damage, read_json
+from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.options import LoraConfig
 from rlvr.engine.policy import Policy, tensors_sha256
-from rlvr.files import read_json, verified
 
 PEFT_PREFIX = "base_model.model."
-CURE = "load another checkpoint, or train anew"
+REMEDY = "load another checkpoint, or train anew"
 _VARIANTS = (
     "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "target_parameters",
 )  # fmt: skip
@@ -40,7 +40,7 @@ def write_adapter(folder: Path, policy: Policy, model: LanguageModel) -> None:
 
 def _config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
     assert policy.lora is not None
-    names = sorted({_layer(key) for key in policy.parameters})
+    names = sorted({_layer_name(key) for key in policy.parameters})
     linears = [name for name, layer in model.module.named_modules() if isinstance(layer, (nn.Linear, Conv1D))]
     return {
         "peft_type": "LORA",
@@ -57,7 +57,7 @@ def _config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
 
 
 def short_names(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The shortest ends of paths that mean the `chosen` of the `known` layers and no other: `q_proj`, `attn.c_proj`."""
+    """The shortest path ends that match the `chosen` of the `known` layers and no other: `q_proj`."""
     others = set(known) - set(chosen)
 
     def shortest(name: str) -> str:
@@ -68,23 +68,23 @@ def short_names(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
     return sorted({shortest(name) for name in chosen})
 
 
-def saved_lora(folder: Path) -> LoraConfig:
-    """The `LoraConfig` that a saved adapter was trained with, its layers by full name: to create its policy again."""
+def read_lora_config(folder: Path) -> LoraConfig:
+    """The `LoraConfig` with which to create the policy of a saved adapter; `targets` are its layers' full names."""
     config = _read_config(folder)
     try:
         with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-            layers = {_layer(key.removeprefix(PEFT_PREFIX)) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            layers = {_layer_name(key.removeprefix(PEFT_PREFIX)) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"adapter {folder} cannot be read: {error}") from error
     return LoraConfig(config.rank, config.alpha, tuple(sorted(layers)))
 
 
 def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Tensor], str]:
-    """(config, fp32 weights on the model's device, fingerprint) of an adapter that fits the bank's model.
+    """Read an adapter for the bank's model: its config, its fp32 weights on the model's device, its fingerprint.
 
-    A folder with checksums or a hash of its own must agree with them. ValueError naming what does not fit.
+    Checksums and the hash in the folder, if any, must match. ValueError naming what does not fit.
     """
-    if (folder / "checksums.json").exists() and (wrong := verified(folder)):
+    if (folder / "checksums.json").exists() and (wrong := find_damage(folder)):
         raise ValueError(f"adapter {folder} is damaged: {wrong}")
     config = _read_config(folder)
     try:
@@ -92,41 +92,43 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     except (OSError, SafetensorError) as error:
         raise ValueError(f"adapter {folder} cannot be read: {error}") from error
     weights = {key.removeprefix(PEFT_PREFIX): value.float() for key, value in stored.items()}
-    layers = {_layer(key) for key in weights}
+    layers = {_layer_name(key) for key in weights}
     for key in sorted({layer + part for layer in layers for part in _PARTS} ^ weights.keys()):
-        whose = "is missing" if key not in weights else "is no weight of a low-rank adapter"
-        raise ValueError(f"adapter {folder} does not fit this model: {key} {whose}")
+        problem = "is missing" if key not in weights else "is not a weight of a low-rank adapter"
+        raise ValueError(f"adapter {folder} does not fit this model: {key} {problem}")
     for layer in sorted(layers):
         if layer not in bank.linears:
             raise ValueError(f"adapter {folder} does not fit this model: it has no linear layer {layer}")
         width_in, width_out = bank.widths(layer)
         for part, expected in zip(_PARTS, ((config.rank, width_in), (width_out, config.rank)), strict=True):
-            if (found := tuple(weights[layer + part].shape)) != expected:
+            if (shape := tuple(weights[layer + part].shape)) != expected:
                 raise ValueError(
-                    f"adapter {folder} does not fit this model: {layer}{part} has shape {list(found)}, expected "
+                    f"adapter {folder} does not fit this model: {layer}{part} has shape {list(shape)}, expected "
                     f"{list(expected)}"
                 )
     sha256 = tensors_sha256(weights)
     fingerprint = f"{folder.name}@{sha256[:12]}"
     if (folder / "policy.json").exists():
-        told = read_json(folder / "policy.json", "the counters of a policy", CURE)
-        if told.get("weights_sha256") != sha256:
+        counters = read_json(folder / "policy.json", "the counters of a policy", REMEDY)
+        if counters.get("weights_sha256") != sha256:
             raise ValueError(f"adapter {folder}: the weights do not have the hash recorded in policy.json")
-        fingerprint = f"{told.get('name')}@{told.get('version')}"
+        fingerprint = f"{counters.get('name')}@{counters.get('version')}"
     return config, {key: value.to(bank.model.device) for key, value in weights.items()}, fingerprint
 
 
 def _read_config(folder: Path) -> LoraConfig:
-    told = read_json(folder / "adapter_config.json", "the config of an adapter", CURE)
-    if variants := [name for name in _VARIANTS if told.get(name)]:
-        raise ValueError(f"adapter {folder}: {', '.join(variants)} is not known here, expected plain LoRA")
-    if told.get("bias", "none") != "none":
-        raise ValueError(f"adapter {folder} has bias={told['bias']!r}, expected 'none': biases are not trained here")
-    rank, alpha = told.get("r"), told.get("lora_alpha")
+    config = read_json(folder / "adapter_config.json", "the config of an adapter", REMEDY)
+    if variants := [name for name in _VARIANTS if config.get(name)]:
+        raise ValueError(f"adapter {folder}: {', '.join(variants)} is not supported, expected plain LoRA")
+    if config.get("bias", "none") != "none":
+        raise ValueError(
+            f"adapter {folder} has bias={config['bias']!r}, expected 'none': trained biases are not supported"
+        )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1 or not 0 < alpha < math.inf:
-        raise ValueError(f"adapter {folder} has rank {rank!r} and alpha {alpha!r}, expected numbers above 0; {CURE}")
+        raise ValueError(f"adapter {folder} has rank {rank!r} and alpha {alpha!r}, expected numbers above 0; {REMEDY}")
     return LoraConfig(rank, float(alpha))
 
 
-def _layer(key: str) -> str:
+def _layer_name(key: str) -> str:
     return key.rsplit(".lora_", 1)[0]

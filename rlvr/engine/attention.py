@@ -1,7 +1,7 @@
-"""Exchanges the attention of a `transformers` model for one of ours, by name and for one pass.
+"""Replaces the attention of a `transformers` model with ours, by name and for one pass.
 
-What that pass attends over is held beside the name, under the config that all attention modules of a model share.
-Exercised through its two users, `rlvr.engine.forest_attention` (training) and `rlvr.engine.prefixes` (sampling).
+The state that the pass attends over is stored beside the name, under the config that all attention modules of a model
+share. Exercised through its users, `rlvr.engine.tree_attention` (training) and `rlvr.engine.shared_prompts` (sampling).
 """
 
 from __future__ import annotations
@@ -10,37 +10,34 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-# What a model may say to attention that asks nothing more of it than a scale.
+# Arguments that a model may pass to its attention without asking for more than a scale.
 PLAIN = ("is_causal", "dropout", "scaling", "position_ids", "use_cache", "cache_position", "output_attentions")
-_over: dict[tuple[str, int], Any] = {}
+_states: dict[tuple[str, int], Any] = {}
 
 
 @contextmanager
-def exchanged(module: Any, name: str, over: Any) -> Iterator[None]:
-    """Within the block the model attends by the function registered as `name`, which asks `attended` for `over`.
-
-    None changes nothing.
-    """
-    if over is None:
+def replace_attention(module: Any, name: str, state: Any) -> Iterator[None]:
+    """In this context the model attends by the function registered as `name`, with `state`; None changes nothing."""
+    if state is None:
         yield
         return
     config = module.config.get_text_config()
-    key, was = (name, id(config)), config._attn_implementation
-    outer = _over.get(key)
-    _over[key] = over
+    key, previous = (name, id(config)), config._attn_implementation
+    outer = _states.get(key)
+    _states[key] = state
     config._attn_implementation = name
     try:
         yield
     finally:
-        config._attn_implementation = was
-        del _over[key]
+        config._attn_implementation = previous
+        del _states[key]
         if outer is not None:
-            _over[key] = outer
+            _states[key] = outer
 
 
-def attended(module: Any, name: str, dropout: float, more: Mapping[str, Any]) -> Any:
-    """What an attention module is to attend over; NotImplementedError where it asks for `more` than a scale."""
-    asked = [key for key, given in more.items() if given is not None and key not in PLAIN]
-    if asked or dropout:
-        raise NotImplementedError(f"{name} attention knows no {', '.join(asked) or 'dropout'}")
-    return _over[name, id(module.config)]
+def get_attention_state(module: Any, name: str, dropout: float, more: Mapping[str, Any]) -> Any:
+    """The `state` that `replace_attention` was given; NotImplementedError if the model passes more than a scale."""
+    unsupported = [key for key, value in more.items() if value is not None and key not in PLAIN]
+    if unsupported or dropout:
+        raise NotImplementedError(f"{name} attention does not support {', '.join(unsupported) or 'dropout'}")
+    return _states[name, id(module.config)]

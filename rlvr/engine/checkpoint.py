@@ -1,8 +1,8 @@
-"""Weights and optimizer state on disk: safetensors and JSON, whole or not at all.
+"""Weights and optimizer state on disk: safetensors and JSON.
 
 A full policy is saved as an ordinary `transformers` folder (weights, config, tokenizer), an adapter in peft's format;
 both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments (and fp32 masters where the weights
-are narrower) and `policy.json` the counters. A folder is written beside its place, synced, and renamed.
+are narrower) and `policy.json` the counters. The caller makes a folder atomic (`rlvr.core.files.new_folder`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from rlvr.engine.adapter_files import CURE, PEFT_PREFIX, write_adapter
-from rlvr.engine.model import LanguageModel, without_progress_bar
+from rlvr.core.files import find_damage, read_json
+from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
+from rlvr.engine.model import LanguageModel
+from rlvr.engine.model_loading import without_progress_bar
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
-from rlvr.files import read_json, verified
 
 
 def save_policy(
@@ -32,19 +33,19 @@ def save_policy(
     gradients: bool = False,
     tokenizer: bool = True,
 ) -> None:
-    """Write into `folder`, which exists and is empty (the caller makes it atomic: see `rlvr.files.new_folder`).
+    """Write a policy into `folder`, which exists and is empty.
 
-    With `gradients` also what was accumulated since the last optimizer step; without `tokenizer` what only a reader
-    with the model at hand can use. OSError where the disk is full or may not be written.
+    `gradients` adds those accumulated since the last optimizer step. Without `tokenizer` a reader must have the model.
+    OSError if the disk is full or not writable.
     """
     try:
         _save(folder, policy, model, optimizer=optimizer, gradients=gradients)
         if tokenizer:
             model.tokenizer.save_pretrained(folder)
     except Exception as error:
-        # safetensors and tokenizers hide the system's error number in their text.
-        if hidden := re.search(r"\(os error (\d+)\)", str(error)):
-            number = int(hidden[1])
+        # safetensors and tokenizers give the system's error number only in their text.
+        if match := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(match[1])
             raise OSError(number, os.strerror(number), str(folder)) from error
         raise
 
@@ -66,8 +67,8 @@ def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool
         save_file(tensors, folder / "optimizer.safetensors")
         counters["optimizer_steps"] = steps
     if gradients:
-        summed = {k: m.grad.detach().cpu().contiguous() for k, m in policy.masters.items() if m.grad is not None}
-        save_file(summed, folder / "gradients.safetensors")
+        gradient_sums = {k: m.grad.detach().cpu().contiguous() for k, m in policy.masters.items() if m.grad is not None}
+        save_file(gradient_sums, folder / "gradients.safetensors")
     (folder / "policy.json").write_text(json.dumps(counters, indent=2))
 
 
@@ -76,28 +77,28 @@ def load_policy(
 ) -> None:
     """Replace the weights (and optimizer state) of `policy`; ValueError naming the file if they do not fit.
 
-    Accumulated gradients are dropped, or with `gradients` replaced by those that were saved.
+    Accumulated gradients are dropped, or with `gradients` replaced by the saved ones.
     """
     weights, counters = _read(folder, policy, model)
     try:
         state = load_file(folder / "optimizer.safetensors") if optimizer else {}
-        summed = load_file(folder / "gradients.safetensors") if gradients else {}
+        gradient_sums = load_file(folder / "gradients.safetensors") if gradients else {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     steps = counters.get("optimizer_steps") if optimizer else {}
-    if problem := _unfit(policy, state, steps) if optimizer else "":
+    if problem := _find_mismatch(policy, state, steps) if optimizer else "":
         raise ValueError(f"checkpoint {folder}: {problem}; load another one, or the weights alone (load_state)")
-    for key, gradient in summed.items():
+    for key, gradient in gradient_sums.items():
         if key not in policy.masters or policy.masters[key].shape != gradient.shape:
             raise ValueError(f"checkpoint {folder}: gradients.safetensors has {key}, which does not fit this policy")
-    policy.about_to_change()
+    policy.preserve_snapshots()
     with torch.no_grad():
         for key, p in policy.parameters.items():
             p.copy_(weights[key])
             if policy.masters[key] is not p:
                 policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
     policy.clear_gradients()
-    for key, gradient in summed.items():
+    for key, gradient in gradient_sums.items():
         policy.masters[key].grad = gradient.to(policy.masters[key].device)
     policy.version = counters["version"]
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
@@ -106,15 +107,15 @@ def load_policy(
 
 
 def load_adapter(folder: Path, policy: Policy) -> None:
-    """Start a policy's adapter from one in peft's format, ours or another's; ValueError where they are not alike."""
+    """Start a policy's adapter from one in peft's format; ValueError if their configs or layers differ."""
     if policy.lora is None:
-        raise ValueError(f"{folder} is an adapter, and all weights are trained here: set model.lora, or merge it first")
-    told = read_json(folder / "adapter_config.json", "the config of an adapter", CURE)
-    given, own = (told.get("r"), told.get("lora_alpha")), (policy.lora.rank, policy.lora.alpha)
-    if given != own or told.get("use_dora") or told.get("use_rslora"):
+        raise ValueError(f"{folder} is an adapter, but this run trains all weights: set model.lora, or merge it first")
+    config = read_json(folder / "adapter_config.json", "the config of an adapter", REMEDY)
+    saved, own = (config.get("r"), config.get("lora_alpha")), (policy.lora.rank, policy.lora.alpha)
+    if saved != own or config.get("use_dora") or config.get("use_rslora"):
         raise ValueError(
-            f"adapter {folder} has rank {given[0]}, alpha {given[1]}, and here model.lora has rank {own[0]}, alpha "
-            f"{own[1]:g}; make them alike (variants such as DoRA and rsLoRA are not known here)"
+            f"adapter {folder} has rank {saved[0]}, alpha {saved[1]}, but model.lora has rank {own[0]}, alpha "
+            f"{own[1]:g}; set model.lora to match (variants such as DoRA and rsLoRA are not supported)"
         )
     try:
         stored = load_file(folder / "adapter_model.safetensors")
@@ -122,31 +123,31 @@ def load_adapter(folder: Path, policy: Policy) -> None:
         raise ValueError(f"adapter {folder} cannot be read: {error}") from error
     stored = {key.removeprefix(PEFT_PREFIX): value for key, value in stored.items()}
     for key in (stored.keys() ^ policy.parameters.keys()) or ():
-        whose = "the adapter has it and the policy not" if key in stored else "the policy has it and the adapter not"
-        raise ValueError(f"adapter {folder} does not fit this model: {key}: {whose}; see model.lora.targets")
+        owner = "only the adapter" if key in stored else "only the policy"
+        raise ValueError(f"adapter {folder} does not fit this model: {owner} has {key}; see model.lora.targets")
     for key, p in policy.parameters.items():
         if stored[key].shape != p.shape:
             raise ValueError(
                 f"adapter {folder} does not fit this model: {key} has shape {list(stored[key].shape)}, expected "
                 f"{list(p.shape)}"
             )
-    policy.about_to_change()
+    policy.preserve_snapshots()
     with torch.no_grad():
         for key, p in policy.parameters.items():
             p.copy_(stored[key])
             policy.masters[key].copy_(stored[key])
 
 
-def saved_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
-    """The saved weights as a view beside the live ones: to sample from them, or to be the reference of a KL."""
+def read_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
+    """Read saved weights as a snapshot: to sample from them, or as the reference of a KL."""
     weights, counters = _read(folder, policy, model)
     copy = {key: value.to(policy.parameters[key].device) for key, value in weights.items()}
     return Snapshot(f"{policy.name}@{counters['version']}", policy=policy, copy=copy, scale=policy.scale)
 
 
 def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """(weights by name in the policy's dtypes, counters) of a checkpoint that fits; ValueError naming what does not."""
-    if wrong := verified(folder):
+    """Read the weights (by name, in the policy's dtypes) and counters; ValueError naming what does not fit."""
+    if wrong := find_damage(folder):
         raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
     try:
         counters = _counters(folder / "policy.json")
@@ -158,19 +159,19 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
     except (OSError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
-        # transformers stores some models under other names than it holds them (fused experts): it knows the way back.
+        # transformers stores some models under other names than in memory (fused experts) and can convert them back.
         with without_progress_bar():
             stored = dict(type(model.module).from_pretrained(folder, dtype=model.dtype).named_parameters())
     for key, p in policy.parameters.items():
         if key not in stored or stored[key].shape != p.shape:
-            found = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"
-            raise ValueError(f"checkpoint {folder} does not fit this model: {key} {found}, expected {list(p.shape)}")
+            problem = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"
+            raise ValueError(f"checkpoint {folder} does not fit this model: {key} {problem}, expected {list(p.shape)}")
     if policy.lora is not None and (more := sorted(stored.keys() - policy.parameters.keys())):
         raise ValueError(
             f"checkpoint {folder} does not fit this policy: it adapts {more[0]} too; see LoraConfig.targets"
         )
     if (saved := counters["lora"]) != _lora(policy):
-        raise ValueError(f"checkpoint {folder} has lora {saved}, this policy {_lora(policy)}; give it the same")
+        raise ValueError(f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same")
     weights = {key: stored[key].detach().to(p.dtype) for key, p in policy.parameters.items()}
     if tensors_sha256(weights) != counters["weights_sha256"]:
         raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
@@ -178,25 +179,25 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
 
 
 def _counters(path: Path) -> dict[str, Any]:
-    """What `policy.json` says, each entry of its kind."""
-    counters = read_json(path, "the counters of a policy", CURE)
-    kinds = {"version": int, "weights_sha256": str, "lora": (dict, type(None))}
-    wrong = [name for name, kind in kinds.items() if name not in counters or not isinstance(counters[name], kind)]
+    """Read `policy.json` and check the type of each entry."""
+    counters = read_json(path, "the counters of a policy", REMEDY)
+    types = {"version": int, "weights_sha256": str, "lora": (dict, type(None))}
+    wrong = [name for name, kind in types.items() if name not in counters or not isinstance(counters[name], kind)]
     if wrong or isinstance(counters["version"], bool) or not 0 <= counters["version"] < 2**63:
-        raise ValueError(f"{path}: no usable {', '.join(wrong) or 'version'} in it; {CURE}")
+        raise ValueError(f"{path}: no usable {', '.join(wrong) or 'version'} in it; {REMEDY}")
     return counters
 
 
-def _unfit(policy: Policy, tensors: dict[str, torch.Tensor], steps: Any) -> str:
-    """'' if a stored optimizer state is one of this policy, else what is wrong with it."""
+def _find_mismatch(policy: Policy, tensors: dict[str, torch.Tensor], steps: Any) -> str:
+    """Why a stored optimizer state does not fit this policy; empty if it fits."""
     if not isinstance(steps, dict):
         return "policy.json holds no optimizer_steps"
     for key, count in cast(dict[str, Any], steps).items():
         if key not in policy.masters or type(count) is not int or not 0 <= count < 2**53:
             return f"policy.json: optimizer_steps of {key[:80]} are {count!r:.40}, expected a whole number of a weight"
-    wanted = [(f"{m}.{key}", policy.masters[key]) for key in steps for m in ("exp_avg", "exp_avg_sq")]
-    wanted += [(f"master.{key}", p) for key, p in policy.masters.items() if p is not policy.parameters[key]]
-    for name, p in wanted:
+    expected = [(f"{m}.{key}", policy.masters[key]) for key in steps for m in ("exp_avg", "exp_avg_sq")]
+    expected += [(f"master.{key}", p) for key, p in policy.masters.items() if p is not policy.parameters[key]]
+    for name, p in expected:
         if name not in tensors or tensors[name].shape != p.shape:
             return f"optimizer.safetensors has no {name} of shape {list(p.shape)}"
     return ""

@@ -1,11 +1,11 @@
 """Low-rank adapters: y = W x + (alpha / rank) B A x. Hu et al. 2021, arXiv:2106.09685.
 
-Adapters are addressed per row: each row of a batch names its adapter, so that rows of different adapters share one
-pass over the base weights (the reason this is ours: peft's own mixed path cannot train). The model is not rewritten;
-every adapted linear layer gets one forward hook that adds the low-rank term of the current route. The head is no such
-layer: it reads chosen tokens of a batch, not its rows, and is run again in the backward pass; `LoraBank.head` gives it
-as a function with its adapters inside. Parameters are fp32 whatever the model's dtype. Files are in peft's format and
-load there. Exercised by `tests/test_engine_lora.py` and `tests/test_engine_targets.py`.
+Each row of a batch names its adapter, so rows of different adapters share one pass over the base weights (peft's own
+mixed path cannot train). The model is not rewritten: every linear layer gets one forward hook that adds the low-rank
+terms of the current route. The head has no hook. It reads selected tokens of a batch, not its rows, and runs again in
+the backward pass, so `LoraBank.head` gives it as a function that includes its adapters. Parameters are fp32 whatever
+the model's dtype. Files are in peft's format. Exercised by `tests/test_engine_lora.py` and
+`tests/test_engine_targets.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rlvr import draws
+from rlvr.core import rng
+from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.options import LoraConfig
-from rlvr.engine.policy import Snapshot, weights_of
+from rlvr.engine.policy import Snapshot, use_full_weights
 
 Route = list[tuple[Tensor | None, Mapping[str, Tensor], float]]  # rows (None: all), adapter weights, scale
-ATTENTION = ("attn", "attention")  # how the modules of an attention block are called
+ATTENTION = ("attn", "attention")  # names of an attention block's modules
 
 
 class LoraBank:
-    """The hooks on one model, and the route that rows take through them."""
+    """The adapters' hooks on one model, and the route of the current pass. Its owner is the engine.
+
+    Hooks are installed with the first adapter: without one a pass costs nothing more.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -37,51 +40,59 @@ class LoraBank:
             name: layer for name, layer in model.module.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
         }
         self.head_name = next((name for name, layer in self.linears.items() if layer is head), None)
+        self.installed = False
+        self.route: Route = []
+
+    def install(self) -> None:
+        """Add the hooks, once; ValueError if the model has no linear layer to adapt."""
+        if self.installed:
+            return
         if not self.linears.keys() - {self.head_name}:
             raise ValueError("lora: this model has no linear layer to adapt; use full fine-tuning")
-        self.route: Route = []
         for name, layer in self.linears.items():
-            # A model that cannot be split runs its head inside its own pass: there it is a layer like any other.
-            if name != self.head_name or not model.splits:
+            # A model without a plain head runs it inside its own pass: there it is a layer like any other.
+            if name != self.head_name or not self.model.has_plain_head:
                 layer.register_forward_hook(self._hook(name))
+        self.installed = True
 
     def _hook(self, name: str):
         def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            return adapted(name, self.route, inputs[0], output)
+            return apply_adapters(name, self.route, inputs[0], output)
 
         return add
 
     def head(self, rows: Sequence[Snapshot]) -> Callable[[Tensor], Tensor]:
-        """The head with its adapters: of all its inputs for one snapshot, else of input i for `rows[i]`."""
+        """The head with its adapters: one snapshot for all inputs, else `rows[i]` for input i."""
         down = f"{self.head_name}.lora_A.weight"
-        if not self.model.splits or not any(down in s.tensors for s in rows):
+        if not self.model.has_plain_head or not any(down in s.tensors for s in rows):
             return self.model.head
         route, name = self._route(rows), self.head_name
         assert name is not None
-        return lambda hidden_ND: adapted(name, route, hidden_ND, self.model.head(hidden_ND))
+        return lambda hidden_ND: apply_adapters(name, route, hidden_ND, self.model.head(hidden_ND))
 
-    def matching(self, targets: Sequence[str]) -> list[str]:
-        """Full names of the layers that `targets` mean, as peft reads them; ValueError for one that means nothing.
+    def find_layers(self, targets: Sequence[str]) -> list[str]:
+        """Full names of the layers that match `targets`, as peft reads them; ValueError for a target without a match.
 
-        A target is a layer's own name (`q_proj`), the end of its path (`attn.c_proj`) or all of it. None given: every
-        layer but the head.
+        A target is a layer's own name (`q_proj`), the end of its path (`attn.c_proj`) or all of it. Without targets:
+        every layer but the head.
         """
         if not targets:
             return [name for name in self.linears if name != self.head_name]
         ends = {target: [n for n in self.linears if n == target or n.endswith(f".{target}")] for target in targets}
-        if missing := [target for target, found in ends.items() if not found]:
+        if missing := [target for target, names in ends.items() if not names]:
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in self.linears}))
             raise ValueError(f"lora.targets: {', '.join(missing)} not among this model's linear layers: {known}")
-        chosen = {name for found in ends.values() for name in found}
-        return [name for name in self.linears if name in chosen]
+        matches = {name for names in ends.values() for name in names}
+        return [name for name in self.linears if name in matches]
 
-    def new(self, config: LoraConfig, seed: int) -> dict[str, nn.Parameter]:
-        """Fresh adapter weights: A uniform (Kaiming, a = sqrt 5, as peft), B zero, so the policy starts as the base."""
+    def init_weights(self, config: LoraConfig, seed: int) -> dict[str, nn.Parameter]:
+        """New adapter weights: A uniform (Kaiming, a = sqrt 5, as peft), B zero, so the policy starts as the base."""
+        self.install()
         weights: dict[str, nn.Parameter] = {}
-        for name in self.matching(config.targets):
+        for name in self.find_layers(config.targets):
             width_in, width_out = self.widths(name)
             device = self.linears[name].weight.device
-            generator = torch.Generator().manual_seed(draws.key("lora", seed, name))
+            generator = torch.Generator().manual_seed(rng.key("lora", seed, name))
             bound = 1 / math.sqrt(width_in)
             down = (torch.rand(config.rank, width_in, generator=generator) * 2 - 1) * bound
             weights[f"{name}.lora_A.weight"] = nn.Parameter(down.to(device))
@@ -89,13 +100,13 @@ class LoraBank:
         return weights
 
     def widths(self, name: str) -> tuple[int, int]:
-        """What layer `name` takes in and gives out. GPT-2's Conv1D is a linear layer with its weight transposed."""
+        """Input and output width of layer `name`. GPT-2's Conv1D is a linear layer with its weight transposed."""
         layer = self.linears[name]
         first, second = layer.weight.shape
         return (first, second) if isinstance(layer, Conv1D) else (second, first)
 
     def _route(self, rows: Sequence[Snapshot]) -> Route:
-        """Each adapter with the rows that are its; a row of the base model alone is in no entry."""
+        """Each adapter with its rows. A row of the base model is in no entry."""
         distinct = list({id(s.tensors): s for s in rows}.values())
         if len(distinct) == 1:
             return [(None, distinct[0].tensors, distinct[0].scale)] if distinct[0].tensors else []
@@ -106,7 +117,7 @@ class LoraBank:
         ]
 
     @contextmanager
-    def routed(self, rows: Sequence[Snapshot]) -> Iterator[None]:
+    def use_adapters(self, rows: Sequence[Snapshot]) -> Iterator[None]:
         """Send a batch through its adapters: one snapshot for all rows, or one per row."""
         self.route = self._route(rows)
         try:
@@ -115,51 +126,49 @@ class LoraBank:
             self.route = []
 
 
-def adapted(name: str, route: Route, given: Tensor, output: Tensor) -> Tensor:
-    """`output` of layer `name` for the input `given`, plus the low-rank terms of the adapters on the route."""
+def apply_adapters(name: str, route: Route, inputs: Tensor, output: Tensor) -> Tensor:
+    """Add the low-rank terms of the route's adapters to the `output` of layer `name` for `inputs`."""
     down_name, up_name = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
     for rows, weights, scale in route:
         if down_name not in weights:
             continue
         down, up = weights[down_name].to(output.dtype), weights[up_name].to(output.dtype)
-        x = given if rows is None else given[rows]
+        x = inputs if rows is None else inputs[rows]
         term = nn.functional.linear(nn.functional.linear(x, down), up) * scale
         output = output + term if rows is None else output.index_add(0, rows, term)
     return output
 
 
 @contextmanager
-def running(
-    model: LanguageModel, bank: LoraBank | None, rows: Sequence[Snapshot]
-) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Run the model with the weights of one snapshot, or of one per row of the batch; the head with theirs comes back.
+def use_weights(model: LanguageModel, bank: LoraBank, rows: Sequence[Snapshot]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Run the model with the weights of one snapshot, or of one per row of the batch; yields the head with adapters.
 
-    The head may be used after the block too (adapters only: the backward pass runs it again).
+    With adapters the head may be used after the context too: the backward pass runs it again.
     """
-    with weights_of(rows[0]):
-        if bank is None or rows[0].full:
+    with use_full_weights(rows[0]):
+        if not bank.installed or rows[0].is_full:
             yield model.head
         else:
-            with bank.routed(rows):
+            with bank.use_adapters(rows):
                 yield bank.head(rows)
 
 
 def lora_targets(model: LanguageModel, *, attn: bool, mlp: bool, unembed: bool) -> tuple[str, ...]:
-    """`LoraConfig.targets` by role: the linear layers of attention blocks, all others of a block, the head.
+    """`LoraConfig.targets` by role: the linear layers of attention blocks, all other layers, the head.
 
-    The path tells the role: `h.0.attn.c_proj` is attention, `h.0.mlp.c_proj` and a layer outside any attention block
-    (OPT's `fc1`) are not. An adapter on a head whose weights are the embedding's too changes the head alone.
+    A layer's path decides: `h.0.attn.c_proj` is attention, `h.0.mlp.c_proj` and a layer outside any attention block
+    (OPT's `fc1`) are not. An adapter on a head that is tied to the embedding changes the head alone.
     """
     head = model.module.get_output_embeddings()
-    chosen: list[str] = []
+    targets: list[str] = []
     for name, layer in model.module.named_modules():
         if not isinstance(layer, (nn.Linear, Conv1D)):
             continue
         attends = any(word in part for part in name.split(".")[:-1] for word in ATTENTION)
         if unembed if layer is head else attn if attends else mlp:
-            chosen.append(name)
-    if not chosen:
+            targets.append(name)
+    if not targets:
         raise ValueError(
             f"lora: attn={attn}, mlp={mlp}, unembed={unembed} adapts no linear layer of this model; choose another part"
         )
-    return tuple(chosen)
+    return tuple(targets)

@@ -1,101 +1,70 @@
-"""Token losses: plain functions in a dictionary, one per name, always summed.
+"""The named losses in torch, and log-probs of targets without the whole matrix of logits.
 
-Every loss maps (log-probs of the targets under the trained policy, the datum's inputs, thresholds) to one term per
-token; the engine adds the terms up. There is no mean and no mask: the caller's reduction is a per-token weight folded
-into `advantages` (or `weights`), so micro-batching cannot change a gradient.
+Every loss maps (log-probs of the targets under the trained policy, the datums' inputs, settings) to one term per token;
+the engine adds the terms up. There is no mean and no mask: the caller's reduction is a per-token weight folded into
+`advantages` (or `weights`), so micro-batching cannot change a gradient. What each loss computes, with its paper, and
+which inputs and settings it has, is its spec in `rlvr.algorithms.loss_specs`.
 
-Legend: p = `logprobs_N` (carries the gradient), q = `inputs["logprobs"]` (the sampler's), A = `inputs["advantages"]`,
-r = exp(p - q) the importance ratio, sg = stop-gradient, N = tokens of the rows in this micro-batch laid end to end,
-`row_N` = which datum a token belongs to. Thresholds are absolute ratios (0.8 / 1.28), as in the Tinker protocol.
-Exercised by `tests/test_losses.py` with literals worked out by hand.
+Legend: p = `logprobs_N` (carries the gradient), N = tokens of the rows in this micro-batch laid end to end, `row_N` =
+which datum a token belongs to. Exercised by `tests/test_losses.py` with literals worked out by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LossSpec
+
 LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
-
-# Inputs that any loss may be given beside its own: a KL to a reference, an exact entropy bonus, dro's own weights.
-KL_INPUTS = ("kl_weights", "reference_logprobs")
-ENTROPY_INPUT = "entropy_weights"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A named loss: its function, the inputs it needs besides `target_tokens`, its settings with defaults, and the
-    inputs it may also be given (in every datum of a call, or in none).
-
-    A `wide` loss also takes several targets per token: `target_tokens` and what it needs are then [T, K]. A token has
-    a gradient where one of the inputs `carriers`, or a weight of the extras, is not 0; always where a datum lacks one
-    of `carriers`.
-    """
-
-    terms: LossFn
-    needs: tuple[str, ...]
-    config: dict[str, float] = field(default_factory=dict[str, float])
-    takes: tuple[str, ...] = (*KL_INPUTS, ENTROPY_INPUT)
-    wide: bool = False
-    carriers: tuple[str, ...] = ("advantages",)
 
 
 def _ratio(p: Tensor, q: Tensor) -> Tensor:
     return torch.exp(p - q)
 
 
+def _clip(ratio: Tensor, config: dict[str, float]) -> Tensor:
+    return ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
+
+
+def _clipped_objective(ratio: Tensor, advantages: Tensor, config: dict[str, float]) -> Tensor:
+    clipped = _clip(ratio, config)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
 def cross_entropy(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-w p; of K targets per token (a teacher's distribution, say) -sum_k w_k p_k."""
     terms = -inputs["weights"] * p
     return terms if p.ndim == 1 else terms.sum(-1)
 
 
 def importance_sampling(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-r A: the policy gradient with the sampler's weights corrected for, unclipped. On-policy it is REINFORCE."""
     return -_ratio(p, inputs["logprobs"]) * inputs["advantages"]
 
 
 def ppo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-min(r A, clip(r, lo, hi) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7."""
-    ratio, advantages = _ratio(p, inputs["logprobs"]), inputs["advantages"]
-    clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+    return _clipped_objective(_ratio(p, inputs["logprobs"]), inputs["advantages"], config)
 
 
 def cispo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-sg(clip(r, lo, hi)) p A: the weight is clipped, no token loses its gradient. MiniMax-M1, arXiv:2506.13585."""
-    ratio = _ratio(p.detach(), inputs["logprobs"])
-    return -ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"]) * p * inputs["advantages"]
+    return -_clip(_ratio(p.detach(), inputs["logprobs"]), config) * p * inputs["advantages"]
 
 
 def dro(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """-(p A - b beta (p - q)^2 / 2). Direct reward optimisation, arXiv:2405.19107, with A as the centred reward.
-
-    The quadratic term is by token, as the Tinker protocol has it; the paper's is that of the whole answer.
-
-    `beta_weights`, b, is 1 where it is not given: a reduction that differs from row to row belongs to both terms.
-    """
     pull = 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2
     return -(p * inputs["advantages"] - (pull * inputs["beta_weights"] if "beta_weights" in inputs else pull))
 
 
 def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
-    """PPO's clip on the sequence ratio s = exp(mean over the mask of (sg(p) - q)), with s_t = s exp(p - sg(p)).
-
-    GSPO, arXiv:2507.18071, eq. 5 and 14. `sequence_ratio_mask` says which tokens the mean counts.
-    """
     mask = (inputs["sequence_ratio_mask"] != 0).to(p.dtype)
     rows = int(row_N.max()) + 1
     total = p.new_zeros(rows).index_add(0, row_N, (p.detach() - inputs["logprobs"]) * mask)
     count = p.new_zeros(rows).index_add(0, row_N, mask).clamp(min=1)
     ratio = torch.exp(total / count)[row_N] * torch.exp(p - p.detach())
-    clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
-    return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"])
+    return _clipped_objective(ratio, inputs["advantages"], config)
 
 
 def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor:
@@ -109,34 +78,26 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
     return weights * k
 
 
-_POLICY = ("logprobs", "advantages")
-_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss(cross_entropy, ("weights",), wide=True, carriers=("weights",)),
-    "importance_sampling": Loss(importance_sampling, _POLICY),
-    "ppo": Loss(ppo, _POLICY, _CLIP),
-    "cispo": Loss(cispo, _POLICY, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "dro": Loss(
-        dro,
-        _POLICY,
-        {"beta": 0.05},
-        (*KL_INPUTS, ENTROPY_INPUT, "beta_weights"),
-        carriers=("advantages", "beta_weights"),
-    ),
-    "gspo": Loss(gspo, (*_POLICY, "sequence_ratio_mask"), _CLIP),
+TERMS: dict[str, LossFn] = {
+    "cross_entropy": cross_entropy,
+    "importance_sampling": importance_sampling,
+    "ppo": ppo,
+    "cispo": cispo,
+    "dro": dro,
+    "gspo": gspo,
 }
 
 
-def carried(inputs: dict[str, Tensor], loss: Loss) -> Tensor:
-    """Which tokens [N] have a gradient. The others' log-probs are told, and cost a forward pass."""
-    weighing = [name for name in (*loss.carriers, KL_INPUTS[0], ENTROPY_INPUT) if name in inputs]
-    if not set(loss.carriers) <= set(weighing):  # dro's pull, by default on every token
-        return torch.ones_like(inputs[weighing[0]], dtype=torch.bool)
-    any_N = torch.stack([inputs[name].reshape(len(inputs[name]), -1).ne(0).any(-1) for name in weighing])
+def find_gradient_tokens(inputs: dict[str, Tensor], spec: LossSpec) -> Tensor:
+    """Which tokens [N] have a gradient. The log-probs of the others are returned too, at the cost of a forward pass."""
+    names = [name for name in (*spec.gradient_inputs, KL_INPUTS[0], ENTROPY_INPUT) if name in inputs]
+    if not set(spec.gradient_inputs) <= set(names):  # dro without beta_weights pulls on every token
+        return torch.ones_like(inputs[names[0]], dtype=torch.bool)
+    any_N = torch.stack([inputs[name].reshape(len(inputs[name]), -1).ne(0).any(-1) for name in names])
     return any_N.any(0)
 
 
-class _Chosen(torch.autograd.Function):
+class _TargetLogprobs(torch.autograd.Function):
     """log softmax(logits) of [U, V] at (of_N, targets_N). The gradient takes one more table of that size, not four."""
 
     @staticmethod
@@ -178,7 +139,7 @@ def token_logprobs(
     def chunk_logprobs(hidden: Tensor, of: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden).float()
         logits = logits if temperature == 1 else logits / temperature
-        flat = _Chosen.apply(logits, of.repeat_interleave(several), targets.reshape(-1))
+        flat = _TargetLogprobs.apply(logits, of.repeat_interleave(several), targets.reshape(-1))
         if not entropy:
             return flat.view(targets.shape), flat  # pyright: ignore[reportAttributeAccessIssue]
         spread = logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)

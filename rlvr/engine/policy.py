@@ -1,8 +1,7 @@
-"""A policy: one trainable set of weights on the engine's model (all of it, or one adapter), and views of its past.
+"""A policy: one trainable set of weights on the engine's model (all of it, or one adapter), and snapshots of it.
 
-A sampling client is bound to immutable weights. A `Snapshot` aliases the live ones as long as they stay what they
-were, and is given a copy just before the next optimizer step: a loop that drops its sampling client before it steps
-never pays for one.
+A sampling client is bound to immutable weights. A `Snapshot` aliases the live weights until they change: just before
+the next optimizer step it gets a copy. A loop that drops its sampling client before it steps never pays for one.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlvr.engine.options import LoraConfig
+from rlvr.engine.engine_options import LoraConfig
 
 
 class Policy:
-    """`parameters` are the live trainable tensors by name; `version` counts optimizer steps."""
+    """A set of trainable weights (an adapter, or all of the model's) with its optimizer.
+
+    `parameters` are the live trainable tensors by name; `version` counts optimizer steps.
+    """
 
     def __init__(self, name: str, parameters: dict[str, nn.Parameter], lora: LoraConfig | None) -> None:
         self.name = name
@@ -35,14 +37,14 @@ class Policy:
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
-        """AdamW over the masters, in one pass over memory; made at first use: a policy that only samples has none."""
+        """AdamW over the masters (fused), made at first use: a policy that only samples has none."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(list(self.masters.values()), lr=0.0, weight_decay=0.0, fused=True)
         return self._optimizer
 
     @property
     def fingerprint(self) -> str:
-        """Names the live weights: the policy and its optimizer steps. Saved and restored weights keep theirs."""
+        """Identifies the live weights by policy and optimizer steps. Saved and restored weights keep theirs."""
         return f"{self.name}@{self.version}"
 
     @property
@@ -54,8 +56,8 @@ class Policy:
         self._snapshots.add(snapshot)
         return snapshot
 
-    def about_to_change(self) -> None:
-        """Give every snapshot of the live weights its (shared) copy."""
+    def preserve_snapshots(self) -> None:
+        """Give the snapshots of the live weights one shared copy, before these change."""
         holders = [s for s in self._snapshots if s.copy is None]
         if holders:
             copy = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -63,15 +65,15 @@ class Policy:
                 holder.copy = copy
 
     def widen_gradients(self) -> None:
-        """Add the gradients of narrow weights to their fp32 masters': a bf16 sum loses small terms."""
+        """Add the gradients of low-precision weights to those of their fp32 masters: a bf16 sum loses small terms."""
         for name, p in self.parameters.items():
             master = self.masters[name]
             if master is not p and p.grad is not None:
                 master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
                 p.grad = None
 
-    def finite(self) -> bool:
-        """Whether every weight is a number: a step with an enormous learning rate leaves others."""
+    def has_finite_weights(self) -> bool:
+        """Whether every weight is finite. A step with an enormous learning rate can leave nan or infinity."""
         return bool(torch.stack([p.detach().isfinite().all() for p in self.parameters.values()]).all())
 
     def clear_gradients(self) -> None:
@@ -79,14 +81,14 @@ class Policy:
             p.grad = None
 
     def sha256(self) -> str:
-        """A hash over names, dtypes, shapes and bytes of the weights, in order of name."""
+        """A hash over the weights' names, dtypes, shapes and bytes, in order of name."""
         return tensors_sha256(self.parameters)
 
 
 class Snapshot:
-    """Weights that stay what they are: a policy's at one moment, a saved adapter's, or those of the base model alone.
+    """Immutable weights: a policy's at one moment, a saved adapter's, or those of the base model.
 
-    `copy` is None while they are still the live ones of `policy`.
+    `copy` is None while they equal the live weights of `policy`.
     """
 
     def __init__(
@@ -104,8 +106,8 @@ class Snapshot:
         self.fingerprint = fingerprint
 
     @property
-    def full(self) -> bool:
-        """Whether these are all the model's weights, not an adapter beside them."""
+    def is_full(self) -> bool:
+        """Whether these are all weights of the model, not an adapter."""
         return self.policy is not None and self.policy.lora is None
 
     @property
@@ -117,19 +119,19 @@ class Snapshot:
 
     @property
     def batch_key(self) -> int:
-        """Rows may share a batch when this is equal: adapters of one base, and the base itself, always may."""
-        if not self.full:
+        """Rows of equal keys may share a batch: adapters of one base, and the base itself, always may."""
+        if not self.is_full:
             return 0
         return id(self.policy) if self.copy is None else id(self.copy)
 
 
-NO_ADAPTER: Mapping[str, Tensor] = {}  # what a snapshot of the base model adds to it
+NO_ADAPTER: Mapping[str, Tensor] = {}  # the adapter weights of the base model's snapshot
 
 
 @contextmanager
-def weights_of(snapshot: Snapshot) -> Iterator[None]:
-    """Run the base model with a snapshot's full weights. Does nothing for adapters or live weights."""
-    if not snapshot.full or snapshot.copy is None:
+def use_full_weights(snapshot: Snapshot) -> Iterator[None]:
+    """Put a snapshot's full weights into the model in this context. Does nothing for adapters or live weights."""
+    if not snapshot.is_full or snapshot.copy is None:
         yield
         return
     assert snapshot.policy is not None

@@ -1,6 +1,6 @@
-"""From logits to tokens: counted draws, filters, log-probs. Pure functions over tensors, no model.
+"""Sampling from logits: counter-based random draws, filters, log-probs. Pure functions over tensors, no model.
 
-Legend: R = rows, V = vocabulary, N = completions, of which several may draw from one row (`of_N`; None: one each).
+Legend: R = rows, V = vocabulary, N = completions, several of which may sample from one row (`of_N`; None: one each).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlvr.draws import GOLDEN, MIX1, MIX2
-from rlvr.messages import NonFiniteError
+from rlvr.core.messages import NonFiniteError
+from rlvr.core.rng import GOLDEN, MIX1, MIX2
 
-# Inverse CDF needs one draw a row, Gumbel-max one for each token. Above this many tokens rounding in the running sum
+# Inverse CDF needs one random draw a row, Gumbel-max one a token. Above this many tokens rounding in the cumulative sum
 # flips more choices than Gumbel-max does.
 GUMBEL_ABOVE = 4096
-# Probabilities that are drawn from at once: what they need in fp64 stays in a core's cache, or fills a device.
+# Probabilities per draw: their fp64 copies stay in a core's cache, or fill a device.
 AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 24
 
 
-def _signed(value: int) -> int:
+def _as_int64(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -31,15 +31,15 @@ def _shift(x: Tensor, by: int) -> Tensor:
 
 
 def uniform(keys: Tensor, positions: Tensor) -> Tensor:
-    """`rlvr.draws.uniform` over int64 tensors that broadcast: float64 in (0, 1), the same bits."""
-    z = keys + (positions + 1) * _signed(GOLDEN)
-    z = (z ^ _shift(z, 30)) * _signed(MIX1)
-    z = (z ^ _shift(z, 27)) * _signed(MIX2)
+    """`rlvr.core.rng.uniform` over int64 tensors that broadcast: float64 in (0, 1), the same bits."""
+    z = keys + (positions + 1) * _as_int64(GOLDEN)
+    z = (z ^ _shift(z, 30)) * _as_int64(MIX1)
+    z = (z ^ _shift(z, 27)) * _as_int64(MIX2)
     z = z ^ _shift(z, 31)
     return (_shift(z, 12).double() + 0.5) * 2.0**-52
 
 
-def filtered(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
+def filter_logprobs(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
     """Log-probs with the tokens outside top-k, the top-p nucleus or min-p x the best probability set to -inf.
 
     The three apply to the same distribution; the best token always stays. top_k -1, top_p 1 and min_p 0 mean off.
@@ -58,24 +58,24 @@ def filtered(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Ten
 
 
 def pick(logprobs_RV: Tensor, keys_N: Tensor, positions_N: Tensor, of_N: Tensor | None = None) -> Tensor:
-    """A token for each [N], drawn from exp(logprobs) of its row (need not sum to one) by its counted noise, in fp64."""
+    """Sample a token for each [N] from exp(logprobs) of its row, in fp64. The probabilities need not sum to one."""
     at_once = AT_ONCE if logprobs_RV.device.type == "cpu" else AT_ONCE_ON_DEVICE
     rows = max(1, at_once // logprobs_RV.shape[-1])
-    draw = _by_gumbel if logprobs_RV.shape[-1] > GUMBEL_ABOVE else _by_cumulative
+    draw = _draw_by_gumbel if logprobs_RV.shape[-1] > GUMBEL_ABOVE else _draw_by_cdf
     tables = logprobs_RV.split(rows) if of_N is None else (logprobs_RV[of] for of in of_N.split(rows))
     parts = zip(tables, keys_N.split(rows), positions_N.split(rows), strict=True)
     return torch.cat([draw(*part) for part in parts])
 
 
-def _by_gumbel(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
-    # A sub-key for each (row, position): positions of one row must not share noise with its tokens.
+def _draw_by_gumbel(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
+    # A sub-key for each (row, position): the draws of a position must not be those of the row's tokens.
     row_keys = (uniform(keys_R, positions_R) * 2.0**62).long()
     noise_RV = uniform(row_keys[:, None], torch.arange(logprobs_RV.shape[-1], device=logprobs_RV.device)[None])
     noise_RV.log_().neg_().log_()
     return noise_RV.neg_().add_(logprobs_RV).argmax(-1)
 
 
-def _by_cumulative(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
+def _draw_by_cdf(logprobs_RV: Tensor, keys_R: Tensor, positions_R: Tensor) -> Tensor:
     cumulative = logprobs_RV.double().exp().cumsum(-1)
     targets = uniform(keys_R, positions_R) * cumulative[:, -1]
     # The first token whose running sum exceeds the target. Rounding can put the target at the very end, where
@@ -93,11 +93,11 @@ def sample(
     filters: tuple[Tensor, Tensor, Tensor] | None,
     of_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [N], their log-probs [N] and those of all tokens [R, V] under softmax(logits / T), before any filter.
+    """Sample tokens [N]; returns them, their log-probs [N] and the table [R, V] under softmax(logits / T), unfiltered.
 
-    Temperature 0 is greedy, with the log-probs at temperature 1. `filters` holds top_k, top_p and min_p per row, None
-    where no row asks for any. A row whose logits are not finite gets the log-prob nan and a token that means nothing:
-    it may be another caller's than its neighbours.
+    Temperature 0 is greedy, with log-probs at temperature 1. `filters` holds top_k, top_p and min_p per row, None if no
+    row has any. A row whose logits are not finite gets the log-prob nan and an arbitrary token instead of an error: its
+    neighbours may belong to other callers.
     """
     greedy_R = temperature_R == 0
     scale = torch.where(greedy_R, torch.ones_like(temperature_R), temperature_R)
@@ -106,7 +106,7 @@ def sample(
     any_broken = bool(broken_R.any())
     if any_broken:
         logprobs_RV = logprobs_RV.masked_fill(broken_R[:, None], 0.0)
-    source = logprobs_RV if filters is None else filtered(logprobs_RV, *filters)
+    source = logprobs_RV if filters is None else filter_logprobs(logprobs_RV, *filters)
     tokens_N = pick(source, keys_N, positions_N, of_N)
     at_N = torch.arange(len(tokens_N), device=tokens_N.device) if of_N is None else of_N
     if bool(greedy_R.any()):
@@ -115,7 +115,7 @@ def sample(
     return tokens_N, logprobs_N.masked_fill(broken_R[at_N], torch.nan) if any_broken else logprobs_N, logprobs_RV
 
 
-def best(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:
+def top_tokens(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:
     """Per row the `count` likeliest tokens with their log-probs, likeliest first."""
     values, ids = logprobs_RV.topk(count, dim=-1)
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
@@ -124,9 +124,9 @@ def best(logprobs_RV: Tensor, count: int) -> list[list[tuple[int, float]]]:
 def score_prompt(
     head: Callable[[Tensor], Tensor], hidden_PD: Tensor, tokens_P: Tensor, chunk: int, top: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Log-probs at temperature 1 of each token given the hidden state before it, and the `top` likeliest in its place.
+    """Log-probs at temperature 1 of each token given the hidden state before it, and the `top` likeliest tokens there.
 
-    `chunk` positions at a time, so the logits of a long prompt are never there at once.
+    Runs `chunk` positions at a time, so the logits of a long prompt never exist at once.
     """
     logprobs: list[float] = []
     likeliest: list[list[tuple[int, float]]] = []
@@ -134,7 +134,7 @@ def score_prompt(
         table = head(hidden).float().log_softmax(-1)
         logprobs += table.gather(-1, tokens[:, None])[:, 0].tolist()
         if top:
-            likeliest += best(table, top)
+            likeliest += top_tokens(table, top)
     if not all(map(math.isfinite, logprobs)):
         raise NonFiniteError("a log-prob of the prompt", [])
     return logprobs, likeliest

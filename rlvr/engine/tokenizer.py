@@ -1,10 +1,8 @@
-"""Tokenizers: `transformers`' own for a model folder or hub name, or a small one built on the spot.
+"""Tokenizers: those of `transformers` for a model folder or hub name, or a small one built from a vocabulary.
 
-A built one is an ordinary `PreTrainedTokenizerFast` (saved beside the weights, loadable by `AutoTokenizer`): one token
-a word, split at blanks, one token a character, or pieces of source code. Its vocabulary is what the environment can
-say, so nothing is ever unknown; a word outside it is an error, not `<unk>`.
-
-Exercised by tests/test_engine_tokenizer.py.
+A built one is an ordinary `PreTrainedTokenizerFast` (saved with the weights, loadable by `AutoTokenizer`): one token a
+word, one a character, or pieces of source code. Its vocabulary is what the environment can say; a word outside it is an
+error, not `<unk>`. Exercised by `tests/test_engine_tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("words", "characters", "pieces")
-# A line break with its indentation; else a word, a letter in quotes, a digit or a run of symbols, each with the blank
-# before it. What a program takes over from its problem is then mostly one token, and not the one that data have.
+# A line break with its indentation; else a word, a quoted letter, a digit or a run of symbols, each with the blank
+# before it. What a program copies from its problem is then mostly one token, distinct from the tokens of data.
 PIECE = r"\n *| ?[A-Za-z_]+|'\w'|,? ?\d| ?[^\w\s']+|\s|."
 CHARACTER = r"[\s\S]"  # `.` leaves out line breaks, and `(?s)` is no option of the Oniguruma that tokenizers build in
 
@@ -23,9 +21,9 @@ CHARACTER = r"[\s\S]"  # `.` leaves out line breaks, and `(?s)` is no option of 
 def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str) -> Any:
     """A tokenizer with ids in the order of `vocabulary`; `kind` is one of `KINDS`.
 
-    `end` and `pad` are added at the end where the vocabulary lacks them. Text comes back as it went in: words joined
-    by one blank, characters and pieces joined by nothing. A piece that the vocabulary lacks becomes the longest ones
-    it has, from the left, so a vocabulary with every single character can say anything.
+    `end` and `pad` are appended if missing. Decoding gives the text back: words joined by one blank, characters and
+    pieces by nothing. A piece outside the vocabulary is split into the longest known ones, from the left, so a
+    vocabulary with every single character can encode anything.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -50,7 +48,7 @@ def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str)
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a local folder or hub name; a folder without one is a ValueError that says what to do."""
+    """Load the tokenizer of a local folder or hub name; ValueError with the remedy for a folder without one."""
     from transformers import AutoTokenizer
 
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
@@ -68,13 +66,13 @@ def load_tokenizer(name: str) -> Any:
         raise ValueError(f"cannot load a tokenizer from {name!r}: {first_line(error)}") from error
 
 
-def quiet() -> None:
-    """Keep `transformers` from printing advice and progress of its own."""
+def silence_transformers() -> None:
+    """Keep `transformers` from printing advice and progress."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: what a user needs of a library's long message."""
+    """The first line of an error's text, enough of a library's long message for a user."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

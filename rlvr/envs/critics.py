@@ -1,137 +1,218 @@
-"""Critics of refinement that know no programming: verifiers by weight (`BlendCritic`), all episodes of a turn at once.
+"""Critics of refinement: what a critic is, and the two that come with the package.
 
-    bench = Bench(Blend.of(["math"]))                  # one for all episodes
-    critic = BlendCritic(bench, min_confidence=0.8)    # one an episode
+    judge = BlendJudge(Blend.of(["math"]))             # one for all episodes
+    critic = BlendCritic(judge, min_confidence=0.8)    # one per episode
 
-An episode ends when the verifiers are sure enough (`confident`), when their reward hardly changes from one attempt to
-the next (`converged`), when nobody could judge (`unjudged`), or when whoever asked has lost interest (`cancelled`).
-The critic whose feedback comes from tests is in `rlvr.envs.code_critic`. `python -m pytest
-tests/test_env_refine_blend.py` exercises it.
+`BlendCritic` asks verifiers by weight; `TestsCritic` runs the visible tests of a programming problem. The episode that
+they criticise is in `rlvr.envs.refine`. `python -m pytest tests/test_env_refine.py tests/test_env_refine_blend.py`
+exercises them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from rlvr.envs.refine import Attempt, Critique
+from rlvr.core.types import Outcome, StopReason, Task
 from rlvr.reward.blend import Blend, session_reward
-from rlvr.reward.feedback import Feedback
+from rlvr.reward.code import CodeProblem, extract
+from rlvr.reward.code.code_reward import get_sandbox, sandbox_job
+from rlvr.reward.code.program_extraction import BEGIN, DONE
+from rlvr.reward.feedback import Feedback, sanitize
 from rlvr.reward.signatures import Case
-from rlvr.types import Trajectory
-
-Record = Callable[[Attempt, Feedback], Awaitable[None]]
+from rlvr.sandbox import Sandbox, Verdict
 
 
-class Bench:
-    """Judges attempts by a blend. Those that come in one pass of the event loop, a turn's, are judged in one call.
+@dataclass(frozen=True)
+class Attempt:
+    """One completion, as a critic gets it. `number` counts from 1; after the `last` one no other can follow.
 
-    Verifiers may block (a sandbox, a judge's endpoint): they run in a thread beside the loop.
+    `answer` is the text without its end token, `tokens` all sampled tokens, `prompt_tokens` all tokens before them.
+    """
+
+    task: Task
+    number: int
+    answer: str
+    tokens: list[int]
+    prompt_tokens: list[int]
+    last: bool
+    stop_reason: StopReason | None
+    _tokenizer: Any = field(repr=False)
+
+    @property
+    def prompt(self) -> str:
+        """What the policy saw, as text."""
+        return self._tokenizer.decode(self.prompt_tokens, skip_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class Critique:
+    """A critic's verdict on an attempt. `feedback` None ends the episode; `ended` is then a word for the reason.
+
+    `reward` adds to the episode's own. `passed` is whether the attempt is right, None if the critic does not know.
+    """
+
+    feedback: str | None
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    ended: str = ""
+    passed: bool | None = None
+
+
+class Critic(Protocol):
+    """Criticises the attempts of one episode in order; the next one is sampled after `criticise` returned."""
+
+    async def criticise(self, attempt: Attempt) -> Critique: ...
+
+
+RecordAttempt = Callable[[Attempt, Feedback], Awaitable[None]]
+
+
+class BlendJudge:
+    """Judges attempts by a blend of verifiers. Attempts of one pass of the event loop (one turn) share one call.
+
+    Verifiers may block (a sandbox, a judge's endpoint), so they run in a thread beside the loop.
     """
 
     def __init__(self, blend: Blend) -> None:
         self.blend = blend
-        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[Case, asyncio.Future[Feedback]]]] = {}
-        self._working: set[asyncio.Task[None]] = set()  # a loop keeps no hold of its tasks
+        self._queues: dict[asyncio.AbstractEventLoop, list[tuple[Case, asyncio.Future[Feedback]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # an event loop keeps only weak references to its tasks
 
     async def judge(self, attempt: Attempt) -> Feedback:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Feedback] = loop.create_future()
-        if loop not in self._waiting:
-            self._waiting[loop] = []
-            loop.call_soon(lambda: self._start(loop))  # behind the episodes that step in this pass
-        self._waiting[loop].append((_case(attempt), future))
+        if loop not in self._queues:
+            self._queues[loop] = []
+            loop.call_soon(lambda: self._start(loop))  # after the episodes that step in this pass
+        self._queues[loop].append((_case(attempt), future))
         return await future
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._judge(self._waiting.pop(loop)))
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        task = loop.create_task(self._judge(self._queues.pop(loop)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _judge(self, taken: list[tuple[Case, asyncio.Future[Feedback]]]) -> None:
-        def give(future: asyncio.Future[Feedback], found: Feedback | Exception) -> None:
-            if future.done():  # an episode may have been cancelled meanwhile
-                return
-            if isinstance(found, Exception):
-                future.set_exception(found)
-            else:
-                future.set_result(found)
-
+    async def _judge(self, batch: list[tuple[Case, asyncio.Future[Feedback]]]) -> None:
+        results: list[Feedback] | list[Exception]
         try:
-            found = await asyncio.to_thread(self.blend.judge_many, [case for case, _ in taken])
-            assert len(found) == len(taken)
-        except Exception as error:  # verifiers raise nothing: a mistake of ours, for whoever waits
-            found = [error] * len(taken)
-        for (_, future), one in zip(taken, found, strict=True):
-            give(future, one)
+            results = await asyncio.to_thread(self.blend.judge_many, [case for case, _ in batch])
+            assert len(results) == len(batch)
+        except Exception as error:  # verifiers raise nothing: this is a bug, and every caller gets it
+            results = [error] * len(batch)
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():  # the episode was cancelled meanwhile
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
 
 def _case(attempt: Attempt) -> Case:
-    """What a reward would be given at the end of the episode, were this attempt the last."""
-    task = attempt.task
-    return Case.of(
-        Trajectory(
-            task.prompt_text,
-            attempt.prompt_tokens,
-            attempt.answer,
-            attempt.tokens,
-            task=task,
-            stop_reason=attempt.stop_reason,
-        )
-    )
+    """The case of an episode that ends with this attempt."""
+    return Case.of_task(attempt.task, attempt.answer, tokens=attempt.tokens, stop_reason=attempt.stop_reason)
 
 
 class BlendCritic:
-    """The critic of one episode whose verifiers are a blend.
+    """The critic of one episode that is judged by a blend of verifiers.
 
-    An attempt is good enough at `min_confidence`. Two attempts have converged where the rewards of what was said of
-    them (`session_reward`, without what it adds for being later) differ by less than `convergence_threshold`; 0 turns
-    this off, as it has to be where the only verifier says right or wrong. Every attempt after the first costs
-    `attempt_cost` of the episode's reward, so that a late right answer is worth less than an early one.
-
-    `record` is awaited with every attempt and what was said of it, before the next one is asked for.
+    The episode ends when the blend's confidence reaches `min_confidence` (`confident`), when no verifier could judge
+    (`unjudged`), when the caller is not interested any more (`cancelled`), or when the `session_reward` changes by less
+    than `convergence_threshold` from one attempt to the next (`converged`; 0 turns this off, as a verifier that says
+    only right or wrong needs). Every attempt after the first costs `attempt_cost` of the episode's reward. `record` is
+    awaited with every attempt and its feedback before the next attempt is sampled.
     """
 
     def __init__(
         self,
-        bench: Bench,
+        judge: BlendJudge,
         *,
         min_confidence: float = 0.8,
         convergence_threshold: float = 0.0,
         attempt_cost: float = 0.0,
-        record: Record | None = None,
+        record: RecordAttempt | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence={min_confidence}, expected from 0 to 1")
         if not 0 <= convergence_threshold <= 2:
             raise ValueError(f"convergence_threshold={convergence_threshold}, expected from 0 (off) to 2")
-        self._bench, self._record, self._cancelled = bench, record, cancelled
-        self._enough, self._threshold, self._cost = min_confidence, convergence_threshold, attempt_cost
-        self._before: float | None = None
+        self._judge, self._record, self._cancelled = judge, record, cancelled
+        self._min_confidence, self._threshold, self._cost = min_confidence, convergence_threshold, attempt_cost
+        self._last_reward: float | None = None
 
     async def criticise(self, attempt: Attempt) -> Critique:
-        feedback = await self._bench.judge(attempt)
+        feedback = await self._judge.judge(attempt)
         if self._record is not None:
             await self._record(attempt, feedback)
-        worth, before = session_reward(feedback, 1), self._before
-        self._before = worth
+        reward, before = session_reward(feedback, 1), self._last_reward
+        self._last_reward = reward
         cost = -self._cost if attempt.number > 1 else 0.0
-        if feedback.confidence is None or worth is None:
+        if feedback.confidence is None or reward is None:
             return Critique(None, cost, ended="unjudged")
-        passed = feedback.confidence >= self._enough
+        passed = feedback.confidence >= self._min_confidence
         ended = ""
         if passed:
             ended = "confident"
-        elif before is not None and abs(worth - before) < self._threshold:
+        elif before is not None and abs(reward - before) < self._threshold:
             ended = "converged"
         elif self._cancelled():
             ended = "cancelled"
         metrics = {"confidence": feedback.confidence, "converged": float(ended == "converged")}
-        right = passed if feedback.truth is None else feedback.truth
-        return Critique(None if ended else told(feedback), cost, metrics, ended, right)
+        correct = passed if feedback.truth is None else feedback.truth
+        return Critique(None if ended else feedback_text(feedback), cost, metrics, ended, correct)
 
 
-def told(feedback: Feedback) -> str:
-    """What a policy is told: a line for each verifier, then what to do about it."""
+def feedback_text(feedback: Feedback) -> str:
+    """The feedback as a policy reads it: a line for each verifier, then suggestions."""
     return "\n".join([*feedback.detailed_feedback.split("\n"), *feedback.suggestions])
+
+
+class TestsCritic:
+    """Runs an attempt against the first `visible` tests of its programming problem (None: all).
+
+        Previous attempt failed: assertion: assert add(1, 2) == 3
+        Please fix the code.
+
+    Hidden tests give no feedback, so they stay hidden. The feedback is one sanitized line of an error, cut short.
+    """
+
+    __test__ = False  # pytest must not collect it by its name
+    FEEDBACK = "Previous attempt failed: {error}\nPlease fix the code."
+
+    def __init__(self, visible: int | None = 1, sandbox: Sandbox | None = None, special: Sequence[str] = ()) -> None:
+        self._visible, self._sandbox, self._special = visible, sandbox, (*special, BEGIN, DONE)
+
+    async def criticise(self, attempt: Attempt) -> Critique:
+        error = None if attempt.last else await self._error(attempt)
+        return Critique(None if error is None else self.FEEDBACK.format(error=error))
+
+    async def _error(self, attempt: Attempt) -> str | None:
+        """Why the attempt fails the visible tests; None if it passes them or could not be judged."""
+        problem = CodeProblem.of(attempt.task.meta)
+        program = extract(attempt.answer, problem.names, problem.prefix)
+        if program.reason:
+            return sanitize(program.reason.replace("_", " "), self._special)
+        job = sandbox_job(program.code, problem, problem.visible_tests(self._visible))
+        try:
+            verdict = await get_sandbox(self._sandbox).averify(**job)
+        except (OSError, RuntimeError, ValueError):  # no sandbox here: the reward reports that
+            return None
+        if verdict.outcome not in (Outcome.FAILED, Outcome.TIMEOUT):
+            return None
+        return sanitize(_describe_failure(verdict, job["tests"]), self._special)
+
+
+def _describe_failure(verdict: Verdict, tests: list[Any]) -> str:
+    """The reason and the visible test, or the answer's own exception."""
+    failed = next((i for i, test in enumerate(verdict.tests) if not test.passed), 0)
+    detail = verdict.tests[failed].detail if failed < len(verdict.tests) else verdict.detail
+    reason = verdict.reason.replace("_", " ")
+    if verdict.reason in ("assertion", "wrong_output", "timeout") and failed < len(tests):
+        test = tests[failed]
+        shown = test if isinstance(test, str) else f"input {test['input']!r}, expected output {test['output']!r}"
+        return f"{reason}: {shown}{f' ({detail})' if detail else ''}"
+    return f"{reason}: {detail}" if detail else reason

@@ -6,7 +6,8 @@
 
 `GroupSource(dataset)` makes a task source of an `RLDataset`, so that our loops train on it: one of ours or one of the
 cookbook's own, whose classes are taken as they are. From a config that is `env.name=groups` with the path of a dataset
-builder. The other way, ours in the cookbook's loops, is `rlvr.envs.cookbook`. Exercised by `tests/test_env_groups.py`.
+builder. The other way, ours in the cookbook's loops, is `rlvr.compat.cookbook_envs`. Exercised by
+`tests/test_env_groups.py`.
 Left out on purpose: the cookbook's strategies for rollouts that raise (here that ends the run, and says why).
 """
 
@@ -21,12 +22,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from rlvr.core.messages import ModelInput
+from rlvr.core.protocols import Env, InitialObservationOverflow, StepResult, TaskSource
+from rlvr.core.registry import check_kwargs, load_path
+from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.envs.registry import register_environment
-from rlvr.messages import ModelInput
-from rlvr.protocols import Env, InitialObservationOverflow, StepResult
-from rlvr.registry import check_kwargs, load_path
 from rlvr.reward import register_reward
-from rlvr.types import Outcome, Score, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class EnvGroupBuilder(ABC):
     async def compute_group_rewards(
         self, trajectory_group: list[Any], env_group: Sequence[Any]
     ) -> list[tuple[float, dict[str, float]]]:
-        """(reward, metrics) for each `Episode`, when all are over; added to what their steps gave."""
+        """(reward, metrics) of each `Episode`, after all ended; the reward is added to those of its steps."""
         return [(0.0, {}) for _ in trajectory_group]
 
     async def cleanup(self) -> None:
@@ -98,7 +99,7 @@ class Episode:
 
 
 class RecordedEnv:
-    """An environment of the cookbook's contract as `rlvr.protocols.Env`; it keeps its own `Episode`."""
+    """An environment of the cookbook's contract as `rlvr.core.protocols.Env`; it keeps its own `Episode`."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -138,7 +139,7 @@ class RecordedEnv:
 
 
 class RecordedGroup:
-    """`size` episodes of one builder, as `rlvr.rollout` plays them. Builders that make fewer are asked again."""
+    """`size` episodes of one builder, for `rlvr.rollout`. A builder of smaller groups is called as often as needed."""
 
     def __init__(self, builder: Any, size: int) -> None:
         self._builder = builder
@@ -183,8 +184,8 @@ def add_logprobs(episode: Episode, trajectory: Trajectory) -> None:
         turn.ac.maybe_logprobs = trajectory.logprobs[start : start + len(turn.ac.tokens)]
 
 
-class GroupSource:
-    """A dataset of group builders as a task source (`rlvr.protocols.TaskSource`); its order is the dataset's own.
+class GroupSource(TaskSource):
+    """A dataset of group builders as a task source (`rlvr.core.protocols.TaskSource`); its order is the dataset's own.
 
     Training goes through the batches again and again; every group of `heldout` is one task of the evaluation. Without
     such a dataset the last batch of training is held out, where there are two. `get_batch` must give the same for the
@@ -231,6 +232,9 @@ class GroupSource:
     def demonstration(self, task: Task, key: int) -> str | None:
         return None
 
+    def describe_task(self, task: Task) -> dict[str, str]:
+        return {"tags": ", ".join(task.meta["tags"])} if task.meta["tags"] else {}
+
     def _task(self, split: str, batch: int, position: int, epoch: int = 0) -> Task:
         tags = getattr(self._batch(split, batch)[position], "logging_tags", list)()
         again = f", epoch {epoch}" if epoch else ""
@@ -248,11 +252,11 @@ def groups(dataset: str, options: Mapping[str, Any] | None = None) -> GroupSourc
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"environment 'groups': options={options!r}, expected a mapping: the builder's own options")
     check_kwargs(f"the dataset builder {dataset} (env.kwargs.options)", builder, options or {})
-    train, heldout = finished(builder(**(options or {}))())
+    train, heldout = _run_in_own_loop(builder(**(options or {}))())
     return GroupSource(train, heldout, name=dataset.rpartition(":")[2])
 
 
-def finished(work: Coroutine[Any, Any, T]) -> T:
+def _run_in_own_loop(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, also where an event loop is running already."""
     with ThreadPoolExecutor(1) as beside:
         return beside.submit(asyncio.run, work).result()

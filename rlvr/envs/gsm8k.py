@@ -1,4 +1,4 @@
-"""GSM8K, grade school mathematics in words (Cobbe et al. 2021, https://arxiv.org/abs/2110.14168).
+"""GSM8K, grade school word problems (Cobbe et al. 2021, https://arxiv.org/abs/2110.14168).
 
 From a folder with `train.jsonl` and `test.jsonl` (`question`, `answer`), or from the hub by `datasets`. The test split
 is held out. `python -m pytest tests/test_env_rows.py` exercises it.
@@ -11,23 +11,31 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from rlvr.core.types import Task
 from rlvr.envs.registry import register_environment
-from rlvr.envs.rows import RowSource, field_of, read_jsonl
-from rlvr.types import Task
+from rlvr.envs.row_source import RowSource, field_of, load_from_hub, read_jsonl
 
 HUB_NAME, HUB_CONFIG = "openai/gsm8k", "main"
 
 
 @register_environment("gsm8k")
 def gsm8k(path: str | None = None, template: str = "Question: {question}\nAnswer:") -> RowSource:
-    """The task source. The prompt is `template` with the question put in; `meta["answer"]` is the whole gold solution.
+    """The task source. The prompt is `template` with the question filled in; `meta["answer"]` is the whole solution.
 
-    A demonstration is the gold solution, after a space where the template does not end in white space.
+    A demonstration is the solution, after a space if the template does not end in white space.
     """
     _check_template(template)
     splits = {split: list(_tasks(_rows(path, split), split, template)) for split in ("train", "test")}
     lead = "" if template[-1:].isspace() else " "
-    return RowSource("gsm8k", splits["train"], splits["test"], "gsm8k", demonstrations="answer", lead=lead)
+    return RowSource(
+        "gsm8k", splits["train"], splits["test"], "gsm8k", demonstrations="answer", lead=lead, describe=_describe
+    )
+
+
+def _describe(task: Task) -> dict[str, str]:
+    """The steps of the solution: its lines before the final answer."""
+    lines = [line for line in str(task.meta["answer"]).splitlines() if line.strip()]
+    return {"solution steps": str(sum(not line.startswith("####") for line in lines))}
 
 
 def _check_template(template: str) -> None:
@@ -40,27 +48,13 @@ def _check_template(template: str) -> None:
 
 
 def _rows(path: str | None, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("where", row) for each row of a split."""
     if path is not None:
         yield from read_jsonl(Path(path) / f"{split}.jsonl")
         return
-    for i, row in enumerate(_hub(split), 1):
+    rows = load_from_hub("gsm8k", HUB_NAME, HUB_CONFIG, "folder with train.jsonl and test.jsonl", split=split)
+    for i, row in enumerate(rows, 1):
         yield f"{HUB_NAME} {split}:{i}", row
-
-
-def _hub(split: str) -> Iterable[dict[str, Any]]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(
-            "gsm8k from the hub needs the package 'datasets': pip install 'rlvr[train]', or set path=<folder>"
-        ) from error
-    try:
-        return load_dataset(HUB_NAME, HUB_CONFIG, split=split)  # pyright: ignore[reportReturnType]
-    except Exception as error:
-        raise ValueError(
-            f"gsm8k: {HUB_NAME!r} could not be loaded from the hub ({type(error).__name__}: {error}); "
-            "set path=<folder with train.jsonl and test.jsonl>"
-        ) from error
 
 
 def _tasks(rows: Iterable[tuple[str, dict[str, Any]]], split: str, template: str) -> Iterator[Task]:

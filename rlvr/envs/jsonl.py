@@ -1,4 +1,4 @@
-"""Any JSONL file with a prompt and what its reward needs: the shortest way from own data to a run.
+"""Tasks from any JSONL file with prompts: the shortest way from your own data to a run.
 
     {"prompt": "Capital of France?", "answer": "Paris"}             or chat messages under "prompt"
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rlvr.core.types import Task
 from rlvr.envs.registry import register_environment
-from rlvr.envs.rows import RowSource, field_of, prompt_key, read_jsonl
-from rlvr.types import Task
+from rlvr.envs.row_source import RowSource, choose_heldout, field_of, read_jsonl
+
+_COLUMNS, _SHORT = 8, 40  # columns that describe a task, and the characters of a value that others can share
 
 
 @register_environment("jsonl")
@@ -28,32 +30,27 @@ def jsonl(
 ) -> RowSource:
     """The task source. The answer becomes `meta["answer"]`; every other column goes into `meta` under its own name.
 
-    Held out is `heldout_path`, or else a share of `path` chosen by a hash of the prompt, so that equal rows never
-    stand on both sides; in a small file at least one prompt. `heldout_fraction=0` holds out nothing.
-    `answer_field=None` is for rewards that need none.
+    Short columns describe a task to `rlvr doctor`, which groups failing tasks by them: a source, a topic, the answer.
+    The held-out tasks are those of `heldout_path`, or else about `heldout_fraction` of `path`, chosen by a hash of the
+    prompt; 0 holds out nothing. `answer_field=None` is for rewards that need no answer.
     """
     fields = (prompt_field, answer_field, level_field, demonstration_field)
     tasks = list(_tasks(path, "", *fields))
     if heldout_path is not None:
         heldout = list(_tasks(heldout_path, "heldout:", *fields))
     else:
-        heldout = held_share(tasks, heldout_fraction, path)
-    return RowSource(f"jsonl {path}", tasks, heldout, reward, demonstration_field)
+        heldout = choose_heldout(tasks, heldout_fraction, path)
+    return RowSource(f"jsonl {path}", tasks, heldout, reward, demonstration_field, describe=_describe)
 
 
-def held_share(tasks: list[Task], fraction: float, path: str) -> list[Task]:
-    """The tasks whose prompt hashes below the fraction; where there are none, those of the lowest hash."""
-    if not 0 <= fraction < 1:
-        raise ValueError(f"heldout_fraction={fraction!r}, expected from 0 to below 1")
-    if fraction == 0:
-        return []
-    keys = [prompt_key(task.prompt) for task in tasks]
-    lowest = min(keys)
-    if max(keys) == lowest:
-        raise ValueError(f"{path} has one prompt only; set heldout_path, or heldout_fraction=0 for no evaluation")
-    # The highest hash always stays in training, so that a small file is never held out whole.
-    below = min(max(int(fraction * 2**63), lowest + 1), max(keys))
-    return [task for task, key in zip(tasks, keys, strict=True) if key < below]
+def _describe(task: Task) -> dict[str, str]:
+    """The columns of one short value, the first `_COLUMNS` of them."""
+    short = {
+        name: str(value)
+        for name, value in task.meta.items()
+        if isinstance(value, (str, int)) and 0 < len(str(value)) <= _SHORT
+    }
+    return dict(list(short.items())[:_COLUMNS])
 
 
 def _tasks(

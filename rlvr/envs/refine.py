@@ -1,92 +1,64 @@
-"""Refinement: the policy answers, a critic says what is wrong, the policy tries again, until the critic is content.
+"""Refinement: the policy answers, a critic says what is wrong, the policy tries again until the critic is content.
 
-    env = RefineEnv(task, tokenizer, BlendCritic(Bench(blend)), max_turns=3)
+    env = RefineEnv(task, tokenizer, BlendCritic(BlendJudge(blend)), max_turns=3)
 
-`RefineEnv` is the episode, whoever criticises: visible tests (`rlvr.envs.code`), verifiers by weight
-(`rlvr.envs.critics`), or a critic of your own. What is said to the policy is added after its own tokens and carries no
-loss, and the reward judges the last attempt (`Trajectory.answer`). With `compose` the next prompt is written anew
-instead: the episode is then several trajectories of one rollout, each of them a prompt and one answer.
+    env:                                  # in a config: the tasks of another environment, refined
+      name: refine
+      kwargs: {inner: gsm8k, verifiers: [gsm8k], max_turns: 3}
+    reward: {watch: [first_attempt]}      # whether first attempts were right, beside the last ones
 
-Whoever wrote an answer may have a hand in what is said of it, so nothing that has a meaning of its own in a prompt
-(special tokens) passes from an answer or a critique into the next prompt.
+`RefineEnv` is the episode; its critic is one of `rlvr.envs.critics` or your own. Feedback is added after the policy's
+tokens and carries no loss, and the reward judges the last attempt (`Trajectory.answer`). With `compose` every prompt is
+written anew: the episode is then several trajectories of one rollout, each a prompt and one completion. Special tokens
+never pass from an answer or a critique into the next prompt: an answer could have written them.
 
-What depends on chance inside a critic (a judge, the clock in a program under test) may differ from run to run: with
-`max_turns` above 1 this changes what is said, and a resumed run may differ from an unbroken one there.
-`python -m pytest tests/test_env_refine.py tests/test_env_refine_blend.py` exercises it.
+A verifier that knows the right answer reveals with each further attempt that the last one was wrong. So a pass rate of
+last attempts is no pass@1; read it beside that of the first attempts. What depends on chance inside a critic (a judge,
+the clock of a program under test) may differ from run to run, so a resumed run may differ there too.
+
+Left out on purpose: refining environments whose episodes have turns of their own (`mbpp` and `code` refine by their own
+`max_turns`). `python -m pytest tests/test_env_refine.py tests/test_env_refine_source.py` exercises it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, Protocol
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
-from rlvr.envs.prompt import encode_prompt
-from rlvr.messages import ModelInput
-from rlvr.protocols import StepResult
-from rlvr.reward.feedback import without
-from rlvr.types import StopReason, Task
+from rlvr.core import rng
+from rlvr.core.messages import ModelInput
+from rlvr.core.protocols import StepResult, TaskSource
+from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge, Critic, feedback_text
+from rlvr.envs.prompt import PromptEnv, encode_prompt, special_token_texts
+from rlvr.envs.registry import register_environment, resolve_environment
+from rlvr.reward import register_reward
+from rlvr.reward.blend import Blend
+from rlvr.reward.feedback import strip_special
+from rlvr.reward.reward_options import check_choice
+from rlvr.reward.signatures import Case
 
-_HERE = "\u2063attempt\u2063"  # stands for an answer while a chat template is rendered; no template holds it
+_ATTEMPT = "\u2063attempt\u2063"  # stands for an answer while a chat template is rendered; no template holds it
 
 Prompt = str | list[dict[str, str]]
 Compose = Callable[[Task, Sequence[str], str], Prompt]
-"""(task, the answers so far, what was said of the last) -> the next prompt; the first is that of no answers and ""."""
+"""(task, answers so far, feedback on the last) -> the next prompt. The first prompt gets no answers and feedback ""."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One answer, as a critic gets it. `number` counts from 1; `last` says that no other can follow.
-
-    `answer` is the text without its end token, `tokens` all that was sampled, `prompt_tokens` all that stood before.
-    """
-
-    task: Task
-    number: int
-    answer: str
-    tokens: list[int]
-    prompt_tokens: list[int]
-    last: bool
-    stop_reason: StopReason | None
-    _tokenizer: Any = field(repr=False)
-
-    @property
-    def prompt(self) -> str:
-        """What the policy saw, as text."""
-        return self._tokenizer.decode(self.prompt_tokens, skip_special_tokens=False)
-
-
-@dataclass(frozen=True)
-class Critique:
-    """What is said of an attempt. `feedback` None ends the episode, and `ended` is then a word that says why.
-
-    `reward` adds to the episode's own, `passed` is whether the attempt is right, where the critic knows.
-    """
-
-    feedback: str | None
-    reward: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    ended: str = ""
-    passed: bool | None = None
-
-
-class Critic(Protocol):
-    """Criticises the attempts of one episode, in turn; the next one is asked for when `criticise` returns."""
-
-    async def criticise(self, attempt: Attempt) -> Critique: ...
-
-
-def told_as_is(attempt: Attempt, feedback: str) -> str:
-    """The words between two attempts: a turn of the user, or, where the prompt is a text, lines of their own."""
-    return f"\n\n{feedback}\n\n" if isinstance(attempt.task.prompt, str) else feedback
+def plain_feedback(attempt: Attempt, feedback: str) -> str:
+    """The text between two attempts: a user's turn of a chat, or lines of their own in a text prompt."""
+    return f"\n\n{feedback}\n\n" if isinstance(attempt.task.model_prompt, str) else feedback
 
 
 class RefineEnv:
-    """One episode. `stop` ends an answer (None: the end-of-sequence token); `say` writes what stands between attempts.
+    """One episode. `stop` ends an answer (None: the end-of-sequence token).
 
-    `compose` writes every prompt anew instead, the first one too. `ended` says why the episode is over: `max_turns`,
-    `no_room` (the context has none for another attempt as long as the last), or the critic's word.
+    `format_feedback` writes the text between two attempts; `compose`, if given, writes every prompt anew instead, the
+    first one included. `ended` says why the episode is over: `max_turns`, `no_room` (the context has no room for
+    another attempt as long as the last), or the critic's word.
     """
 
     def __init__(
@@ -97,35 +69,35 @@ class RefineEnv:
         *,
         stop: list[Any] | None = None,
         max_turns: int = 1,
-        say: Callable[[Attempt, str], str] = told_as_is,
+        format_feedback: Callable[[Attempt, str], str] = plain_feedback,
         compose: Compose | None = None,
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"task {task.id!r}: max_turns={max_turns}, expected at least 1 attempt")
         self.task, self._tokenizer, self._critic, self._stop = task, tokenizer, critic, stop
-        self._max_turns, self._say, self._compose = max_turns, say, compose
-        self._seen: list[int] = []
+        self._max_turns, self._format_feedback, self._compose = max_turns, format_feedback, compose
+        self._prompt: list[int] = []
         self._answers: list[str] = []
         self.turns = 0
         self.ended = ""
 
     async def initial_observation(self) -> tuple[ModelInput, list[Any] | None]:
-        """The prompt and what ends an answer."""
-        self._seen = encode_prompt(self.task, self._tokenizer) if self._compose is None else self._composed("")
-        return ModelInput(self._seen), self._stop
+        """The prompt, and what ends an answer."""
+        self._prompt = encode_prompt(self.task, self._tokenizer) if self._compose is None else self._compose_prompt("")
+        return ModelInput(self._prompt), self._stop
 
     async def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> StepResult:
         assert not self.ended, f"the episode of task {self.task.id!r} is over; open a new one"
         self.turns += 1
-        stopped = (extra or {}).get("stop_reason")
+        stop_reason = (extra or {}).get("stop_reason")
         attempt = Attempt(
             self.task,
             self.turns,
-            self._text(action),
+            self._decode(action),
             action,
-            self._seen,
+            self._prompt,
             self.turns == self._max_turns,
-            None if stopped is None else StopReason(stopped),
+            None if stop_reason is None else StopReason(stop_reason),
             self._tokenizer,
         )
         critique = await self._critic.criticise(attempt)
@@ -138,31 +110,32 @@ class RefineEnv:
         elif attempt.last:
             self.ended = "max_turns"
         else:
-            self._seen = self._next(attempt, without(critique.feedback, special_texts(self._tokenizer)))
-            if self._seen:
-                return StepResult(critique.reward, False, ModelInput(self._seen), self._stop, metrics=metrics)
+            feedback = strip_special(critique.feedback, special_token_texts(self._tokenizer))
+            self._prompt = self._next_prompt(attempt, feedback)
+            if self._prompt:
+                return StepResult(critique.reward, False, ModelInput(self._prompt), self._stop, metrics=metrics)
             self.ended = "no_room"
         metrics |= {f"last_{name}": value for name, value in passed.items()}
         return StepResult(critique.reward, True, metrics={**metrics, "turns": float(self.turns)})
 
-    def _next(self, attempt: Attempt, feedback: str) -> list[int]:
-        """All the tokens that the next attempt goes on from; none where there is no room for it."""
+    def _next_prompt(self, attempt: Attempt, feedback: str) -> list[int]:
+        """All tokens before the next attempt; none if the context has no room for it."""
         if self._compose is None:
-            between = self._between(attempt, self._say(attempt, feedback))
-            seen = [*attempt.prompt_tokens, *attempt.tokens, *self._encoded(between)]
+            between = self._text_between(attempt, self._format_feedback(attempt, feedback))
+            prompt = [*attempt.prompt_tokens, *attempt.tokens, *self._encode(between)]
         else:
-            self._answers.append(without(attempt.answer, special_texts(self._tokenizer)))
-            seen = self._composed(feedback)
-        needed = len(seen) + len(attempt.tokens)
+            self._answers.append(strip_special(attempt.answer, special_token_texts(self._tokenizer)))
+            prompt = self._compose_prompt(feedback)
+        needed = len(prompt) + len(attempt.tokens)
         longest = getattr(self._tokenizer, "model_max_length", None) or needed
-        return seen if needed <= longest else []
+        return prompt if needed <= longest else []
 
-    def _composed(self, feedback: str) -> list[int]:
+    def _compose_prompt(self, feedback: str) -> list[int]:
         assert self._compose is not None
         prompt = self._compose(self.task, tuple(self._answers), feedback)
-        return encode_prompt(replace(self.task, prompt=prompt), self._tokenizer)
+        return encode_prompt(replace(self.task, prompt=prompt, chat=None), self._tokenizer)
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # a word-level vocabulary without such a word; each library has its own error
@@ -171,21 +144,25 @@ class RefineEnv:
                 "feedback in words of its vocabulary"
             ) from error
 
-    def _text(self, action: list[int]) -> str:
+    def _decode(self, action: list[int]) -> str:
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(action[:-1] if action[-1:] == [end] else action, skip_special_tokens=False)
 
-    def _between(self, attempt: Attempt, told: str) -> str:
+    def _text_between(self, attempt: Attempt, feedback: str) -> str:
         """The text between the attempt and the next one."""
-        if isinstance(self.task.prompt, str):
-            return told
-        messages = [*self.task.prompt, {"role": "assistant", "content": _HERE}, {"role": "user", "content": told}]
-        shown = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        _, found, after = shown.rpartition(_HERE)
+        if isinstance(self.task.model_prompt, str):
+            return feedback
+        messages = [
+            *self.task.model_prompt,
+            {"role": "assistant", "content": _ATTEMPT},
+            {"role": "user", "content": feedback},
+        ]
+        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        _, found, after = rendered.rpartition(_ATTEMPT)
         if not found:
             raise ValueError(
-                f"task {self.task.id!r}: the tokenizer's chat template leaves out what the assistant said before, so "
-                "no attempt can be refined; use max_turns=1, or another template"
+                f"task {self.task.id!r}: the tokenizer's chat template leaves out earlier assistant messages, so no "
+                "attempt can be refined; use max_turns=1, or another template"
             )
         end = getattr(self._tokenizer, "eos_token", None) or ""
         if end and attempt.tokens[-1:] == [self._tokenizer.eos_token_id]:  # the policy ended its turn itself
@@ -193,8 +170,134 @@ class RefineEnv:
         return after
 
 
-@lru_cache(maxsize=16)
-def special_texts(tokenizer: Any) -> tuple[str, ...]:
-    """What has a meaning of its own for a tokenizer."""
-    added = getattr(tokenizer, "get_added_vocab", None)
-    return tuple(dict.fromkeys([*getattr(tokenizer, "all_special_tokens", []), *(added() if added else [])]))
+HISTORIES = ("append", "rewrite")
+FEEDBACK = {
+    "append": "{feedback}\nPlease try again.",
+    "rewrite": "{prompt}\n\nA previous answer:\n{answer}\n\nWhat is wrong with it:\n{feedback}\n\nGive a better one.",
+}
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+
+
+@register_environment("refine")
+class RefineSource(TaskSource):
+    """The tasks of the environment `inner`, made with `inner_kwargs`, in episodes of up to `max_turns` attempts.
+
+    `verifiers` are names, or {name, weight, kwargs} as in the reward `composite`; by default the inner environment's
+    reward, which also judges the last attempt. `min_confidence`, `convergence_threshold` and `attempt_cost` are those
+    of `BlendCritic`. `feedback` is the text after an attempt, with {feedback} for the verifiers' words, {prompt} and
+    {answer}: with `history: append` it follows the attempt, with `rewrite` it is the whole next prompt.
+    """
+
+    def __init__(
+        self,
+        inner: str,
+        inner_kwargs: Mapping[str, Any] | None = None,
+        verifiers: Sequence[str | Mapping[str, Any]] | None = None,
+        max_turns: int = 2,
+        min_confidence: float = 0.8,
+        convergence_threshold: float = 0.0,
+        attempt_cost: float = 0.0,
+        history: str = "append",
+        feedback: str | None = None,
+    ) -> None:
+        if type(max_turns) is not int or max_turns < 2:
+            raise ValueError(
+                f"refine: max_turns={max_turns!r}, expected at least 2 attempts; for one use env.name={inner}"
+            )
+        if not (isinstance(attempt_cost, (int, float)) and 0 <= attempt_cost <= 1):
+            raise ValueError(f"refine: attempt_cost={attempt_cost!r}, expected from 0 to 1")
+        check_choice("refine: history", history, HISTORIES)
+        self._template = FEEDBACK[history] if feedback is None else feedback
+        for name in _PLACEHOLDER.findall(self._template):
+            check_choice("refine: feedback: a place", name, ("feedback", "prompt", "answer"))
+        self.inner = resolve_environment(inner, **(inner_kwargs or {}))
+        if self.inner.group_builder:
+            raise ValueError(f"refine: the environment {inner!r} has episodes of its own; its tasks cannot be refined")
+        self._judge = BlendJudge(Blend.of([self.inner.reward] if verifiers is None else verifiers))
+        self._rewrite, self._name, self.max_turns = history == "rewrite", inner, max_turns
+        self._critic_options = {
+            "min_confidence": min_confidence,
+            "convergence_threshold": convergence_threshold,
+            "attempt_cost": attempt_cost,
+        }
+        BlendCritic(self._judge, **self._critic_options)  # refuses wrong options now
+        self.levels, self.reward, self.size = self.inner.levels, self.inner.reward, self.inner.size
+        self.end_word, self.pad_word = self.inner.end_word, self.inner.pad_word
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        return self.inner.train(seed, index, level)
+
+    def heldout(self, count: int | None) -> list[Task]:
+        return self.inner.heldout(count)
+
+    def extra_heldout(self, count: int) -> dict[str, list[Task]]:
+        return self.inner.extra_heldout(count)
+
+    def chat_messages(self, task: Task) -> list[dict[str, str]]:
+        return self.inner.chat_messages(task)
+
+    def parse_task(self, text: str) -> Task | None:
+        return self.inner.parse_task(text)
+
+    def describe_task(self, task: Task) -> Mapping[str, str]:
+        return self.inner.describe_task(task)
+
+    def env(self, task: Task, tokenizer: Any) -> RefineEnv:
+        if not isinstance(self.inner.env(task, tokenizer), PromptEnv):
+            raise ValueError(
+                f"refine: the environment {self._name!r} has episodes of its own; its tasks cannot be refined (mbpp "
+                "and code do it themselves, by max_turns)"
+            )
+        return RefineEnv(
+            task,
+            tokenizer,
+            BlendCritic(self._judge, **self._critic_options),
+            max_turns=self.max_turns,
+            format_feedback=self._format_feedback,
+            compose=self._compose if self._rewrite else None,
+        )
+
+    def demonstration(self, task: Task, key: int) -> str | None:
+        """The inner one; if it is wrong and history is kept in a vocabulary of words, a second one follows it."""
+        first = self.inner.demonstration(task, key)
+        if first is None or self.end_word is None or self._rewrite:
+            return first
+        verdict = self._judge.blend.judge_many([Case(task.prompt_text, f"{first} {self.end_word}", task.meta)])[0]
+        if verdict.confidence is None or verdict.confidence >= self._critic_options["min_confidence"]:
+            return first
+        second = self.inner.demonstration(task, rng.key("second-attempt", key))
+        return f"{first} {self.end_word} {self._fill_template(task, first, feedback_text(verdict))} {second}"
+
+    @cached_property
+    def vocabulary(self) -> list[str] | None:
+        """The inner environment's words and those of the feedback."""
+        words = self.inner.vocabulary
+        own = _PLACEHOLDER.sub(" ", self._template).split()
+        return None if words is None else list(dict.fromkeys([*words, *own]))
+
+    def _format_feedback(self, attempt: Attempt, feedback: str) -> str:
+        text = self._fill_template(attempt.task, attempt.answer, feedback)
+        return f"\n{text}\n" if isinstance(attempt.task.model_prompt, str) else text
+
+    def _compose(self, task: Task, answers: Sequence[str], feedback: str) -> Prompt:
+        prompt = task.model_prompt
+        if not answers:
+            return prompt
+        text = self._fill_template(task, answers[-1], feedback)
+        return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
+
+    def _fill_template(self, task: Task, answer: str, feedback: str) -> str:
+        prompt = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].get("content", "")
+        values = {"prompt": prompt, "answer": answer, "feedback": feedback}
+        return _PLACEHOLDER.sub(
+            lambda match: values[match[1]], self._template
+        )  # one pass: values may hold placeholders
+
+
+@register_reward("first_attempt")
+def first_attempt(prompt: str, response: str, meta: Any = None, trajectory: Trajectory | None = None) -> Score:
+    """1.0 if the first attempt of a refined episode was right, else 0.0. For `reward.watch`."""
+    passed = None if trajectory is None else trajectory.metadata.get("first_attempt")
+    if passed is None:
+        return Score(None, Outcome.INVALID, "no_attempts", detail="no environment with attempts made this answer")
+    return Score(float(passed), Outcome.PASSED if passed else Outcome.FAILED, "" if passed else "wrong_value")

@@ -1,20 +1,25 @@
 """Environments by name: `@register_environment("mine")` on a factory, `resolve_environment("mine", **options)`.
 
-A factory takes the options and returns a `TaskSource` (see `rlvr.protocols`); a class whose instances are task sources
-is one. `python -m pytest tests/test_env_registry.py` exercises it.
+A factory takes the options and returns a task source (`rlvr.core.protocols.TaskSource`): a class of sources is one.
+`python -m pytest tests/test_env_registry.py` exercises it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, TypeVar
 
-from rlvr.protocols import TaskSource
-from rlvr.registry import Registry, check_kwargs, load_path
+from rlvr.core.protocols import TaskSource
+from rlvr.core.registry import Registry, check_kwargs, load_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
-_MEMBERS = ("levels", "reward", "train", "heldout", "env", "demonstration")
+_REQUIRED = ("levels", "reward", "train", "heldout", "env", "demonstration")
+_OPTIONAL = (
+    *("vocabulary", "end_word", "pad_word", "max_turns", "size", "group_builder", "extra_heldout", "parse_task"),
+    *("describe_task", "chat_messages"),
+)
 
 
 def register_environment(name: str) -> Callable[[F], F]:
@@ -28,21 +33,36 @@ def register_environment(name: str) -> Callable[[F], F]:
 
 
 def resolve_environment(name: str, /, **kwargs: Any) -> TaskSource:
-    """The task source of that name or path `package.module:factory`, made with the options given.
+    """Make the task source of that name or path `package.module:factory` with the options given.
 
-    ValueError for an unknown name, an option that the factory does not take, and whatever it finds wrong itself.
+    ValueError for an unknown name, an option that the factory does not take, a task source with a member missing, and
+    whatever the factory itself refuses.
     """
     factory = load_path("environment", name) if ":" in name else _environments.get(name)
     check_kwargs(f"environment {name!r}", factory, kwargs)
+    abstract = getattr(factory, "__abstractmethods__", ())
+    _refuse_missing(name, factory, [member for member in _REQUIRED if member in abstract])
     source = factory(**kwargs)
-    missing = [member for member in _MEMBERS if not hasattr(source, member)]
+    _refuse_missing(name, type(source), [member for member in _REQUIRED if not hasattr(source, member)])
+    return source if TaskSource in type(source).__mro__ else _add_defaults(source)
+
+
+def _refuse_missing(name: str, kind: Any, missing: Sequence[str]) -> None:
     if missing:
         raise ValueError(
-            f"environment {name!r} made a {type(source).__name__} without {', '.join(missing)}; "
-            f"a task source has {', '.join(_MEMBERS)}"
+            f"environment {name!r} made a {kind.__name__} without {', '.join(missing)}; "
+            f"a task source has {', '.join(_REQUIRED)}"
         )
+
+
+def _add_defaults(source: Any) -> TaskSource:
+    """Give a source that does not inherit from `TaskSource` the optional members that it lacks."""
+    for member in _OPTIONAL:
+        if not hasattr(source, member):
+            default = getattr(TaskSource, member)
+            object.__setattr__(source, member, MethodType(default, source) if callable(default) else default)
     return source
 
 
 def known_environments() -> list[str]:
-    return _environments.known()
+    return _environments.names()

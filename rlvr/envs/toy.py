@@ -1,62 +1,32 @@
 """The toy task: plain everyday prompts and a small vocabulary, for a policy that is a table of token logits.
 
 There is nothing to understand in it: the policy does not read its prompt. What it shows is a whole run in seconds, with
-a reward that needs no answer key, such as `keyword_contains`. `rlvr.toy` is the policy; `tests/test_toy.py` exercises
-both.
+a reward that needs no answer key, such as `keyword_contains`. `rlvr.training.toy_sampler` is the policy;
+`tests/test_toy.py` exercises both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlvr.core.types import Task
 from rlvr.envs.registry import register_environment
-from rlvr.envs.rows import RowSource
-from rlvr.types import Task
+from rlvr.envs.row_source import RowSource
 
-PROMPTS = (
-    "Explain quantum computing",
-    "What is machine learning?",
-    "Describe how a bicycle works",
-    "How do plants make food?",
-    "Give three tips for better sleep",
-    "Why is the sky blue?",
-    "Summarize the water cycle",
-    "Write a short note of thanks",
-    "What causes the seasons?",
-    "Plan a picnic for six people",
-    "How does a vaccine work?",
-    "Compare trains and planes",
-    "Suggest a name for a small bakery",
-    "Explain compound interest",
-    "How do I learn a new language?",
-    "What makes bread rise?",
-    "Describe a walk along the coast",
-    "Why do we dream?",
-    "How does the internet work?",
-    "Give advice to a new manager",
-    "What is a black hole?",
-    "List the parts of a letter",
-    "How can a family save water?",
-    "Explain the rules of chess",
-)
-HELDOUT = (
-    "Explain how a magnet works",
-    "What is an algorithm?",
-    "How do birds find their way?",
-    "Describe a busy market",
-    "Why do leaves change color?",
-    "Give two tips for public speaking",
-    "What is inflation?",
-    "How is paper made?",
-    "Suggest a gift for a teacher",
-    "Explain what a budget is",
-    "How do earthquakes happen?",
-    "Describe a good neighbor",
-    "What does a judge do?",
-    "Plan a day in a new city",
-    "Why is exercise good for you?",
-    "How does a camera work?",
-)
+_PROMPTS = """
+Explain quantum computing | What is machine learning? | Describe how a bicycle works | How do plants make food? | Give
+three tips for better sleep | Why is the sky blue? | Summarize the water cycle | Write a short note of thanks | What
+causes the seasons? | Plan a picnic for six people | How does a vaccine work? | Compare trains and planes | Suggest a
+name for a small bakery | Explain compound interest | How do I learn a new language? | What makes bread rise? | Describe
+a walk along the coast | Why do we dream? | How does the internet work? | Give advice to a new manager | What is a black
+hole? | List the parts of a letter | How can a family save water? | Explain the rules of chess
+"""
+_HELDOUT = """
+Explain how a magnet works | What is an algorithm? | How do birds find their way? | Describe a busy market | Why do
+leaves change color? | Give two tips for public speaking | What is inflation? | How is paper made? | Suggest a gift for
+a teacher | Explain what a budget is | How do earthquakes happen? | Describe a good neighbor | What does a judge do? |
+Plan a day in a new city | Why is exercise good for you? | How does a camera work?
+"""
 _COMMON = """
 a about add after again air all also always an and another answer any as ask at back be because before begin best
 better between big book build but by call can case change city clear close come common could country day different do
@@ -68,6 +38,7 @@ reason right run same school see short should show simple small so solution some
 system take teach than that the then there thing think this three time to together too tree true try two up use very
 want water way we well what when where which while who why will with word work world would write year you
 """
+PROMPTS, HELDOUT = (tuple(" ".join(text.split()).split(" | ")) for text in (_PROMPTS, _HELDOUT))
 WORDS = tuple(_COMMON.split())
 
 
@@ -83,20 +54,20 @@ class Toy(RowSource):
         heldout_prompts: Sequence[str] | None = None,
         words: Sequence[str] | None = None,
     ) -> None:
-        train = _texts("prompts", prompts) or list(PROMPTS)
-        heldout = _texts("heldout_prompts", heldout_prompts)
+        train = _check_prompts("prompts", prompts) or list(PROMPTS)
+        heldout = _check_prompts("heldout_prompts", heldout_prompts)
         if prompts is not None and (both := sorted(set(train) & set(heldout))):
             raise ValueError(f"toy: {both[0]!r} is in prompts and in heldout_prompts; keep it in one of them")
         # Where one list is the user's, the built-in other one gives way.
         heldout = heldout or [prompt for prompt in HELDOUT if prompt not in train]
         super().__init__("toy", _tasks("toy-train", train), _tasks("toy-heldout", heldout), "keyword_contains")
-        self.vocabulary = [*dict.fromkeys([*WORDS, *checked_words(words or ())])]
+        self.vocabulary = [*dict.fromkeys([*WORDS, *check_words(words or ())])]
 
 
 register_environment("toy")(Toy)
 
 
-def checked_words(words: Sequence[str]) -> list[str]:
+def check_words(words: Sequence[str]) -> list[str]:
     """Words to add to the vocabulary; ValueError for one that is empty or holds white space."""
     if isinstance(words, str):
         raise ValueError(f"toy: words={words!r}, expected a list of words; write words=[{', '.join(words.split())}]")
@@ -106,7 +77,8 @@ def checked_words(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def _texts(option: str, given: Sequence[str] | None) -> list[str]:
+def _check_prompts(option: str, given: Sequence[str] | None) -> list[str]:
+    """The prompts of an option, without repetitions; ValueError for what is not a list of texts."""
     if given is None:
         return []
     if isinstance(given, str) or not given:

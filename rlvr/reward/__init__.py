@@ -1,15 +1,20 @@
-"""Rewards: what checks an answer. Importing this package registers the built-in ones (no torch)."""
+"""Rewards: functions that score an answer. Importing this package registers the built-in ones (no torch).
 
-from rlvr.reward import arithmetic as arithmetic
+To add one: write it in a file here with `@register_reward`, and import that file below. If a request to the service may
+set its options, list them in `rlvr.service.sessions.verification.OPTIONS`.
+"""
+
 from rlvr.reward import code as code
+from rlvr.reward import composite as composite
 from rlvr.reward import graders as graders
 from rlvr.reward import judge as judge
 from rlvr.reward import math as math
-from rlvr.reward import quality as quality
-from rlvr.reward import repetition as repetition
-from rlvr.reward import rules as rules
-from rlvr.reward import text as text
-from rlvr.reward.adapters import NotJudged
+from rlvr.reward.adapters import NoRewardError
 from rlvr.reward.registry import Reward, known_rewards, options_of, register_reward, resolve_reward
+from rlvr.reward.text import exact_answers as exact_answers
+from rlvr.reward.text import form as form
+from rlvr.reward.text import quality as quality
+from rlvr.reward.text import repetition as repetition
+from rlvr.reward.text import rules as rules
 
-__all__ = ["NotJudged", "Reward", "known_rewards", "options_of", "register_reward", "resolve_reward"]
+__all__ = ["NoRewardError", "Reward", "known_rewards", "options_of", "register_reward", "resolve_reward"]

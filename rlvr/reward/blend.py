@@ -1,34 +1,35 @@
-"""Several verifiers as one voice: `Blend` weighs their scores and puts what they say into a `Feedback`.
+"""Several verifiers as one: `Blend` weighs their scores and puts what they say into a `Feedback`.
 
     blend = Blend([(resolve_reward("draft"), 0.3), (resolve_reward("judge", ...), 0.7)])
     feedback = blend.judge("Write a haiku.", answer)
     session_reward(feedback, iteration=1)
 
-Confidence is the mean, by weight, of what the verifiers gave, each clipped to [0, 1]. One that broke, or to which the
-task is invalid, has no vote: the weights of the others are scaled up. Where none is left there is no confidence: an
-answer that nobody could judge is not a bad one. `correctness_score` and `quality_score` are the same mean over the
-parts `correctness` and `quality` of each score, its value where it has no such part. A weight of 0 only watches.
+Confidence is the mean, by weight, of the verifiers' values, each clipped to [0, 1]. A verifier that broke, or to which
+the task is invalid, has no vote: the weights of the others are scaled up. Where none is left there is no confidence,
+because an answer that could not be judged is not a bad one. `correctness_score` and `quality_score` are the same mean
+over the parts `correctness` and `quality` of each score, or its value where it has no such part. A verifier of weight 0
+only watches.
 
-`truth` comes from verifiers that compute (`register_reward(computes=True)`): the answer is right exactly where all of
-them that could judge passed it. A judge's opinion and rules on form are never truth.
+`truth` comes from verifiable rewards (`RewardSpec.verifiable`): the answer is right exactly where all of them that
+could judge passed it. A judge's opinion and rules on form are never truth.
 
-What a policy is told are reason codes, suggestions, and details of verifiers that know no right answer: the words of
-one that does (a failed hidden test, a judge who was shown a reference) could give it away. `python -m pytest
+The policy is shown reason codes, suggestions, and the details of verifiers that know no right answer: the details of
+one that does (a failed hidden test, a judge that was shown a reference) could give it away. `python -m pytest
 tests/test_reward_blend.py` exercises it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlvr.reward.feedback import Feedback, cleaned
-from rlvr.reward.quality import SUGGESTIONS as RULES
+from rlvr.core.types import Outcome, Score
+from rlvr.reward.composite import WeightedReward, resolve_weighted
+from rlvr.reward.feedback import Feedback, sanitize
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
-from rlvr.reward.text import weighted
-from rlvr.types import Outcome, Score
+from rlvr.reward.text.quality import SUGGESTIONS as RULES
 
 SUGGESTIONS = RULES | {
     "no_answer": "Give a final answer, in the form that the task asks for.",
@@ -47,104 +48,108 @@ SUGGESTIONS = RULES | {
     "missing_word": "Use every word that the task asks for.",
     "forbidden_word": "Leave out the words that the task forbids.",
 }
-_OPEN = ("undecided",)  # the reasons of a verifier that computes and came to no end: no truth either way
+_UNDECIDED = ("undecided",)  # reasons of a verifiable reward that came to no verdict: no truth either way
 
 
 class Blend:
-    """Verifiers with their weights. `reveal` names those whose details are told although they know what is right."""
+    """Verifiers with their weights. `reveal` names those whose details are shown although they know what is right."""
 
     def __init__(self, verifiers: Sequence[tuple[Reward, float]], *, reveal: Collection[str] = ()) -> None:
-        given = [{"name": reward, "weight": weight} for reward, weight in verifiers]
-        self._verifiers = weighted("blend", given)
-        names = [label for label, _, _ in self._verifiers]
-        if unknown := [name for name in reveal if name not in names]:
-            raise ValueError(f"blend: reveal={unknown[0]!r}, expected some of its verifiers: {', '.join(names)}")
+        entries = [{"name": reward, "weight": weight} for reward, weight in verifiers]
+        self._verifiers = resolve_weighted("blend", entries)
+        if unknown := [name for name in reveal if name not in self.names]:
+            known = ", ".join(self.names)
+            raise ValueError(f"blend: reveal={unknown[0]!r}, expected some of its verifiers: {known}")
         self._reveal = frozenset(reveal)
 
     @classmethod
     def of(cls, verifiers: Sequence[str | Mapping[str, Any]], *, reveal: Collection[str] = ()) -> Blend:
         """From names, or from dictionaries {name, weight = 1, kwargs = {}} as `composite` takes them."""
-        rows = [{"name": one} if isinstance(one, str) else one for one in verifiers]
-        return cls([(reward, weight) for _, weight, reward in weighted("verifiers", rows)], reveal=reveal)
+        entries = [{"name": one} if isinstance(one, str) else one for one in verifiers]
+        return cls([(one.reward, one.weight) for one in resolve_weighted("verifiers", entries)], reveal=reveal)
 
     @property
     def names(self) -> list[str]:
         """The verifiers, as `Feedback.scores` calls them: `name#2` for the second of a name."""
-        return [label for label, _, _ in self._verifiers]
+        return list(self.weights)
 
     @property
-    def judges(self) -> list[str]:
-        """Those of the names that have a say in the confidence; the others only watch."""
-        return [label for label, weight, _ in self._verifiers if weight > 0]
+    def weights(self) -> dict[str, float]:
+        return {one.label: one.weight for one in self._verifiers}
 
     @property
-    def computes(self) -> bool:
+    def voters(self) -> list[str]:
+        """The names of those with a say in the confidence; the others only watch."""
+        return [name for name, weight in self.weights.items() if weight > 0]
+
+    @property
+    def verifiable(self) -> bool:
         """Whether one of them can know the truth."""
-        return any(reward.entry.computes for _, _, reward in self._verifiers)
+        return any(one.reward.spec.verifiable for one in self._verifiers)
 
     def start(self) -> None:
-        """Start what the verifiers depend on; ValueError where that is not to be had here."""
-        for _, _, reward in self._verifiers:
-            reward.start()
+        """Start what the verifiers depend on; ValueError where that is impossible here."""
+        for one in self._verifiers:
+            one.reward.start()
 
     def judge(self, prompt: str, answer: str, meta: dict[str, Any] | None = None) -> Feedback:
-        """What the verifiers say of one answer; never raises for them."""
+        """The feedback on one answer; never raises for a verifier."""
         return self.judge_many([Case(prompt, answer, meta)])[0]
 
     def judge_many(self, cases: Sequence[Case]) -> list[Feedback]:
-        """The same for many, all at once where a verifier can judge lists."""
-        columns = [reward.judge_all(cases) for _, _, reward in self._verifiers]
+        """The feedback on each of many answers, all at once where a verifier takes lists."""
+        columns = [one.reward.judge_all(cases) for one in self._verifiers]
         return [self._feedback(case, row) for case, row in zip(cases, zip(*columns, strict=True), strict=True)]
 
     def _feedback(self, case: Case, row: Sequence[Score]) -> Feedback:
         counted: list[tuple[float, Score]] = []
         errors: list[str] = []
-        said: list[str] = []
+        lines: list[str] = []
         truths: list[bool] = []
-        for (label, weight, reward), score in zip(self._verifiers, row, strict=True):
-            if reward.entry.computes and score.value is not None and score.reason not in _OPEN:
+        for one, score in zip(self._verifiers, row, strict=True):
+            if one.reward.spec.verifiable and score.value is not None and score.reason not in _UNDECIDED:
                 truths.append(score.outcome is Outcome.PASSED)
-            if not weight:
+            if not one.weight:
                 continue
             if score.value is not None:
-                counted.append((weight, score))
+                counted.append((one.weight, score))
                 if score.outcome is not Outcome.PASSED:
                     errors += (score.reason or score.outcome.value).split("+")
-            said.append(f"{label}: {self._words(label, reward, case, score)}")
+            lines.append(f"{one.label}: {self._describe(one, case, score)}")
         errors = list(dict.fromkeys(errors))
 
         def mean_of(part: str) -> float | None:
-            return _mean([(weight, score.parts.get(part, score.value)) for weight, score in counted])
+            return _mean((weight, score.parts.get(part, score.value)) for weight, score in counted)
 
         return Feedback(
-            confidence=_mean([(weight, score.value) for weight, score in counted]),
+            confidence=_mean((weight, score.value) for weight, score in counted),
             correctness_score=mean_of("correctness"),
             quality_score=mean_of("quality"),
-            detailed_feedback="\n".join(said),
+            detailed_feedback="\n".join(lines),
             error_types=tuple(errors),
             suggestions=tuple(SUGGESTIONS[code] for code in errors if code in SUGGESTIONS),
             scores=dict(zip(self.names, row, strict=True)),
             truth=all(truths) if truths else None,
         )
 
-    def _words(self, label: str, reward: Reward, case: Case, score: Score) -> str:
+    def _describe(self, verifier: WeightedReward, case: Case, score: Score) -> str:
         """One line on one verdict, without what would give the right answer away."""
-        reason = cleaned(score.reason.replace("_", " ").replace("+", ", "))
+        reason = sanitize(score.reason.replace("_", " ").replace("+", ", "))
         if score.value is None:  # a traceback of ours is no advice
             return f"could not judge ({reason or score.outcome.value})"
-        passed = score.outcome is Outcome.PASSED
-        verdict = "passed" if passed else reason or score.outcome.value
-        detail = cleaned(score.detail) if label in self._reveal or not _knows(reward, case.meta) else ""
+        verdict = "passed" if score.outcome is Outcome.PASSED else reason or score.outcome.value
+        hidden = verifier.label not in self._reveal and _knows_answer(verifier.reward, case.meta)
+        detail = "" if hidden else sanitize(score.detail)
         return f"{verdict}: {detail}" if detail else verdict
 
 
-def _knows(reward: Reward, meta: Mapping[str, Any] | None) -> bool:
+def _knows_answer(reward: Reward, meta: Mapping[str, Any] | None) -> bool:
     """Whether a verifier is shown what is right."""
-    gold = reward.entry.gold
-    return reward.entry.computes or bool(gold and (meta or {}).get(gold) not in (None, ""))
+    gold = reward.spec.gold
+    return reward.spec.verifiable or bool(gold and (meta or {}).get(gold) not in (None, ""))
 
 
-def _mean(weighed: Sequence[tuple[float, float | None]]) -> float | None:
+def _mean(weighed: Iterable[tuple[float, float | None]]) -> float | None:
     """The mean by weight of numbers clipped to [0, 1], to nine places; None of nothing."""
     values = [(weight, min(1.0, max(0.0, value))) for weight, value in weighed if value is not None]
     if not values:
@@ -154,7 +159,7 @@ def _mean(weighed: Sequence[tuple[float, float | None]]) -> float | None:
 
 
 def session_reward(feedback: Feedback, iteration: int) -> float | None:
-    """The reward of one iteration of a session, counted from 1: in [0, 2], None where nobody could judge.
+    """The reward of one iteration of a session, counted from 1: in [0, 2], None where the answer could not be judged.
 
     confidence + 0.3 correctness + 0.2 quality - 0.1 for each error + 0.1 from the second iteration on.
     """
@@ -162,6 +167,6 @@ def session_reward(feedback: Feedback, iteration: int) -> float | None:
         raise ValueError(f"session_reward: iteration={iteration}, expected at least 1: the first answer is number 1")
     if feedback.confidence is None or feedback.correctness_score is None or feedback.quality_score is None:
         return None
-    worth = feedback.confidence + 0.3 * feedback.correctness_score + 0.2 * feedback.quality_score
-    worth += 0.1 * (iteration > 1) - 0.1 * len(feedback.error_types)
-    return round(min(2.0, max(0.0, worth)), 9)
+    reward = feedback.confidence + 0.3 * feedback.correctness_score + 0.2 * feedback.quality_score
+    reward += 0.1 * (iteration > 1) - 0.1 * len(feedback.error_types)
+    return round(min(2.0, max(0.0, reward)), 9)

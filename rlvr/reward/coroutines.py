@@ -1,13 +1,13 @@
-"""Coroutines of async rewards, run to their end by whoever calls, inside a running event loop or not.
+"""Runs the coroutines of async rewards from synchronous code, inside a running event loop or not.
 
-One loop in a thread of its own serves them all and stays: a client that a reward opened once (connections to a judge)
-belongs to its loop and must find it again at the next call. Nothing that a reward does ends that loop: `sys.exit` in
-one of its tasks reaches whoever awaits the task, and `loop.stop` does nothing.
+One event loop in a thread of its own runs them all and stays, because a client that a reward opened once (connections
+to a judge) belongs to its loop and is used again at the next call. A reward cannot end that loop: `sys.exit` in a task
+is raised where the task is awaited, and `loop.stop` has no effect.
 
-The sampler of text endpoints (`rlvr.clients.endpoint`) has its requests there too, so that they need no threads.
+The sampler of text endpoints (`rlvr.clients.endpoint`) sends its requests there too, so that they need no threads.
 
-Left out on purpose: a time limit. Only the reward knows how long its judge may take (`asyncio.timeout`); one that never
-ends is waited for until Ctrl-C. `python -m pytest tests/test_reward_async.py` exercises it.
+Left out on purpose: a time limit. Only the reward knows how long its judge may take (`asyncio.timeout`); a call that
+never ends is waited for until Ctrl-C. `python -m pytest tests/test_reward_async.py` exercises it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from rlvr.halt import look
+from rlvr.core.cancellation import raise_if_cancelled
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 0.2  # between two looks at whether the loop's thread still lives; a result is seen at once
+POLL_SECONDS = 0.2  # between two checks that the loop's thread lives; a result is seen at once
 
 
 class _Loop:
@@ -44,11 +44,11 @@ class _Loop:
 
     def _run(self) -> None:
         while not (self._closing or self.loop.is_closed()):
-            # These end the loop, whichever task they are raised in; the task keeps them for whoever awaits it.
+            # These end the loop, whichever task raises them; the task keeps them for its awaiter.
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 self.loop.run_forever()
         tasks = [task for task in asyncio.all_tasks(self.loop) if task.cancel()]
-        if tasks and not self.loop.is_closed():  # so that connections are closed, and no task is lost while it waits
+        if tasks and not self.loop.is_closed():  # so that connections are closed and no task is lost
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
 
@@ -67,14 +67,14 @@ _lock = threading.Lock()
 _current: _Loop | None = None
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What the coroutine returns; what it raises is raised here."""
-    running = _running()
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return what the coroutine returns, or raise what it raises."""
+    running = _reward_loop()
     if threading.current_thread() is running.thread:
         coroutine.close()
         raise RuntimeError("an async reward calls another reward that is async: await that function itself instead")
 
-    async def caught() -> tuple[Any, BaseException | None]:
+    async def capture() -> tuple[Any, BaseException | None]:
         try:
             return await coroutine, None
         except asyncio.CancelledError:
@@ -82,41 +82,41 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
         except BaseException as error:
             return None, error
 
-    future = asyncio.run_coroutine_threadsafe(caught(), running.loop)
+    future = asyncio.run_coroutine_threadsafe(capture(), running.loop)
     try:
-        while not concurrent.futures.wait([future], timeout=LOOK_SECONDS).done:
+        while not concurrent.futures.wait([future], timeout=POLL_SECONDS).done:
             if not running.thread.is_alive():
                 raise RuntimeError(
                     "the event loop of async rewards has ended: this process is ending, or one closed it"
                 )
-            look()
+            raise_if_cancelled()
         value, error = future.result()
     except BaseException:
         if running.alive:
-            future.cancel()  # Ctrl-C here: nobody waits for it any more
+            future.cancel()  # Ctrl-C here: the result is not needed any more
         raise
     if error is None:
         return value
     if isinstance(error, (Exception, SystemExit)):
         raise error
-    # No key was pressed in the loop's thread: this must not pass for a Ctrl-C of whoever runs the training.
+    # Not a Ctrl-C of the user, so it must not look like one.
     raise RuntimeError(f"the async reward raised {type(error).__name__}: {error}") from error
 
 
-def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start a coroutine of ours on that loop, and do not wait: its result comes, or it is cancelled, from any thread.
+def start_coroutine(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Start a coroutine on that loop without waiting for it; the future can be read or cancelled from any thread.
 
-    For what never blocks and raises plain exceptions alone: a request to an endpoint.
+    Only for coroutines that never block and raise plain exceptions: requests to an endpoint.
     """
-    return asyncio.run_coroutine_threadsafe(coroutine, _running().loop)
+    return asyncio.run_coroutine_threadsafe(coroutine, _reward_loop().loop)
 
 
-def on_loop() -> bool:
-    """Whether this is that loop's thread, which must not wait for what it has to do itself."""
+def in_loop_thread() -> bool:
+    """Whether this is that loop's thread, which must not wait for its own work."""
     return _current is not None and threading.current_thread() is _current.thread
 
 
-def _running() -> _Loop:
+def _reward_loop() -> _Loop:
     global _current
     with _lock:
         if _current is None or not _current.alive:
@@ -125,11 +125,11 @@ def _running() -> _Loop:
         return _current
 
 
-def _forget() -> None:
-    """In a forked copy: whoever held the lock, and the loop's thread, are not here."""
+def _replace_lock() -> None:
+    """In a forked child the thread that held the lock does not exist."""
     global _lock
     _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_replace_lock)

@@ -1,7 +1,7 @@
-"""What verifiers say of an answer, in the words of a refinement loop: how sure, how right, how good, and what is wrong.
+"""`Feedback`: what verifiers say of an answer, for a refinement loop and its next prompt.
 
-`Feedback` is the record; `rlvr.reward.blend` makes one from the scores of several verifiers by weight. `cleaned` is
-what a text has to pass before it may stand in a prompt. Exercised by tests/test_reward_blend.py.
+`rlvr.reward.blend` makes one from the scores of several verifiers by weight. `sanitize` makes a text safe to show in a
+prompt. Exercised by tests/test_reward_blend.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr.types import Score
+from rlvr.core.types import Score
 
-MAX_TOLD = 300  # characters of one verifier's words that a policy is told
+MAX_DETAIL = 300  # characters of one verifier's detail that the policy is shown
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -21,9 +21,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 class Feedback:
     """`confidence`, `correctness_score` and `quality_score` are in [0, 1]; None where no verifier could judge.
 
-    `error_types` are reason codes to group by, `suggestions` sentences for whoever tries again, `detailed_feedback`
-    one text for the next prompt. `scores` is what each verifier said, by its name; `truth` whether the answer is right
-    where the task itself says what is right (tests, an answer), and None where it does not.
+    `error_types` are reason codes to group by, `suggestions` sentences for the next attempt, `detailed_feedback`
+    one text for the next prompt. `scores` has each verifier's score by its name; `truth` is whether the answer is right
+    where the task itself says what is right (tests, an answer), else None.
     """
 
     confidence: float | None
@@ -47,20 +47,20 @@ class Feedback:
         }
 
 
-def cleaned(text: str, special: Iterable[str] = (), limit: int = MAX_TOLD) -> str:
+def sanitize(text: str, special: Iterable[str] = (), limit: int = MAX_DETAIL) -> str:
     """One printable line of at most `limit` characters, without the `special` texts and without addresses in memory.
 
-    Whoever wrote the answer may have written this text too (an exception's message, a judge's quotation): it must not
-    end a turn, open another or flood the prompt. `special` is what has a meaning of its own there.
+    The policy may have written this text too (an exception's message, a judge's quotation): it must not end a turn,
+    open another or flood the prompt. `special` are texts with a meaning of their own there, such as control tokens.
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in without(text[: 4 * limit], special)).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in strip_special(text[: 4 * limit], special)).split())
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-def without(text: str, special: Iterable[str]) -> str:
-    """The text with a blank for each `special` one, those that only taking one out puts together among them."""
-    text, known = _ADDRESS.sub("", text), [s for s in special if s.strip()]
-    while held := [s for s in known if s in text]:
-        for s in held:
+def strip_special(text: str, special: Iterable[str]) -> str:
+    """Replace each `special` text by a blank, including those that only form when another is replaced."""
+    text, special = _ADDRESS.sub("", text), [s for s in special if s.strip()]
+    while present := [s for s in special if s in text]:
+        for s in present:
             text = text.replace(s, " ")
     return text

@@ -1,13 +1,13 @@
-"""Rewards by name: `@register_reward("mine")` puts one in, `resolve_reward("mine", **options)` takes one out.
+"""Rewards by name: `@register_reward("mine")` registers one, `resolve_reward("mine", **options)` binds its options.
 
     reward = resolve_reward("keyword_contains", keywords=["answer"])
     reward("2+2?", "The answer is 4")         # -> 1.0: on text, as in a hand-written loop
     reward.score(trajectories)                # -> [Score]: in the training loop; never raises for the function
-    GRPOTrainer(..., reward_funcs=[reward])   # TRL; and `compute_score = reward` for verl: `rlvr.reward.adapters`
+    GRPOTrainer(..., reward_funcs=[reward])   # TRL; `compute_score = reward` for verl: `rlvr.reward.adapters`
 
-`score` turns whatever goes wrong in the function into an `error` outcome, so that a broken verifier is never a wrong
-answer; counting these against an error budget is the loop's business. A direct call lets the function's own exception
-through. `python -m pytest tests/test_reward_registry.py` exercises it.
+`score` turns everything that goes wrong in the function into an `error` outcome, so a broken verifier is never a wrong
+answer; the loop counts errors against its error budget. A direct call raises the function's own exception.
+`python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
 from __future__ import annotations
@@ -17,70 +17,63 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
-from rlvr.halt import look
-from rlvr.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
-from rlvr.reward import adapters
-from rlvr.reward.signatures import ACCEPTED, BadReturn, Case, Signature, Style, lift
-from rlvr.types import Outcome, Score, Trajectory
+from rlvr.core.cancellation import raise_if_cancelled
+from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
+from rlvr.core.types import Outcome, Score, Trajectory
+from rlvr.reward.adapters import TrlReward, VerlReward
+from rlvr.reward.signatures import ACCEPTED, CallStyle, Case, InvalidReturn, Signature, to_score
 
 F = TypeVar("F", bound=Callable[..., Any])
-Prepare = Callable[..., dict[str, Any]]
-Caution = str | Callable[..., str]
-Waits = Literal["", "processes", "network"]
+WaitsFor = Literal["", "processes", "network"]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What is registered under a name. `prepare` checks the options when the reward is resolved (see there)."""
+class RewardSpec:
+    """A reward function and what the loops must know of it; the fields are the arguments of `register_reward`.
+
+    - `batched`: the function takes lists and returns a list (not needed where its parameters say so).
+    - `passed_at`: an answer passed where its value is at least this.
+    - `options`: a class or function that is called with the reward's options by name when the reward is resolved. It
+      checks them (ValueError; the reward's name is put in front) and returns one object: the second argument of a
+      function of cases, and what `caution`, `start` and `waits_for` are called with.
+    - `caution`: how the reward can be earned without being right. A run that trains on it warns, unless it watches
+      other rewards too.
+    - `gold`: the `meta` key of the reference answer. Commands never read it as the model's answer.
+    - `start`: starts what the reward depends on (a sandbox, say) when a run is built; ValueError where that is
+      impossible.
+    - `verifiable`: the verdict follows from what the task itself says is right (tests, an answer), so an answer is
+      right exactly where it passed.
+    - `waits_for`: what it spends its time on outside this process: `processes` that it runs, or the `network`. The
+      loops call such a reward from several threads at once, a group a call, while other groups are still sampled, so
+      a verdict must depend on its own answer alone.
+    """
 
     function: Callable[..., Any]
     description: str = ""
     batched: bool = False
     passed_at: float = 1.0
-    prepare: Prepare | None = None
-    caution: Caution = ""
+    options: Callable[..., Any] | None = None
+    caution: str | Callable[[Any], str] = ""
     gold: str = ""
-    start: Callable[..., object] | None = None
-    computes: bool = False
-    waits: Waits | Callable[..., Waits] = ""
+    start: Callable[[Any], object] | None = None
+    verifiable: bool = False
+    waits_for: WaitsFor | Callable[[Any], WaitsFor] = ""
 
 
-_rewards: Registry[Entry] = Registry("reward")
+_rewards: Registry[RewardSpec] = Registry("reward")
 
 
-def register_reward(
-    name: str,
-    description: str = "",
-    *,
-    batched: bool = False,
-    passed_at: float = 1.0,
-    prepare: Prepare | None = None,
-    caution: Caution = "",
-    gold: str = "",
-    start: Callable[..., object] | None = None,
-    computes: bool = False,
-    waits: Waits | Callable[..., Waits] = "",
-) -> Callable[[F], F]:
+def register_reward(name: str, description: str = "", **fields: Any) -> Callable[[F], F]:
     """Register a reward function under `name`; the function itself is returned unchanged.
 
-    `batched` functions take lists and return a list. An answer counts as passed where the value is at least
-    `passed_at`. `prepare(**options) -> options` may check and convert the options once, when the reward is resolved.
-    `caution` says how it is earned without being right: a run that trains on it is warned, unless it watches others; it
-    may be a function of the options. `start(**options)` starts what the reward depends on (a sandbox, say), when a run
-    is built; it raises a ValueError where that is not to be had.
-    `gold` is the key of a task's meta where it looks for the right answer: no command takes that for the model's.
-    `computes` says that its verdict follows from what the task itself says is right (tests, an answer): where it can
-    judge, an answer is right exactly where it passed.
-    `waits` says what its time is spent on where it does not compute here: `processes` that it runs on this machine, or
-    the `network`; it may be a function of the options. The loops ask such a reward about one group at a time, from
-    several threads at once, while other groups are still sampled: a verdict must depend on its own answer alone.
+    `fields` are those of `RewardSpec`, such as `batched=True`, `passed_at=0.5` or `caution="..."`.
     """
 
     def register(function: F) -> F:
-        Signature.of(f"reward {name!r}", function, batched)
         text = description or (function.__doc__ or "").strip().partition("\n")[0]
-        entry = Entry(function, text, batched, passed_at, prepare, caution, gold, start, computes, waits)
-        _rewards.add(name, entry, function)
+        spec = RewardSpec(function, text, **fields)
+        Signature.of(f"reward {name!r}", function, spec.batched, spec.options is not None)
+        _rewards.add(name, spec, function)
         return function
 
     return register
@@ -89,31 +82,34 @@ def register_reward(
 def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
     """The reward of that name, path `package.module:function`, or function, with its options bound.
 
-    ValueError for an unknown name, an option that the function does not take, or one that it needs and has not.
+    ValueError for an unknown name, an option that the function does not take, or a missing one that it needs.
     """
     if isinstance(name, Reward):
-        return Reward(name.name, name.entry, {**name.kwargs, **kwargs})
+        return Reward(name.name, name.spec, {**name.kwargs, **kwargs})
     if isinstance(name, str) and ":" not in name:
         return Reward(name, _rewards.get(name), kwargs)
     function: Any = load_path("reward", name) if isinstance(name, str) else name
     if not callable(function):
         raise ValueError(
             f"reward {function!r} is of type {type(function).__name__}; expected a function, a path "
-            f"'package.module:function' or a name: {', '.join(_rewards.known())}"
+            f"'package.module:function' or a name: {', '.join(_rewards.names())}"
         )
     label = name if isinstance(name, str) else getattr(function, "__name__", type(function).__name__)
-    return Reward(label, _rewards.entry_of(function) or Entry(function), kwargs)
+    return Reward(label, _rewards.entry_of(function) or RewardSpec(function), kwargs)
 
 
 def known_rewards() -> dict[str, str]:
     """Every registered name with its description."""
-    return {name: _rewards.get(name).description for name in _rewards.known()}
+    return {name: _rewards.get(name).description for name in _rewards.names()}
 
 
 def options_of(name: str) -> set[str] | None:
-    """The names of a reward's parameters, those that are filled for it among them; None where it takes any."""
-    function = load_path("reward", name) if ":" in name else _rewards.get(name).function
-    return None if takes_any(function) else set(named_parameters(function))
+    """The names of a reward's options; None where it takes any."""
+    spec = RewardSpec(load_path("reward", name)) if ":" in name else _rewards.get(name)
+    if spec.options is not None:
+        return None if takes_any(spec.options) else set(named_parameters(spec.options))
+    signature = Signature.of(f"reward {name!r}", spec.function, spec.batched)
+    return None if signature.takes_any else set(signature.names - signature.supplied)
 
 
 @dataclass(frozen=True)
@@ -121,23 +117,29 @@ class Reward:
     """A reward with its options bound. Made by `resolve_reward`."""
 
     name: str
-    entry: Entry
+    spec: RewardSpec
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     _signature: Signature = field(init=False, repr=False, compare=False)
-    _options: dict[str, Any] = field(init=False, repr=False, compare=False)
+    _options: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        what = f"reward {self.name!r}"
-        signature = Signature.of(what, self.entry.function, self.entry.batched)
-        complete = signature.style is not Style.TRL  # there a column of the data may fill a parameter
-        # Who wrote the function is told what it may take; who uses one of ours, which options it has.
-        if complete and not self.entry.prepare and (missing := signature.needs - set(self.kwargs)):
-            raise ValueError(
-                f"{what} needs {', '.join(map(repr, sorted(missing)))}: give it among the reward's options (kwargs), "
-                f"or read what belongs to the task from meta. Accepted signatures: {ACCEPTED}"
-            )
-        check_kwargs(what, self.entry.function, self.kwargs, signature.supplied, complete)
-        options = self.entry.prepare(**self.kwargs) if self.entry.prepare else self.kwargs
+        what, spec = f"reward {self.name!r}", self.spec
+        signature = Signature.of(what, spec.function, spec.batched, spec.options is not None)
+        options: Any = self.kwargs
+        if spec.options is not None:
+            check_kwargs(what, spec.options, self.kwargs)
+            try:
+                options = spec.options(**self.kwargs)
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}") from error
+        else:
+            complete = signature.style is not CallStyle.TRL  # there a column of the data may fill a parameter
+            if complete and (missing := signature.required - set(self.kwargs)):
+                raise ValueError(
+                    f"{what} needs {', '.join(map(repr, sorted(missing)))}: give it among the reward's options "
+                    f"(kwargs), or read what belongs to the task from meta. Accepted signatures: {ACCEPTED}"
+                )
+            check_kwargs(what, spec.function, self.kwargs, signature.supplied, complete)
         object.__setattr__(self, "_signature", signature)
         object.__setattr__(self, "_options", options)
 
@@ -153,14 +155,14 @@ class Reward:
     @overload
     def __call__(self, *, data_source: Any, solution_str: str, ground_truth: Any, **more: Any) -> dict[str, Any]: ...
     def __call__(self, *args: Any, **kw: Any) -> Any:
-        """The value for one answer given as text; None where the verifier has no say (not applicable, bad task).
+        """The value for one answer given as text; None where the reward cannot judge (not applicable, invalid task).
 
-        TRL's and verl's arguments, told by the names `completions` and `solution_str`, get what these take.
+        A call with `completions` goes to `as_trl()`, one with `solution_str` to `as_verl()`.
         """
         if "completions" in kw and not args:
-            return adapters.trl(self.name, self.score, kw)
+            return self.as_trl()(**kw)
         if "solution_str" in kw and not args:
-            return adapters.verl(self.name, self.score, kw)
+            return self.as_verl()(**kw)
         return self._value(*args, **kw)
 
     def _value(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None:
@@ -168,51 +170,59 @@ class Reward:
             return resolve_reward(self, **kw)._value(prompt, response, meta)
         return self.judge(Case(prompt, response, meta)).value
 
+    def as_trl(self) -> TrlReward:
+        """This reward as a reward function of TRL's trainers."""
+        return TrlReward(self.name, self.judge_all)
+
+    def as_verl(self) -> VerlReward:
+        """This reward as verl's `compute_score`."""
+        return VerlReward(self.name, self.judge_all)
+
     @property
     def caution(self) -> str:
-        """How it is earned, with these options, without being right; empty where nothing is known of that."""
-        known = self.entry.caution
-        return known if isinstance(known, str) else known(**self._options)
+        """How it can be earned, with these options, without being right; empty where no such way is known."""
+        caution = self.spec.caution
+        return caution(self._options) if callable(caution) else caution
 
     @property
-    def waits(self) -> Waits:
-        """What its time is spent on with these options, where it is not computed here (see `register_reward`)."""
-        known = self.entry.waits
-        return known(**self._options) if callable(known) else known
+    def waits_for(self) -> WaitsFor:
+        """What it spends its time on outside this process, with these options (see `RewardSpec`)."""
+        waits_for = self.spec.waits_for
+        return waits_for(self._options) if callable(waits_for) else waits_for
 
     def start(self) -> None:
-        """Start what it depends on, before a run does; ValueError where that is not to be had here."""
-        if self.entry.start:
-            self.entry.start(**self._options)
+        """Start what it depends on, before a run does; ValueError where that is impossible here."""
+        if self.spec.start:
+            self.spec.start(self._options)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """One `Score` per trajectory, in order; whatever the function does wrong becomes an `error` outcome."""
+        """One `Score` per trajectory, in order; everything that the function does wrong becomes an `error` outcome."""
         return self.judge_all([Case.of(t) for t in trajectories])
 
     def judge_all(self, cases: Sequence[Case]) -> list[Score]:
-        """The verdicts on all cases, at once where the function takes many; never raises for the function."""
+        """One `Score` per case, all in one call where the function takes lists; never raises for the function."""
         if not (cases and self._signature.batched):
-            verdicts: list[Score] = []
+            scores: list[Score] = []
             for case in cases:
-                look()  # outside the guard: who stops the step stops here
-                verdicts.append(self._guarded(lambda case=case: self.judge(case)))
-            return verdicts
+                raise_if_cancelled()  # outside the guard: a cancelled step stops here
+                scores.append(self._try_score(lambda case=case: self.judge(case)))
+            return scores
         values: list[Any] = []
-        failure = self._guarded(lambda: values.extend(self._signature.many(cases, self._options)))
+        failure = self._try_score(lambda: values.extend(self._signature.call_many(cases, self._options)))
         if failure.outcome is Outcome.ERROR:
             return [failure] * len(cases)
-        return [self._guarded(lambda value=value: value) for value in values]
+        return [self._try_score(lambda value=value: value) for value in values]
 
     def judge(self, case: Case) -> Score:
-        """The verdict on one case; raises what the function raises. Like `judge_all` for rewards made of others."""
+        """The `Score` of one case; raises what the function raises."""
         if self._signature.batched:
-            return lift(self._signature.many([case], self._options)[0], self.entry.passed_at)
-        return lift(self._signature.one(case, self._options), self.entry.passed_at)
+            return to_score(self._signature.call_many([case], self._options)[0], self.spec.passed_at)
+        return to_score(self._signature.call_one(case, self._options), self.spec.passed_at)
 
-    def _guarded(self, work: Callable[[], Any]) -> Score:
+    def _try_score(self, work: Callable[[], Any]) -> Score:
         try:
-            return lift(work(), self.entry.passed_at)
-        except BadReturn as error:
+            return to_score(work(), self.spec.passed_at)
+        except InvalidReturn as error:
             return Score(None, Outcome.ERROR, error.reason, detail=f"reward {self.name!r} {error}")
         except (Exception, SystemExit):
             return Score(None, Outcome.ERROR, "exception", detail=traceback.format_exc()[-8000:])

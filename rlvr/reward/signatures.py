@@ -1,13 +1,14 @@
-"""How a reward function is called and what it may return: four signatures in, one `Score` out.
+"""How a reward function is called, and what it may return: six signatures in, one `Score` out.
 
-    plain    f(prompt, response, meta=None, **kw) -> value            `trajectory` too, where a parameter has that name
-    batched  f(prompts, responses, metas=None, **kw) -> [value]       (`batched=True`; `trajectories` likewise)
-    TRL      f(prompts, completions, completion_ids, **columns) -> [value]       told by the name `completions`
-    verl     f(data_source, solution_str, ground_truth, extra_info=None) -> value     told by the name `solution_str`
+    cases    f(case, **options) -> value;  f(cases, **options) -> [value]         by the parameter's name
+    plain    f(prompt, response, meta=None, **options) -> value                   `trajectory` too, where it is named
+    batched  f(prompts, responses, metas=None, **options) -> [value]              `batched=True`; `trajectories` too
+    TRL      f(prompts, completions, completion_ids, **columns) -> [value]        by `completions`
+    verl     f(data_source, solution_str, ground_truth, extra_info=None) -> value by `solution_str`
 
 The keys of a task's meta are TRL's columns. A value is a number, a bool, None (not applicable), a dictionary with
-"score" or a `Score`, at most 1e30 in size: sums of larger ones overflow. Batched and TRL functions may be async: they
-can await all their answers at once, where one after the other would wait for each.
+"score" or a `Score`, at most 1e30 in size: sums of larger ones overflow. Functions that take lists may be async, and
+then await all answers of a batch at once.
 `python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
@@ -22,28 +23,30 @@ from enum import Enum
 from numbers import Real
 from typing import Any
 
-from rlvr.registry import named_parameters, parameters, takes_any
-from rlvr.reward.coroutines import run_to_end
-from rlvr.types import Outcome, Score, Trajectory
+from rlvr.core.registry import named_parameters, parameters, takes_any
+from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.reward.coroutines import run_coroutine
 
 ACCEPTED = (
     "(prompt, response, meta=None, **kw), the same on lists (prompts, responses, metas=None, **kw) if registered with "
-    "batched=True, TRL's (prompts, completions, **columns) or verl's (data_source, solution_str, ground_truth, "
-    "extra_info=None)"
+    "batched=True, (case, **kw), (cases, **kw), TRL's (prompts, completions, **columns) or verl's (data_source, "
+    "solution_str, ground_truth, extra_info=None)"
 )
 
-LARGEST = 1e30  # a reward's size
+LARGEST = 1e30  # the largest size of a reward
 
 
-class BadReturn(ValueError):
-    """A reward function returned something that is no reward; `reason` is the code for the `Score`."""
+class InvalidReturn(ValueError):
+    """A reward function returned something that is not a reward; `reason` is the code for the `Score`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class Style(Enum):
+class CallStyle(Enum):
+    CASE = "case"
+    CASES = "cases"
     PLAIN = "plain"
     BATCHED = "batched"
     TRL = "trl"
@@ -52,133 +55,169 @@ class Style(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One answer to judge. `trajectory` is None where a reward is called on text alone.
+    """One answer to judge: what every reward is called with.
 
-    `response` is what the policy said last: text that an environment put between its turns is never judged as its own.
+    `response` is the policy's last turn; text that an environment wrote between its turns is not part of it. `messages`
+    is the prompt where it is a chat, `prompt` the same as text. `tokens` are the ids of the response, empty where only
+    text is known. `trajectory` is the rollout that the answer comes from, None outside our own loops.
     """
 
     prompt: str
     response: str
     meta: dict[str, Any] | None = None
     trajectory: Trajectory | None = None
+    messages: list[dict[str, str]] | None = None
+    tokens: Sequence[int] = ()
+    stop_reason: StopReason | None = None
 
     @classmethod
     def of(cls, t: Trajectory) -> Case:
-        said = t.response if t.answer is None else t.answer
-        return cls(t.prompt, said, t.metadata if t.task is None else t.task.meta, t)
+        response = t.response if t.answer is None else t.answer
+        prompt, meta = (t.task.prompt, t.task.meta) if t.task else (t.prompt, t.metadata)
+        messages = None if isinstance(prompt, str) else prompt
+        return cls(t.prompt, response, meta, t, messages, t.response_tokens, t.stop_reason)
+
+    @classmethod
+    def of_task(cls, task: Task, response: str, **more: Any) -> Case:
+        """An answer to a task; `more` are further fields."""
+        messages = None if isinstance(task.prompt, str) else task.prompt
+        return cls(task.prompt_text, response, task.meta, messages=messages, **more)
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason is StopReason.LENGTH
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled, in all its turns."""
+        return self.trajectory.num_action_tokens if self.trajectory else len(self.tokens)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A function with what is known of its parameters: `names` it takes by keyword, `supplied` those we fill."""
+    """How to call a function. `names` are its parameters, `supplied` those that are filled for it.
+
+    With `options` the bound options arrive as one object, the second argument, instead of as keywords.
+    """
 
     function: Callable[..., Any]
-    style: Style
+    style: CallStyle
     names: frozenset[str]
     supplied: frozenset[str]
     takes_any: bool
+    has_options: bool = False
 
     @classmethod
-    def of(cls, what: str, function: Callable[..., Any], batched: bool) -> Signature:
+    def of(cls, what: str, function: Callable[..., Any], batched: bool, has_options: bool = False) -> Signature:
         names = frozenset(named_parameters(function))
-        if "completions" in names:
-            style, supplied = Style.TRL, {"prompts", "completions", "completion_ids", *_TRL_EXTRAS}
+        first = next(iter(parameters(function)), "")
+        if first in ("case", "cases"):
+            style, supplied = CallStyle(first), {first}
+        elif "completions" in names:
+            style, supplied = CallStyle.TRL, {"prompts", "completions", "completion_ids", *_TRL_EXTRAS}
         elif "solution_str" in names:
-            style, supplied = Style.VERL, {"data_source", "solution_str", "ground_truth", "extra_info"}
+            style, supplied = CallStyle.VERL, {"data_source", "solution_str", "ground_truth", "extra_info"}
         else:
-            style = Style.BATCHED if batched else Style.PLAIN
-            supplied = {*_leading(what, function, batched), "meta", "metas", "trajectory", "trajectories"}
-        signature = cls(function, style, names, frozenset(supplied), takes_any(function))
+            style = CallStyle.BATCHED if batched else CallStyle.PLAIN
+            leading = _leading_names(what, function, batched)
+            supplied = {*leading, "meta", "metas", "trajectory", "trajectories"}
+        signature = cls(function, style, names, frozenset(supplied), takes_any(function), has_options)
         if _is_async(function) and not signature.batched:
             raise ValueError(
                 f"{what} is async and judges one answer at a time, so each would wait for the one before; make it a "
-                "plain function, or judge a list: TRL's (prompts, completions, **columns), or (prompts, responses, "
-                "metas=None) registered with batched=True"
+                "plain function, or judge a list: (cases), TRL's (prompts, completions, **columns), or (prompts, "
+                "responses, metas=None) registered with batched=True"
             )
         return signature
 
     @property
     def batched(self) -> bool:
-        return self.style in (Style.BATCHED, Style.TRL)
+        return self.style in (CallStyle.CASES, CallStyle.BATCHED, CallStyle.TRL)
 
     @property
-    def needs(self) -> set[str]:
-        """What must be given as an option: parameters without a default that we do not fill."""
+    def required(self) -> set[str]:
+        """The options that must be given: parameters without a default that are not filled."""
         named = named_parameters(self.function)
         return {n for n, p in named.items() if p.default is p.empty and n not in self.supplied}
 
     def takes(self, name: str) -> bool:
         return self.takes_any or name in self.names
 
-    def one(self, case: Case, kwargs: Mapping[str, Any]) -> Any:
+    def call_one(self, case: Case, options: Any) -> Any:
         """Judge one answer with a function that takes one."""
-        if self.style is Style.VERL:
+        if self.style is CallStyle.CASE:
+            return self._call_on_cases(case, options)
+        if self.style is CallStyle.VERL:
             meta = case.meta or {}
-            given = {
+            columns = {
                 "data_source": meta.get("data_source", ""),
                 "solution_str": case.response,
                 "ground_truth": _ground_truth(meta),
                 "extra_info": meta.get("extra_info", meta),
             }
-            return self.function(**{k: v for k, v in given.items() if self.takes(k)}, **kwargs)
-        given: dict[str, Any] = {"meta": case.meta} if self.takes("meta") else {}
+            return self.function(**{k: v for k, v in columns.items() if self.takes(k)}, **options)
+        extras: dict[str, Any] = {"meta": case.meta} if self.takes("meta") else {}
         if "trajectory" in self.names:
-            given["trajectory"] = case.trajectory
-        return self.function(case.prompt, case.response, **given, **kwargs)
+            extras["trajectory"] = case.trajectory
+        return self.function(case.prompt, case.response, **extras, **options)
 
-    def many(self, cases: Sequence[Case], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Judge all answers with a function that takes many; as many values as cases, or BadReturn."""
-        values = self._trl(cases, kwargs) if self.style is Style.TRL else self._batch(cases, kwargs)
+    def call_many(self, cases: Sequence[Case], options: Any) -> list[Any]:
+        """Judge all answers with a function that takes many; as many values as cases, or InvalidReturn."""
+        call = {CallStyle.CASES: self._call_on_cases, CallStyle.TRL: self._call_trl}.get(self.style, self._call_batched)
+        values = call(cases, options)
         if inspect.iscoroutine(values):
-            values = run_to_end(values)
+            values = run_coroutine(values)
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
-            raise BadReturn("wrong_length", f"returned a {type(values).__name__}, expected {len(cases)} values")
+            raise InvalidReturn("wrong_length", f"returned a {type(values).__name__}, expected {len(cases)} values")
         if len(values) != len(cases):
-            raise BadReturn("wrong_length", f"returned {len(values)} values for {len(cases)} answers")
+            raise InvalidReturn("wrong_length", f"returned {len(values)} values for {len(cases)} answers")
         return list(values)
 
-    def _batch(self, cases: Sequence[Case], kwargs: Mapping[str, Any]) -> Any:
+    def _call_on_cases(self, cases: Case | Sequence[Case], options: Any) -> Any:
+        return self.function(cases, options) if self.has_options else self.function(cases, **options)
+
+    def _call_batched(self, cases: Sequence[Case], options: Mapping[str, Any]) -> Any:
         metas = [c.meta for c in cases]
         columns = {"meta": metas, "metas": metas, "trajectories": [c.trajectory for c in cases]}
-        given = {k: v for k, v in columns.items() if k in self.names}
-        return self.function([c.prompt for c in cases], [c.response for c in cases], **given, **kwargs)
+        extras = {k: v for k, v in columns.items() if k in self.names}
+        return self.function([c.prompt for c in cases], [c.response for c in cases], **extras, **options)
 
-    def _trl(self, cases: Sequence[Case], kwargs: Mapping[str, Any]) -> Any:
-        chats = [c.trajectory.task.prompt if c.trajectory and c.trajectory.task else c.prompt for c in cases]
+    def _call_trl(self, cases: Sequence[Case], options: Mapping[str, Any]) -> Any:
         metas = [c.meta or {} for c in cases]
         keys = dict.fromkeys(k for meta in metas for k in meta if k not in self.supplied)
-        given: dict[str, Any] = {k: [meta.get(k) for meta in metas] for k in keys if self.takes(k)}
-        given |= {k: v for k, v in _TRL_EXTRAS.items() if k in self.names}
+        columns: dict[str, Any] = {k: [meta.get(k) for meta in metas] for k in keys if self.takes(k)}
+        columns |= {k: v for k, v in _TRL_EXTRAS.items() if k in self.names}
         own = {
-            "prompts": [c.prompt if isinstance(chat, str) else chat for c, chat in zip(cases, chats, strict=True)],
+            "prompts": [c.prompt if c.messages is None else c.messages for c in cases],
             "completions": [
-                c.response if isinstance(chat, str) else [{"role": "assistant", "content": c.response}]
-                for c, chat in zip(cases, chats, strict=True)
+                c.response if c.messages is None else [{"role": "assistant", "content": c.response}] for c in cases
             ],
-            "completion_ids": [c.trajectory.response_tokens if c.trajectory else [] for c in cases],
+            "completion_ids": [c.tokens for c in cases],
         }
-        return self.function(**{k: v for k, v in own.items() if self.takes(k)}, **{**given, **kwargs})
+        return self.function(**{k: v for k, v in own.items() if self.takes(k)}, **{**columns, **options})
 
 
-def lift(value: Any, passed_at: float) -> Score:
-    """A returned value as a `Score`: passed where it is at least `passed_at`. BadReturn where it is no reward."""
+def to_score(value: Any, passed_at: float) -> Score:
+    """A returned value as a `Score`, passed from `passed_at` on; InvalidReturn where it is not a reward."""
     if isinstance(value, Score):
         if value.value is not None:
-            _bounded(value.value)
+            _check_size(value.value)
         return replace(value, parts={k: v for k, v in value.parts.items() if _is_bounded(v)})
     if value is None:
         return Score(None, Outcome.INVALID, "not_applicable")
     parts: dict[str, float] = {}
     if isinstance(value, Mapping):
         if "score" not in value:
-            raise BadReturn("wrong_type", f"returned a dictionary without 'score' (keys: {', '.join(map(str, value))})")
+            keys = ", ".join(map(str, value))
+            raise InvalidReturn("wrong_type", f"returned a dictionary without 'score' (keys: {keys})")
         rest = {str(k): _number(v) for k, v in value.items() if k != "score"}
         parts = {k: v for k, v in rest.items() if v is not None and _is_bounded(v)}
         value = value["score"]
     number = _number(value)
     if number is None:
-        raise BadReturn("wrong_type", f"returned a {type(value).__name__}, expected a number, None, a dict or a Score")
-    _bounded(number)
+        kind = type(value).__name__
+        raise InvalidReturn("wrong_type", f"returned a {kind}, expected a number, None, a dict or a Score")
+    _check_size(number)
     return Score(number, Outcome.PASSED if number >= passed_at else Outcome.FAILED, parts=parts)
 
 
@@ -186,9 +225,9 @@ def _is_bounded(number: float) -> bool:
     return abs(number) <= LARGEST  # false for NaN
 
 
-def _bounded(number: float) -> None:
+def _check_size(number: float) -> None:
     if not _is_bounded(number):
-        raise BadReturn("not_finite", f"returned {number:g}, expected a number up to {LARGEST:g}, plus or minus")
+        raise InvalidReturn("not_finite", f"returned {number:g}, expected a number up to {LARGEST:g}, plus or minus")
 
 
 def _number(value: Any) -> float | None:
@@ -210,24 +249,24 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _leading(what: str, function: Callable[..., Any], batched: bool) -> list[str]:
+def _leading_names(what: str, function: Callable[..., Any], batched: bool) -> list[str]:
     """The names of the two positional parameters that take the prompt and the response."""
-    found = parameters(function).values()
-    first = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
-    starred = any(p.kind is p.VAR_POSITIONAL for p in found)
+    every = parameters(function).values()
+    first = [p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    starred = any(p.kind is p.VAR_POSITIONAL for p in every)
     misplaced = [n for n in ("prompt", "response") if n in parameters(function) and n not in first]
     if (len(first) < 2 and not starred) or misplaced or "meta" in first or first[:1] == ["response"]:
         raise ValueError(f"{what} has the signature {inspect.signature(function)}; accepted: {ACCEPTED}")
     if not batched and first == ["prompts", "responses"]:
         raise ValueError(
-            f"{what} has the signature {inspect.signature(function)}, which is that of lists; register it with "
+            f"{what} has the signature {inspect.signature(function)}, which takes lists; register it with "
             "@register_reward(name, batched=True), or take (prompt, response, meta=None)"
         )
     return first
 
 
 def _ground_truth(meta: Mapping[str, Any]) -> Any:
-    """verl keeps it in `reward_model.ground_truth`; a plain `ground_truth` or `answer` will do."""
+    """verl's `reward_model.ground_truth`, else a plain `ground_truth` or `answer`."""
     nested = meta.get("reward_model")
     if isinstance(nested, Mapping) and "ground_truth" in nested:
         return nested["ground_truth"]

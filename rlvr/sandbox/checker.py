@@ -1,16 +1,16 @@
 """The trusted side of a verification: holds the tests, calls the answer over the channel, compares what came back.
 
-    judge({"tests": ["assert f(1) == 2"], "seconds": 3.0}, channel)
+    judge({"tests": ["assert f(1) == 2"], "seconds": 3.0}, descriptor)
 
-Standard library only. The result is `{"path", "tests": [[passed, reason, detail], ...], "invalid", "detail"}`; reason
-`lost` means that no value came, and why is for whoever watched the process. With no channel the tests' own part runs up
-to the first call: what is wrong or hangs then is the test's doing. A frame from the answer can cost a test, never an
-`invalid`. `python -m pytest tests/test_sandbox_checker.py` exercises it.
+The result is `{"path", "tests": [[passed, reason, detail], ...], "invalid", "detail"}`. Reason `lost` means that no
+value came; the supervisor knows why from the solver. Without a descriptor the tests run up to their first call: what
+is wrong or hangs then is the test's fault. A frame from the answer can cost a test, never cause an `invalid`. Standard
+library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
 """
 
 from __future__ import annotations
 
-import datetime  # noqa: F401 - for the codec, which must not import while it judges
+import datetime  # noqa: F401 - for the codec, which must not import during a verification
 import decimal  # noqa: F401
 import fractions  # noqa: F401
 import gc
@@ -20,15 +20,15 @@ import sys
 import warnings
 from typing import Any
 
+from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, Encoder
-from rlvr.sandbox.line import NO_FRAME, Ended, Line
-from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, Split, Statements, plan
+from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, SplitTest, StatementTest, make_plan
 from rlvr.sandbox.remote import OF_ANSWER, TEST, BadTest, Link, Names, Remote
 
 OUTPUT = 1 << 20
-NOTHING = "the tests ask nothing of the answer"
-TIDY, TIDY_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
-ROOM = 32 << 20  # bytes that judging may need at its peak, beside what the process began with
+NO_CALL = "the tests never call the answer"
+COLLECT_JOBS, COLLECT_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
+ROOM = 32 << 20  # bytes that judging may need at its peak, above what the process started with
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 80
 SHORT.maxlist = SHORT.maxtuple = SHORT.maxset = SHORT.maxdict = 20
@@ -38,301 +38,301 @@ Row = list[Any]
 def warm() -> None:
     warnings.simplefilter("ignore")
     job = {"tests": ["assert f([1, 2]) == {'a': (1.5, 'b')}, 'no'"]}
-    test = made(job).tests[0]
-    assert isinstance(test, Split)
-    compare(test, [Encoder().encode({"a": (1.5, "b")})], Link(Line(None, 1.0, OUTPUT), {}))
+    test = plan_job(job).tests[0]
+    assert isinstance(test, SplitTest)
+    compare(test, [Encoder().encode({"a": (1.5, "b")})], Link(Channel(None, 1.0, OUTPUT), {}))
     judge(job, None)
     global _base
-    _base = peak()
+    _base = peak_memory()
 
 
-def kind(job: dict[str, Any]) -> str:
+def test_kind(job: dict[str, Any]) -> str:
     if job.get("path") == "weak":
         return "weak"
     return "stdio" if any(isinstance(test, dict) for test in job["tests"]) else "asserts"
 
 
-def made(job: dict[str, Any]) -> Plan:
+def plan_job(job: dict[str, Any]) -> Plan:
     tests = (job["tests"],) if isinstance(job["tests"], str) else tuple(job["tests"])
-    return plan(tests, tuple(job.get("imports") or ()), job.get("setup") or "", job.get("entry_point"))
+    return make_plan(tests, tuple(job.get("imports") or ()), job.get("setup") or "", job.get("entry_point"))
 
 
 def needs_fork(job: dict[str, Any]) -> bool:
-    """Whether the tests run statements that had better have a process of their own."""
-    if kind(job) != "asserts":
+    """Whether the tests run statements that must not run in a process that judges others."""
+    if test_kind(job) != "asserts":
         return False
     try:
-        return made(job).fork
+        return plan_job(job).needs_fork
     except BadTest:
         return False
 
 
-def judge(job: dict[str, Any], channel: int | None) -> dict[str, Any]:
-    line = Line(channel, job.get("seconds", 3.0), job.get("output", OUTPUT))
-    way = kind(job)
-    if way == "stdio":
-        return {"path": way, "tests": [stdio(job, line)], "invalid": "", "detail": ""}
-    run = Run(job, line)
+def judge(job: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
+    channel = Channel(descriptor, job.get("seconds", 3.0), job.get("output", OUTPUT))
+    kind = test_kind(job)
+    if kind == "stdio":
+        return {"path": kind, "tests": [check_output(job, channel)], "invalid": "", "detail": ""}
+    run = CheckerRun(job, channel)
     forked = True
     try:
-        made_plan = None if way == "weak" else made(job)
-        forked = made_plan is not None and made_plan.fork
-        if made_plan is None:
-            return run.result("weak", run.weak())
-        ended = run.split(made_plan) if made_plan.split else run.rpc(made_plan)
-        result = run.result("split" if made_plan.split else "rpc", ended)
-        return result if forked or not worn() else {**result, "worn": True}
+        plan = None if kind == "weak" else plan_job(job)
+        forked = plan is not None and plan.needs_fork
+        if plan is None:
+            return run.result("weak", run.run_weak())
+        ended = run.run_split(plan) if plan.is_split else run.run_rpc(plan)
+        result = run.result("split" if plan.is_split else "rpc", ended)
+        return result if forked or not needs_restart() else {**result, "needs_restart": True}
     except BadTest as error:
         return {"path": "", "tests": [], "invalid": "bad_test", "detail": clean(str(error))}
     finally:
-        run.forget()
+        run.clear()
         if not forked:
-            tidy(line.came)
+            collect_garbage(channel.received)
 
 
-def peak() -> int:
+def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def worn() -> bool:
-    """Whether this process has once held so much that it had better be replaced."""
+def needs_restart() -> bool:
+    """Whether this process has once used so much memory that it should be replaced."""
     bound = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return _base > 0 and peak() > max(bound // 2, _base + ROOM)
+    return _base > 0 and peak_memory() > max(bound // 2, _base + ROOM)
 
 
-def tidy(came: int) -> None:
-    """A process that lives on without a collector collects now and then; what is alive stays out of later rounds."""
-    global _judged, _came
-    _judged, _came = _judged + 1, _came + came
-    if (_judged >= TIDY or _came >= TIDY_BYTES) and not gc.isenabled():
-        _judged = _came = 0
+def collect_garbage(received: int) -> None:
+    """Collect now and then, since the collector is off here; what is alive then is left out of later collections."""
+    global _judged, _received
+    _judged, _received = _judged + 1, _received + received
+    if (_judged >= COLLECT_JOBS or _received >= COLLECT_BYTES) and not gc.isenabled():
+        _judged = _received = 0
         gc.collect()
         gc.freeze()
 
 
-_judged = _came = _base = 0
+_judged = _received = _base = 0
 
 
 def clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:200])
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     return clean(f"{getattr(error, OF_ANSWER, None) or type(error).__name__}: {error}")
 
 
-class Run:
-    """One verification: the rows so far, in the order of the tests."""
+class CheckerRun:
+    """One verification, with the results so far in the order of the tests."""
 
-    def __init__(self, job: dict[str, Any], line: Line) -> None:
-        self.job, self.line = job, line
+    def __init__(self, job: dict[str, Any], channel: Channel) -> None:
+        self.job, self.channel = job, channel
         tests = job["tests"]
         self.texts: list[str] = [tests] if isinstance(tests, str) else list(tests)
         self.rows: list[Row] = []
         self.link: Link | None = None
         self.names: dict[str, Any] = {}
 
-    def forget(self) -> None:
-        """Break the cycles: stand-ins know their link, and functions of a test the names that they live among."""
+    def clear(self) -> None:
+        """Break the reference cycles: stand-ins refer to their link, and functions of a test to their globals."""
         self.names.clear()
-        self.line.buffer.clear()
+        self.channel.buffer.clear()
         if self.link is not None:
-            self.link.forget()
+            self.link.clear()
 
-    def result(self, path: str, ended: Ended | None) -> dict[str, Any]:
-        """Tests that were not reached share the end of the channel."""
+    def result(self, path: str, ended: ExchangeEnd | None) -> dict[str, Any]:
+        """The report. Tests that were not reached get the reason why the exchange ended."""
         if ended and ended.reason == "reached":
             self.rows, ended = [], None
         rest = [[False, ended.reason, clean(ended.detail)] for _ in self.texts[len(self.rows) :]] if ended else []
         return {"path": path, "tests": self.rows + rest, "invalid": "", "detail": ""}
 
-    def begin(self) -> Ended | None:
-        """The first frame: did the answer load?"""
-        if self.line.channel is None:
-            return self.line.end("reached")
-        first = self.line.read()
+    def begin(self) -> ExchangeEnd | None:
+        """Read the first frame, which says whether the answer loaded."""
+        if self.channel.descriptor is None:
+            return self.channel.end("reached")
+        first = self.channel.read()
         if first[0] == "ready":
             return None
         parts = [str(part) for part in first[1:3]]
-        known = parts and parts[0] in ("syntax_error", "exception", "exited", "memory", "wrong_name")
-        return Ended(parts[0], parts[-1]) if known else Ended("opaque", NO_FRAME)
+        is_valid = parts and parts[0] in ("syntax_error", "exception", "exited", "memory", "wrong_name")
+        return ExchangeEnd(parts[0], parts[-1]) if is_valid else ExchangeEnd("opaque", NO_FRAME)
 
-    def weak(self) -> Ended | None:
+    def run_weak(self) -> ExchangeEnd | None:
         try:
             if ended := self.begin():
                 return ended
             for text in self.texts:
-                self.line.write(["weak", text, self.job.get("entry_point")])
-                row = self.line.read()
+                self.channel.write(["weak", text, self.job.get("entry_point")])
+                row = self.channel.read()
                 ok = row[0] is True and len(row) == 3
                 self.rows.append([ok, "" if ok else str(row[1:2] and row[1])[:20], clean(str(row[-1]))])
-        except Ended as ended:
+        except ExchangeEnd as ended:
             return ended
         return None
 
-    def split(self, made_plan: Plan) -> Ended | None:
-        tests = [test for test in made_plan.tests if isinstance(test, Split)]
+    def run_split(self, plan: Plan) -> ExchangeEnd | None:
+        tests = [test for test in plan.tests if isinstance(test, SplitTest)]
         for test in tests:
-            static(test)
+            check_constant(test)
         if not any(test.calls for test in tests):
-            raise BadTest(NOTHING)
-        if self.line.channel is None:
-            return self.line.end("reached")
+            raise BadTest(NO_CALL)
+        if self.channel.descriptor is None:
+            return self.channel.end("reached")
         replies: list[list[Any]] = []
         ended = None
         try:
-            self.line.write(["batch", [call for test in tests for call in test.calls]])
+            self.channel.write(["batch", [call for test in tests for call in test.calls]])
             if ended := self.begin():
                 return ended
             for test in tests:
-                replies.append([self.line.read() for _ in test.calls])
-        except Ended as error:
+                replies.append([self.channel.read() for _ in test.calls])
+        except ExchangeEnd as error:
             ended = error
-        link = self.link = Link(self.line, {})
+        link = self.link = Link(self.channel, {})
         for test, values in zip(tests, replies, strict=False):
             self.rows.append(compare(test, values, link))
         return ended
 
-    def rpc(self, made_plan: Plan) -> Ended | None:
-        """Here test text executes, in a fork of the checker unless all of it is light."""
-        caught = {name: type(name, (Exception,), {}) for name in made_plan.caught}
-        link = Link(self.line, caught, MODULES if made_plan.fork else LIGHT_MODULES)
+    def run_rpc(self, plan: Plan) -> ExchangeEnd | None:
+        """Run the tests' own statements, in a fork of the checker unless all of them are light."""
+        caught = {name: type(name, (Exception,), {}) for name in plan.caught}
+        link = Link(self.channel, caught, MODULES if plan.needs_fork else LIGHT_MODULES)
         names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, **caught}
-        names.update({name: Remote(link, ["n", name], name) for name in made_plan.called})
+        names.update({name: Remote(link, ["n", name], name) for name in plan.called})
         self.link, self.names = link, names
         try:
             for text in self.job.get("imports") or ():
                 exec(compile(text, "<imports>", "exec", dont_inherit=True), names)
-            if made_plan.setup and not made_plan.needs:
-                exec(made_plan.setup, names)
+            if plan.setup and not plan.setup_asks:
+                exec(plan.setup, names)
         except MemoryError:
             raise
         except BaseException as error:
-            raise BadTest(f"imports or setup raise: {said(error)}") from None
-        if self.line.channel is not None:
+            raise BadTest(f"imports or setup raise: {describe_error(error)}") from None
+        if self.channel.descriptor is not None:
             try:
                 if ended := self.begin():
                     return ended
-            except Ended as ended:
+            except ExchangeEnd as ended:
                 return ended
-        prepared = asked = False
-        if made_plan.setup and made_plan.needs:
-            row = self.run_test(Statements(made_plan.setup, False, False, True), names, link)
-            if isinstance(row, Ended):
+        setup_ran = has_asked = False
+        if plan.setup and plan.setup_asks:
+            row = self.run_test(StatementTest(plan.setup, False, False, True), names, link)
+            if isinstance(row, ExchangeEnd):
                 return row
             if not row[0]:
-                return Ended(row[1], row[2])
-            prepared = True
-        for test in made_plan.tests:
-            self.line.asked = isinstance(test, Statements) and test.follows and (prepared or asked)
+                return ExchangeEnd(row[1], row[2])
+            setup_ran = True
+        for test in plan.tests:
+            self.channel.has_sent = isinstance(test, StatementTest) and test.follows and (setup_ran or has_asked)
             row = self.run_test(test, names, link)
-            if isinstance(row, Ended):
+            if isinstance(row, ExchangeEnd):
                 return row
-            asked = asked or self.line.asked
+            has_asked = has_asked or self.channel.has_sent
             self.rows.append(row)
-        if not asked:
-            raise BadTest(NOTHING)
+        if not has_asked:
+            raise BadTest(NO_CALL)
         return None
 
-    def run_test(self, test: Split | Statements, names: dict[str, Any], link: Link) -> Row | Ended:
+    def run_test(self, test: SplitTest | StatementTest, names: dict[str, Any], link: Link) -> Row | ExchangeEnd:
         link.failed = None
         try:
-            if isinstance(test, Split):
-                static(test)
+            if isinstance(test, SplitTest):
+                check_constant(test)
                 if test.calls:
-                    self.line.write(["batch", test.calls])
-                return compare(test, [self.line.read() for _ in test.calls], link)
+                    self.channel.write(["batch", test.calls])
+                return compare(test, [self.channel.read() for _ in test.calls], link)
             exec(test.code, names)
             entry = self.job.get("entry_point")
-            if entry and test.check and callable(names.get("check")):
+            if entry and test.defines_check and callable(names.get("check")):
                 names["check"](Remote(link, ["n", entry], entry))
             row = [True, "", ""]
-        except Ended:
+        except ExchangeEnd:
             row = []
-        except (BadTest, MemoryError):  # the memory of a process that lives on: what it held before counts, too
+        except (BadTest, MemoryError):  # memory: earlier verifications of this process count too
             raise
         except BaseException as error:
             of_answer = getattr(error, OF_ANSWER, None)
-            if not self.line.asked:
-                raise BadTest(f"the test raises before it asks for anything: {said(error)}") from None
+            if not self.channel.has_sent:
+                raise BadTest(f"the test raises before it asks for anything: {describe_error(error)}") from None
             reason = "assertion" if isinstance(error, AssertionError) and not of_answer else "exception"
-            row = [False, reason, said(error) if reason == "exception" else clean(str(error))]
-        if self.line.ended:
-            return self.line.ended
+            row = [False, reason, describe_error(error) if reason == "exception" else clean(str(error))]
+        if self.channel.ended:
+            return self.channel.ended
         failed = link.failed
         return [False, failed.reason, clean(failed.detail)] if failed else row
 
 
-def static(test: Split) -> None:
-    """An assert that calls nothing must hold by itself."""
+def check_constant(test: SplitTest) -> None:
+    """Raise `BadTest` if an assert without calls does not hold."""
     if test.calls:
         return
     try:
-        held = bool(eval(test.code, {"__builtins__": SAFE_BUILTINS, **test.modules}))
+        holds = bool(eval(test.code, {"__builtins__": SAFE_BUILTINS, **test.modules}))
     except MemoryError:
         raise
     except Exception as error:
-        raise BadTest(f"the test raises: {said(error)}") from None
-    if not held:
+        raise BadTest(f"the test raises: {describe_error(error)}") from None
+    if not holds:
         raise BadTest("the test is false and calls nothing")
 
 
-def compare(test: Split, replies: list[Any], link: Link) -> Row:
-    """Put the values in the places of their calls and evaluate what is left of the assert."""
+def compare(test: SplitTest, replies: list[Any], link: Link) -> Row:
+    """Put the values in the places of their calls and evaluate the rest of the assert."""
     values: dict[str, Any] = {"__builtins__": SAFE_BUILTINS, **test.modules}
     link.failed = None
-    calls = len(replies) - len(test.asked)
+    calls = len(replies) - len(test.module_names)
     try:
         for number, reply in enumerate(replies[:calls]):
             values[f"_{number}"] = link.value(reply)
-        for name, reply in zip(test.asked, replies[calls:], strict=True):
+        for name, reply in zip(test.module_names, replies[calls:], strict=True):
             values[name] = link.module(reply, {name})
             if values[name] is not sys.modules[name]:
                 raise link.fail("wrong_name", f"{name} is not the module of that name")
         if eval(test.code, values):
             return [True, "", ""]
-    except Ended as ended:
+    except ExchangeEnd as ended:
         return [False, ended.reason, clean(ended.detail)]
     except MemoryError:
         raise
     except Exception as error:
-        return [False, "exception", said(error)]
+        return [False, "exception", describe_error(error)]
     try:
         message = str(eval(test.message, values)) if test.message else ""
         message = message or "returned " + ", ".join(SHORT.repr(values[f"_{number}"])[:80] for number in range(calls))
     except MemoryError:
         raise
-    except (Exception, Ended):
+    except (Exception, ExchangeEnd):
         message = ""
     return [False, "assertion", clean(message)]
 
 
-def stdio(job: dict[str, Any], line: Line) -> Row:
-    """What the program printed against what the test expects, line by line, white space at their ends aside."""
+def check_output(job: dict[str, Any], channel: Channel) -> Row:
+    """Compare what the program printed with what the test expects, line by line, without trailing white space."""
     test = job["tests"][job.get("index", 0)]
-    if line.channel is None:
+    if channel.descriptor is None:
         return [False, "lost", ""]
     chunks: list[bytes] = []
     try:
-        while data := line.some():
+        while data := channel.read_some():
             chunks.append(data)
-    except Ended as ended:
+    except ExchangeEnd as ended:
         return [False, ended.reason, clean(ended.detail)]
     printed = b"".join(chunks).decode("utf-8", "replace")
-    if same_output(printed, test["output"], test.get("tolerance")):
+    if is_same_output(printed, test["output"], test.get("tolerance")):
         return [True, "", ""]
     return [False, "wrong_output", clean(f"printed {printed[:80]!r}")]
 
 
-def same_output(printed: str, expected: str, tolerance: float | None) -> bool:
+def is_same_output(printed: str, expected: str, tolerance: float | None) -> bool:
     ours, theirs = ([part.rstrip() for part in text.rstrip().split("\n")] for text in (printed, expected))
     if len(ours) != len(theirs):
         return False
     pairs = zip(ours, theirs, strict=True)
-    return all(one == other or (tolerance is not None and near(one, other, tolerance)) for one, other in pairs)
+    return all(one == other or (tolerance is not None and is_near(one, other, tolerance)) for one, other in pairs)
 
 
-def near(one: str, other: str, tolerance: float) -> bool:
+def is_near(one: str, other: str, tolerance: float) -> bool:
     left, right = one.split(), other.split()
     if len(left) != len(right):
         return False

@@ -1,12 +1,11 @@
-"""The other side of `rlvr.sandbox.worker`: a process that limits itself, then answers frames until its input ends.
+"""The child process of `rlvr.sandbox.worker`: limits itself, then answers frames until its input ends.
 
     python -I -S child.py JOB.py MEMORY_BYTES
 
-Standard library only, and nothing of `rlvr`: it starts in milliseconds and holds nothing worth stealing. A frame is
-four bytes of length (big-endian) and JSON in UTF-8, where half a surrogate pair passes as it is. In:
-`{"setup": ..., "seconds": s}`, which holds until the next one, and `{"item": ...}`. Out: `{"ready": [limits the system
-refused]}` once, then per item `{"value": ...}` or `{"raised": "..."}`.
-`python -m pytest tests/test_sandbox_regex.py` exercises it.
+Standard library only: it starts in milliseconds and holds nothing worth stealing. Frames (`rlvr.sandbox.protocol`) hold
+JSON in UTF-8, in which half a surrogate pair may pass. In: `{"setup": ..., "seconds": s}`, which holds until the next
+one, and `{"item": ...}`. Out: `{"ready": [limits the system refused]}` once, then per item `{"value": ...}` or
+`{"raised": "..."}`. `python -m pytest tests/test_sandbox_regex.py` exercises it.
 """
 
 from __future__ import annotations
@@ -21,38 +20,44 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-OUT_OF_MEMORY = 77  # exit status
+if __name__ == "__main__":  # import the files next to this one without the imports of `rlvr`
+    for _name, _path in (("rlvr", []), ("rlvr.sandbox", [os.path.dirname(os.path.abspath(__file__))])):
+        _package = ModuleType(_name)
+        _package.__path__ = _path
+        sys.modules[_name] = _package
+
+from rlvr.sandbox.protocol import OUT_OF_MEMORY, frame, write_all
 
 
 def limit(memory: int) -> list[str]:
-    """Bound this process for good; the names of the limits that the system does not know or refuses."""
-    wanted = {
+    """Limit this process for good; returns the names of the limits that the system does not know or refuses."""
+    limits = {
         "RLIMIT_AS": memory,
         "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": 0,  # no file can grow; pipes are none
+        "RLIMIT_FSIZE": 0,  # no file can grow; pipes are not files
         "RLIMIT_NPROC": 0,  # no further process or thread (root is exempt)
     }
     refused: list[str] = []
-    for name, value in wanted.items():
+    for name, value in limits.items():
         try:
             kind = getattr(resource, name)
-            bound = within(value, resource.getrlimit(kind)[1])
+            bound = cap(value, resource.getrlimit(kind)[1])
             resource.setrlimit(kind, (bound, bound))
         except (AttributeError, OSError, ValueError):
             refused.append(name)
     return refused
 
 
-def within(wanted: int, hard: int) -> int:
-    """`wanted`, or the hard limit that this process was given, where that is less."""
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+def cap(value: int, hard: int) -> int:
+    """`value`, but at most the hard limit of this process."""
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
 def limit_cpu(seconds: float) -> None:
-    """End this process after so many more seconds of computing: should nobody be left to kill it."""
+    """End this process after so many more seconds of computing, in case its parent cannot."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = within(math.ceil(used.ru_utime + used.ru_stime + seconds) + 1, hard)
+    soft = cap(math.ceil(used.ru_utime + used.ru_stime + seconds) + 1, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
@@ -65,9 +70,8 @@ def load(path: str) -> ModuleType:
 
 
 def pack(message: Any) -> bytes:
-    """A frame. Nothing is escaped as ASCII: two halves of a pair side by side would come back as one character."""
-    body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return len(body).to_bytes(4, "big") + body
+    """A frame. Not escaped as ASCII: two adjacent halves of a surrogate pair would come back as one character."""
+    return frame(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def unpack(body: bytes) -> Any:
@@ -75,7 +79,7 @@ def unpack(body: bytes) -> Any:
 
 
 def receive() -> Any:
-    """The next frame; None where the input has ended, because whoever wrote it has."""
+    """The next message; None if the input has ended."""
     head = sys.stdin.buffer.read(4)
     size = int.from_bytes(head, "big")
     body = sys.stdin.buffer.read(size)
@@ -84,12 +88,10 @@ def receive() -> Any:
 
 def main(job: str, memory: str) -> None:
     replies = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a job prints is no reply
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a job prints is not a reply
 
     def send(message: dict[str, Any]) -> None:
-        left = memoryview(pack(message))
-        while left:
-            left = left[os.write(replies, left) :]
+        write_all(replies, pack(message))
 
     try:
         run = load(job).run
@@ -100,8 +102,8 @@ def main(job: str, memory: str) -> None:
     send({"ready": refused})
     try:
         serve(run, send)
-    except MemoryError:  # over a text that was only to be read, too
-        os._exit(OUT_OF_MEMORY)  # nothing more can be relied on here
+    except MemoryError:  # also while reading a text
+        os._exit(OUT_OF_MEMORY)  # nothing here can be relied on any more
 
 
 def serve(run: Callable[[Any, Any], Any], send: Callable[[dict[str, Any]], None]) -> None:

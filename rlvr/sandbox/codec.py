@@ -1,13 +1,12 @@
-"""Values as tagged JSON with exact types: how arguments reach an answer and how what it returns comes back.
+"""Values as tagged JSON with exact types: how arguments reach an answer and its results come back.
 
     decode(json.loads(json.dumps(Encoder().encode((1, {2.5: float("nan")})))))
 
-Standard library only. A scalar is itself; all else is a list that begins with a tag. Nothing is pickled or evaluated.
-Subclasses are read through their base's own methods and arrive as the base. Depth and nodes are capped. What cannot
-travel is opaque: a type's name and a handle; plain types and modules of the standard library go by their names. An
-iterator travels as the items drawn from it, a long one as its first items and a handle on the rest. Named tuples arrive
-as tuples, default dictionaries as dictionaries.
-`python -m pytest tests/test_sandbox_codec.py` exercises it.
+A scalar is itself; everything else is a list that begins with a tag. Nothing is pickled or evaluated. Subclasses are
+read through their base's own methods and arrive as the base. Depth and nodes are capped. A value without an encoding is
+opaque: a type's name and a handle. Plain types and modules of the standard library travel by name. An iterator travels
+as its items, a long one as its first items and a handle on the rest. Named tuples arrive as tuples, default
+dictionaries as dictionaries. Standard library only. `python -m pytest tests/test_sandbox_codec.py` exercises it.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ _TIMES = ("datetime", "date", "time")
 _BASES = (float, int, str, bytes, bytearray, complex, list, tuple, set, frozenset, deque, Counter, OrderedDict, dict)
 
 
-class Unfit(Exception):
-    """A value that is too deep, too large or cyclic; or one from outside that is not what an encoder writes."""
+class CodecError(Exception):
+    """A value is too deep, too large or cyclic, or encoded data is not what an encoder writes."""
 
 
 class Encoder:
-    """`opaque` gets what has no encoding and says what to write instead."""
+    """Encodes values as tagged JSON. `opaque` is called for a value without an encoding; its result is written."""
 
     def __init__(self, opaque: Callable[[Any], list[Any]] | None = None) -> None:
         self.opaque, self.nodes = opaque, 0
@@ -69,7 +68,7 @@ class Encoder:
             return value if value - value == 0 else ["f", repr(value)]
         self.nodes += 1
         if depth > DEPTH or self.nodes > NODES:
-            raise Unfit("too deep, too large or cyclic")
+            raise CodecError("too deep, too large or cyclic")
         base = kind
         if kind not in _ITEMS and kind not in _PAIRS:
             base = next((one for one in _mro(kind) if one in _BASES), kind)
@@ -88,12 +87,12 @@ class Encoder:
         done = [self.encode(item, depth) for item in items]
         self.nodes += len(done)
         if self.nodes > NODES:
-            raise Unfit("too large")
+            raise CodecError("too large")
         return done
 
     def _big(self, value: int) -> list[Any]:
         if value.bit_length() > 4 * DIGITS:
-            raise Unfit("an integer of too many digits")
+            raise CodecError("an integer with too many digits")
         return ["i", hex(value)]
 
     def _rare(self, value: Any, kind: type, base: type, depth: int) -> Any:
@@ -104,13 +103,13 @@ class Encoder:
             return ["c", self.encode(number.real), self.encode(number.imag)]
         if kind is range:
             return ["r", *(self.encode(part) for part in (value.start, value.stop, value.step))]
-        if kind is _known("fractions", "Fraction"):
+        if kind is _imported_type("fractions", "Fraction"):
             return ["F", self.encode(value.numerator), self.encode(value.denominator)]
-        if kind is _known("decimal", "Decimal"):
+        if kind is _imported_type("decimal", "Decimal"):
             return ["D", str(value)]
-        if kind is _known("datetime", "timedelta"):
+        if kind is _imported_type("datetime", "timedelta"):
             return ["T", "timedelta", value.days, value.seconds, value.microseconds]
-        if any(kind is _known("datetime", name) for name in _TIMES) and getattr(value, "tzinfo", None) is None:
+        if any(kind is _imported_type("datetime", name) for name in _TIMES) and getattr(value, "tzinfo", None) is None:
             return ["T", kind.__name__, value.isoformat()]
         if kind in _VIEWS:
             return [_VIEWS[kind], *self._all(value, depth + 1)]
@@ -120,15 +119,15 @@ class Encoder:
             if len(drawn) < bound:
                 return ["g", *self._all(drawn, depth + 1)]
             if self.opaque is None:
-                raise Unfit(f"an iterator of more than {DRAWN} items")
+                raise CodecError(f"an iterator of more than {DRAWN} items")
             return ["G", self.opaque(value), *self._all(drawn, depth + 1)]
         if self.opaque is None:
-            raise Unfit(f"a {kind.__name__}")
+            raise CodecError(f"a {kind.__name__}")
         return self.opaque(value)
 
 
-def _known(module: str, name: str) -> Any:
-    """A type, None where nobody has imported it: a fork is cheaper for each module that its zygote does without."""
+def _imported_type(module: str, name: str) -> Any:
+    """A type; None if its module is not imported, since each imported module makes the zygote's forks dearer."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -137,7 +136,7 @@ def _is_itertools(kind: type) -> bool:
 
 
 class Decoder:
-    """Strict: what `Encoder` does not write is `Unfit`. `opaque` gets the lists of tags that are not of the codec."""
+    """Decodes what `Encoder` writes, else raises `CodecError`. `opaque` is called for lists with other tags."""
 
     def __init__(self, opaque: Callable[[list[Any]], Any] | None = None) -> None:
         self.opaque, self.nodes = opaque, 0
@@ -149,17 +148,17 @@ class Decoder:
         if kind is int:
             if -SAFE < data < SAFE:
                 return data
-            raise Unfit("a large integer in decimal digits")
+            raise CodecError("an integer above 2**53 must be sent as hexadecimal digits")
         self.nodes += len(data) if kind is list else 0
         if kind is not list or not data or depth > DEPTH + 2 or self.nodes > 2 * NODES:
-            raise Unfit("not an encoded value")
+            raise CodecError("not an encoded value")
         tag, rest = data[0], data[1:]
         try:
             if type(tag) is str and tag in "ltszqgkvedOC" and len(tag) == 1:
                 return self._collect(tag, [self.decode(item, depth + 1) for item in rest])
             return self._rare(tag, data, rest, depth)
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise Unfit(f"not an encoded value: {type(error).__name__}") from None
+            raise CodecError(f"not an encoded value: {type(error).__name__}") from None
 
     def _collect(self, tag: str, items: list[Any]) -> Any:
         if tag == "l":
@@ -171,7 +170,7 @@ class Decoder:
             return done
         if tag in "dOC":
             if len(items) % 2:
-                raise Unfit("a dictionary with half a pair")
+                raise CodecError("a dictionary with a key but no value")
             pairs = zip(items[::2], items[1::2], strict=True)
             return dict(pairs) if tag == "d" else OrderedDict(pairs) if tag == "O" else Counter(dict(pairs))
         if tag == "q":
@@ -186,7 +185,7 @@ class Decoder:
         if tag == "i":
             (digits,) = rest
             if len(digits) > DIGITS + 3:
-                raise Unfit("an integer of too many digits")
+                raise CodecError("an integer with too many digits")
             return int(digits, 16)
         if tag == "f":
             return {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[rest[0]]
@@ -195,31 +194,31 @@ class Decoder:
         if tag in ("c", "r", "F"):
             parts = [self.decode(part, depth + 1) for part in rest]
             if any(type(part) not in ((int, float) if tag == "c" else (int,)) for part in parts):
-                raise Unfit("not an encoded value")
+                raise CodecError("not an encoded value")
             made = {"c": complex, "r": range}.get(tag)
             return (made or importlib.import_module("fractions").Fraction)(*parts)
         if tag == "D":
             if len(rest[0]) > 10_000:
-                raise Unfit("a decimal of too many digits")
+                raise CodecError("a Decimal with too many digits")
             number = importlib.import_module("decimal").Decimal(rest[0])
             if abs(number.adjusted()) > 10_000:  # cheap to write, and millions of digits as an integer
-                raise Unfit("a decimal of too large an exponent")
+                raise CodecError("a Decimal with too large an exponent")
             return number
         if tag == "T":
             times = importlib.import_module("datetime")
             if rest[0] == "timedelta":
                 return times.timedelta(*rest[1:])
             if rest[0] not in _TIMES:
-                raise Unfit("a time of no known kind")
+                raise CodecError("an unknown type of datetime")
             return getattr(times, rest[0]).fromisoformat(rest[1])
         if self.opaque is None or len(data) < 2:
-            raise Unfit(f"an opaque value ({str(rest[-1])[:50] if rest else ''})")
+            raise CodecError(f"an opaque value ({str(rest[-1])[:50] if rest else ''})")
         if tag == "G":
-            return _chained([self.decode(item, depth + 1) for item in rest[1:]], self.decode(rest[0], depth + 1))
+            return _chain([self.decode(item, depth + 1) for item in rest[1:]], self.decode(rest[0], depth + 1))
         return self.opaque(data)
 
 
-def _chained(items: list[Any], rest: Any) -> Any:
+def _chain(items: list[Any], rest: Any) -> Any:
     yield from items
     yield from rest
 

@@ -1,8 +1,8 @@
-"""The tier for places where namespaces are refused: a Landlock domain, from which no file outside can be reached.
+"""The tier for systems that refuse namespaces: a Landlock domain, which cannot reach any file outside.
 
-Within it the standard library can be read and four device nodes used; there is no scratch folder, because nothing here
-bounds the number of files in one and nothing would remove it after a kill. Sockets, processes and signals are the
-business of `rlvr.sandbox.seccomp`; where the kernel can (ABI 4 and 6), the domain refuses them too.
+Inside, the standard library can be read and four device nodes used. There is no scratch folder, because nothing here
+would bound the number of its files or remove it after a kill. Sockets, processes and signals are left to
+`rlvr.sandbox.seccomp`; if the kernel can (ABI 4 and 6), the domain refuses them too.
 Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
 """
 
@@ -31,7 +31,7 @@ def call(number: int, *arguments: object) -> int:
 
 
 def enter(readable: list[str], devices: list[str]) -> int:
-    """Lock this process, for good and for all that it forks, out of all files but these. Returns the kernel's ABI."""
+    """Lock this process and its forks out of all other files, for good; returns the kernel's ABI."""
     abi = call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(VERSION))
     handled = (1 << FILE_RIGHTS.get(abi, 16)) - 1
     rules = struct.pack("QQQ", handled, TCP if abi >= 4 else 0, SCOPES if abi >= 6 else 0)

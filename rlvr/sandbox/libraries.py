@@ -1,4 +1,4 @@
-"""Which files the standard library of this Python needs: what a sandbox lets answers read, and no more.
+"""Which files this Python's standard library needs: what a sandbox lets answers read.
 
 Standard library only; runs in a zygote before it is isolated. `python -m pytest tests/test_sandbox_isolation.py`
 exercises it.
@@ -14,7 +14,7 @@ import sys
 
 
 def library_files() -> list[str]:
-    """Names of the shared libraries that this Python and its extension modules load, found in a fork by loading all."""
+    """Names of the shared libraries that this Python and its extension modules load; a fork loads them all to see."""
     read, write = os.pipe()
     if os.fork() == 0:
         try:
@@ -30,13 +30,13 @@ def library_files() -> list[str]:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        found = pipe.read().split(b"\0")
+        loaded = pipe.read().split(b"\0")
     os.wait()
-    return sorted({os.fsdecode(name) for name in found if name.startswith(b"/") and os.path.isfile(name)})
+    return sorted({os.fsdecode(name) for name in loaded if name.startswith(b"/") and os.path.isfile(name)})
 
 
 def needed_files() -> tuple[list[str], list[str]]:
-    """(what answers may read, what of it is hidden): the standard library, without what is installed beside it."""
+    """The paths that answers may read (the standard library), and the folders in them to hide (installed packages)."""
     stdlib = os.path.dirname(os.path.abspath(os.__file__))
     paths = [path for path in sys.path if os.path.exists(path)]
     paths += [*library_files(), "/etc/ld.so.cache", "/usr/share/zoneinfo"]
@@ -44,5 +44,5 @@ def needed_files() -> tuple[list[str], list[str]]:
     for path in sorted({os.path.abspath(path) for path in paths if os.path.exists(path)} | {stdlib}):
         if not any(path.startswith(folder + "/") for folder in folders):
             folders.append(path)
-    beside = [os.path.join(stdlib, name) for name in ("site-packages", "dist-packages")]
-    return folders, [path for path in beside if os.path.isdir(path)]
+    packages = [os.path.join(stdlib, name) for name in ("site-packages", "dist-packages")]
+    return folders, [path for path in packages if os.path.isdir(path)]

@@ -1,8 +1,8 @@
 """The tier `namespaces`: new user, pid, network, mount, ipc, uts and cgroup namespaces, and a root of read-only binds.
 
 The new root is a small tmpfs with the standard library and the shared libraries it needs under their own names, four
-device nodes, and `/tmp`: another tmpfs with a cap on bytes and on inodes, from which nothing can be executed. There is
-no `/proc` and nothing else. Needs no privilege; root also maps a second id, as which answers run.
+device nodes, and `/tmp`: another tmpfs, capped in bytes and inodes, from which nothing can be executed. There is no
+`/proc` and nothing else. Needs no privilege; as root it also maps a second id, under which answers run.
 Standard library only. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
 """
 
@@ -14,7 +14,7 @@ import os
 import struct
 
 NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x20000 | 0x08000000 | 0x04000000 | 0x02000000
-NOBODY = 65534  # outside; inside it is SECOND
+NOBODY_UID = 65534  # outside; inside it is SECOND
 SECOND = 1
 SCRATCH_MODE = 0o1777
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
@@ -22,7 +22,7 @@ NOATIME, NODIRATIME, RELATIME, ST_RELATIME = 1024, 2048, 1 << 21, 4096
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 DETACH = 2
 SET_DUMPABLE, CAPBSET_DROP, CAP_AMBIENT, CLEAR_ALL = 4, 24, 47, 4
-SYS_ADMIN = 21  # all that pid 1 keeps, to fork (`seccomp.ZYGOTE_FORK`)
+SYS_ADMIN = 21  # the one capability that pid 1 keeps, to fork (`seccomp.ZYGOTE_FORK`)
 SET_KEEPCAPS = 8
 VERSION = struct.pack("Ii", 0x20080522, 0)
 NO_CAPABILITIES = (VERSION, bytes(24))
@@ -36,7 +36,7 @@ def check(result: int, what: str) -> None:
 
 
 def unshare() -> bool:
-    """Put this process (and, for pids, its next child) into new namespaces; whether a second id could be mapped."""
+    """Put this process (for pids: its next child) into new namespaces; returns whether a second id was mapped."""
     user, group, me = os.geteuid(), os.getegid(), os.getpid()
     second = user == 0 and map_from_outside(me)
     if not second:
@@ -48,8 +48,8 @@ def unshare() -> bool:
 
 
 def map_from_outside(me: int) -> bool:
-    """Unshare while a fork that stays outside, as only it may, maps two ids; False (nothing done) where it may not."""
-    if not mapped_here(NOBODY):
+    """Unshare while a fork that stays outside maps two ids; returns False, with nothing done, if it may not."""
+    if not can_map(NOBODY_UID):
         return False
     ready, go = os.pipe()
     helper = os.fork()
@@ -58,8 +58,8 @@ def map_from_outside(me: int) -> bool:
         try:
             os.close(go)
             if os.read(ready, 1):
-                write(f"/proc/{me}/uid_map", f"0 0 1\n{SECOND} {NOBODY} 1")
-                write(f"/proc/{me}/gid_map", f"0 {os.getegid()} 1\n{SECOND} {NOBODY} 1")
+                write(f"/proc/{me}/uid_map", f"0 0 1\n{SECOND} {NOBODY_UID} 1")
+                write(f"/proc/{me}/gid_map", f"0 {os.getegid()} 1\n{SECOND} {NOBODY_UID} 1")
                 done = 0
         finally:
             os._exit(done)
@@ -75,19 +75,19 @@ def map_from_outside(me: int) -> bool:
     return True
 
 
-def mapped_here(user: int) -> bool:
-    """Whether this user namespace knows an id (a container may know few) and this process may pass it on."""
-    if not capable(7) or not capable(6):
+def can_map(user: int) -> bool:
+    """Whether this user namespace has an id (a container may have few) and this process may map it."""
+    if not has_capability(7) or not has_capability(6):
         return False
     for name in ("uid_map", "gid_map"):
         with open(f"/proc/self/{name}") as rows:
-            known = [(int(first), int(count)) for first, _, count in (row.split() for row in rows)]
-        if not any(first <= user < first + count for first, count in known):
+            mapped = [(int(first), int(count)) for first, _, count in (row.split() for row in rows)]
+        if not any(first <= user < first + count for first, count in mapped):
             return False
     return True
 
 
-def capable(capability: int) -> bool:
+def has_capability(capability: int) -> bool:
     with open("/proc/self/status") as rows:
         effective = next(row for row in rows if row.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> capability & 1)
@@ -102,30 +102,30 @@ def write(path: str, text: str) -> None:
 
 
 def new_root(readable: list[str], hidden: list[str], devices: list[str], scratch: int, files: int) -> None:
-    """Make the root of this mount namespace: nothing but these, and `/tmp`."""
-    where = next(path for path in ("/tmp", "/mnt", "/dev") if os.path.isdir(path))
+    """Build the root of this mount namespace from these paths and `/tmp` alone."""
+    root = next(path for path in ("/tmp", "/mnt", "/dev") if os.path.isdir(path))
     mount("none", "/", "", REC | PRIVATE)
     # Opened first: the new root may hide them.
     sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC), os.path.isdir(path)) for path in [*readable, *devices]]
-    mount("tmpfs", where, "tmpfs", NOSUID | NODEV, "size=1m,nr_inodes=2k,mode=755")
+    mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,nr_inodes=2k,mode=755")
     for path, source, folder in sources:
-        target = where + path
+        target = root + path
         os.makedirs(target if folder else os.path.dirname(target), mode=0o755, exist_ok=True)
         if not folder:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         mount(f"/proc/self/fd/{source}", target, "", BIND | REC)
-        kept = os.statvfs(target).f_flag  # a remount may not take away what the original has
-        flags = kept & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME) | (RELATIME if kept & ST_RELATIME else 0)
+        before = os.statvfs(target).f_flag  # a remount must keep these flags
+        flags = before & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME) | (RELATIME if before & ST_RELATIME else 0)
         own = NOEXEC if path in devices else NODEV
         mount("none", target, "", REMOUNT | BIND | RDONLY | NOSUID | own | flags)
         os.close(source)
     for path in hidden:
-        mount("tmpfs", where + path, "tmpfs", RDONLY | NOSUID | NODEV | NOEXEC, "size=4k,nr_inodes=2,mode=755")
-    os.makedirs(where + "/tmp", exist_ok=True)
+        mount("tmpfs", root + path, "tmpfs", RDONLY | NOSUID | NODEV | NOEXEC, "size=4k,nr_inodes=2,mode=755")
+    os.makedirs(root + "/tmp", exist_ok=True)
     options = f"size={scratch},nr_inodes={files + 1},mode={SCRATCH_MODE:o}"
-    mount("tmpfs", where + "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, options)
-    mount("none", where, "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
-    os.chdir(where)
+    mount("tmpfs", root + "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, options)
+    mount("none", root, "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+    os.chdir(root)
     number = PIVOT_ROOT[os.uname().machine]
     check(_libc.syscall(ctypes.c_long(number), ctypes.c_char_p(b"."), ctypes.c_char_p(b".")), "pivot_root")
     check(_libc.umount2(b".", DETACH), "umount")
@@ -139,15 +139,15 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def wipe(folder: str) -> None:
-    """Empty a folder, whatever the modes of what is in it and however deep it goes.
+    """Empty a folder, whatever the modes of its entries and however deep it is.
 
-    A path may be too long to name and its folders too many to hold open: each is moved to the top, and emptied there.
+    Paths may be too long and open folders too many, so each inner folder is moved to the top and emptied there.
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         names = remove_files(top)
-        taken = frozenset(names)
-        fresh = (new for new in map(str, itertools.count()) if new not in taken)
+        existing = frozenset(names)
+        new_names = (new for new in map(str, itertools.count()) if new not in existing)
         while names:
             name = names.pop()
             os.chmod(name, 0o700, dir_fd=top)
@@ -155,7 +155,7 @@ def wipe(folder: str) -> None:
             try:
                 for deeper in remove_files(inner):
                     os.chmod(deeper, 0o700, dir_fd=inner)  # to move a folder changes its `..`
-                    names.append(next(fresh))
+                    names.append(next(new_names))
                     os.rename(deeper, names[-1], src_dir_fd=inner, dst_dir_fd=top)
             finally:
                 os.close(inner)
@@ -165,7 +165,7 @@ def wipe(folder: str) -> None:
 
 
 def remove_files(folder: int) -> list[str]:
-    """Unlink what is in an open folder, but for the folders in it: their names."""
+    """Unlink the files of an open folder; returns the names of the folders in it."""
     folders: list[str] = []
     with os.scandir(folder) as entries:
         for entry in list(entries):
@@ -177,10 +177,10 @@ def remove_files(folder: int) -> list[str]:
 
 
 def drop_privileges(second: bool, spaces: bool) -> None:
-    """Become the second id where there is one, keep one capability in a user namespace and none elsewhere."""
+    """Become the second id if there is one; keep one capability in a user namespace and none elsewhere."""
     for capability in range(64):
         if _libc.prctl(CAPBSET_DROP, capability, 0, 0, 0) and capability < 38:
-            break  # no right to: an unprivileged process has none to drop
+            break  # not permitted: an unprivileged process has none to drop
     _libc.prctl(CAP_AMBIENT, CLEAR_ALL, 0, 0, 0)
     if second:
         os.setgroups([])

@@ -1,10 +1,10 @@
-"""Test text into a plan, once per text: which calls go to the answer, and what is left to evaluate here.
+"""Turns test text into a plan, once per text: which calls go to the answer, and what is left to evaluate here.
 
-An assert is `split` where its calls into the answer can be made up front, with arguments that are known before, and the
-rest is an expression over plain data that can change nothing. All other tests are `rpc`: statements that run in a
-fork and call over as they go. A name that neither the test nor what goes with it binds is the answer's, asked for when
-it is used; but not where it is what a call is compared with: an expected value never comes from an answer. That, and
-whatever else is wrong with a test whatever the answer says, is `BadTest`, and the verdict `invalid`.
+An assert is a `SplitTest` if its calls of the answer can be made up front, with arguments known before, and the rest is
+an expression over plain data without side effects. All other tests are `StatementTest`s: statements that run in a fork
+and call the answer as they go. A name that neither the test nor its setup binds belongs to the answer, and is requested
+when it is used; but not where a call is compared with it, because an expected value never comes from an answer. That,
+and any other fault of a test that does not depend on the answer, is a `BadTest`, and the verdict `invalid`.
 Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
 """
 
@@ -19,20 +19,20 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from rlvr.sandbox.codec import MODULES, Encoder, Unfit
+from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.remote import BadTest
-from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, inner, loaded, nodes, stored, walk
+from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, bound_names, inner_names, nodes, used_names, walk
 
 PURE = (
     "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float",
     "frozenset", "hash", "hex", "int", "isinstance", "len", "list", "map", "max", "min", "object", "oct", "ord", "pow",
     "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
 )  # fmt: skip
-SUPPLIED = {"isclose": math.isclose}  # from a module that tests take for granted: never the answer's word
+SUPPLIED = {"isclose": math.isclose}  # from a module that tests take for granted: never requested from the answer
 SAFE_BUILTINS = {**{name: getattr(builtins, name) for name in PURE}, **SUPPLIED}
 PURE_MODULES = {"math": math, "sys": sys}
 OF_MODULES = {"math": set(dir(math)), "sys": {"getsizeof", "maxsize"}}
-GROWING = {"pow", "range", "bytes", "factorial", "comb", "perm", "prod"}  # a small value makes a large one
+GROWING = {"pow", "range", "bytes", "factorial", "comb", "perm", "prod"}  # a small argument makes a large value
 PURE_NODES = (
     ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call,
     ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Name, ast.Attribute, ast.keyword, ast.ListComp, ast.SetComp,
@@ -40,7 +40,7 @@ PURE_NODES = (
     ast.boolop,
     ast.JoinedStr, ast.FormattedValue,
 )  # fmt: skip
-# What may run in a process that lives on: its text can change nothing that outlives it and cannot loop by itself.
+# What may run in a process that judges others: such code can change nothing outside itself and cannot loop forever.
 LIGHT_NODES = (
     *PURE_NODES, ast.Module, ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.If, ast.Pass, ast.Break,
     ast.Continue, ast.FunctionDef, ast.Lambda, ast.arguments, ast.arg, ast.Return, ast.Try, ast.ExceptHandler,
@@ -55,90 +55,101 @@ GROWTH = (ast.Pow, ast.LShift, ast.Mult, ast.Mod)
 LATE = (ast.BoolOp, ast.IfExp, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.Lambda)
 
 
-class Split:
-    """`calls` as [name, arguments, keyword arguments] in codec form; `code` reads their values as `_0`, `_1`, ...
+class SplitTest:
+    """An assert split into calls ([name, arguments, keyword arguments] in codec form) and the code that is left.
 
-    `modules` are supplied by the test's imports, `asked` are modules that the answer must have imported. `heavy` says
-    that a value which came back may grow on evaluation, which had better not happen in a process that is to live on.
-    """
-
-    def __init__(self, cut: Cut, code: CodeType, message: CodeType | None, supplied: set[str], heavy: bool) -> None:
-        self.code, self.message, self.heavy = code, message, heavy
-        self.modules = {name: PURE_MODULES[name] for name in cut.modules & supplied}
-        self.asked = sorted(cut.modules - supplied)
-        self.calls = cut.calls + [[name] for name in self.asked]
-
-
-class Statements:
-    """`follows` an earlier test, whose names it uses; `check` says that it defines check(candidate)."""
-
-    def __init__(self, code: CodeType, follows: bool, check: bool, heavy: bool) -> None:
-        self.code, self.follows, self.check, self.heavy = code, follows, check, heavy
-
-
-class Plan:
-    """`called` are the answer's functions, `caught` its exceptions, `setup` what of it runs here.
-
-    `needs` says that this setup asks the answer for something.
+    `code` reads the values as `_0`, `_1`, ... `modules` come from the test's imports; `module_names` are modules that
+    the answer must have imported. `heavy`: a value may grow on evaluation, so a fork evaluates it.
     """
 
     def __init__(
-        self, tests: list[Split | Statements], called: set[str], caught: set[str], setup: CodeType | None, needs: bool
+        self, extractor: CallExtractor, code: CodeType, message: CodeType | None, supplied: set[str], heavy: bool
     ) -> None:
-        self.tests, self.called, self.caught, self.setup, self.needs = tests, called, caught, setup, needs
-        self.split = all(isinstance(test, Split) for test in tests)
-        self.fork = setup is not None or any(test.heavy for test in tests)
+        self.code, self.message, self.heavy = code, message, heavy
+        self.modules = {name: PURE_MODULES[name] for name in extractor.modules & supplied}
+        self.module_names = sorted(extractor.modules - supplied)
+        self.calls = extractor.calls + [[name] for name in self.module_names]
+
+
+class StatementTest:
+    """Statements to run. `follows`: they use names of an earlier test; `defines_check`: they define check()."""
+
+    def __init__(self, code: CodeType, follows: bool, defines_check: bool, heavy: bool) -> None:
+        self.code, self.follows, self.defines_check, self.heavy = code, follows, defines_check, heavy
+
+
+class Plan:
+    """How to run a verification's tests.
+
+    `called`: the answer's functions; `caught`: its exceptions; `setup`: what runs here.
+
+    `setup_asks`: that setup calls the answer. `needs_fork`: the checker must not run it in its own process.
+    """
+
+    def __init__(
+        self,
+        tests: list[SplitTest | StatementTest],
+        called: set[str],
+        caught: set[str],
+        setup: CodeType | None,
+        setup_asks: bool,
+    ) -> None:
+        self.tests, self.called, self.caught, self.setup, self.setup_asks = tests, called, caught, setup, setup_asks
+        self.is_split = all(isinstance(test, SplitTest) for test in tests)
+        self.needs_fork = setup is not None or any(test.heavy for test in tests)
 
 
 @lru_cache(1024)
-def plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_point: str | None) -> Plan:
+def make_plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_point: str | None) -> Plan:
     try:
         trees = [ast.parse(test, "<test>") for test in tests]
         before = ast.parse("\n".join(imports), "<imports>")
         after = ast.parse(setup, "<setup>")
     except (SyntaxError, ValueError, RecursionError) as error:
         raise BadTest(f"the test does not parse: {error}") from None
-    imported = stored(before)
-    missing(before, after)
+    imported = bound_names(before)
+    check_imports(before, after)
     parts = Setup(after, imported)
     if parts.hidden:
-        raise BadTest(f"a class of the setup uses {min(parts.hidden)!r} of it, which the answer must not get to see")
-    own = set().union(*(stored(tree) for tree in trees), imported, stored(parts.here))
-    free = {name for tree in trees for name in loaded(tree)} - own - BUILTINS - SUPPLIED.keys()
+        raise BadTest(f"a class of the setup uses {min(parts.hidden)!r} of it, which the answer must not see")
+    own = set().union(*(bound_names(tree) for tree in trees), imported, bound_names(parts.here))
+    free = {name for tree in trees for name in used_names(tree)} - own - BUILTINS - SUPPLIED.keys()
     calls = [node.func for tree in trees for node in nodes(tree) if isinstance(node, ast.Call)]
     called = {function.id for function in calls if isinstance(function, ast.Name)}
-    if not free and not entry_point and not parts.needs:
+    if not free and not entry_point and not parts.needs_answer:
         free |= called & BUILTINS  # `assert sum(10, 15) == 6`: the answer's function has a builtin's name
-    if "check" in own and not entry_point and not any("check" in loaded(tree) for tree in trees):
-        raise BadTest("the test defines check(candidate), and no entry point says what the candidate is")
+    if "check" in own and not entry_point and not any("check" in used_names(tree) for tree in trees):
+        raise BadTest(
+            "the test defines check(candidate), and no entry point is given; set entry_point to the candidate's name"
+        )
     classes = [node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)]
-    for derived in sorted(name for node in classes for base in node.bases for name in loaded(base) & free):
-        raise BadTest(f"the test derives a class from {derived!r} of the answer, which lives elsewhere")
-    known = own | called | inner(trees) | stored(after) | {entry_point or ""}
-    if name := parts.misused(trees, imported):
-        raise BadTest(f"the test compares with what {name!r} says, which is made where the answer runs: use plain data")
+    for derived in sorted(name for node in classes for base in node.bases for name in used_names(base) & free):
+        raise BadTest(f"the test derives a class from {derived!r} of the answer, which is in another process")
+    known = own | called | inner_names(trees) | bound_names(after) | {entry_point or ""}
+    if name := parts.find_misuse(trees, imported):
+        raise BadTest(f"the test compares with {name!r}, whose value is made where the answer runs: use plain data")
     for tree in trees:
         unmet = sorted(operands(tree) & free - known)
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
     handlers = [node.type for tree in trees for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
-    caught = set().union(*(loaded(kind) for kind in handlers if kind is not None)) & free
-    plans: list[Split | Statements] = []
-    earlier = stored(parts.here)  # which an answer may have changed: what fails on it is its failure
+    caught = set().union(*(used_names(kind) for kind in handlers if kind is not None)) & free
+    plans: list[SplitTest | StatementTest] = []
+    earlier = bound_names(parts.here)  # an answer may have changed these, so a failure on them is its own
     for text, tree in zip(tests, trees, strict=True):
-        made = None if entry_point and "check" in own else split(ast.parse(text), free, own, imported)
-        if made is None:
+        planned = None if entry_point and "check" in own else split(ast.parse(text), free, own, imported)
+        if planned is None:
             code = compile(tree, "<test>", "exec", dont_inherit=True)
-            heavy = not (light(tree) and light(before)) or grows(tree)
-            made = Statements(code, bool(loaded(tree) & earlier), "check" in stored(tree), heavy)
-        plans.append(made)
-        earlier |= stored(tree)
+            heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
+            planned = StatementTest(code, bool(used_names(tree) & earlier), "check" in bound_names(tree), heavy)
+        plans.append(planned)
+        earlier |= bound_names(tree)
     code = compile(parts.here, "<setup>", "exec", dont_inherit=True) if parts.here.body else None
-    return Plan(plans, called & free, caught, code, parts.needs)
+    return Plan(plans, called & free, caught, code, parts.needs_answer)
 
 
-def missing(*trees: ast.Module) -> None:
-    """An import that no answer could have made work is no answer's failure."""
+def check_imports(*trees: ast.Module) -> None:
+    """Raise `BadTest` for an import that cannot work with any answer."""
     for node in (node for tree in trees for node in tree.body if isinstance(node, IMPORTS)):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         for name in (name.split(".")[0] for name in names):
@@ -152,27 +163,31 @@ def operands(tree: ast.AST) -> set[str]:
     return {side.id for side in sides if isinstance(side, ast.Name)}
 
 
-def split(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -> Split | None:
-    """Cuts the tree up, also where it comes to nothing."""
+def split(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -> SplitTest | None:
+    """Split an assert, changing its tree; None if it must run as statements."""
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.Assert):
         return None
     test = tree.body[0]
-    cut = Cut(free, own - imported & PURE_MODULES.keys())
+    extractor = CallExtractor(free, own - imported & PURE_MODULES.keys())
     try:
-        rest = cut.visit(test.test)
-        message = cut.rest(test.msg) if test.msg else None
-        if not cut.pure(rest) or (message is not None and not cut.pure(message)):
+        rest = extractor.visit(test.test)
+        message = extractor.visit_message(test.msg) if test.msg else None
+        if not extractor.is_pure(rest) or (message is not None and not extractor.is_pure(message)):
             return None
-        heavy = grows(rest) or (message is not None and grows(message))
-        code = compile(ast.Expression(rest), "<test>", "eval", dont_inherit=True)
-        said = compile(ast.Expression(message), "<test>", "eval", dont_inherit=True) if message is not None else None
+        heavy = can_grow(rest) or (message is not None and can_grow(message))
+        code = compile_expression(rest)
+        message_code = compile_expression(message) if message is not None else None
     except NotSplit:
         return None
-    return Split(cut, code, said, imported, heavy)
+    return SplitTest(extractor, code, message_code, imported, heavy)
 
 
-def light(tree: ast.AST) -> bool:
-    """Whether these statements may run where the next verification runs, too."""
+def compile_expression(node: ast.expr) -> CodeType:
+    return compile(ast.Expression(node), "<test>", "eval", dont_inherit=True)
+
+
+def is_light(tree: ast.AST) -> bool:
+    """Whether these statements may run in the process that also runs later verifications."""
     for node in nodes(tree):
         if not isinstance(node, LIGHT_NODES):
             return False
@@ -190,8 +205,8 @@ def light(tree: ast.AST) -> bool:
     return True
 
 
-def grows(tree: ast.AST) -> bool:
-    """Whether a value that came back could become far larger in this expression."""
+def can_grow(tree: ast.AST) -> bool:
+    """Whether a value from the answer could become far larger in this expression."""
     for node in [tree, *walk(tree)]:
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, GROWTH):
             name, parts = "", [node]
@@ -209,7 +224,7 @@ def grows(tree: ast.AST) -> bool:
 
 
 class NotSplit(Exception):
-    """The assert needs to be run as it stands."""
+    """The assert has to run as it is."""
 
 
 def known_builtin(value: Any) -> list[Any]:
@@ -218,50 +233,54 @@ def known_builtin(value: Any) -> list[Any]:
     raise NotSplit
 
 
-class Cut(ast.NodeTransformer):
+class CallExtractor(ast.NodeTransformer):
+    """Replaces calls of the answer in an expression by the names `_0`, `_1`, ... and collects them in `calls`."""
+
     def __init__(self, free: set[str], own: set[str]) -> None:
         self.free, self.own, self.late = free, own, 0
         self.calls: list[list[Any]] = []
         self.modules: set[str] = set()
 
-    def rest(self, node: ast.expr) -> ast.expr:
-        """An expression in which no call may stand: a message is evaluated only where the test failed."""
+    def visit_message(self, node: ast.expr) -> ast.expr:
+        """Visit a message, which may hold no call: it is evaluated only if the test failed."""
         self.late += 1
         return self.visit(node)
 
     def visit(self, node: ast.AST) -> Any:
+        """Replace calls of the answer below `node`; raise NotSplit where one is not evaluated exactly once."""
         late = isinstance(node, LATE) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
         self.late += late
         try:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.free:
-                return self.cut(node, node.func.id)
+                return self.extract(node, node.func.id)
             return self.generic_visit(node)
         finally:
             self.late -= late
 
-    def cut(self, node: ast.Call, name: str) -> ast.Name:
+    def extract(self, node: ast.Call, name: str) -> ast.Name:
         parts = [*node.args, *(word.value for word in node.keywords)]
-        if self.late or any(word.arg is None for word in node.keywords) or not all(self.pure(part) for part in parts):
+        unpacks = any(word.arg is None for word in node.keywords)
+        if self.late or unpacks or not all(self.is_pure(part) for part in parts):
             raise NotSplit
         arguments = ast.List(node.args, ast.Load())
         keys: list[ast.expr | None] = [ast.Constant(word.arg) for word in node.keywords]
-        given = ast.Tuple([arguments, ast.Dict(keys, [word.value for word in node.keywords])], ast.Load())
-        code = compile(ast.fix_missing_locations(ast.Expression(ast.copy_location(given, node))), "<test>", "eval")
+        both = ast.Tuple([arguments, ast.Dict(keys, [word.value for word in node.keywords])], ast.Load())
+        code = compile_expression(ast.fix_missing_locations(ast.copy_location(both, node)))
         try:
             args, kwargs = eval(code, {"__builtins__": SAFE_BUILTINS, **PURE_MODULES})
             self.calls.append([name, Encoder(known_builtin).encode(args), Encoder(known_builtin).encode(kwargs)])
-        except (NotSplit, Unfit):
+        except (NotSplit, CodecError):
             raise NotSplit from None
         except Exception as error:
             raise BadTest(f"the test raises before it calls {name}: {type(error).__name__}: {error}") from None
         return ast.copy_location(ast.Name(f"_{len(self.calls) - 1}", ast.Load()), node)
 
-    def pure(self, tree: ast.AST) -> bool:
-        """Can be evaluated without changing anything, from nothing but plain data."""
-        found = [tree, *walk(tree)]
-        bound = {n.id for n in found if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    def is_pure(self, tree: ast.AST) -> bool:
+        """Whether an expression has no side effects and reads plain data only."""
+        all_nodes = [tree, *walk(tree)]
+        bound = {n.id for n in all_nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
         values = {f"_{number}" for number in range(len(self.calls))}
-        for node in found:
+        for node in all_nodes:
             if not isinstance(node, PURE_NODES):
                 return False
             if isinstance(node, ast.Attribute):

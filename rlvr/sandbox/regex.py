@@ -1,4 +1,4 @@
-"""A job of the guarded worker: does a text match a regular expression? Runs in the child; standard library only.
+"""A job of `Worker`: whether a text matches a regular expression. Runs in the child; standard library only.
 
 `python -m pytest tests/test_sandbox_regex.py` exercises it.
 """
@@ -15,12 +15,12 @@ def run(setup: dict[str, str], item: str | None) -> dict[str, Any]:
     `setup` is `{"pattern": ..., "match": "full" or "search"}`.
     """
     try:
-        pattern = re.compile(setup["pattern"])  # the module keeps what it compiled
+        pattern = re.compile(setup["pattern"])  # cached by the module
     except re.error as error:
         return {"error": error.msg, "position": error.pos}
     except (OverflowError, RecursionError) as error:
         return {"error": str(error), "position": None}
     if item is None:
         return {}
-    found = pattern.fullmatch(item) if setup["match"] == "full" else pattern.search(item)
-    return {"fits": found is not None}
+    match = pattern.fullmatch(item) if setup["match"] == "full" else pattern.search(item)
+    return {"fits": match is not None}

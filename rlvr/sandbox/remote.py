@@ -1,12 +1,12 @@
-"""Stand-ins for an answer's functions, classes and objects while a test runs: every use of one is a call over.
+"""Stand-ins for an answer's functions, classes and objects while a test runs: every use of one is a call to the answer.
 
-What comes back is data that the answer chose, so an answer gains nothing by lying about `len`, `bool` or an attribute:
-it could have returned the wrong value as well. What it must not choose is a comparison's result. Therefore:
-- an object that tells a length gives as many items;
-- an object of the answer's compared with plain data ends the test (`opaque`): its `__eq__` could say anything;
-- two of its objects are equal if its own `==` says so and what they are made of, read as data, is equal here;
-- the order of two of its objects is its own word: such a test holds nothing that the answer could be held to;
-- plain operands go over for `+`, `*`, `@` and `**` only. `f(1) - 3` would tell it what it has to be.
+What comes back is data that the answer chose. It gains nothing by lying about `len`, `bool` or an attribute, because it
+could as well have returned the wrong value. It must not choose the result of a comparison. Therefore:
+- an object that gave a length must yield as many items;
+- comparing an object of the answer with plain data ends the test (`opaque`): its `__eq__` could say anything;
+- two of its objects are equal if its own `==` says so and their state, read as data, is equal here;
+- the order of two of its objects is the answer's own choice: such a test checks nothing;
+- plain operands are sent for `+`, `*`, `@` and `**` only: `f(1) - 3` would tell the answer the expected value.
 Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any, NoReturn
 
-from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, Decoder, Encoder, Unfit
-from rlvr.sandbox.line import Ended, Line
+from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
+from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder
 
 CALLBACKS, HANDLES = 1_000, 10_000
 ENDS = (StopIteration, StopAsyncIteration)
@@ -34,34 +34,34 @@ class BadTest(Exception):
 
 
 class Link:
-    """Requests of one test run, with the objects that went over.
+    """Requests of one test run, with the objects that were sent and received.
 
-    Of `modules` the answer may say that a name of the test's, which only it has bound, is one.
+    `modules`: those that the answer may give for a name of the test that only the answer binds.
     """
 
-    def __init__(self, line: Line, caught: dict[str, type], modules: Collection[str] = ()) -> None:
-        self.line, self.caught = line, caught
+    def __init__(self, channel: Channel, caught: dict[str, type], modules: Collection[str] = ()) -> None:
+        self.channel, self.caught = channel, caught
         self.callbacks: list[Any] = []
-        self.given: dict[str, Any] = dict(PLAIN_TYPES)  # builtins that the test passed, beside plain types
+        self.builtins: dict[str, Any] = dict(PLAIN_TYPES)  # builtins that the test passed, and plain types
         self.remotes: dict[Any, Remote] = {}
-        self.sized = set[tuple[Any, ...]]()  # objects that have told their length
-        self.failed: Ended | None = None  # the test at hand is over, the line is not
-        self.modules, self.expected = modules, set[str]()  # modules that a reply may be, or the test gave away
+        self.sized = set[tuple[Any, ...]]()  # objects that gave their length
+        self.failed: ExchangeEnd | None = None  # the current test is over, the channel is not
+        self.modules, self.expected = modules, set[str]()  # modules that a reply may be, and those that the test passed
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.remotes.clear()
         self.sized.clear()
         self.callbacks.clear()
-        self.given.clear()
+        self.builtins.clear()
 
-    def fail(self, reason: str, detail: str) -> Ended:
-        self.failed = Ended(reason, detail[:200])
-        return Ended(reason, detail[:200])
+    def fail(self, reason: str, detail: str) -> ExchangeEnd:
+        self.failed = ExchangeEnd(reason, detail[:200])
+        return ExchangeEnd(reason, detail[:200])
 
     def ask(self, request: list[Any], given: list[Any] | None = None) -> Any:
-        """Send a request and see it through; `given` are the arguments that the answer may have changed."""
-        self.line.write(request)
-        while (reply := self.line.read())[0] == "cb":
+        """Send a request and return its value; `given` are the arguments that the answer may have changed."""
+        self.channel.write(request)
+        while (reply := self.channel.read())[0] == "cb":
             self.answer_callback(reply)
         if given is not None and len(reply) > 2 and type(reply[-1]) is list and len(reply[-1]) == len(given):
             for old, new in zip(given, [self.decode(part) for part in reply[-1]], strict=True):
@@ -69,12 +69,12 @@ class Link:
         return self.value(reply, ends=request[:2] == ["op", "next"])
 
     def get(self, name: str) -> Any:
-        """What the answer has bound a name to."""
-        self.line.write(["get", name])
-        return self.module(self.line.read(), {name} if name in MODULES else self.modules)
+        """The value that the answer has bound to a name."""
+        self.channel.write(["get", name])
+        return self.module(self.channel.read(), {name} if name in MODULES else self.modules)
 
     def module(self, reply: list[Any], names: Collection[str]) -> Any:
-        """A value that may also be one of these modules: our own copy of it."""
+        """A reply's value, which may also be one of these modules (as imported here)."""
         data = reply[1] if reply[0] == "v" and len(reply) > 1 else None
         if type(data) is list and len(data) == 2 and data[0] == "m" and type(data[1]) is str:
             if data[1] not in names:
@@ -83,19 +83,23 @@ class Link:
         return self.value(reply)
 
     def value(self, reply: list[Any], ends: bool = False) -> Any:
+        """The value in a reply; raises the exception in it. `ends`: it may be a StopIteration."""
         kind = reply[0]
         if kind == "v" and len(reply) > 1:
             return self.decode(reply[1])
         if kind == "n" and len(reply) > 1:
             raise self.fail("wrong_name", f"{str(reply[1])[:80]!r} is not defined")
         if kind == "x" and len(reply) > 4 and type(reply[1]) is list and reply[1]:
-            raise self.exception([str(name)[:100] for name in reply[1][:50]], ends, *reply[2:5])
-        raise self.fail("opaque", str(reply[1]) if kind == "u" and len(reply) > 1 else "what came back is no result")
+            _, names, message, args, attributes = reply[:5]
+            raise self.exception([str(name)[:100] for name in names[:50]], ends, message, args, attributes)
+        raise self.fail(
+            "opaque", str(reply[1]) if kind == "u" and len(reply) > 1 else "the answer's process sent an invalid reply"
+        )
 
     def exception(self, names: list[str], ends: bool, message: Any, args: Any, attributes: Any) -> BaseException:
-        """The answer's exception as one of the same builtin base, that a test can catch by the names it uses.
+        """The answer's exception with the same builtin base, which a test can catch by the names it uses.
 
-        But only `next` may end an iteration: else `all(map(f, cases))` would end, and hold, where `f` says so.
+        Only `next` may end an iteration. Else `f` could end `all(map(f, cases))` early, and the test would pass.
         """
         base = next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), Exception)
         message = str(message)[:200]
@@ -115,8 +119,8 @@ class Link:
             error = kind(*given)
         except Exception:
             error = next((one for one in (_bare(kind, message), _bare(base, message)) if one), Exception(message))
-        known = self.decode(attributes) if type(attributes) is list else {}
-        for name, value in known.items() if type(known) is dict else ():
+        values = self.decode(attributes) if type(attributes) is list else {}
+        for name, value in values.items() if type(values) is dict else ():
             if type(name) is str and not name.startswith("_") and not hasattr(error, name):
                 setattr(error, name, value)
         setattr(error, OF_ANSWER, names[0])
@@ -124,37 +128,38 @@ class Link:
 
     def decode(self, data: Any) -> Any:
         try:
-            return Decoder(self.incoming).decode(data)
-        except (Unfit, RecursionError) as error:
+            return Decoder(self.decode_opaque).decode(data)
+        except (CodecError, RecursionError) as error:
             raise self.fail("opaque", str(error)) from None
 
-    def incoming(self, data: list[Any]) -> Any:
+    def decode_opaque(self, data: list[Any]) -> Any:
+        """What a reference stands for: an object of the answer, a callback of the test, a builtin, a module."""
         kind, key, *rest = data
         if kind in ("h", "n") and type(key) is (int if kind == "h" else str):
             if key not in self.remotes:
                 if len(self.remotes) >= HANDLES:
-                    raise Unfit("too many opaque values")
+                    raise CodecError("too many opaque values")
                 self.remotes[key] = Remote(self, [kind, key], str(rest[0])[:80] if rest else "object")
             return self.remotes[key]
         if kind == "cb" and type(key) is int and 0 <= key < len(self.callbacks):
             return self.callbacks[key]
-        if kind == "builtin" and type(key) is str and (key in self.given or key in EXCEPTIONS):
-            return self.given[key] if key in self.given else EXCEPTIONS[key]
+        if kind == "builtin" and type(key) is str and (key in self.builtins or key in EXCEPTIONS):
+            return self.builtins[key] if key in self.builtins else EXCEPTIONS[key]
         if kind == "m" and type(key) is str and key in self.expected:
             return importlib.import_module(key)
-        raise Unfit("not an encoded value")
+        raise CodecError("not an encoded value")
 
     def encode(self, value: Any) -> Any:
         try:
-            return Encoder(self.outgoing).encode(value)
-        except Unfit as error:
-            raise self.fail("opaque", f"an argument cannot travel: {error}") from None
+            return Encoder(self.encode_opaque).encode(value)
+        except CodecError as error:
+            raise self.fail("opaque", f"an argument cannot be sent to the answer: {error}") from None
 
-    def outgoing(self, value: Any) -> list[Any]:
+    def encode_opaque(self, value: Any) -> list[Any]:
         if type(value) is Remote:
             return object.__getattribute__(value, "_target")
         if isinstance(value, (type, BuiltinFunctionType)) and getattr(builtins, value.__name__, None) is value:
-            self.given[value.__name__] = value
+            self.builtins[value.__name__] = value
             return ["builtin", value.__name__]
         if type(value) is MethodDescriptorType:  # str.strip, say
             owner = value.__objclass__
@@ -168,46 +173,46 @@ class Link:
             self.callbacks[key:] = self.callbacks[key:] or [value]
             if key < CALLBACKS:
                 return ["cb", key]
-        if type(value).__module__ == TEST and not self.line.asked:
+        if type(value).__module__ == TEST and not self.channel.has_sent:
             raise BadTest(f"an object of the test's own class {type(value).__name__} cannot be given to an answer")
-        raise self.fail("opaque", f"an argument of type {type(value).__name__} cannot travel")
+        raise self.fail("opaque", f"an argument of type {type(value).__name__} cannot be sent to the answer")
 
     def answer_callback(self, reply: list[Any]) -> None:
         if len(reply) != 4 or type(reply[1]) is not int or not 0 <= reply[1] < len(self.callbacks):
-            raise self.line.end("opaque", "what came back is no frame")
+            raise self.channel.end("opaque", NO_FRAME)
         function, args, kwargs = self.callbacks[reply[1]], self.decode(reply[2]), self.decode(reply[3])
         if type(args) is not tuple or type(kwargs) is not dict or any(type(name) is not str for name in kwargs):
-            raise self.line.end("opaque", "what came back is no frame")
+            raise self.channel.end("opaque", NO_FRAME)
         try:
             result = ["v", self.encode(function(*args, **kwargs))]
         except Exception as error:
             if isinstance(error, AssertionError):
-                self.fail("assertion", str(error))  # also where the answer catches it
+                self.fail("assertion", str(error))  # even if the answer catches it
             result = ["x", [getattr(error, OF_ANSWER, None) or type(error).__name__, str(error)[:200]]]
-        self.line.write(["ret", result])
+        self.channel.write(["ret", result])
 
-    def counted(self, items: Iterator[Any], told: int) -> Iterator[Any]:
-        """As many as the object has told: else `len(r) == 2` and a loop over `zip(r, wanted)` hold of an empty one."""
+    def check_length(self, items: Iterator[Any], length: int) -> Iterator[Any]:
+        """Yield the items and require `length` of them: an empty object must not pass `len(r) == 2` and a loop."""
         count = 0
         for item in items:
             count += 1
             yield item
-        if count != told:
-            raise self.fail("opaque", f"an object of the answer told a length of {told}, and gave {count}")
+        if count != length:
+            raise self.fail("opaque", f"an object of the answer gave a length of {length}, and {count} items")
 
     def op(self, name: str, target: list[Any], *args: Any) -> Any:
         return self.ask(["op", name, target, self.encode(list(args))])
 
 
 class Names(dict):
-    """Builtins for a test's text, then whatever the answer defines: plain data as data, all else as a stand-in."""
+    """Builtins for a test's text, then the names of the answer: plain data as data, all else as a stand-in."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__(__import__=__import__, __build_class__=builtins.__build_class__)  # what the interpreter takes
+        super().__init__(__import__=__import__, __build_class__=builtins.__build_class__)
         self.link = link
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):  # one at a time: to copy them all would touch all their pages in a fresh fork
+        if hasattr(builtins, name):  # one at a time: copying all would touch all their pages in a new fork
             self[name] = getattr(builtins, name)
             return self[name]
         value = self.link.get(name)
@@ -217,7 +222,7 @@ class Names(dict):
 
 
 def _bare(kind: type, message: str) -> Any:
-    """An exception without its constructor's say."""
+    """An exception made without its constructor; None if that fails."""
     try:
         error = BaseException.__new__(kind)
         error.args = (message,)
@@ -227,7 +232,7 @@ def _bare(kind: type, message: str) -> Any:
 
 
 def update(old: Any, new: Any) -> None:
-    """Make the test's own object what the answer made of it; parts that stay what they are keep their identity."""
+    """Change the test's object as the answer changed it; parts of unchanged type keep their identity."""
     if type(old) is not type(new):
         return
     if type(old) is list:
@@ -255,7 +260,7 @@ def update(old: Any, new: Any) -> None:
 
 
 class Remote:
-    """A thing of the answer's."""
+    """A stand-in for an object of the answer."""
 
     __slots__ = ("_kind", "_link", "_target")
 
@@ -278,15 +283,15 @@ class Remote:
 
     def __iter__(self) -> Any:
         link, target = _parts(self)
-        told = link.op("len", target) if tuple(target) in link.sized else None
+        length = link.op("len", target) if tuple(target) in link.sized else None
         items = iter(link.op("iter", target))
-        return items if told is None else link.counted(items, told)
+        return items if length is None else link.check_length(items, length)
 
     def __len__(self) -> int:
         link, target = _parts(self)
-        told = link.op("len", target)
+        length = link.op("len", target)
         link.sized.add(tuple(target))
-        return told
+        return length
 
     def __contains__(self, item: Any) -> bool:
         return any(item is one or item == one for one in self)
@@ -299,7 +304,7 @@ class Remote:
         return Remote.__getattr__(self, "__enter__")()
 
     def __exit__(self, *_: object) -> None:
-        Remote.__getattr__(self, "__exit__")(None, None, None)  # what a test raises is never the answer's to swallow
+        Remote.__getattr__(self, "__exit__")(None, None, None)  # the answer must not swallow what a test raises
 
     def __eq__(self, other: object) -> bool:
         if other is None:
@@ -324,7 +329,7 @@ def _parts(remote: Remote) -> tuple[Link, list[Any]]:
 
 def _refuse(remote: Remote, *_: Any) -> NoReturn:
     kind = object.__getattribute__(remote, "_kind")
-    raise _parts(remote)[0].fail("opaque", f"a {kind} of the answer meets plain data; only its own kind may")
+    raise _parts(remote)[0].fail("opaque", f"a {kind} of the answer is used with plain data; only its own kind may be")
 
 
 def _define(name: str, plain: bool) -> None:

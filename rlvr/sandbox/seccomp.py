@@ -1,13 +1,13 @@
 """Which system calls a sandboxed process may make: two BPF programs, loaded with `prctl`. Standard library only.
 
-`confine()` is loaded once by a zygote and inherited by everything that it forks: an allow-list of what Python needs to
-compute, to use its scratch folder and to fork. In a user namespace the zygote can fork in one way only, which takes a
-capability that a fork gives up at once: an answer can start threads but no process, and nothing has to be loaded for
-each answer (0.13 ms of processor time). Elsewhere a fresh fork loads `confine_answer()` to the same end.
+A zygote loads `confine()` once and its forks inherit it: an allow-list of what Python needs to compute, to use its
+scratch folder and to fork. In a user namespace the zygote can fork in one way only, which takes a capability that a
+fork gives up at once. So an answer can start threads but no process, and no filter has to be loaded for each answer
+(0.13 ms of processor time). Elsewhere a new fork loads `confine_answer()` to the same end.
 
-Both first check the architecture (a 32-bit call on a 64-bit kernel has other numbers) and x32. What is not allowed gets
-EPERM and the program goes on. x86-64 and aarch64 are known; elsewhere `confine` raises OSError and the tier is refused.
-`python -m pytest tests/test_sandbox_isolation.py` exercises it.
+Both first check the architecture (a 32-bit call on a 64-bit kernel has other numbers) and x32. A call that is not
+allowed gets EPERM and the program goes on. x86-64 and aarch64 are supported; elsewhere `confine` raises OSError and the
+tier is refused. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import struct
 import sys
 
-# name: (x86-64, aarch64); -1 where an architecture does not have it
+# name: (x86-64, aarch64); -1 if an architecture does not have it
 FREE = {
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "pwrite64": (18, 68),
     "lseek": (8, 62), "open": (2, -1), "openat": (257, 56), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80),
@@ -52,7 +52,7 @@ FREE = {
 # Harmless without a capability or a descriptor that only a zygote has.
 ZYGOTE = {"recvmsg": (47, 212), "capset": (126, 91), "pidfd_send_signal": (424, 424)}
 ZYGOTE_ONLY = {"fork": (57, -1), "recvmsg": (47, 212), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424)}
-# Landlock has no say over these: without a file system of its own, a process may not change what it cannot open.
+# Landlock does not cover these: without a file system of its own, a process could change what it cannot open.
 OF_ANY_PATH = ("chmod", "fchmod", "fchmodat", "utimensat", "truncate")
 CLONE, CLONE3, IOCTL, FCNTL, PRCTL = (56, 220), (435, 435), (16, 29), (72, 25), (157, 167)
 PRLIMIT, SOCKETPAIR, SENDTO, TGKILL = (302, 261), (53, 199), (44, 206), (234, 131)
@@ -117,7 +117,7 @@ def zygote_rules(own_files: bool) -> list[Instruction]:
             *[rule for command in fcntls for rule in ((JEQ, 0, 1, command), (RETURN, 0, 0, DENY))],
             (RETURN, 0, 0, ALLOW),
         ),
-        *when(PRLIMIT[column], argument(0), *one_of((0,)), (RETURN, 0, 0, DENY)),  # one's own limits, nobody else's
+        *when(PRLIMIT[column], argument(0), *one_of((0,)), (RETURN, 0, 0, DENY)),  # only its own limits
         *when(
             SOCKETPAIR[column], argument(0), *one_of((AF_UNIX,)), (RETURN, 0, 0, DENY)
         ),  # asyncio wakes itself by one
@@ -213,9 +213,9 @@ def prepare(rules: list[Instruction]) -> tuple[object, int]:
 
 
 def load(rules: list[Instruction]) -> None:
-    kept, address = prepare(rules)
+    buffers, address = prepare(rules)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs is refused")
     if libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_void_p(address), 0, 0):
         raise OSError(ctypes.get_errno(), "seccomp filters are refused")
-    del kept
+    del buffers

@@ -1,9 +1,9 @@
-"""Inside the child: compile and run an answer, then answer calls on the channel. It holds no expected value.
+"""Runs an answer inside the sandbox, then answers calls on the channel. It holds no expected value.
 
-Standard library only; `main` runs in a fresh fork that something else has confined. Everything here may be rewritten by
-the answer: what leaves is data, and the other side (`rlvr.sandbox.checker`) believes it to be no more than that.
+`main` runs in a new fork that something else has confined. The answer may rewrite everything here: what leaves is data,
+and the other side (`rlvr.sandbox.checker`) trusts it no further. Standard library only.
 
-A request is four bytes of length and `marshal` data, a reply the same and JSON. Requests:
+Requests are frames of `marshal` data, replies frames of JSON (`rlvr.sandbox.protocol`). Requests:
 `["batch", [[name, args, kwargs] or [name], ...]]` (a result each), `["call", target, args, kwargs]` (reports changed
 arguments), `["op", name, target, args]`, `["get", name]`, `["weak", test, entry point]`. A result is `["v", value]`,
 `["x", type names, message, arguments, attributes]`, `["n", name]` (not defined) or `["u", why]` (cannot travel). The
@@ -25,11 +25,10 @@ import types
 import warnings
 from typing import Any
 
-from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, Decoder, Encoder, Unfit
+from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder
+from rlvr.sandbox.protocol import NO_PROGRAM, frame, read_frame, write_all
 
 HANDLES = 10_000
-NO_PROGRAM = 78  # exit status of a program that does not compile
-FRAME = 64 << 20
 OPS = {
     **{
         name: getattr(operator, name)
@@ -50,25 +49,25 @@ OPS = {
 }
 
 
-# `json.dumps` without making an encoder for each call; nothing here is cyclic.
+# `json.dumps` without a new encoder for each call; nothing here is cyclic.
 _make: Any = getattr(json.encoder, "c_make_encoder", None)
 _text = json.encoder.encode_basestring_ascii
 _json: Any = _make(None, repr, _text, None, ":", ",", False, False, True) if _make else lambda x, _: [json.dumps(x)]
 
 
-class Missing(Exception):
+class UndefinedName(Exception):
     """A name that the answer does not define."""
 
 
 def warm() -> None:
-    """Walk the whole road once, so that forks share what it touches."""
+    """Run one answer before forking, so that forks share the warmed pages."""
     read, write = os.pipe()
     namespace: dict[str, Any] = {"__name__": "answer"}
     source = "import math\ndef f(x, y=1):\n  z = [a + y for a in x]\n  return {'a': (z, 1.5, 'b')}\n"
     exec(compile(source, "<answer>", "exec", dont_inherit=True), namespace)
-    server = Server(-1, namespace)
-    frame = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"], False))
-    os.write(write, frame.encode())
+    server = AnswerServer(-1, namespace)
+    reply = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"], False))
+    os.write(write, reply.encode())
     json.loads(os.read(read, 1 << 16))
     server.handle(["call", ["n", "f"], ["l", 5], ["d"]])
     os.close(read)
@@ -76,12 +75,12 @@ def warm() -> None:
 
 
 def main(job: dict[str, Any], channel: int) -> None:
-    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # what programs take for granted, and `site` would give
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # `site` would define these
     sys.argv = ["answer.py"]
     if "stdin" in job:
         run_program(job, channel)
         return
-    if not job.get("quiet"):  # else the zygote has seen to it, once for all its forks
+    if not job.get("quiet"):  # else the zygote did so for all its forks
         warnings.simplefilter("ignore")
         null = os.open("/dev/null", os.O_RDWR)
         for descriptor in (0, 1, 2):
@@ -90,15 +89,15 @@ def main(job: dict[str, Any], channel: int) -> None:
         files = [open(fd, mode, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w"))]  # noqa: SIM115
         sys.stdin, sys.stdout, sys.stderr = files
     module = types.ModuleType("answer")
-    sys.modules["answer"] = module  # dataclasses and pickling look a class's module up
+    sys.modules["answer"] = module  # dataclasses and pickling look up a class's module
     namespace = module.__dict__
-    server = Server(channel, namespace)
+    server = AnswerServer(channel, namespace)
     server.write(load(job, namespace))
     server.serve()
 
 
 def load(job: dict[str, Any], namespace: dict[str, Any]) -> list[Any]:
-    """Run imports, answer and setup: the first frame."""
+    """Run imports, answer and setup; returns the first frame."""
     try:
         code = compile(job["solution"], "<answer>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
@@ -115,7 +114,7 @@ def load(job: dict[str, Any], namespace: dict[str, Any]) -> list[Any]:
 
 
 def run_program(job: dict[str, Any], channel: int) -> None:
-    """The answer as `__main__`; what it prints streams to the channel, whose end is the end of its output."""
+    """Run the answer as `__main__`. Its output streams to the channel and ends with it."""
     data = job["stdin"].encode("utf-8", "surrogateescape")
     read, write = os.pipe()
 
@@ -157,8 +156,8 @@ def run_program(job: dict[str, Any], channel: int) -> None:
         sys.stdout.flush()
 
 
-class Server:
-    """Answers requests out of one namespace; `handles` are objects that cannot travel."""
+class AnswerServer:
+    """Answers requests from one namespace; `handles` are objects that cannot travel."""
 
     def __init__(self, channel: int, namespace: dict[str, Any]) -> None:
         self.channel, self.namespace = channel, namespace
@@ -166,11 +165,12 @@ class Server:
         self.keys: dict[int, int] = {}
 
     def serve(self) -> Any:
-        """Answer until the end, or until the reply to a callback, which is returned."""
-        while (request := self.read()) is not None:
+        """Answer until the input ends, or until the reply to a callback, which is returned."""
+        while body := read_frame(self.channel):
+            request = marshal.loads(body)
             if request[0] == "ret":
                 return request[1]
-            if request[0] == "batch":  # a frame per call: what came before a crash has come
+            if request[0] == "batch":  # a frame per call: earlier results survive a crash
                 for name, *given in request[1]:
                     reply = self.call(["n", name], given[0], given[1], False) if given else self.handle(["get", name])
                     self.write(reply)
@@ -178,25 +178,8 @@ class Server:
                 self.write(self.handle(request))
         os._exit(0)
 
-    def read(self) -> Any:
-        head = self.exactly(4)
-        body = head and self.exactly(int.from_bytes(head, "big"))
-        return marshal.loads(body) if body else None
-
-    def exactly(self, count: int) -> bytes:
-        data = os.read(self.channel, count)
-        while len(data) < count:
-            more = os.read(self.channel, count - len(data))
-            if not more:
-                return b""
-            data += more
-        return data
-
     def write(self, message: Any) -> None:
-        body = "".join(_json(message, 0)).encode()
-        data = memoryview(len(body).to_bytes(4, "big") + body)
-        while data:
-            data = data[os.write(self.channel, data) :]
+        write_all(self.channel, frame("".join(_json(message, 0)).encode()))
 
     def handle(self, request: list[Any]) -> Any:
         kind = request[0]
@@ -206,32 +189,32 @@ class Server:
             return self.weak(request[1], request[2])
         try:
             if kind == "get":
-                return ["v", Encoder(self.opaque).encode(self.target(["n", request[1]]))]
-            args = Decoder(self.incoming).decode(request[3])
-            return ["v", Encoder(self.opaque).encode(OPS[request[1]](self.target(request[2]), *args))]
+                return ["v", Encoder(self.encode_opaque).encode(self.target(["n", request[1]]))]
+            args = Decoder(self.decode_opaque).decode(request[3])
+            return ["v", Encoder(self.encode_opaque).encode(OPS[request[1]](self.target(request[2]), *args))]
         except BaseException as error:
             return self.failure(error)
 
     def call(self, target: list[Any], args: Any, kwargs: Any, changes: bool) -> list[Any]:
         try:
             function = self.target(target)
-            given = Decoder(self.incoming).decode(args)
-            named = Decoder(self.incoming).decode(kwargs)
+            given = Decoder(self.decode_opaque).decode(args)
+            named = Decoder(self.decode_opaque).decode(kwargs)
             try:
-                result = ["v", Encoder(self.opaque).encode(function(*given, **named))]
+                result = ["v", Encoder(self.encode_opaque).encode(function(*given, **named))]
             except BaseException as error:
                 result = self.failure(error)
             if changes:
-                result.append(self.changed([args, kwargs], [given, named]))
+                result.append(self.changed_arguments([args, kwargs], [given, named]))
             return result
         except BaseException as error:
             return [*self.failure(error), None] if changes else self.failure(error)
 
-    def changed(self, before: list[Any], after: list[Any]) -> Any:
-        """The arguments as they are now, None where the call left them alone."""
+    def changed_arguments(self, before: list[Any], after: list[Any]) -> Any:
+        """The arguments as they are now; None if the call did not change them."""
         try:
-            now = [Encoder(self.opaque_again).encode(part) for part in after]
-        except Unfit:
+            now = [Encoder(self.encode_argument).encode(part) for part in after]
+        except CodecError:
             return None
         return None if now == before else now
 
@@ -241,10 +224,10 @@ class Server:
             return self.handles[key]
         if key in self.namespace:
             return self.namespace[key]
-        raise Missing(key)
+        raise UndefinedName(key)
 
-    def incoming(self, data: list[Any]) -> Any:
-        """What the codec has no tag for: names, handles, builtins, functions of the test."""
+    def decode_opaque(self, data: list[Any]) -> Any:
+        """Decode what the codec has no tag for: names, handles, builtins, functions of the test."""
         kind, key = data
         if kind in ("n", "h"):
             return self.target(data)
@@ -257,33 +240,33 @@ class Server:
 
     def callback(self, key: int) -> Any:
         def test_function(*args: Any, **kwargs: Any) -> Any:
-            encoder = Encoder(self.opaque)
+            encoder = Encoder(self.encode_opaque)
             self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
             kind, value = self.serve()
             if kind == "x":
                 raise getattr(builtins, value[0], Exception)(value[1])
-            return Decoder(self.incoming).decode(value)
+            return Decoder(self.decode_opaque).decode(value)
 
         test_function.key = key  # type: ignore[attr-defined]
         return test_function
 
-    def opaque(self, value: Any) -> list[Any]:
+    def encode_opaque(self, value: Any) -> list[Any]:
         kind = type(value)
         if kind is types.ModuleType and value.__name__ in MODULES:
             return ["m", value.__name__]
         plain = kind is type and (value.__name__ in PLAIN_TYPES or issubclass(value, BaseException))
         if plain and getattr(builtins, value.__name__, None) is value:
             return ["builtin", value.__name__]
-        key = self.keys.get(id(value), len(self.handles))  # what has a handle lives, so its id is its own
+        key = self.keys.get(id(value), len(self.handles))  # an object with a handle stays alive, so its id is unique
         if key == len(self.handles):
             if key >= HANDLES:
-                raise Unfit("too many opaque values")
+                raise CodecError("too many opaque values")
             self.handles.append(value)
             self.keys[id(value)] = key
         return ["h", key, kind.__name__]
 
-    def opaque_again(self, value: Any) -> list[Any]:
-        """Arguments come as `["h", key]`, `["n", name]`, `["builtin", name]` or `["cb", key]`; compare as such."""
+    def encode_argument(self, value: Any) -> list[Any]:
+        """Encode an argument as it came: `["h", key]`, `["n", name]`, `["builtin", name]` or `["cb", key]`."""
         if hasattr(value, "key") and getattr(value, "__name__", "") == "test_function":
             return ["cb", value.key]
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
@@ -291,19 +274,19 @@ class Server:
         for name, one in self.namespace.items():
             if one is value:
                 return ["n", name]
-        return self.opaque(value)[:2]
+        return self.encode_opaque(value)[:2]
 
     def failure(self, error: BaseException) -> list[Any]:
-        if type(error) is Missing:
+        if type(error) is UndefinedName:
             return ["n", error.args[0]]
-        if type(error) is Unfit:
+        if type(error) is CodecError:
             return ["u", str(error)[:200]]
         names = [kind.__name__ for kind in type(error).__mro__]
         try:
-            given, known = Encoder().encode(list(error.args)), Encoder().encode(vars(error))
+            args, attributes = Encoder().encode(list(error.args)), Encoder().encode(vars(error))
         except BaseException:
-            given = known = None
-        return ["x", names, message_of(error), given, known]
+            args = attributes = None
+        return ["x", names, message_of(error), args, attributes]
 
     def weak(self, test: str, entry_point: str | None) -> list[Any]:
         try:
@@ -316,7 +299,7 @@ class Server:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """What an object is made of: its slots and its `__dict__`."""
+    """The state of an object: its slots and its `__dict__`."""
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
     return {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
 

@@ -1,13 +1,13 @@
-"""`Sandbox`: run code that a model wrote against tests, several at a time, in processes that it cannot get out of.
+"""`Sandbox`: runs code that a model wrote against tests, several at a time, in processes that it cannot escape.
 
     with Sandbox() as sandbox:
         verdict = sandbox.verify("def add(a, b): return a + b", ["assert add(1, 2) == 3"])
 
 The process that runs the answer never holds an expected value or a verdict: it returns data, which another sandboxed
-process, the checker, compares (`rlvr.sandbox.solver`, `rlvr.sandbox.checker`). This module chooses the tier, hands out
-workers to threads, and combines what the two processes report into a `Verdict`. Whatever goes wrong while an answer
-runs is the answer's failure, unless it goes wrong without the answer as well: a test that hangs or breaks the checker
-is tried once more with no answer at all, and only if that goes the same way is the test to blame (`invalid`).
+process, the checker, compares (`rlvr.sandbox.solver`, `rlvr.sandbox.checker`). This module chooses the tier, assigns
+workers to threads, and combines the reports of the two processes into a `Verdict`. Whatever goes wrong while an answer
+runs is the answer's failure, unless it also goes wrong without the answer: a test that hangs or breaks the checker is
+tried once more with no answer at all, and only if that goes the same way is the test to blame (`invalid`).
 
 Left out on purpose: other languages, third-party packages inside, Windows and macOS.
 `python -m pytest tests/test_sandbox_pool.py` exercises it.
@@ -26,25 +26,26 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
-from rlvr.cores import workers as default_workers
-from rlvr.halt import look, nap
-from rlvr.sandbox.job import Job, Rows
-from rlvr.sandbox.pool import Lost, Pair, Refused
-from rlvr.sandbox.verdict import Limits, Verdict
+from rlvr.core.cancellation import poll_interval, raise_if_cancelled
+from rlvr.core.cpu_budget import default_workers
+from rlvr.sandbox.processes import Pair, ZygoteLost, ZygoteStartError
+from rlvr.sandbox.protocol import NO_PROGRAM, OUT_OF_MEMORY
+from rlvr.sandbox.verdict import Limits, TestResult, Verdict
+from rlvr.sandbox.verification_job import Judgement, TestFault, VerificationJob
 
 TIERS = ("namespaces", "landlock")
-SIGXCPU, SIGKILL, OUT_OF_MEMORY, NO_PROGRAM = 24, 9, 77, 78
-LOST_IN_A_ROW = 3  # tests run alone that ended the answer's process: the rest will, too
+SIGXCPU, SIGKILL = 24, 9
+LOST_IN_A_ROW = 3  # tests that, run alone, ended the answer's process: the rest is not tried
 
 
 class NoTier(RuntimeError):
-    """None of the tiers asked for works here; the message names what each said."""
+    """None of the requested tiers works here; the message gives the reason of each."""
 
 
 class Sandbox:
-    """`tiers` are tried in this order; `workers` run at the same time (None: the cores that are left for them).
+    """Verifies answers on `workers` workers at once (None: one for each free core), by the first of `tiers` that works.
 
-    `allow_unsafe=True` runs answers unprotected where no tier works: every verdict then says so.
+    `allow_unsafe=True` runs answers unprotected if no tier works; every verdict then says so.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Sandbox:
         _check_limits(self.limits)
         self.workers = workers or default_workers()
         self._closed = False
-        self.tier, first = _choose(tiers, self.limits, allow_unsafe)
+        self.tier, first = _choose_tier(tiers, self.limits, allow_unsafe)
         self._pairs = [first, *(Pair(self.tier, self.limits) for _ in range(self.workers - 1))]
         self._make_free()
         weakref.finalize(self, _stop, self._pairs)  # also when this process ends
@@ -76,7 +77,7 @@ class Sandbox:
             self._free.put(pair)
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
         self._at_work: dict[int, Pair] = {}  # by thread
-        self._hand = threading.Lock()  # over who is at work
+        self._hand = threading.Lock()  # guards `_at_work`
 
     def verify(
         self,
@@ -89,22 +90,21 @@ class Sandbox:
         entry_point: str | None = None,
         path: str = "auto",
     ) -> Verdict:
-        """Judge one answer. From any thread; it waits for a worker, and `timeout_s` counts from then on.
+        """Judge one answer. Any thread may call it; it waits for a worker, and `timeout_s` counts from then on.
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
         `input` and `output` for a program. `imports` run before the answer, `setup` after it. `path="weak"` runs the
         tests in the answer's own process: an answer can then fake its verdict.
 
-        The same answer sees the same order of sets each time (a fixed hash seed), but other random draws.
-        `timeout_s` is wall time, of which a busy machine gives an answer less: what computes for seconds needs more.
+        The same answer sees the same order of sets each time (a fixed hash seed), but new random numbers. `timeout_s`
+        is wall time: on a busy machine an answer that computes for seconds needs more of it.
         """
-        job = Job(self.limits, solution, tests, timeout_s, setup, imports, entry_point, path)
+        job = VerificationJob(self.limits, solution, tests, timeout_s, setup, imports, entry_point, path)
         if self._closed:
             raise ValueError("this Sandbox is closed: make another")
         start = time.perf_counter()
-        early = job.refusal()
-        if early is not None:
-            return job.verdict([[False, *early] for _ in job.tests], "", self.tier, start)
+        if (refusal := job.refusal()) is not None:
+            return job.verdict(Judgement(job.all_failed(*refusal)), self.tier, start)
         pair, me = self._free.get(), threading.get_ident()
         try:
             with self._hand:
@@ -118,7 +118,7 @@ class Sandbox:
             self._free.put(pair)
 
     def verify_many(self, jobs: Sequence[dict[str, Any]]) -> list[Verdict]:
-        """One verdict per job (a dict of `verify`'s arguments), in order, all workers at once; Ctrl-C ends all."""
+        """Judge many answers on all workers; returns a verdict per job (a dict of `verify`'s arguments), in order."""
         verdicts: list[Verdict | None] = [None] * len(jobs)
         turn = iter(range(len(jobs)))
         threads: set[int] = set()
@@ -133,23 +133,23 @@ class Sandbox:
 
         shares = [self._threads.submit(work) for _ in range(min(self.workers, len(jobs)))]
         try:
-            under_way = set(shares)
-            while under_way:
-                done, under_way = wait(under_way, nap(), FIRST_COMPLETED)
+            unfinished = set(shares)
+            while unfinished:
+                done, unfinished = wait(unfinished, poll_interval(), FIRST_COMPLETED)
                 for share in done:
                     share.result()
-                look()
+                raise_if_cancelled()
         except BaseException:
-            list(turn)  # nothing is left to begin
+            list(turn)  # starts no further job
             while wait([share for share in shares if not share.cancel()], timeout=0.05).not_done:
-                with self._hand:  # each time: one may have been about to begin
+                with self._hand:  # each time: one may have been about to start
                     for thread in threads & self._at_work.keys():
                         self._at_work[thread].interrupt()
             raise
         return [verdict for verdict in verdicts if verdict is not None]
 
     async def averify(self, *args: Any, **keywords: Any) -> Verdict:
-        """`verify` for an event loop, which is not held up."""
+        """`verify` for an event loop, without blocking it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: self.verify(*args, **keywords))
 
@@ -172,127 +172,131 @@ class Sandbox:
 
     @property
     def pids(self) -> list[int]:
-        """Our child processes at this moment; each keeps one sandbox."""
+        """The current child processes; each is the keeper of one sandbox."""
         return [pid for pair in self._pairs for pid in pair.pids]
 
     def _forget(self) -> None:
-        """In a forked copy: the processes belong to the original."""
+        """In a forked copy of this process: let go of the processes, which belong to the original."""
         for pair in self._pairs:
             pair.forget()
         self._make_free()
 
-    def _judge(self, pair: Pair, job: Job) -> Verdict:
+    def _judge(self, pair: Pair, job: VerificationJob) -> Verdict:
         start = time.perf_counter()
         try:
             pair.start()
-            deadline = pair.clock() + job.seconds
-            rows, path, blame = self._rows(pair, job, deadline)
-        except Refused as refused:
-            return job.broken("no_tier", str(refused), self.tier, start)
-        except Lost as lost:
-            why = "the sandbox was closed" if self._closed else f"the {lost.args[0]} process was lost ({lost.args[1]})"
-            return job.broken("sandbox", why, self.tier, start)
-        return job.verdict(rows, path, self.tier, start, blame)
+            judgement = self._run_tests(pair, job, pair.clock() + job.seconds)
+        except ZygoteStartError as error:
+            return job.error("no_tier", str(error), self.tier, start)
+        except ZygoteLost as lost:
+            why = "the sandbox was closed" if self._closed else f"the {lost.role} process was lost ({lost.cause})"
+            return job.error("sandbox", why, self.tier, start)
+        return job.verdict(judgement, self.tier, start)
 
-    def _rows(self, pair: Pair, job: Job, deadline: float) -> tuple[Rows, str, tuple[str, str]]:
-        """(one row per test, the path, (reason, detail) of what is wrong with the tests)."""
+    def _run_tests(self, pair: Pair, job: VerificationJob, deadline: float) -> Judgement:
+        results: list[TestResult] = []
         if job.stdio:
-            rows: Rows = []
             for index in range(len(job.tests)):
-                row, _, blame = self._exchange(pair, job, [index], deadline)
-                if blame[0]:
-                    return [], "stdio", blame
-                rows += row
-            return rows, "stdio", ("", "")
-        rows, path, blame = self._exchange(pair, job, list(range(len(job.tests))), deadline)
-        if blame[0] or len(rows) == 1 or path != "split":  # tests of other paths may build on one another
-            return rows, path, blame
+                alone = self._run_answer(pair, job, [index], deadline)
+                if alone.fault is not None:
+                    return Judgement([], "stdio", alone.fault)
+                results += alone.results
+            return Judgement(results, "stdio")
+        judgement = self._run_answer(pair, job, list(range(len(job.tests))), deadline)
+        results = judgement.results
+        if judgement.fault or len(results) == 1 or judgement.path != "split":  # others may need earlier tests
+            return judgement
         in_a_row = 0
-        for index, row in enumerate(rows):  # an answer that crashed in one test may pass the others
-            if row[1] in ("crashed", "exited", "memory") and row[-1] == _LOST and in_a_row < LOST_IN_A_ROW:
+        for index, result in enumerate(results):  # an answer that crashed in one test may pass the others
+            may_pass = result.reason in ("crashed", "exited", "memory") and result.detail == _LOST
+            if may_pass and in_a_row < LOST_IN_A_ROW:
                 if pair.clock() >= deadline:
                     break
-                alone, _, blame = self._exchange(pair, job, [index], deadline)
-                if not blame[0]:
-                    rows[index] = alone[0]
-                in_a_row = in_a_row + 1 if rows[index][-1] == _LOST else 0
-        return rows, path, ("", "")
+                alone = self._run_answer(pair, job, [index], deadline)
+                if alone.fault is None:
+                    results[index] = alone.results[0]
+                in_a_row = in_a_row + 1 if results[index].detail == _LOST else 0
+        return judgement
 
-    def _exchange(self, pair: Pair, job: Job, indices: list[int], deadline: float) -> tuple[Rows, str, tuple[str, str]]:
-        """Run these tests in one fork of the answer."""
+    def _run_answer(self, pair: Pair, job: VerificationJob, indices: list[int], deadline: float) -> Judgement:
+        """Run these tests in one fork of the answer; once more if the checker fails through no fault of the tests."""
         answer, tests = job.frames(indices)
-        late = [[False, "timeout", ""] for _ in indices]
+        late = Judgement([TestResult(False, "timeout") for _ in indices])
         for attempt in range(2):
             seconds = deadline - pair.clock()
             if seconds <= 0:
-                return late, "", ("", "")
+                return late
             try:
-                report, ending = pair.run(answer, tests, seconds, ending=job.stdio)
-            except Lost as lost:
+                report, ending = pair.run(answer, tests, seconds, must_end=job.stdio)
+            except ZygoteLost as lost:
                 if self._closed or pair.interrupted:
                     raise
-                report, ending = {"failed": "timeout" if lost.args[1] == "late" else "died", "by": lost.args[0]}, {}
+                report, ending = {"failed": "timeout" if lost.cause == "late" else "died"}, {}
             if "failed" not in report:
                 if report.get("invalid"):
-                    return [], report["path"], (report["invalid"], report.get("detail", ""))
-                rows = _fill(report["tests"], ending)
-                return _fail_program(rows, ending) if job.stdio else rows, report["path"], ("", "")
+                    return Judgement([], report["path"], TestFault(report["invalid"], report.get("detail", "")))
+                results = [_explain(TestResult(bool(row[0]), row[1], row[2]), ending) for row in report["tests"]]
+                if job.stdio:
+                    results = _require_clean_exit(results, ending)
+                return Judgement(results, report["path"])
             failed = report["failed"]
-            blame = self._without_answer(pair, tests, min(job.seconds, self.limits.timeout_s), failed)
+            fault = self._find_fault(pair, tests, min(job.seconds, self.limits.timeout_s), failed)
             if pair.interrupted:
-                raise Lost("solver", "interrupted")
-            if blame[0]:
-                return [], "", blame
+                raise ZygoteLost("solver", "interrupted")
+            if fault is not None:
+                return Judgement([], "", fault)
             if failed == "timeout":
-                return late, "", ("", "")
+                return late
             if attempt:
                 break
-        return [[False, "crashed", report.get("detail", "")] for _ in indices], "", ("", "")
+        return Judgement([TestResult(False, "crashed", report.get("detail", "")) for _ in indices])
 
-    def _without_answer(self, pair: Pair, tests: bytes, seconds: float, failed: str) -> tuple[str, str]:
-        """What is wrong with the tests if they fail the checker in this way with no answer at all; "" if nothing is.
+    def _find_fault(self, pair: Pair, tests: bytes, seconds: float, failed: str) -> TestFault | None:
+        """The tests' fault, if they fail the checker in the same way with no answer at all; else None.
 
-        A new checker says so: what answers may have left in the old one is not the tests' fault.
+        This takes a new checker: what answers may have left in the old one is not the tests' fault.
         """
         pair.stop()
         try:
-            report, _ = pair.run(None, tests, seconds)
-        except Lost as lost:
-            report = {"failed": "timeout" if lost.args[1] == "late" else "died"}
+            report = pair.run(None, tests, seconds).checker
+        except ZygoteLost as lost:
+            report = {"failed": "timeout" if lost.cause == "late" else "died"}
         if report.get("invalid"):
-            return report["invalid"], report.get("detail", "")
+            return TestFault(report["invalid"], report.get("detail", ""))
         if report.get("failed") != failed:
-            return "", ""
+            return None
         if failed == "timeout":
-            return "test_timeout", "the test's own part did not end, with no answer at all"
-        return "bad_test", f"the test ends the checker ({report.get('detail', failed)}), with no answer at all"
+            return TestFault("test_timeout", "the test's own part did not end, with no answer at all")
+        return TestFault(
+            "bad_test", f"the test ends the checker ({report.get('detail', failed)}), with no answer at all"
+        )
 
 
 _LOST = "the answer's process ended"
 
 
-def _fill(rows: Rows, ending: dict[str, Any]) -> Rows:
-    """Give the tests for which no value came the reason why not."""
+def _explain(result: TestResult, ending: dict[str, Any]) -> TestResult:
+    """Replace the reason `lost` of a test without a value by how the answer's process ended."""
+    if result.reason != "lost":
+        return result
     status, code = ending.get("status"), ending.get("code", 0)
     if status == "timeout" or (status == "signal" and code in (SIGXCPU, SIGKILL)):
-        reason, detail = "timeout", ""
-    elif status == "exited":
-        reason, detail = "memory" if code == OUT_OF_MEMORY else "exited", _LOST
-    else:
-        reason, detail = "crashed", _LOST
-    return [[False, reason, detail] if row[1] == "lost" else row for row in rows]
+        return TestResult(False, "timeout")
+    if status == "exited":
+        return TestResult(False, "memory" if code == OUT_OF_MEMORY else "exited", _LOST)
+    return TestResult(False, "crashed", _LOST)
 
 
-def _fail_program(rows: Rows, ending: dict[str, Any]) -> Rows:
-    """The right output is not enough: the program also has to end, and well."""
+def _require_clean_exit(results: list[TestResult], ending: dict[str, Any]) -> list[TestResult]:
+    """Fail a program that printed the right output but did not end, or not with exit status 0."""
     if (ending.get("status"), ending.get("code")) == ("exited", 0):
-        return rows
-    lost = _fill([[False, "lost", ""]], ending)[0]
-    if lost[1] == "exited" and ending.get("code") == NO_PROGRAM:  # one that says so of itself earns no more by it
-        lost = [False, "syntax_error", "the program does not compile"]
-    elif lost[1] == "exited":
-        lost = [False, "exception", f"the program ended with exit status {ending.get('code')}"]
-    return [lost if row[0] or row[1] == "wrong_output" else row for row in rows]
+        return results
+    failure = _explain(TestResult(False, "lost"), ending)
+    if failure.reason == "exited" and ending.get("code") == NO_PROGRAM:  # a program that fakes it only fails, too
+        failure = TestResult(False, "syntax_error", "the program does not compile")
+    elif failure.reason == "exited":
+        failure = TestResult(False, "exception", f"the program ended with exit status {ending.get('code')}")
+    return [failure if result.passed or result.reason == "wrong_output" else result for result in results]
 
 
 def _check_limits(limits: Limits) -> None:
@@ -305,30 +309,30 @@ def _check_limits(limits: Limits) -> None:
         )
 
 
-def _choose(tiers: Sequence[str], limits: Limits, allow_unsafe: bool) -> tuple[str, Pair]:
-    """The first tier that proves itself, with a worker that runs."""
-    said: list[str] = []
+def _choose_tier(tiers: Sequence[str], limits: Limits, allow_unsafe: bool) -> tuple[str, Pair]:
+    """The first tier that works, with a started worker."""
+    refusals: list[str] = []
     for tier in tiers:
         pair = Pair(tier, limits)
         try:
             pair.start()
             return tier, pair
-        except Refused as refused:
+        except ZygoteStartError as error:
             pair.stop()
-            said.append(f"{tier}: {refused}")
+            refusals.append(f"{tier}: {error}")
     if not allow_unsafe:
         raise NoTier(
-            f"no sandbox works here ({'; '.join(said)}). Allow unprivileged user namespaces or use a kernel with "
+            f"no sandbox works here ({'; '.join(refusals)}). Allow unprivileged user namespaces or use a kernel with "
             "Landlock (5.13 or newer); allow_unsafe=True runs answers without any protection"
         )
-    warnings.warn(f"answers run WITHOUT a sandbox ({'; '.join(said)})", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"answers run WITHOUT a sandbox ({'; '.join(refusals)})", RuntimeWarning, stacklevel=3)
     pair = Pair("unsafe", limits)
     pair.start()
     return "unsafe", pair
 
 
-def shared() -> Sandbox:
-    """The one Sandbox with defaults of this process, made by the first call and closed at exit."""
+def shared_sandbox() -> Sandbox:
+    """This process's one Sandbox with defaults, made by the first call and closed at exit."""
     global _shared
     with _lock:
         if _shared is None or _shared._closed:

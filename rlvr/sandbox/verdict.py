@@ -1,20 +1,20 @@
-"""What the sandbox says about an answer: `Verdict`, one `TestResult` per test, and the `Limits` it ran under."""
+"""The sandbox's verdict on an answer: `Verdict`, one `TestResult` per test, and the `Limits` it ran under."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvr.types import Outcome
+from rlvr.core.types import Outcome
 
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one execution may use. Seconds are wall time of the whole verification, bytes where nothing else is said.
+    """What one verification may use, in seconds and bytes. `timeout_s` is wall time of the whole verification.
 
-    `cpu_s` None is a second or two above the time that the call has; `source` and `output` bound the answer's text and
-    all that comes back from it; `scratch` and `files` bound its temporary folder.
+    `cpu_s` None allows a second or two more than the call's wall time. `source` and `output` bound the answer's text
+    and everything that comes back from it; `scratch` (bytes) and `files` (number) bound its temporary folder.
     """
 
     timeout_s: float = 5.0
@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class TestResult:
-    """One test. `reason` is empty where it passed, else a code to group by; `detail` is for a person."""
+    """One test. `reason` is empty if it passed, else a code to group by; `detail` is for a person."""
 
     passed: bool
     reason: str = ""
@@ -38,9 +38,9 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`outcome` and `reason` are those of the first test that did not pass (`passed` and "" where all did).
+    """`outcome` and `reason` are those of the first test that did not pass (`passed` and "" if all did).
 
-    `path` is how the tests were run (`split`, `rpc`, `stdio` or `weak`; empty where nothing ran), `tier` what isolated
+    `path` tells how the tests were run (`split`, `rpc`, `stdio` or `weak`; empty if nothing ran), `tier` what isolated
     the answer (`namespaces`, `landlock` or `unsafe`).
     """
 

@@ -1,13 +1,13 @@
 """A guarded worker: a child process that runs one job on hostile texts, under limits, and is killed when it is late.
 
     worker = Worker("rlvr.sandbox.regex")
-    worker.map({"pattern": "a+", "match": "full"}, ["aaa", "b"], seconds=1.0)   # -> [Reply, Reply]
+    worker.map({"pattern": "a+", "match": "full"}, ["aaa", "b"], seconds=1.0)   # -> [WorkerReply, WorkerReply]
 
-A job is a module with `run(setup, item)` that imports only the standard library; what goes in and comes out is JSON.
-The child (`rlvr.sandbox.child`) has an empty environment, a session of its own and limits on memory, processor time,
-files and processes. It is started by the first call and kept for the next ones. Calls may come from any thread or event
-loop; they take turns. A forked copy of this process starts a child of its own. The child ends with this process,
-however that ends: its input closes, and a limit on its processor time ends it should it be busy then.
+A job is a module with `run(setup, item)` that imports only the standard library; its arguments and results are JSON.
+The child (`rlvr.sandbox.child`) has an empty environment, its own session, and limits on memory, processor time, files
+and processes. The first call starts it, later ones reuse it. Calls may come from any thread or event loop; they take
+turns. A forked copy of this process starts its own child. The child ends with this process, for whatever reason: its
+input closes, and if it is busy a limit on its processor time ends it.
 
 Left out on purpose: code that a model wrote (it would need namespaces, not limits), more than one child per worker, and
 Windows. `python -m pytest tests/test_sandbox_regex.py` exercises it.
@@ -30,19 +30,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.sandbox.child import OUT_OF_MEMORY, pack, unpack
+from rlvr.sandbox.child import pack, unpack
+from rlvr.sandbox.protocol import OUT_OF_MEMORY, FrameTooLarge, take_frame
 
 MIB = 1 << 20
 START_SECONDS = 30.0  # a machine may be very busy; the child itself needs about 0.03
-LATE_IN_A_ROW = 20  # items; so many have shown that it is the setup which is slow
+LATE_IN_A_ROW = 20  # items; after so many the setup itself must be slow
 
 
 @dataclass(frozen=True)
-class Reply:
+class WorkerReply:
     """What a job returned for an item, or why it did not.
 
     `failure` is empty, `timeout`, `died` (out of memory, killed), `raised` (an exception in the job), `too_large` (the
-    reply) or `not_started` (there is no child to run it: no fault of the item's); `detail` says more for a person.
+    reply) or `not_started` (no child could run it, which is not the item's fault); `detail` is for a person.
     """
 
     value: Any = None
@@ -50,8 +51,12 @@ class Reply:
     detail: str = ""
 
 
-class _Lost(Exception):
-    """The child cannot be used any more. `args` are failure and detail of a `Reply`."""
+class _ChildLost(Exception):
+    """The child cannot be used any more; `failure` and `detail` as in `WorkerReply`."""
+
+    def __init__(self, failure: str, detail: str) -> None:
+        super().__init__(failure, detail)
+        self.failure, self.detail = failure, detail
 
 
 class Worker:
@@ -64,37 +69,39 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
-        self._served = False  # whether the child at hand has answered anything yet
+        self._served = False  # whether the current child has answered anything yet
         _workers.add(self)
 
-    def map(self, setup: Any, items: Sequence[Any], seconds: float) -> list[Reply]:
+    def map(self, setup: Any, items: Sequence[Any], seconds: float) -> list[WorkerReply]:
         """One reply per item, in order. Each item has `seconds`; one that fails costs the others nothing.
 
-        Unless it is hopeless: after 20 items in a row that were late (`LATE_IN_A_ROW`), or where no child can be
-        started, the rest of the call gets the same failure without being run.
+        But after 20 late items in a row (`LATE_IN_A_ROW`), or if no child can be started, the rest of the call gets
+        the same failure without being run.
         """
-        if os.getpid() != self._owner:  # forked by something that Python does not know of
+        if os.getpid() != self._owner:  # forked without Python's knowledge
             self._forget()
-        replies: list[Reply] = []
+        replies: list[WorkerReply] = []
         with self._lock:
             while len(replies) < len(items):
                 hopeless = _hopeless(replies, seconds)
                 if hopeless is not None:
                     return replies + [hopeless] * (len(items) - len(replies))
                 try:
-                    process = self._running()
+                    process = self._ensure_child()
                     sent = pack({"setup": setup, "seconds": seconds})
                     sent += b"".join(pack({"item": item}) for item in items[len(replies) :])
                     for message in self._exchange(process, sent, len(items) - len(replies), seconds):
                         self._served = True
                         raised = message.get("raised")
-                        replies.append(Reply(message.get("value")) if raised is None else Reply(None, "raised", raised))
-                except _Lost as lost:
+                        replies.append(
+                            WorkerReply(message.get("value")) if raised is None else WorkerReply(None, "raised", raised)
+                        )
+                except _ChildLost as lost:
                     self._stop()
-                    # Killed between two calls, or worn out by earlier items: a fresh child decides about this one.
-                    if lost.args[0] != "died" or not self._served:
-                        replies.append(Reply(None, *lost.args))
-                except BaseException:  # Ctrl-C: replies that nobody waits for must not meet the next call
+                    # If it died between two calls or of earlier items, a new child decides about this item.
+                    if lost.failure != "died" or not self._served:
+                        replies.append(WorkerReply(None, lost.failure, lost.detail))
+                except BaseException:  # Ctrl-C: replies that come later must not reach the next call
                     self._stop()
                     raise
         return replies
@@ -107,7 +114,7 @@ class Worker:
     def _end(self) -> None:
         """Like `close`, without waiting for the replies of a call that another thread makes."""
         while not self._lock.acquire(timeout=0.05):
-            process = self._process  # once more each time: that call may be starting one
+            process = self._process  # read again each time: that call may be starting one
             if process is not None:
                 process.kill()
         try:
@@ -117,11 +124,11 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child, None where there is none."""
+        """The process id of the child; None if there is none."""
         return self._process.pid if self._process else None
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        """The child, started if it must be."""
+    def _ensure_child(self) -> subprocess.Popen[bytes]:
+        """The running child; starts one if necessary."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
@@ -129,7 +136,7 @@ class Worker:
         spec = importlib.util.find_spec(self.job)
         assert spec is not None and spec.origin is not None, self.job
         if not sys.executable:
-            raise _Lost("not_started", "Python does not know where its own program is (sys.executable is empty)")
+            raise _ChildLost("not_started", "Python does not know where its own program is (sys.executable is empty)")
         child = str(Path(__file__).with_name("child.py"))
         flags = ("-I", "-S", "-B", "-W", "ignore")
         try:
@@ -139,17 +146,17 @@ class Worker:
                 bufsize=0, env={}, cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise _Lost("not_started", f"{sys.executable} could not be started: {error}") from error
+            raise _ChildLost("not_started", f"{sys.executable} could not be started: {error}") from error
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
         try:
             (ready,) = self._exchange(process, b"", 1, self.start_seconds)
-        except _Lost as lost:
+        except _ChildLost as lost:
             late = f"it was not ready within {self.start_seconds:g} s"
-            raise _Lost("not_started", late if lost.args[0] == "timeout" else lost.args[1]) from lost
+            raise _ChildLost("not_started", late if lost.failure == "timeout" else lost.detail) from lost
         if "ready" not in ready:
-            raise _Lost("not_started", str(ready.get("raised")))
+            raise _ChildLost("not_started", str(ready.get("raised")))
         if ready["ready"]:
             warnings.warn(
                 f"this system refuses {', '.join(ready['ready'])}: hostile texts are checked without that limit",
@@ -161,10 +168,10 @@ class Worker:
     def _exchange(
         self, process: subprocess.Popen[bytes], sent: bytes, count: int, seconds: float
     ) -> Iterator[dict[str, Any]]:
-        """Send and receive at once, so that no pipe fills up; yield `count` messages, `seconds` for each."""
+        """Send and receive at the same time, so that no pipe fills up; yields `count` messages, `seconds` for each."""
         assert process.stdin is not None and process.stdout is not None
         to_child, from_child = process.stdin.fileno(), process.stdout.fileno()
-        left, got = memoryview(sent), bytearray()
+        left, received = memoryview(sent), bytearray()
         poll = select.poll()
         poll.register(from_child, select.POLLIN)
         if left:
@@ -173,7 +180,7 @@ class Worker:
         while count:
             events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not events:
-                raise _Lost("timeout", f"no reply within {seconds:g} s")
+                raise _ChildLost("timeout", f"no reply within {seconds:g} s")
             for descriptor, _ in events:
                 if descriptor == to_child:
                     left = left[_write(to_child, left) :]
@@ -182,22 +189,19 @@ class Worker:
                     continue
                 chunk = os.read(from_child, 1 << 16)
                 if not chunk:
-                    raise _Lost("died", self._ending(process))
-                got += chunk
-            while count and len(got) >= 4:
-                size = int.from_bytes(got[:4], "big")
-                if size > self.reply:
-                    raise _Lost("too_large", f"a reply of {size} bytes, at most {self.reply} are taken")
-                if len(got) < 4 + size:
-                    break
-                body = bytes(got[4 : 4 + size])
-                del got[: 4 + size]
-                count -= 1
-                yield unpack(body)
-                deadline = time.monotonic() + seconds
+                    raise _ChildLost("died", self._describe_exit(process))
+                received += chunk
+            try:
+                while count and (body := take_frame(received, self.reply)) is not None:
+                    count -= 1
+                    yield unpack(body)
+                    deadline = time.monotonic() + seconds
+            except FrameTooLarge as error:
+                problem = f"a reply of {error.args[0]} bytes, at most {self.reply} are allowed"
+                raise _ChildLost("too_large", problem) from None
 
-    def _ending(self, process: subprocess.Popen[bytes]) -> str:
-        """How a child whose pipes have closed came to its end."""
+    def _describe_exit(self, process: subprocess.Popen[bytes]) -> str:
+        """How the child ended, in words; call it after its pipes closed."""
         try:
             status = process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -218,28 +222,28 @@ class Worker:
         process.wait()
 
     def _forget(self) -> None:
-        """In a forked copy: the child belongs to the original. Only our ends of its pipes are closed."""
+        """In a forked copy of this process: close our ends of the pipes. The child belongs to the original."""
         process, self._process = self._process, None
-        self._lock = threading.Lock()  # whoever held the old one is not here
+        self._lock = threading.Lock()  # the thread that held the old one is not in this copy
         self._owner = os.getpid()
         if process is None:
             return
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
-        process.returncode = 0  # nothing of ours to wait for
+        process.returncode = 0  # nothing to wait for
 
 
-def _hopeless(replies: list[Reply], seconds: float) -> Reply | None:
-    """The failure of all items to come, where those before leave no doubt of it."""
+def _hopeless(replies: list[WorkerReply], seconds: float) -> WorkerReply | None:
+    """The failure of all further items, if the replies so far prove it; else None."""
     if _exiting:
-        return Reply(None, "not_started", "this process is ending")
+        return WorkerReply(None, "not_started", "this process is ending")
     if replies and replies[-1].failure == "not_started":
         return replies[-1]
     last = replies[-LATE_IN_A_ROW:]
     if len(last) == LATE_IN_A_ROW and all(reply.failure == "timeout" for reply in last):
-        late = f"not run, as none of the {LATE_IN_A_ROW} before it had a reply within {seconds:g} s"
-        return Reply(None, "timeout", late)
+        late = f"not run: none of the {LATE_IN_A_ROW} before it had a reply within {seconds:g} s"
+        return WorkerReply(None, "timeout", late)
     return None
 
 
@@ -249,7 +253,7 @@ def _write(to_child: int, left: memoryview) -> int:
     except BlockingIOError:
         return 0
     except BrokenPipeError:
-        return len(left)  # it is gone; what it answered before may still stand in the other pipe
+        return len(left)  # it is gone; earlier replies may still be in the other pipe
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -257,7 +261,7 @@ _exiting = False
 
 
 def _close_all() -> None:
-    """The process ends: nobody reads the replies that a thread may still wait for."""
+    """At exit: end the children, whose replies a thread may still wait for."""
     global _exiting
     _exiting = True
     for worker in list(_workers):

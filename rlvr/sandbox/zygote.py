@@ -2,19 +2,18 @@
 
     python -s -P -S -B zygote.py CONTROL_DESCRIPTOR PARENT_PID
 
-Standard library only. The first frame on the control socket says what to be (`tier`, `role`, limits); the reply is
-`{"ready": true}` or `{"refused": why}`. From then on a frame is a job with one descriptor attached: its end of the
-stream on which the solver (runs answers, a fork each) and the checker (holds the tests) of one verification talk to
-each other. A frame to us is four bytes of length, eight of seconds that are left (a double), one that says whether the
-answer has to end by itself, and `marshal` data, which a fork reads with a quarter of the page faults that JSON costs;
-ours are four bytes of length and JSON, since whoever reads them trusts nothing that comes out of here. What runs inside
-is `rlvr.sandbox.solver` and `rlvr.sandbox.checker`.
+The first frame on the control socket holds the config (`tier`, `role`, limits); the reply is `{"ready": true}` or
+`{"refused": why}`. Each further frame is a job with one descriptor attached: this process's end of the stream on which
+the solver (runs answers, a fork each) and the checker (holds the tests) of one verification talk to each other. A job
+is a `JOB_HEAD` (`rlvr.sandbox.protocol`) and `marshal` data, which costs a fork a quarter of the page faults of JSON.
+Replies are frames of JSON, because their reader must not trust this process. Inside runs `rlvr.sandbox.solver` or
+`rlvr.sandbox.checker`. Standard library only.
 
-Nearly all that a fork costs is pages: those that the zygote has (their tables are copied) and those that either side
-writes to afterwards (each is copied, 3 us). So a zygote imports one role's modules, answers' usual imports and no more.
+Nearly all of a fork's cost is pages: the zygote's (their tables are copied) and those that either side writes to
+afterwards (each is copied, 3 us). So a zygote imports one role's modules, the usual imports of answers and no more.
 
-The process that our own process starts stays outside as a keeper: it ends as soon as our process does, however that
-came about, and takes everything inside with it. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
+The process that the supervisor starts stays outside as a keeper: it ends as soon as the supervisor does, for whatever
+reason, and ends everything inside with it. `python -m pytest tests/test_sandbox_isolation.py` exercises it.
 """
 
 from __future__ import annotations
@@ -33,28 +32,35 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-if __name__ == "__main__":  # the files beside this one, without what `import rlvr` brings along
+if __name__ == "__main__":  # import the files next to this one without the imports of `rlvr`
     for _name, _path in (("rlvr", []), ("rlvr.sandbox", [os.path.dirname(os.path.abspath(__file__))])):
         _package = types.ModuleType(_name)
         _package.__path__ = _path
         sys.modules[_name] = _package
 
-from rlvr.sandbox import forks, landlock, libraries, mounts, probe, seccomp
+from rlvr.sandbox import forks, landlock, libraries, mounts, seccomp, tier_probe
+from rlvr.sandbox.protocol import JOB_HEAD, OUT_OF_MEMORY, frame, write_all
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom")
-HEAD = struct.Struct("!Id?")
-OUT_OF_MEMORY = 77  # exit status
 PR_SET_CHILD_SUBREAPER = 36
-# What answers import most, beside what the solver itself does: a fork would take 1 ms and more to import each.
+# The most usual imports of answers beside the solver's own: importing one takes a fork 1 ms or more.
 USUAL = ("bisect", "cmath", "copy", "heapq", "math", "re", "string")
 RESULT_CAP = 4 << 20  # bytes that a forked checker may report
-Job = tuple[float, bytes, int | None, bool]
+
+
+class ZygoteJob(NamedTuple):
+    """`channel`: a descriptor to the other process. `must_end`: the answer has to end by itself, hung up or not."""
+
+    seconds: float
+    body: bytes
+    channel: int | None
+    must_end: bool
 
 
 class Zygote:
-    """One role under one tier; `serve` never returns."""
+    """A sandbox process that is ready to fork: a solver or a checker, isolated by one tier. `serve` never returns."""
 
     def __init__(self, control: socket.socket, config: dict[str, Any], second: bool) -> None:
         self.control, self.config, self.second = control, config, second
@@ -62,7 +68,7 @@ class Zygote:
         self.role: str = config["role"]
         self.scratch_free = 0
         self.filter: tuple[object, int] | None = None
-        self.fork: forks.Fork = forks.plain
+        self.fork: forks.Fork = forks.plain_fork
         self.drop: Callable[[], None] | None = None
         self.cpu: int | None = config["cpu"]
         self.poller = select.poll()
@@ -89,14 +95,14 @@ class Zygote:
         mounts.hide_memory()
         if self.spaces:
             process_control(seccomp.PR_SET_PDEATHSIG, 9)  # the kernel forgets it on a change of ids
-            self.fork, self.drop = forks.with_capability()
+            self.fork, self.drop = forks.capability_fork()
         else:
             self.filter = seccomp.answer_program()
         seccomp.confine(own_files=self.spaces)
         self.module.warm()
 
     def limit(self) -> None:
-        """Limits that hold for this process and, but for processor time, for each fork alike."""
+        """Set the limits of this process, which (except processor time) hold for each fork too."""
         config = self.config
         bounds = {
             resource.RLIMIT_AS: config["memory"],
@@ -107,39 +113,39 @@ class Zygote:
         # Counted per user: inside a user namespace these are ours, from Linux 5.14 on.
         if self.spaces and tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (5, 14):
             bounds[resource.RLIMIT_NPROC] = config["threads"] + 2
-        for kind, wanted in bounds.items():
+        for kind, value in bounds.items():
             hard = resource.getrlimit(kind)[1]
-            bound = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (bound, bound))
 
     def serve(self) -> None:
         gc.collect()
-        self.kept = forks.fill_pools()
-        forks.trim()
+        self.filler = forks.fill_pools()
+        forks.trim_heap()
         gc.freeze()
         gc.disable()
         job = receive(self.control)
         run = self.solve if self.role == "solver" else self.check
         while job is not None:
             run(job)
-            if job[2] is not None:
-                os.close(job[2])
+            if job.channel is not None:
+                os.close(job.channel)
             job = receive(self.control)
 
-    def solve(self, job: Job) -> None:
-        """Run an answer in a fork until it ends, time is out, or (if it need not end) the checker has hung up."""
-        seconds, body, channel, ending = job
-        assert channel is not None, "an answer without anybody to talk to"
-        if not ending:
+    def solve(self, job: ZygoteJob) -> None:
+        """Run an answer in a fork until it ends, time is up, or the checker hangs up (unless the answer must end)."""
+        seconds, body, channel, must_end = job
+        assert channel is not None, "an answer needs a channel to its checker"
+        if not must_end:
             self.poller.register(channel, select.POLLRDHUP)
-        child, ended = self.fork()  # as long as the fork lives, all that is written to here is copied
+        child, ended = self.fork()  # while the fork lives, every page written to here is copied
         if child == 0:
             self.answer(seconds, lambda: self.module.main(marshal.loads(body), channel))
         self.poller.register(ended, select.POLLIN)
         ready = [descriptor for descriptor, _ in self.poller.poll(max(0.0, seconds) * 1000)]
         code = self.end(child, ended)
         self.poller.unregister(ended)
-        if not ending:
+        if not must_end:
             self.poller.unregister(channel)
         if ended in ready:
             status = "exited" if code >= 0 else "signal"
@@ -147,8 +153,8 @@ class Zygote:
             status, code = "closed" if ready else "timeout", 0
         reply(self.control, b'{"status": "%s", "code": %d}' % (status.encode(), abs(code)))
 
-    def check(self, job: Job) -> None:
-        """Judge in this process where the plan allows it, else in a fork whose report comes through a pipe."""
+    def check(self, job: ZygoteJob) -> None:
+        """Judge in this process if the plan allows it, else in a fork whose report comes through a pipe."""
         seconds, body, channel, _ = job
         try:
             content = marshal.loads(body)
@@ -168,33 +174,33 @@ class Zygote:
             os.close(read)
             self.answer(seconds, lambda: write_all(write, json.dumps(self.module.judge(content, channel)).encode()))
         os.close(write)
-        got = bytearray()
+        report = bytearray()
         poller = select.poll()
         poller.register(read, select.POLLIN)
         poller.register(self.control, select.POLLRDHUP)
         deadline = time.monotonic() + seconds
-        while len(got) <= RESULT_CAP:
+        while len(report) <= RESULT_CAP:
             events = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not events or any(descriptor != read for descriptor, _ in events):
                 break
             chunk = os.read(read, 1 << 16)
             if not chunk:
                 break
-            got += chunk
+            report += chunk
         late = time.monotonic() >= deadline
         os.close(read)
         code = self.end(child, ended)
         try:
-            return json.loads(got)
+            return json.loads(report)
         except ValueError:
             return {"failed": "timeout" if late else "died", "detail": f"exit status {code}"}
 
     def answer(self, seconds: float, run: Any) -> None:
-        """In a fresh fork that has so much time left: the last privileges go, then `run`. Never returns."""
+        """In a new fork with `seconds` left: drop the last privileges, then `run`. Never returns."""
         code = 1
         try:
             os.close(self.descriptor)
-            null = os.open("/dev/null", os.O_RDWR)  # a lock or a flag on what we share would outlive the fork
+            null = os.open("/dev/null", os.O_RDWR)  # a lock or a flag on a shared descriptor would outlive the fork
             for standard in (0, 1, 2):
                 os.dup2(null, standard)
             os.close(null)
@@ -203,9 +209,9 @@ class Zygote:
             if self.drop is not None:
                 self.drop()
             elif self.filter is not None:
-                process_control(seccomp.PR_SET_PDEATHSIG, 9)  # with the zygote: it has one thread, so with its process
+                process_control(seccomp.PR_SET_PDEATHSIG, 9)  # end with the zygote, which has one thread
                 seccomp.confine_answer(self.filter)
-            gc.freeze()  # what the zygote has made since: a collection would copy all its pages
+            gc.freeze()  # a collection would copy all pages of the zygote
             gc.enable()
             run()
             code = 0
@@ -215,40 +221,40 @@ class Zygote:
             os._exit(code)
 
     def end(self, child: int, ended: int) -> int:
-        """Kill and reap a fork, and remove what it wrote; its exit status, or less than 0 for a signal.
+        """Kill and reap a fork and remove its files; returns its exit status, less than 0 for a signal.
 
-        It cannot have left a process behind: the filter lets it start none.
+        It cannot leave a process behind, because the filter lets it start none.
         """
         signal.pidfd_send_signal(ended, 9)
         os.close(ended)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if self.spaces:
             if not self.second:
-                os.chmod("/tmp", mounts.SCRATCH_MODE)  # an answer has our id: it may have locked everybody out
+                os.chmod("/tmp", mounts.SCRATCH_MODE)  # an answer with the zygote's id may have changed it
             if os.statvfs("/tmp").f_ffree != self.scratch_free:
                 mounts.wipe("/tmp")
         return code
 
     def prove(self) -> list[str]:
-        """What a fork could do that it must not be able to, by trying."""
+        """Try in a fork what must be impossible; returns what was possible."""
         read, write = os.pipe()
         child, ended = self.fork()
         if child == 0:
             os.close(read)
             outside = self.config["supervisor"]
             seconds, tier = 10.0, self.config["tier"]
-            self.answer(seconds, lambda: write_all(write, json.dumps(probe.escapes(tier, outside)).encode()))
+            self.answer(seconds, lambda: write_all(write, json.dumps(tier_probe.escapes(tier, outside)).encode()))
         os.close(write)
         try:
-            got = b""
+            report = b""
             while chunk := os.read(read, 1 << 16):
-                got += chunk
+                report += chunk
         finally:
             os.close(read)
         code = self.end(child, ended)
         if self.spaces and (os.stat("/tmp").st_mode & 0o7777 != mounts.SCRATCH_MODE or os.listdir("/tmp")):
-            return ["could spoil the scratch folder of those to come"]
-        return json.loads(got) if got else [f"the self-test ended with exit status {code}"]
+            return ["could spoil the scratch folder of later answers"]
+        return json.loads(report) if report else [f"the self-test ended with exit status {code}"]
 
 
 def process_control(option: int, value: int) -> None:
@@ -256,46 +262,39 @@ def process_control(option: int, value: int) -> None:
         raise OSError(f"prctl({option}, {value}) is refused")
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
 def reply(control: socket.socket, message: dict[str, Any] | bytes) -> None:
-    body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    control.sendall(len(body).to_bytes(4, "big") + body)
+    control.sendall(frame(message if isinstance(message, bytes) else json.dumps(message).encode()))
 
 
-def receive(control: socket.socket) -> Job | None:
-    """The next job, None where our process has gone. A frame is never read beyond its end."""
-    data, ancillary, _, _ = control.recvmsg(HEAD.size, socket.CMSG_SPACE(4))
+def receive(control: socket.socket) -> ZygoteJob | None:
+    """The next job; None if the supervisor has gone. Never reads beyond the end of a frame."""
+    data, ancillary, _, _ = control.recvmsg(JOB_HEAD.size, socket.CMSG_SPACE(4))
     channel = None
     for _, _, sent in ancillary:
         channel = struct.unpack("i", sent[:4])[0]
-    while len(data) < HEAD.size:
-        more = control.recv(HEAD.size - len(data)) if data else b""
+    while len(data) < JOB_HEAD.size:
+        more = control.recv(JOB_HEAD.size - len(data)) if data else b""
         if not more:
             return None
         data += more
-    size, seconds, ending = HEAD.unpack(data)
+    size, seconds, must_end = JOB_HEAD.unpack(data)
     body = bytearray()
     while len(body) < size:
         more = control.recv(min(size - len(body), 1 << 20))
         if not more:
             return None
         body += more
-    return seconds, bytes(body), channel, ending
+    return ZygoteJob(seconds, bytes(body), channel, must_end)
 
 
-def keep(inside: int, supervisor: int) -> None:
-    """Outside: end as soon as our process or the one inside ends, or on a SIGTERM, and take all the others along."""
+def keep_alive(inside: int, supervisor: int) -> None:
+    """The keeper: when the supervisor or the process inside ends, or on SIGTERM, end everything."""
 
     def end(*_: object) -> None:
         os.kill(inside, signal.SIGKILL)
         try:
             while True:
-                os.wait()  # what the zygote had forked comes to us
+                os.wait()  # the zygote's forks are reparented to this process
         except ChildProcessError:
             os._exit(0)
 
@@ -309,7 +308,7 @@ def keep(inside: int, supervisor: int) -> None:
 
 def main(descriptor: str, parent: str) -> None:
     os.environ.clear()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what has a handler reaches pid 1 from within: Python sets this one
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a signal with a handler can reach pid 1 from within
     control = socket.socket(fileno=int(descriptor))
     supervisor = os.pidfd_open(int(parent))
     if os.getppid() != int(parent):
@@ -328,7 +327,7 @@ def main(descriptor: str, parent: str) -> None:
         return
     if inside:
         control.close()
-        keep(inside, supervisor)
+        keep_alive(inside, supervisor)
     os.close(supervisor)
     process_control(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL)
     zygote = Zygote(control, config, second)
@@ -338,7 +337,7 @@ def main(descriptor: str, parent: str) -> None:
     except OSError as error:
         reply(control, {"refused": f"{type(error).__name__}: {error}"})
         return
-    except Exception as error:  # not the system's doing: a mistake in what runs here
+    except Exception as error:  # an error of this program, not of the system
         reply(control, {"broken": f"{type(error).__name__}: {error}"})
         return
     if escapes:

@@ -1,1 +1,1 @@
-"""What this machine offers to others over HTTP."""
+"""The service of sessions (`rlvr serve`): REST, sessions, learning, generators, dashboard and evaluation suite."""

@@ -1,16 +1,17 @@
-"""Every refusal of the service, in one shape: `{"detail": ..., "code": ..., "request_id": ...}`.
+"""Errors that the REST API names: unknown ids, and the HTTP status of each way a session can end.
 
-`field` is there where one field of the request is at fault, `session_id` where a session was begun: what it had done
-by then is kept under that id. Exercised by tests/test_service_mistakes.py.
+Exercised by tests/test_service_mistakes.py.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-# What a session ended with -> the status of an answer that waited for it. Codes of an endpoint begin with `endpoint_`.
-STATUS = {
+from rlvr.web.errors import HttpProblem
+
+# The error code a session ended with -> the status of the response that waited for it. Codes of an endpoint begin with
+# `endpoint_`.
+SESSION_STATUS = {
     "endpoint_timeout": 504,
     "empty_answer": 502,
     "judge_failed": 502,
@@ -24,55 +25,20 @@ STATUS = {
     "no_generator": 503,
     "busy": 429,
 }
-LONGEST = 4_000  # characters of a detail: it may quote what was sent
 NO_GENERATOR = (
     "no generator is set up: set LLM_ENDPOINT (a text endpoint) or RLVR_MODEL (a folder, a hub name, a run), "
     "or start with --demo"
 )
 
 
-class Problem(Exception):
-    """An answer that is not the one that was asked for. `code` is for programs, `detail` for people."""
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        detail: str,
-        *,
-        field: str = "",
-        session_id: str = "",
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(detail)
-        self.status, self.code, self.detail = status, code, detail[:LONGEST]
-        self.field, self.session_id, self.retry_after = field, session_id, retry_after
-
-    def body(self, request_id: str) -> bytes:
-        told: dict[str, Any] = {"detail": self.detail, "code": self.code, "request_id": request_id}
-        told |= {"field": self.field} if self.field else {}
-        told |= {"session_id": self.session_id} if self.session_id else {}
-        return json.dumps(told).encode()
-
-    def headers(self) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
-        if self.retry_after is not None:
-            headers["retry-after"] = str(max(1, round(self.retry_after)))
-        if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        if self.status in (408, 413):
-            headers["connection"] = "close"
-        return headers
+def not_found(kind: str, name: object) -> HttpProblem:
+    return HttpProblem(404, "not_found", f"{kind} {str(name)[:200]!r} is unknown here")
 
 
-def not_found(what: str, name: object) -> Problem:
-    return Problem(404, "not_found", f"{what} {str(name)[:200]!r} is unknown here")
-
-
-def of_session(session_id: str, error: dict[str, Any]) -> Problem:
-    """What a caller who waited for a session is told where it did not end well."""
+def session_problem(session_id: str, error: dict[str, Any]) -> HttpProblem:
+    """The error of a request that waited for a session that failed."""
     code = str(error.get("code", "failed"))
-    status = STATUS.get(code, 502 if code.startswith("endpoint_") else 500)
-    after = error.get("retry_after")
-    told = f"{error.get('message', code)}; what was done is kept: GET /sessions/{session_id}"
-    return Problem(status, code, told, session_id=session_id, retry_after=after if status in (429, 503) else None)
+    status = SESSION_STATUS.get(code, 502 if code.startswith("endpoint_") else 500)
+    retry_after = error.get("retry_after") if status in (429, 503) else None
+    detail = f"{error.get('message', code)}; its answers are kept: GET /sessions/{session_id}"
+    return HttpProblem(status, code, detail, session_id=session_id, retry_after=retry_after)

@@ -1,7 +1,7 @@
-"""What the experiences say of a task, of all tasks, and of the whole: computed by the database.
+"""Statistics of the experiences: of one task, by task, and of all. The database computes them.
 
-An answer that nobody could judge (its confidence or reward is None) is counted in the totals and is in no mean, share
-or trend; what nothing is known of is None, never 0. Success is a confidence above 0.7. tests/test_store_analysis.py
+A completion without a verdict (confidence or reward None) counts in the totals and is in no mean, share or trend. A
+statistic over no rows is None, never 0. Success is a confidence above 0.7. tests/test_store_analysis.py
 holds these queries against plain Python over the same rows.
 """
 
@@ -32,8 +32,8 @@ def _how_many(event: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     return sa.func.coalesce(sa.func.sum(sa.case((event, 1), else_=0)), 0)
 
 
-class Analysis(Database):
-    """The part of a `Store` that counts."""
+class AnalysisQueries(Database):
+    """The part of an `ExperienceStore` that computes statistics."""
 
     def task_analysis(self, task_id: str) -> dict[str, Any] | None:
         """The `analysis` of a task; None where it has no experiences.
@@ -42,16 +42,16 @@ class Analysis(Database):
         answers less that of the older half (an odd one counts with the older): what became of the task, in units of
         reward. Training runs' answers count where sessions gave none: their rewards have other scales.
         """
-        with self.reading() as connection:
+        with self.read() as connection:
             here, served = _e.task_id == task_id, sa.and_(_e.task_id == task_id, _e.step.is_(None))
-            # Looked at first: telling the two apart takes a look at every row, which the index alone does not.
+            # Checked first: telling the two apart reads every row, while this reads the index alone.
             runs = connection.scalar(sa.select(sa.exists().where(_s.kind == "run")))
             if runs and connection.scalar(sa.select(sa.exists().where(served))):
-                return _analysed(connection, served, error_types.c.experience_id.in_(sa.select(_e.id).where(served)))
-            return _analysed(connection, here, error_types.c.task_id == task_id)
+                return _analyse(connection, served, error_types.c.experience_id.in_(sa.select(_e.id).where(served)))
+            return _analyse(connection, here, error_types.c.task_id == task_id)
 
     def aggregates(self, limit: int | None = None) -> dict[str, dict[str, Any]]:
-        """By task, what became of the sessions of the service: the `task_aggregates` of its metrics.
+        """By task, the results of the service's sessions: the `task_aggregates` of its metrics.
 
         `average_iterations` is over sessions that ended; `average_confidence` and `success_rate` over those whose
         final answer was judged, the best of which (the first of equals) is `best_session_id`. `limit` keeps the tasks
@@ -82,7 +82,7 @@ class Analysis(Database):
         best = sa.select(ranked).where(ranked.c.place == 1).subquery()
         joined = sa.select(grouped, best.c.id, best.c.final_confidence)
         joined = joined.select_from(grouped.outerjoin(best, grouped.c.task_id == best.c.task_id))
-        with self.reading() as connection:
+        with self.read() as connection:
             rows = connection.execute(joined.order_by(grouped.c.total.desc(), grouped.c.task_id)).all()
         return {
             task: {
@@ -101,7 +101,7 @@ class Analysis(Database):
         """The `global_stats` of the service: over the answers of its sessions, training runs' apart.
 
         Their rewards have other scales. `last_updated` is when the newest was written, in seconds since the epoch.
-        The variance is E[x^2] - E[x]^2: one look at the rows, and exact enough for rewards between 0 and 2.
+        The variance is E[x^2] - E[x]^2, which needs one pass and is exact enough for rewards between 0 and 2.
         """
         stats = sa.select(
             sa.func.count(),
@@ -110,7 +110,7 @@ class Analysis(Database):
             _share(_e.confidence > SUCCESS, _e.confidence),
             sa.func.max(_e.created),
         ).where(_e.step.is_(None))
-        with self.reading() as connection:
+        with self.read() as connection:
             total, mean, square, success, updated = connection.execute(stats).one()
         return {
             "total_experiences": total,
@@ -121,7 +121,7 @@ class Analysis(Database):
         }
 
 
-def _analysed(
+def _analyse(
     connection: sa.Connection, here: sa.ColumnElement[bool], coded: sa.ColumnElement[bool]
 ) -> dict[str, Any] | None:
     """Over the experiences `here`, and those of their error types that are `coded`."""

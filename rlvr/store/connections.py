@@ -1,7 +1,7 @@
-"""Connections to the database: SQLite or PostgreSQL by URL, one transaction at a time, and one error when it is away.
+"""Connections to a database, SQLite or PostgreSQL by URL: read and write transactions, and one error if it is down.
 
-    with database.writing() as connection: ...   # committed at the end, or nothing of it
-    with database.reading() as connection: ...   # one view of the data
+    with database.write() as connection: ...   # commits at the end, or rolls back
+    with database.read() as connection: ...   # one snapshot of the data
 
 SQLite: a write-ahead log, so that readers never wait for the writer; a transaction that writes says so when it begins
 (one that reads first and writes later cannot be made to wait, it fails). `synchronous=NORMAL`: a killed process loses
@@ -23,40 +23,40 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-BUSY_S = 10.0  # how long a SQLite transaction waits for another process's; `?timeout=` in the URL says otherwise
+BUSY_S = 10.0  # how long a SQLite transaction waits for another process's, unless the URL has `?timeout=`
 CACHE_KB = 512  # of SQLite's pages, by each of a dozen connections: the system caches the file as well
 _AWAY = (exc.OperationalError, exc.InterfaceError)
 _ALIVE = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 
 class StoreDown(Exception):
-    """The database cannot be reached, is locked or full. Nothing of the call was written; it may be made again."""
+    """The database cannot be reached, is locked or full. Nothing of the call was written; it can be retried."""
 
 
 class Database:
-    """An engine, and the two ways to use it."""
+    """A SQLAlchemy engine with read and write transactions."""
 
-    opened = 0.0  # when, by the database's clock
+    opened_at = 0.0  # by the database's clock
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
-        self.url = address(url)
+        self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.where = self.url.render_as_string(hide_password=True)
         self._writers: Any = threading.Lock() if self.is_sqlite else nullcontext()
         self._engine = self._open_sqlite() if self.is_sqlite else self._open_postgresql()
 
     @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
-        with self._told(), self._engine.connect() as connection:
+    def read(self) -> Iterator[sa.Connection]:
+        with self._translate_errors(), self._engine.connect() as connection:
             if not self.is_sqlite:  # whose readers see one snapshot anyway
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
             with connection.begin():
                 yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        # SQLite has one writer; threads of ours wait in line here rather than poll for its lock.
-        with self._told(), self._writers, self._engine.connect() as connection:
+    def write(self) -> Iterator[sa.Connection]:
+        # SQLite has one writer; our threads queue here instead of polling for its lock.
+        with self._translate_errors(), self._writers, self._engine.connect() as connection:
             connection = connection.execution_options(rlvr_writes=True)
             with connection.begin():
                 yield connection
@@ -69,23 +69,23 @@ class Database:
 
     def ping(self) -> None:
         """StoreDown unless the database answers."""
-        with self.reading() as connection:
+        with self.read() as connection:
             connection.execute(sa.text("SELECT 1"))
 
     def close(self) -> None:
         self._engine.dispose()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except exc.DBAPIError as error:
-            # The bare DatabaseError is SQLite's word for a file that is damaged, or none of its own.
+            # SQLite raises the bare DatabaseError for a damaged or foreign file.
             if isinstance(error, _AWAY) or error.connection_invalidated or type(error) is exc.DatabaseError:
-                raise StoreDown(f"{self.where}: {first_line(error.orig)}") from error
+                raise StoreDown(f"{self.where}: {_first_line(error.orig)}") from error
             raise
         except exc.TimeoutError as error:  # of the pool: every connection is in use
-            raise StoreDown(f"{self.where}: no connection became free ({first_line(error)})") from error
+            raise StoreDown(f"{self.where}: no connection became free ({_first_line(error)})") from error
 
     def _open_sqlite(self) -> sa.Engine:
         path = Path(self.url.database or "")
@@ -118,7 +118,7 @@ class Database:
             raise ValueError(f"{self.where} needs {error.name}: pip install 'rlvr[postgres]'") from error
 
 
-def address(given: str | os.PathLike[str]) -> sa.URL:
+def parse_url(given: str | os.PathLike[str]) -> sa.URL:
     """A database's URL; a plain path is a SQLite file. ValueError for what is neither SQLite nor PostgreSQL."""
     text = os.fspath(given)
     if not text:
@@ -128,9 +128,9 @@ def address(given: str | os.PathLike[str]) -> sa.URL:
     else:
         try:
             url = sa.make_url(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", text))
-        except (exc.ArgumentError, ValueError):  # whose words may hold the password
+        except (exc.ArgumentError, ValueError):  # its text may hold the password
             raise ValueError(
-                "database: what was given is no URL; expected sqlite:///path or postgresql://user@host/name"
+                "database: not a valid URL; expected sqlite:///path or postgresql://user@host/name"
             ) from None
     if url.drivername not in ("sqlite", "postgresql+psycopg"):
         raise ValueError(
@@ -141,5 +141,5 @@ def address(given: str | os.PathLike[str]) -> sa.URL:
     return url
 
 
-def first_line(error: BaseException | None) -> str:
+def _first_line(error: BaseException | None) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -12,7 +12,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from rlvr.store.connections import Database
-from rlvr.store.tables import HEAD, KNOWN, metadata
+from rlvr.store.tables import HEAD, KNOWN_VERSIONS, metadata
 
 VERSION_TABLE = "rlvr_schema"
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -23,13 +23,13 @@ _version = sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.St
 
 def prepare(database: Database) -> None:
     """ValueError for a database of a newer version or of something else."""
-    with database.reading() as connection:
-        if _found(connection, database.where) == HEAD:
+    with database.read() as connection:
+        if _read_version(connection, database.where) == HEAD:
             return  # the usual start: nothing is locked
-    with database.writing() as connection:
+    with database.write() as connection:
         if not database.is_sqlite:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-        found = _found(connection, database.where)  # again: another instance may have been faster
+        found = _read_version(connection, database.where)  # again: another instance may have been faster
         if found is None:
             metadata.create_all(connection)
             _version.create(connection)
@@ -53,7 +53,7 @@ def upgrade(connection: sa.Connection, revision: str) -> None:
     command.upgrade(config, revision)
 
 
-def _found(connection: sa.Connection, where: str) -> str | None:
+def _read_version(connection: sa.Connection, where: str) -> str | None:
     """The version of the database's tables; None where there are none yet."""
     names = set(sa.inspect(connection).get_table_names())
     if VERSION_TABLE not in names:
@@ -61,9 +61,9 @@ def _found(connection: sa.Connection, where: str) -> str | None:
             raise ValueError(f"{where} has a table {taken[0]} that rlvr did not make; give another database")
         return None
     found = connection.scalar(sa.select(_version.c.version_num))
-    if found not in KNOWN:
+    if found not in KNOWN_VERSIONS:
         raise ValueError(
             f"{where} was written by a newer rlvr: its tables are of version {found}, this one knows "
-            f"{', '.join(KNOWN)}. Install the newer rlvr, or give another database"
+            f"{', '.join(KNOWN_VERSIONS)}. Install the newer rlvr, or give another database"
         )
     return str(found)

@@ -61,7 +61,8 @@ class Experience:
     """One verified answer. (session_id, sample, iteration) is unique: a repeated write changes nothing.
 
     `iteration` counts from 1. `sample` tells episodes of one session apart (a group of answers to the same prompt).
-    `confidence` and `reward` are None where nobody could judge. `action` is the refinement strategy that was chosen,
+    `confidence` and `reward` are None where no verifier could judge. `action` is the refinement strategy that was
+    chosen,
     with its log-probability; `tokens`/`logprobs` are the policy's, where it has any (a text endpoint has none).
     `gain` is what the strategy's policy learns from: the improvement this step and those after it brought. For a
     training run `step` is that of its metrics, `iteration` counts steps from 1 and `sample` tells the answers of a step

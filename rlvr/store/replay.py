@@ -1,10 +1,10 @@
-"""Prioritised replay: every task has the same share, and in a task what there is most to learn from is drawn most.
+"""Prioritised replay: every task has the same share; within a task, draws follow the priorities.
 
 Proportional prioritisation of Schaul et al. 2016 (https://arxiv.org/abs/1511.05952, section 3.3): P(i) = p_i^alpha /
 sum_k p_k^alpha, one draw from each of n equal ranges of the total, so that a minibatch is spread over the buffer. Here
 the sum is over the task of i, and the T tasks have 1 / T each: one that is asked for often does not crowd out the
 others. The weight that takes the priorities out of an update again is (n P(i))^-beta, with n the experiences of the
-task; the learner applies it, and n P(i) comes with each draw. Draws are counted (`rlvr.draws`): the same seed and
+task; the learner applies it, and n P(i) comes with each draw. Draws are counted (`rlvr.core.rng`): the same seed and
 buffer give the same minibatch on every instance.
 
 What is drawn are answers of the service's sessions whose `gain` is known; a training run learns on policy.
@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rlvr import draws
+from rlvr.core import rng
 from rlvr.store.connections import Database
 from rlvr.store.records import Experience
 from rlvr.store.tables import experiences
 
 ALPHA = 0.6  # table 3 there, for proportional prioritisation
-EPSILON = 1e-6  # nothing is so well known that it is never seen again
+EPSILON = 1e-6  # every experience keeps a chance to be drawn
 
 
 @dataclass(frozen=True)
-class Buffer:
+class ReplayBuffer:
     """How full the replay buffer is: `ready` of its `size` experiences have a gain and can be drawn."""
 
     size: int
@@ -41,8 +41,8 @@ class Buffer:
         return self.size / self.capacity
 
 
-class Replay(Database):
-    """The part of a `Store` that is learned from."""
+class ReplayQueries(Database):
+    """The part of an `ExperienceStore` that draws experiences for replay."""
 
     buffer_size: int
 
@@ -50,7 +50,7 @@ class Replay(Database):
         """`n` draws, with replacement, none from an empty buffer; each with how many times as probable its priority
         made it: 1 for an experience that is drawn as often as the mean one of its task."""
         assert n > 0 and alpha >= 0, (n, alpha)
-        with self.reading() as connection:
+        with self.read() as connection:
             known = [row for row in connection.execute(self._window()) if row.gain is not None]
             if not known:
                 return []
@@ -58,20 +58,20 @@ class Replay(Database):
             _, task, sizes = np.unique([row.task_id for row in known], return_inverse=True, return_counts=True)
             p /= np.bincount(task, weights=p)[task]  # within its task
             favour = p * sizes[task]
-            key = draws.key("replay", seed)
-            chosen = strata(p / len(sizes), [draws.uniform(key, position) for position in range(n)])
+            key = rng.key("replay", seed)
+            chosen = draw_stratified(p / len(sizes), [rng.uniform(key, position) for position in range(n)])
             wanted = {known[i].id for i in chosen}
             found = connection.execute(sa.select(experiences).where(experiences.c.id.in_(wanted))).mappings()
             drawn = {row["id"]: Experience(**row) for row in found}
         # What another instance pruned between the two queries is left out.
         return [(drawn[known[i].id], float(favour[i])) for i in chosen if known[i].id in drawn]
 
-    def buffer(self) -> Buffer:
+    def buffer(self) -> ReplayBuffer:
         window = self._window().subquery()
         counted = sa.select(sa.func.count(), sa.func.count(window.c.gain)).select_from(window)
-        with self.reading() as connection:
+        with self.read() as connection:
             size, ready = connection.execute(counted).one()
-        return Buffer(size, self.buffer_size, ready)
+        return ReplayBuffer(size, self.buffer_size, ready)
 
     def _window(self) -> sa.Select[*tuple[Any, ...]]:
         """The newest `buffer_size` answers of sessions."""
@@ -87,7 +87,7 @@ def probabilities(priorities_N: np.ndarray, alpha: float) -> np.ndarray:
     return weights_N / weights_N.sum()
 
 
-def strata(p_N: np.ndarray, uniforms_n: list[float]) -> list[int]:
+def draw_stratified(p_N: np.ndarray, uniforms_n: list[float]) -> list[int]:
     """One index from each of n equal ranges of the cumulated probability."""
     n, ends_N = len(uniforms_n), np.cumsum(p_N)
     targets_n = (np.arange(n) + np.array(uniforms_n)) / n * ends_N[-1]

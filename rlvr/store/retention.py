@@ -1,4 +1,4 @@
-"""What is kept, and for how long: old experiences and sessions are deleted a few at a time.
+"""Retention: old experiences and sessions are deleted a few at a time.
 
 Exercised by tests/test_store_retention.py. An open session's experiences are never deleted.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from rlvr.store.connections import Database
-from rlvr.store.sessions import OPEN
+from rlvr.store.session_queries import OPEN
 from rlvr.store.tables import experiences, sessions
 
 _e, _s = experiences.c, sessions.c
@@ -29,8 +29,8 @@ class Retention:
                 raise ValueError(f"retention: {name}={value}; expected a positive number, or nothing to keep all")
 
 
-class Pruning(Database):
-    """The part of a `Store` that forgets."""
+class RetentionQueries(Database):
+    """The part of an `ExperienceStore` that deletes old rows."""
 
     buffer_size: int
 
@@ -47,7 +47,7 @@ class Pruning(Database):
             )
         since = 0.0  # before this, nothing is kept
         last = 0  # up to this id, nothing is kept
-        with self.reading() as connection:
+        with self.read() as connection:
             if retention.keep_days is not None:
                 since = self.now(connection) - 86400 * retention.keep_days
             if keep is not None:
@@ -69,7 +69,7 @@ class Pruning(Database):
     def _delete(self, some: sa.Delete) -> int:
         gone = 0
         while True:
-            with self.writing() as connection:
+            with self.write() as connection:
                 now = connection.execute(some).rowcount
             gone += now
             if not now:

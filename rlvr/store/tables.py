@@ -21,12 +21,12 @@ import sqlalchemy as sa
 from rlvr.store.records import Status
 
 HEAD = "0002"  # the newest migration: what `metadata` describes
-KNOWN = ("0001", "0002")  # every schema that can be brought there
+KNOWN_VERSIONS = ("0001", "0002")  # every schema that can be brought there
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-class Words(sa.types.TypeDecorator[str]):
+class TextColumn(sa.types.TypeDecorator[str]):
     """Text of any origin."""
 
     impl, cache_ok = sa.Text, True
@@ -35,7 +35,7 @@ class Words(sa.types.TypeDecorator[str]):
         return None if value is None else _UNSTORABLE.sub("\ufffd", value)
 
 
-class Number(sa.types.TypeDecorator[float]):
+class FloatColumn(sa.types.TypeDecorator[float]):
     """A finite float64, or NULL."""
 
     impl, cache_ok = sa.Double, True
@@ -44,7 +44,7 @@ class Number(sa.types.TypeDecorator[float]):
         return None if value is None or not math.isfinite(value) else float(value)
 
 
-class Json(sa.types.TypeDecorator[Any]):
+class JsonColumn(sa.types.TypeDecorator[Any]):
     """A JSON value; what is not finite in it is null, None is NULL."""
 
     impl, cache_ok = sa.Text, True
@@ -85,26 +85,26 @@ def column(name: str, kind: Any, *rules: Any, nullable: bool = False, **how: Any
 sessions = sa.Table(
     "rlvr_sessions",
     metadata,
-    column("id", Words, primary_key=True),
-    column("task_id", Words),
-    column("prompt", Words),
-    column("request", Json),
-    column("kind", Words),
-    column("name", Words),
-    column("owner", Words),
-    column("instance", Words),
+    column("id", TextColumn, primary_key=True),
+    column("task_id", TextColumn),
+    column("prompt", TextColumn),
+    column("request", JsonColumn),
+    column("kind", TextColumn),
+    column("name", TextColumn),
+    column("owner", TextColumn),
+    column("instance", TextColumn),
     column("status", StatusText),
-    column("created", Number),
-    column("started", Number, nullable=True),
-    column("finished", Number, nullable=True),
-    column("heartbeat", Number),
+    column("created", FloatColumn),
+    column("started", FloatColumn, nullable=True),
+    column("finished", FloatColumn, nullable=True),
+    column("heartbeat", FloatColumn),
     column("iterations", sa.Integer),
-    column("final_solution", Words, nullable=True),
-    column("final_confidence", Number, nullable=True),
+    column("final_solution", TextColumn, nullable=True),
+    column("final_confidence", FloatColumn, nullable=True),
     column("converged", sa.Boolean),
     column("convergence_iteration", sa.Integer, nullable=True),
-    column("error", Json, nullable=True),
-    column("metrics", Json),
+    column("error", JsonColumn, nullable=True),
+    column("metrics", JsonColumn),
     sa.Index("rlvr_sessions_by_task", "kind", "task_id", "final_confidence"),
     sa.Index("rlvr_sessions_by_time", "created", "id"),
     sa.Index("rlvr_sessions_by_status", "status", "created"),
@@ -114,36 +114,36 @@ experiences = sa.Table(
     "rlvr_experiences",
     metadata,
     column("id", BigId, primary_key=True, autoincrement=True),
-    column("session_id", Words, sa.ForeignKey("rlvr_sessions.id", ondelete="CASCADE")),
-    column("task_id", Words),
+    column("session_id", TextColumn, sa.ForeignKey("rlvr_sessions.id", ondelete="CASCADE")),
+    column("task_id", TextColumn),
     column("sample", sa.Integer),
     column("iteration", sa.Integer),
-    column("prompt", Words),
-    column("generated_output", Words),
-    column("feedback", Json),
-    column("scores", Json),
-    column("outcome", Words),
-    column("confidence", Number, nullable=True),
-    column("correctness", Number, nullable=True),
-    column("quality", Number, nullable=True),
-    column("reward", Number, nullable=True),
-    column("verified_reward", Number, nullable=True),
-    column("gain", Number, nullable=True),
-    column("action", Words),
-    column("action_logprob", Number, nullable=True),
-    column("advantage", Number, nullable=True),
-    column("stop_reason", Words),
-    column("tokens", Json, nullable=True),
-    column("logprobs", Json, nullable=True),
+    column("prompt", TextColumn),
+    column("generated_output", TextColumn),
+    column("feedback", JsonColumn),
+    column("scores", JsonColumn),
+    column("outcome", TextColumn),
+    column("confidence", FloatColumn, nullable=True),
+    column("correctness", FloatColumn, nullable=True),
+    column("quality", FloatColumn, nullable=True),
+    column("reward", FloatColumn, nullable=True),
+    column("verified_reward", FloatColumn, nullable=True),
+    column("gain", FloatColumn, nullable=True),
+    column("action", TextColumn),
+    column("action_logprob", FloatColumn, nullable=True),
+    column("advantage", FloatColumn, nullable=True),
+    column("stop_reason", TextColumn),
+    column("tokens", JsonColumn, nullable=True),
+    column("logprobs", JsonColumn, nullable=True),
     column("num_tokens", sa.Integer),
     column("policy_version", sa.Integer),
-    column("policy_fingerprint", Words),
+    column("policy_fingerprint", TextColumn),
     column("step", sa.Integer, nullable=True),
-    column("priority", Number),
-    column("rating", Number, nullable=True),
+    column("priority", FloatColumn),
+    column("rating", FloatColumn, nullable=True),
     column("ratings", sa.Integer, server_default="0"),
-    column("seconds", Number),
-    column("created", Number),
+    column("seconds", FloatColumn),
+    column("created", FloatColumn),
     sa.UniqueConstraint("session_id", "sample", "iteration", name="rlvr_experiences_once"),
     sa.Index("rlvr_experiences_by_task", "task_id", "id", "reward", "confidence"),
     sa.Index("rlvr_experiences_by_time", "created", "id"),
@@ -167,8 +167,8 @@ error_types = sa.Table(
     "rlvr_error_types",
     metadata,
     column("experience_id", BigId, sa.ForeignKey("rlvr_experiences.id", ondelete="CASCADE"), primary_key=True),
-    column("code", Words, primary_key=True),
-    column("task_id", Words),
+    column("code", TextColumn, primary_key=True),
+    column("task_id", TextColumn),
     sa.Index("rlvr_error_types_by_task", "task_id", "code"),
 )
 
@@ -176,17 +176,17 @@ ratings = sa.Table(
     "rlvr_ratings",
     metadata,
     column("experience_id", BigId, sa.ForeignKey("rlvr_experiences.id", ondelete="CASCADE"), primary_key=True),
-    column("owner", Words, primary_key=True),
-    column("rating", Number),
-    column("comment", Words),
-    column("created", Number),
+    column("owner", TextColumn, primary_key=True),
+    column("rating", FloatColumn),
+    column("comment", TextColumn),
+    column("created", FloatColumn),
 )
 
 states = sa.Table(
     "rlvr_states",
     metadata,
-    column("name", Words, primary_key=True),
+    column("name", TextColumn, primary_key=True),
     column("version", sa.Integer),
-    column("value", Json),
-    column("saved", Number),
+    column("value", JsonColumn),
+    column("saved", FloatColumn),
 )

@@ -9,13 +9,13 @@ A metric row is a flat dictionary; the view shows those of the names it knows an
 numbers mean is in docs/metrics.md. Exercised by `python -m pytest tests/test_tracking.py`.
 """
 
-from rlvr.tracking.console import Console, readable, readable_lines
-from rlvr.tracking.log import MetricsLog
-from rlvr.tracking.report import evaluation_table, final_table, plot_curve
+from rlvr.tracking.console import RunConsole, readable, readable_lines
+from rlvr.tracking.metrics_log import MetricsLog
+from rlvr.tracking.run_report import evaluation_table, final_table, plot_curve
 from rlvr.tracking.trackers import Trackers, TrackingOptions
 
 __all__ = [
-    "Console",
+    "RunConsole",
     "MetricsLog",
     "Trackers",
     "TrackingOptions",

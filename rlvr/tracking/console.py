@@ -1,6 +1,6 @@
-"""The view of a run. In a terminal it is drawn in place; elsewhere (pipes, CI) it is plain lines, every few seconds.
+"""Shows a run while it works: drawn in place in a terminal, else (pipes, CI) as plain lines every few seconds.
 
-What a model wrote is hostile: it is shown without markup or control characters, and not at length.
+Text of a model is untrusted: it is shown shortened, without markup and control characters.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.tracking.report import duration, final_table
+from rlvr.tracking.run_report import duration, final_table
 
 
 def readable(text: str, limit: int | None = 240) -> str:
-    """Text from anywhere, safe to show: on one line, controls and direction marks escaped, the middle cut out."""
+    """Make untrusted text safe to show: one line, control and direction characters escaped, the middle cut out."""
     if limit is not None and len(text) > limit:
         text = f"{text[: limit * 2 // 3]} ... {text[-(limit // 3) :]}"
     hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
@@ -31,7 +31,7 @@ def readable(text: str, limit: int | None = 240) -> str:
 
 
 def readable_lines(text: str) -> str:
-    """A message that may quote text from anywhere: at full length and with its line breaks, else as `readable`."""
+    """Make a message with untrusted text safe to show: as `readable`, but in full and with its line breaks."""
     return "\n".join(readable(line, None) for line in text.split("\n"))
 
 
@@ -40,36 +40,36 @@ def _percent(value: float) -> str:
 
 
 # What the view shows: label, the names it may have, how to write it.
-_SHOWN: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
+_METRICS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("loss", ("loss",), lambda v: f"{v:.4f}"),
     ("reward", ("reward", "env/all/reward/total"), lambda v: f"{v:.3f}"),
     ("pass rate", ("env/all/correct",), _percent),
     ("held-out", ("test/env/all/correct",), _percent),
-    ("groups that teach", ("frac_reward_zero_std",), lambda v: f"{100 * (1 - v):.0f}%"),
+    ("groups with signal", ("frac_reward_zero_std",), lambda v: f"{100 * (1 - v):.0f}%"),
     ("entropy", ("entropy", "optim/entropy"), lambda v: f"{v:.3f}"),
     ("tokens/s", ("tokens_per_second",), lambda v: f"{v:,.0f}"),
 )
 
 
-def shown(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The metrics that the view knows, as (label, text)."""
-    found = {}
-    for label, names, write in _SHOWN:
-        value = next((known for name in names if (known := _number(metrics.get(name))) is not None), None)
+def format_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The metrics that the view shows, by label."""
+    texts = {}
+    for label, names, write in _METRICS:
+        value = next((number for name in names if (number := _number(metrics.get(name))) is not None), None)
         if value is not None:
-            found[label] = write(value)
-    return found
+            texts[label] = write(value)
+    return texts
 
 
 def _number(value: Any) -> float | None:
-    """None for what is no number, or one that no float holds (a damaged row may have hundreds of digits)."""
+    """None if it is not a number, or too large for a float (a damaged row may have hundreds of digits)."""
     try:
         return float(value) if isinstance(value, (int, float)) else None
     except OverflowError:
         return None
 
 
-class Console:
+class RunConsole:
     """The view of a run. `live` draws in place (by default when `stream` is a terminal); else plain lines are written,
     at most one every `interval` seconds. A context manager: leaving it, by Ctrl-C too, gives the terminal back."""
 
@@ -99,10 +99,11 @@ class Console:
         self._metrics: dict[str, str] = {}
         self._sample: tuple[str, ...] | None = None
         self._sample_written = -float("inf")
+        self._activity: dict[str, str] = {}
         self._pending = False
         self._view: Live | None = None
 
-    def __enter__(self) -> Console:
+    def __enter__(self) -> RunConsole:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,17 +117,17 @@ class Console:
             view.stop()
 
     def plan(self, lines: Mapping[str, str]) -> None:
-        """The plan derived from the config, one `name  value` line each."""
+        """Show the plan derived from the config, one `name  value` line each."""
         width = max((len(name) for name in lines), default=0)
         self._print("plan", style="bold")
         for name, value in lines.items():
             self._print(f"  {name:<{width}}  {value}")
 
     def phase(self, name: str, total: int, done: int = 0, unit: str = "steps") -> None:
-        """A new part of the run begins: `total` steps (or tasks), of which `done` were done before a restart."""
+        """Begin a phase of the run: `total` steps (or tasks), of which `done` were done before a restart."""
         self._flush()
         self._phase, self._total, self._start, self._done = name, total, done, done
-        self._began, self._metrics = self.clock(), {}
+        self._began, self._metrics, self._activity = self.clock(), {}, {}
         self._written = self._began - self.interval  # the first step of a phase is written at once
         if self.live:
             self._draw()
@@ -134,9 +135,9 @@ class Console:
             self._print(f"{name}: {total} {unit}" + (f", {done} done before" if done else ""))
 
     def step(self, metrics: Mapping[str, Any], done: int) -> None:
-        """Step number `done` of the phase is over. A metric missing in this row keeps its last value on the screen."""
+        """Show step number `done` of the phase. A metric missing in this row keeps its last value on the screen."""
         self._done = done
-        self._metrics = {**self._metrics, **shown(metrics)}
+        self._metrics = {**self._metrics, **format_metrics(metrics)}
         self._pending = True
         if self.live:
             self._draw()
@@ -144,10 +145,15 @@ class Console:
             self._flush()
 
     def sample(self, prompt: str, response: str, score_text: str) -> None:
-        """A sampled answer with its score, as text from anywhere: shown escaped and shortened."""
+        """A sampled completion with its score: shown escaped and shortened."""
         self._sample = tuple(map(self._safe, (readable(prompt), readable(response), readable(score_text, 80))))
         if self.live:
             self._draw()
+
+    def show_activity(self, lines: Mapping[str, str], done: int) -> None:
+        """`step` of a phase whose steps run side by side: show what is under way, one `name  text` line each."""
+        self._activity = {self._safe(readable(name)): self._safe(readable(text, 150)) for name, text in lines.items()}
+        self.step({}, done)
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -156,11 +162,11 @@ class Console:
         self._print(f"warning: {text}", style="yellow")
 
     def table(self, summary: Mapping[str, Any]) -> None:
-        """The final table, baseline against trained, as the last thing on the screen."""
+        """Show the final table, baseline against trained, after the view."""
         self.close()
         self._print(final_table(summary))
 
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Seconds left in this phase at the pace so far; None before the first step."""
         steps = self._done - self._start
         return (self.clock() - self._began) / steps * (self._total - self._done) if steps > 0 else None
@@ -173,17 +179,19 @@ class Console:
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
     def _flush(self) -> None:
-        """Write the last step if nothing has shown it yet."""
+        """Write the last step if it was not shown yet."""
         if not self._pending:
             return
         self._pending, self._written = False, self.clock()
         parts = [f"{self._phase} {self._done}/{self._total}", *(f"{k} {v}" for k, v in self._metrics.items())]
-        left = self.left()
+        left = self.remaining_seconds()
         if self._done >= self._total:
             parts.append(f"in {duration(self._written - self._began)}")
         elif left is not None:
             parts.append(f"{duration(left)} left")
         self._print("  ".join(parts))
+        for name, text in self._activity.items():
+            self._print(f"  {name}  {text}")
         if self._sample is not None and self._written - self._sample_written >= 6 * self.interval:
             self._print("  sampled  {}  ->  {}  [{}]".format(*self._sample))
             self._sample, self._sample_written = None, self._written
@@ -194,7 +202,7 @@ class Console:
             self._view.start()
 
     def _render(self) -> Group:
-        left = self.left()
+        left = self.remaining_seconds()
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -207,6 +215,8 @@ class Console:
         numbers.add_row(*(Text(label, style="dim") for label in self._metrics))
         numbers.add_row(*(Text(value, style="bold") for value in self._metrics.values()))
         parts: list[Any] = [bar, numbers] if self._metrics else [bar]
+        for name, text in self._activity.items():
+            parts.append(Text.assemble((f"{name}  ", "bold"), text, overflow="ellipsis", no_wrap=True))
         if self._sample is not None:
             prompt, response, score = self._sample
             parts.append(Text.assemble(("sampled  ", "dim"), prompt, ("  ->  ", "dim"), response, f"  [{score}]"))

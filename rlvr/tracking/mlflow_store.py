@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.files import write_atomic
-from rlvr.tracking.trackers import Row, Status, without_passwords
+from rlvr.core.files import write_atomic
+from rlvr.tracking.tracker import MetricRow, Status, without_passwords
 
 # Only where the user has not said otherwise. Telemetry stays off. MLflow calls its folder store "maintained only" and
 # asks for this word. A server that does not answer may hold up a training step for seconds, not for minutes.
@@ -70,13 +70,13 @@ class MlflowStore:
         self._run = ""
         self._there: dict[str, set[int]] = {}  # steps of a phase that the store has
 
-    def begin(self, kept: Sequence[Row]) -> None:
+    def begin(self, kept: Sequence[MetricRow]) -> None:
         """Go on in the MLflow run that the run folder remembers, or start one. Kept rows it lacks are sent again."""
         fingerprint = hashlib.sha256(json.dumps(self._params, sort_keys=True).encode()).hexdigest()
-        self._run = self._remembered(fingerprint) or self._new(fingerprint)
+        self._run = self._stored_run(fingerprint) or self._new(fingerprint)
         self.write(kept)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         from mlflow.entities import Metric
 
         new = [row for row in rows if row.step not in self._steps(row.phase)]
@@ -101,7 +101,7 @@ class MlflowStore:
             self._there[phase] = {metric.step for metric in history}
         return self._there[phase]
 
-    def _remembered(self, fingerprint: str) -> str | None:
+    def _stored_run(self, fingerprint: str) -> str | None:
         """The MLflow run of an earlier attempt at this very config, if it is still there."""
         from mlflow.exceptions import MlflowException
 

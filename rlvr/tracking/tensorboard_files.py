@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvr.tracking.trackers import Row, Status
+from rlvr.tracking.tracker import MetricRow, Status
 
 
 class TensorBoardFiles:
@@ -36,10 +36,10 @@ class TensorBoardFiles:
         self._folder, self._events, self._summaries, self._records = folder, event_pb2, summary_pb2, RecordWriter
         self._files: dict[str, io.FileIO] = {}
 
-    def begin(self, kept: Sequence[Row]) -> None:
+    def begin(self, kept: Sequence[MetricRow]) -> None:
         """Nothing to do: the files of earlier attempts hold every step up to the first one that is redone."""
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         for phase in dict.fromkeys(row.phase for row in rows):
             mine = [row for row in rows if row.phase == phase]
             if phase not in self._files:

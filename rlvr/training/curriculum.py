@@ -1,7 +1,7 @@
-"""Which difficulty a prompt is drawn from. All state is three small dictionaries, saved with every checkpoint.
+"""Chooses the difficulty of each prompt. Its state is two small dictionaries, saved with every checkpoint.
 
 `uniform` draws every level alike, `tasks` every task, so that a level of many is drawn more often. `pass_rate` prefers
-levels whose answers are mixed: weight p (1 - p) + floor, the variance of a pass and so the expected size of a
+levels whose completions are mixed: weight p (1 - p) + floor, the variance of a pass and so the expected size of a
 group-mean gradient, with p a running mean of the level's pass rate. `schedule` gives weights from a step on:
 `[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not named is not drawn. `threshold` opens the
 levels up to min(highest, first + step // every), for levels that are numbers (of tests, of operators), and draws every
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr import draws
-from rlvr.protocols import TaskSource
-from rlvr.types import Task
+from rlvr.core import rng
+from rlvr.core.protocols import TaskSource
+from rlvr.core.types import Task
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CurriculumOptions:
 
 
 class Curriculum:
-    """Chooses tasks; remembers how many of each level were drawn, so the position in the data is part of its state."""
+    """Chooses tasks. Counts those drawn of each level, so the position in the data is part of its state."""
 
     def __init__(self, source: TaskSource, options: CurriculumOptions, seed: int) -> None:
         self.source, self.options, self.seed = source, options, seed
@@ -65,36 +65,38 @@ class Curriculum:
         for _, weights in options.schedule:
             if unknown := [level for level in weights if level not in self.drawn]:
                 raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
-        if options.by == "tasks" and not hasattr(source, "size"):
+        if options.by == "tasks" and source.size is None:
             raise ValueError(
-                "curriculum.by=tasks: this environment makes its tasks and has no number of them; use by=uniform"
+                "curriculum.by=tasks: this environment generates its tasks without a fixed number; use by=uniform"
             )
         self.heights = dict.fromkeys(source.levels, 0.0)
         if options.by == "threshold":
             self.heights = {level: _height(level) for level in source.levels}
             if min(self.heights.values()) > options.first:
                 raise ValueError(
-                    f"curriculum.by=threshold: no level is at most first={options.first}, so there is nothing to begin "
-                    f"with; this environment has {list(source.levels)}; raise curriculum.first"
+                    f"curriculum.by=threshold: no level is at most first={options.first}, so no task is "
+                    f"open at step 0; this environment has {list(source.levels)}; raise curriculum.first"
                 )
 
     def advice(self) -> list[str]:
-        """What about this curriculum disappoints, in words for the user."""
-        options, told = self.options, list[str]()
+        """Warnings about settings of this curriculum that have no effect."""
+        options, warnings = self.options, list[str]()
         if options.by == "pass_rate" and len(self.heights) == 1:
-            told.append(
+            warnings.append(
                 f"curriculum.by=pass_rate changes nothing here: it chooses between levels, and every task is of the "
                 f"level {next(iter(self.heights))}"
             )
         if options.by == "threshold" and max(self.heights.values()) <= options.first:
-            told.append(
+            warnings.append(
                 f"curriculum.by=threshold changes nothing here: every task is of a level up to {options.first} "
                 f"(levels {', '.join(self.heights)}), so all are open at step 0"
                 + ("; curriculum.by=pass_rate may help" if len(self.heights) > 1 else "")
             )
         if shut := [level for level, height in self.heights.items() if height > options.highest]:
-            told.append(f"curriculum.by=threshold never opens the levels {', '.join(shut)}: raise curriculum.highest")
-        return told
+            warnings.append(
+                f"curriculum.by=threshold never opens the levels {', '.join(shut)}: raise curriculum.highest"
+            )
+        return warnings
 
     def weights(self, step: int) -> list[float]:
         """One weight per level of the source."""
@@ -113,30 +115,29 @@ class Curriculum:
                 return [1.0] * len(self.drawn)
 
     def _size(self, level: str) -> float:
-        """How many tasks a level has, where the source says so: each of them is then drawn alike."""
-        size = getattr(self.source, "size", None)
-        return float(size(level)) if size else 1.0
+        """The number of tasks of a level if the source knows it, else 1."""
+        return float(self.source.size(level)) if self.source.size else 1.0
 
     def tasks(self, count: int, step: int, wave: int = 0) -> list[Task]:
-        """The next `count` tasks of the run."""
+        """Draw the next `count` tasks of the run."""
         return [self.task(level, index) for level, index in self.draw(count, step, wave)]
 
     def task(self, level: str, index: int) -> Task:
         return self.source.train(self.seed, index, level)
 
     def draw(self, count: int, step: int, wave: int = 0) -> list[tuple[str, int]]:
-        """The next `count` tasks by level and index."""
+        """Draw the next `count` tasks; returns their (level, index)."""
         weights, levels = self.weights(step), list(self.drawn)
-        key = draws.key("curriculum", self.seed, step, wave)
+        key = rng.key("curriculum", self.seed, step, wave)
         chosen: list[tuple[str, int]] = []
         for position in range(count):
-            level = levels[draws.choice(weights, key, position)] if len(levels) > 1 else levels[0]
+            level = levels[rng.choice(weights, key, position)] if len(levels) > 1 else levels[0]
             chosen.append((level, self.drawn[level]))
             self.drawn[level] += 1
         return chosen
 
     def skip(self, level: str, index: int) -> None:
-        """That task was drawn already, by an attempt that was killed."""
+        """Do not draw that task again: an attempt that was killed drew it."""
         self.drawn[level] = max(self.drawn[level], index + 1)
 
     def observe(self, passes: Mapping[str, Sequence[bool]]) -> None:
@@ -159,6 +160,6 @@ def _height(level: str) -> float:
         return float(level)
     except ValueError:
         raise ValueError(
-            f"curriculum.by=threshold: the level {level!r} is no number, which the threshold compares with; this "
-            "curriculum needs levels such as '3', the number of a problem's tests"
+            f"curriculum.by=threshold: the level {level!r} is not a number; this "
+            "curriculum compares levels such as '3', the number of a problem's tests"
         ) from None

@@ -1,22 +1,23 @@
-"""Why a run stops although the user did nothing wrong, and the budget of verifier failures that makes it stop."""
+"""The error that stops a run, and the budget of verifier failures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlvr.types import Score
+from rlvr.core.types import Score
 
 
-class TrainingStopped(RuntimeError):
-    """The run was stopped because going on would give numbers that cannot be trusted. The message says why."""
+class TrainingStoppedError(RuntimeError):
+    """Training stopped because its numbers could not be trusted. The message says why."""
 
 
-def check_error_budget(where: str, reward: str, failures: Sequence[Score], answers: int, budget: float) -> None:
-    """TrainingStopped with the first failures if more than a share `budget` of `answers` got no verdict."""
-    if len(failures) <= budget * answers:
+def check_error_budget(where: str, reward: str, failures: Sequence[Score], completions: int, budget: float) -> None:
+    """Raise TrainingStoppedError with the first failures if more than a share `budget` of `completions` got no
+    verdict."""
+    if len(failures) <= budget * completions:
         return
-    told = dict.fromkeys(f"[{s.outcome.value}: {s.reason}] {s.detail}".strip() for s in failures)
-    raise TrainingStopped(
-        f"{where}: the reward {reward!r} gave no verdict on {len(failures)} of {answers} answers, more than "
-        f"training.error_budget={budget:g} allows. First failures:\n" + "\n".join(list(told)[:3])
+    details = dict.fromkeys(f"[{s.outcome.value}: {s.reason}] {s.detail}".strip() for s in failures)
+    raise TrainingStoppedError(
+        f"{where}: the reward {reward!r} gave no verdict on {len(failures)} of {completions} completions, more than "
+        f"training.error_budget={budget:g} allows. First failures:\n" + "\n".join(list(details)[:3])
     )

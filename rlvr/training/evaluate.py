@@ -1,4 +1,4 @@
-"""Evaluation that can be compared: the same held-out tasks, the same draws, intervals, and a paired test.
+"""Comparable evaluations: the same held-out tasks, the same random draws, intervals, and a paired test.
 
 Several samples of one task are not independent, so tasks are the unit throughout: an interval widens with the spread
 between tasks, and the test pairs each task with itself.
@@ -15,24 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from rlvr import draws
-from rlvr.files import read_json
-from rlvr.messages import SamplingParams
-from rlvr.protocols import SamplingClient, TaskSource
+from rlvr.core import rng
+from rlvr.core.files import read_json
+from rlvr.core.messages import SamplingParams
+from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.core.types import Outcome, Score, Task, Trajectory, group_by, mean, std
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout
-from rlvr.scoring import Scoring
+from rlvr.rollout.scoring import Scoring
 from rlvr.training.errors import check_error_budget
-from rlvr.types import Outcome, Score, Task, Trajectory, group_by, mean, std
+from rlvr.training.failure_groups import task_features
 
 Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """`tasks` held-out tasks, `samples` completions of each at `temperature`; `every` RL steps a smaller look.
+    """`tasks` held-out tasks, `samples` completions of each at `temperature`; an interim evaluation `every` RL steps.
 
-    `quick_tasks` and `quick_samples` size that look. `k` is the k of pass@k; None means `samples`.
+    `quick_tasks` and `quick_samples` are the sizes of that one. Its tasks are others than the reported ones, by which a
+    run may stop; with `quick_tasks` None it takes the reported ones, and no run may stop by them. `k` is the k of
+    pass@k; None means `samples`.
     """
 
     tasks: int = 1000
@@ -40,22 +43,24 @@ class EvaluationOptions:
     k: int | None = None
     temperature: float = 1.0
     every: int = 0
-    quick_tasks: int = 200
+    quick_tasks: int | None = 200
     quick_samples: int = 2
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("samples", 1), ("quick_tasks", 1), ("quick_samples", 1), ("every", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"evaluation.{name}={getattr(self, name)}, expected at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"evaluation.{name}={value}, expected at least {least}")
         if self.k is not None and not 1 <= self.k <= self.samples:
             raise ValueError(f"evaluation.k={self.k}, expected 1 to samples={self.samples}: pass@k needs k samples")
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task: how many of its answers passed, of how many judged, and the mean of their rewards.
+    """One task: completions that passed, completions judged, and their mean reward.
 
-    `watched` holds the share of them that passed each verifier that only watches.
+    `watched` has the pass rate under each verifier that only watches, `features` what is known of the task without a
+    completion.
     """
 
     id: str
@@ -64,6 +69,7 @@ class TaskResult:
     judged: int
     reward: float
     watched: dict[str, float] = field(default_factory=dict[str, float])
+    features: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results per task and what was left out: `unjudged` answers had an error or an invalid task.
+    """Results per task; `unjudged` completions had an error or an invalid task.
 
-    `beside` holds the same of other held-out sets, by name (`TaskSource`): reported, and never decided by.
+    `extra_heldout` has the same for further held-out sets by name: they are reported, and no decision uses them.
     """
 
     results: list[TaskResult]
@@ -87,42 +93,52 @@ class Evaluation:
     unjudged: int = 0
     truncated: int = 0
     tokens: int = 0
-    beside: dict[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
+    extra_heldout: dict[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
 
     def metrics(self, level: str | None = None) -> dict[str, Interval]:
         """`pass@1`, `pass@k`, `mean_reward` and `watched/NAME`, over all tasks or those of one level."""
         chosen = [r for r in self.results if level is None or r.level == level]
         named = {
-            "pass@1": share([r.passed / r.judged for r in chosen]),
-            f"pass@{self.k}": share([pass_at_k(r.judged, r.passed, self.k) for r in chosen if r.judged >= self.k]),
-            "mean_reward": average([r.reward for r in chosen]),
+            "pass@1": share_interval([r.passed / r.judged for r in chosen]),
+            f"pass@{self.k}": share_interval(
+                [pass_at_k(r.judged, r.passed, self.k) for r in chosen if r.judged >= self.k]
+            ),
+            "mean_reward": mean_interval([r.reward for r in chosen]),
         }
         names = sorted({name for r in chosen for name in r.watched})
-        return named | {f"watched/{n}": share([r.watched[n] for r in chosen if n in r.watched]) for n in names}
+        return named | {f"watched/{n}": share_interval([r.watched[n] for r in chosen if n in r.watched]) for n in names}
+
+    def intervals(self, level: str | None = None) -> dict[str, Any]:
+        """`metrics` as JSON values."""
+        return {name: asdict(value) for name, value in self.metrics(level).items()}
 
     @property
     def levels(self) -> list[str]:
         return sorted({r.level for r in self.results if r.level}, key=lambda level: (len(level), level))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(replace(self, extra_heldout={}))
+        del data["extra_heldout"]
+        return {**data, "beside": {name: other.to_json() for name, other in self.extra_heldout.items()}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """What `to_json` made; ValueError for anything else."""
+        """Read what `to_json` wrote; ValueError for anything else."""
         try:
             others = {str(name): cls.from_json(other) for name, other in data.get("beside", {}).items()}
-            found = cls(**{**data, "results": [TaskResult(**r) for r in data["results"]], "beside": others})
+            plain = {key: value for key, value in data.items() if key not in ("results", "beside")}
+            result = cls([TaskResult(**r) for r in data["results"]], extra_heldout=others, **plain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a stored evaluation ({error!r:.120})") from None
-        if not all(_count(n) for n in (found.unjudged, found.truncated, found.tokens, found.k)) or found.k < 1:
+        if not all(_count(n) for n in (result.unjudged, result.truncated, result.tokens, result.k)) or result.k < 1:
             raise ValueError("k, unjudged, truncated and tokens are not all whole numbers from 0 (k from 1)")
-        for number, r in enumerate(found.results):
+        for number, r in enumerate(result.results):
             counted = _count(r.passed) and _count(r.judged) and r.judged >= 1 and r.passed <= r.judged
-            named = isinstance(r.id, str) and isinstance(r.level, str) and isinstance(r.watched, dict)
-            if not (counted and named and all(map(_finite, (r.reward, *r.watched.values())))):
-                raise ValueError(f"results[{number}] is no result of a task")
-        return found
+            named = isinstance(r.id, str) and isinstance(r.level, str)
+            mapped = isinstance(r.watched, dict) and isinstance(r.features, dict)
+            if not (counted and named and mapped and all(map(_finite, (r.reward, *r.watched.values())))):
+                raise ValueError(f"results[{number}] is not a stored task result")
+        return result
 
 
 def _count(value: Any) -> bool:
@@ -134,7 +150,7 @@ def _finite(value: Any) -> bool:
 
 
 def stored_evaluation(path: Path) -> Evaluation:
-    """An evaluation that a run left in `evaluations/`; ValueError where the file is damaged."""
+    """Read an evaluation of a run; ValueError if the file is damaged."""
     remedy = "put the file back, or start the run anew (run.resume=false keeps the old folder, renamed)"
     data = read_json(path, "an evaluation", remedy)
     try:
@@ -158,9 +174,9 @@ def evaluate(
     chunk: int = 512,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Answer every task `samples` times and judge the answers. Draws depend on (seed, task id, sample) alone.
+    """Sample `samples` completions of every task and judge them. Random draws depend on (seed, task id, sample) alone.
 
-    TrainingStopped if more than a share `error_budget` of the answers gets no verdict.
+    TrainingStoppedError if more than a share `error_budget` of the completions gets no verdict.
     """
     results: list[TaskResult] = []
     truncated = tokens = 0
@@ -171,11 +187,11 @@ def evaluate(
         for group in groups:
             group.id = f"evaluation/{group.task.id}"
         with Scoring(reward, watched) as scoring:
-            over = scoring.begin if scoring.waits else None
-            trajectories = rollout(groups, sampler, params, seed=draws.key("evaluation", seed), over=over)
+            over = scoring.begin if scoring.can_overlap else None
+            trajectories = rollout(groups, sampler, params, seed=rng.key("evaluation", seed), on_group_end=over)
             scoring.finish(trajectories)
-        answers = list({t.rollout_id: t for t in trajectories}.values())
-        for group in group_by(answers, lambda t: t.group_id).values():
+        completions = list({t.rollout_id: t for t in trajectories}.values())
+        for group in group_by(completions, lambda t: t.group_id).values():
             known = [t for t in group if t.reward is not None]
             failures += [t.scores[reward.name] for t in group if t.reward is None]
             truncated += sum(t.truncated for t in group)
@@ -184,7 +200,8 @@ def evaluate(
                 earned = mean([t.reward for t in known if t.reward is not None])
                 task = group[0].task
                 assert task is not None
-                results.append(TaskResult(task.id, task.level, passed, len(known), earned, _shares(known, watched)))
+                shares, features = _shares(known, watched), task_features(source, task)
+                results.append(TaskResult(task.id, task.level, passed, len(known), earned, shares, features))
         tokens += sum(t.num_action_tokens for t in trajectories)
         progress(min(start + chunk, len(tasks)))
     check_error_budget("evaluation", reward.name, failures, samples * len(tasks), error_budget)
@@ -192,7 +209,7 @@ def evaluate(
 
 
 def _shares(answers: Sequence[Trajectory], watched: Sequence[Reward]) -> dict[str, float]:
-    """The share of answers that passed each watching verifier, of those it could judge."""
+    """The pass rate under each watching verifier, of the completions that it could judge."""
     shares: dict[str, float] = {}
     for reward in watched:
         verdicts = [t.scores[reward.name] for t in answers]
@@ -202,32 +219,35 @@ def _shares(answers: Sequence[Trajectory], watched: Sequence[Reward]) -> dict[st
     return shares
 
 
-def heldout_split(source: TaskSource, options: EvaluationOptions, *, looks: bool) -> tuple[list[Task], list[Task]]:
-    """Held-out tasks in two disjoint parts: those that are reported, and those that quick looks may decide by.
+def heldout_split(
+    source: TaskSource, options: EvaluationOptions, *, has_interim: bool
+) -> tuple[list[Task], list[Task]]:
+    """Held-out tasks in two parts: those that are reported, and those of interim evaluations.
 
-    A run that stops when a look is good enough would flatter itself if the look's tasks were reported too. The parts
-    depend on the environment and the sizes alone. Where fewer tasks are held out than asked for, looks get a quarter.
+    A run that stops by an interim evaluation would overstate its result if the same tasks were reported, so the parts
+    are disjoint unless `options.quick_tasks` is None. They depend on the environment and the sizes alone. If too few
+    tasks are held out, interim evaluations get a quarter.
     """
-    quick = options.quick_tasks if looks else 0
+    quick = (options.quick_tasks or 0) if has_interim else 0
     pool = source.heldout(options.tasks + quick)
     if not pool:
-        raise ValueError("this environment holds out no tasks, so nothing could be evaluated; let it hold some out")
+        raise ValueError("this environment holds out no tasks to evaluate on; let its `heldout` return some")
     if len(pool) < options.tasks + quick:
         quick = min(quick, len(pool) // 4)
-    order = draws.permutation(len(pool), draws.key("looks"))
+    order = rng.permutation(len(pool), rng.key("looks"))
     chosen = set(order[:quick])
-    return [t for i, t in enumerate(pool) if i not in chosen], [pool[i] for i in order[:quick]]
+    reported = [t for i, t in enumerate(pool) if i not in chosen]
+    return reported, reported if has_interim and options.quick_tasks is None else [pool[i] for i in order[:quick]]
 
 
-def beside(source: TaskSource, options: EvaluationOptions) -> dict[str, list[Task]]:
-    """Other held-out sets that the source offers by name, a quarter of the tasks of the first in each."""
-    offered = getattr(source, "beside", None)
-    found: dict[str, list[Task]] = offered(max(1, options.tasks // 4)) if offered else {}
-    return {name: tasks for name, tasks in found.items() if tasks}
+def extra_heldout(source: TaskSource, options: EvaluationOptions) -> dict[str, list[Task]]:
+    """Further held-out sets of the source, by name; each a quarter of the size of the main one."""
+    extra = source.extra_heldout(max(1, options.tasks // 4))
+    return {name: tasks for name, tasks in extra.items() if tasks}
 
 
 def evaluation_params(params: SamplingParams, options: EvaluationOptions) -> SamplingParams:
-    """Training's token budget and stops, at the evaluation's temperature and without filters."""
+    """The sampling parameters of training at the evaluation's temperature, without top_p, top_k and min_p."""
     return replace(params, temperature=options.temperature, top_p=1.0, top_k=-1, min_p=0.0)
 
 
@@ -241,7 +261,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def share(values: Sequence[float]) -> Interval:
+def share_interval(values: Sequence[float]) -> Interval:
     """Mean of values in [0, 1], one per task, with a Wilson interval at the effective sample size p(1-p)/se^2.
 
     Unlike mean +- 1.96 se it stays in [0, 1] and does not shrink to a point where every task passes.
@@ -251,17 +271,17 @@ def share(values: Sequence[float]) -> Interval:
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
     variance = std(values) ** 2 / max(n - 1, 1)
-    return wilson(p, p * (1 - p) / variance if variance > 0 else float(n))
+    return wilson_interval(p, p * (1 - p) / variance if variance > 0 else float(n))
 
 
-def wilson(p: float, n: float) -> Interval:
+def wilson_interval(p: float, n: float) -> Interval:
     """The 95 % interval of a share p of n independent trials. Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
     centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n**2))
     return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))
 
 
-def average(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Mean with its normal 95 % interval, mean +- 1.96 s / sqrt(n)."""
     if not values:
         return Interval(math.nan, math.nan, math.nan)
@@ -274,13 +294,11 @@ def paired_p_value(before: Evaluation, after: Evaluation) -> float:
     changed.
 
     With up to 25 changed tasks the distribution comes from flipping signs (all flips up to 13 tasks, else 9,999 of
-    them), beyond that from the normal approximation, which is too sure of itself for a handful.
+    them), beyond that from the normal approximation, which overstates the confidence for a handful.
     """
     from scipy.stats import permutation_test, rankdata, wilcoxon
 
-    rate = {r.id: r.passed / r.judged for r in before.results}
-    # Rounded so that equal changes tie: the ranks must not depend on the last bit.
-    changes = [round(r.passed / r.judged - rate[r.id], 12) for r in after.results if r.id in rate]
+    changes = _paired_changes(before, after)
     if sum(change != 0 for change in changes) < 2:
         return 1.0
     moved = np.array([c for c in changes if c])  # a zero has no sign to flip
@@ -297,26 +315,30 @@ def paired_p_value(before: Evaluation, after: Evaluation) -> float:
     return float(flipped.pvalue)
 
 
-def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """The part of `summary.json` that says what training did: both evaluations, each level, and the p-value.
+def _paired_changes(before: Evaluation, after: Evaluation) -> list[float]:
+    """The change in pass rate of each task, rounded so that equal changes tie whatever their last bit."""
+    rate = {r.id: r.passed / r.judged for r in before.results}
+    return [round(r.passed / r.judged - rate[r.id], 12) for r in after.results if r.id in rate]
 
-    Tasks that only one side could judge are left out of both.
+
+def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """The part of `summary.json` about the gain: both evaluations, each level, the paired change and its p-value.
+
+    Tasks that only one evaluation could judge are left out of both.
     """
     common = {r.id for r in before.results} & {r.id for r in after.results}
     before, after = (replace(e, results=[r for r in e.results if r.id in common]) for e in (before, after))
 
-    def told(evaluation: Evaluation, level: str | None = None) -> dict[str, Any]:
-        return {name: asdict(value) for name, value in evaluation.metrics(level).items()}
-
     return {
-        "baseline": told(before),
-        "final": told(after),
+        "baseline": before.intervals(),
+        "final": after.intervals(),
+        "change": asdict(mean_interval(_paired_changes(before, after))),
         "p_value": paired_p_value(before, after),
         "by_level": {
             level: {
                 "tasks": sum(r.level == level for r in after.results),
-                "baseline": told(before, level),
-                "final": told(after, level),
+                "baseline": before.intervals(level),
+                "final": after.intervals(level),
             }
             for level in after.levels
         },
@@ -324,7 +346,8 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
         "samples": max((r.judged for r in after.results), default=0),
         "unjudged": before.unjudged + after.unjudged,
         "beside": {
-            name: {key: told[key] for key in ("tasks", "baseline", "final", "p_value", "unjudged")}
-            for name, told in ((name, compare(other, after.beside[name])) for name, other in before.beside.items())
+            name: {key: compared[key] for key in ("tasks", "baseline", "final", "p_value", "unjudged")}
+            for name, other in before.extra_heldout.items()
+            for compared in [compare(other, after.extra_heldout[name])]
         },
     }

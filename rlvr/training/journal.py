@@ -1,18 +1,17 @@
-"""The run folder and its memory: what was done, what is safe on disk, and where to go on.
+"""The run folder and its journal: what was done, what is safe on disk, and where to resume.
 
-`journal.jsonl` is written ahead of everything that depends on it, one synced line an event. A checkpoint counts once
-its line is there and its files have their checksums; whatever was done after the last such checkpoint is done again
-from the start of that step, with the same draws, so the outcome is the same bits. Metric rows beyond it are dropped.
+`journal.jsonl` is a write-ahead log, one synced line an event. A checkpoint counts once its line is there and its files
+match their checksums. Whatever was done after it is done again with the same random draws, so the outcome is the same
+to the bit; later metric rows are dropped.
 
     runs/<name>/resolved.yaml  metrics.jsonl  journal.jsonl  checkpoints/  rollouts/  evaluations/  curve.png
-    runs/<name>/inflight/         (answers that a pipelined run has not learned from yet: `rlvr.training.pipelined`)
+    runs/<name>/inflight/         (groups sampled and not yet learned from: `rlvr.training.schedules`)
     runs/<name>/environment.json  (salted hashes of the values that came from `${oc.env:...}`)
     runs/<name>/summary.json      (last: a run with a summary is finished)
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,8 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.files import checked_name, new_folder, read_json, remove_leftovers, verified, write_atomic
-from rlvr.training.payload import damaged as damaged_file
+from rlvr.core.file_lock import lock_file
+from rlvr.core.files import check_name, find_damage, new_folder, read_json, remove_leftovers, write_atomic
+from rlvr.training.group_files import find_file_damage
 
 # What may lie in a run folder before its `resolved.yaml` does: an attempt that was killed while it made the folder.
 _BEGUN = re.compile(r"\.lock|environment\.json|\.(environment\.json|resolved\.yaml)\.[0-9a-f]+\.tmp")
@@ -36,7 +36,7 @@ REMOTE = "remote.json"
 PARTS = ("checkpoints", "rollouts", "evaluations", "inflight")  # the folders of a run folder
 
 
-class RunLocked(ValueError):
+class RunLockedError(ValueError):
     """Another process is working in this run folder."""
 
 
@@ -66,13 +66,13 @@ class Checkpoint:
 
 
 class Journal:
-    """One process's hold on a run folder."""
+    """Locks a run folder and writes its journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for part in PARTS:
             (folder / part).mkdir(parents=True, exist_ok=True)
-        self._lock = locked(folder)
+        self._lock = lock_folder(folder)
         for place in (folder, *(folder / part for part in PARTS)):
             remove_leftovers(place)
         try:
@@ -93,56 +93,56 @@ class Journal:
         self.events.append(line)
 
     def attempt(self, circumstances: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-        """Note what this attempt computes with; say so where a resumed run started with something else."""
+        """Record what this attempt computes with; warn if the run began with something else."""
         names = [event["event"] for event in self.events]
-        saved = names.index("checkpoint") if "checkpoint" in names else 0  # what came before left nothing to go on from
+        saved = names.index("checkpoint") if "checkpoint" in names else 0  # earlier attempts left no checkpoint
         first = next((event for event in reversed(self.events[:saved]) if event["event"] == "run"), {})
         before = {key: first[key] for key, value in circumstances.items() if key in first and first[key] != value}
         if before:
-            told = ", ".join(f"{key} {was} (now {circumstances[key]})" for key, was in before.items())
-            warn(f"this run began with {told}: it has the same bits as an undisturbed one only with the same of each")
+            changes = ", ".join(f"{key} {was} (now {circumstances[key]})" for key, was in before.items())
+            warn(f"this run began with {changes}: results are the same to the bit only if these stay the same")
         self.write("run", **circumstances)
 
     def checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Make a saved checkpoint count, then delete discarded ones and older ones beyond the last `keep`."""
+        """Record a saved checkpoint, then delete discarded ones and older ones beyond the last `keep`."""
         at = checkpoint.position
         self.resolve(checkpoint.path)
         more = {"inflight": checkpoint.inflight} if checkpoint.inflight else {}
         self.write("checkpoint", phase=at.phase, step=at.step, path=checkpoint.path, state=checkpoint.state, **more)
-        kept = {event["path"] for event in _standing(self.events)[:keep]}
-        for path in {e["path"] for e in self.events if e["event"] in ("checkpoint", "discarded")} - kept:
+        remaining = {event["path"] for event in _standing(self.events)[:keep]}
+        for path in {e["path"] for e in self.events if e["event"] in ("checkpoint", "discarded")} - remaining:
             shutil.rmtree(self.resolve(path), ignore_errors=True)
             self.inflight(path).unlink(missing_ok=True)
 
     def inflight(self, path: str) -> Path:
-        """The file of the answers in flight that belong to a checkpoint."""
+        """The file of the groups in flight that belong to a checkpoint."""
         return self.folder / "inflight" / f"{Path(path).name}.json"
 
     @property
     def oldest_kept(self) -> Position:
-        """Where a run could have to go on from, should every checkpoint after the oldest one kept be damaged."""
+        """The earliest position that a resume could need, if all checkpoints but the oldest are damaged."""
         there = [e for e in _standing(self.events) if self.resolve(e["path"]).exists()]
         return Position(there[-1]["phase"], there[-1]["step"]) if there else Position()
 
     def resolve(self, path: str) -> Path:
-        """Checkpoint paths are stored relative to the run folder, so that a run can be moved."""
+        """The full path of a checkpoint; stored paths are relative to the run folder, so a run can be moved."""
         if problem := _outside(self.folder, path):
             raise ValueError(problem)
         return self.folder / path
 
     def last_good(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint whose files are whole. One that is not is named and discarded: it counts no more."""
+        """The newest undamaged checkpoint. Warn about newer, damaged ones and record them as discarded."""
         damaged = False
         for number, event in enumerate(_standing(self.events)):
             folder = self.resolve(event["path"])
-            wrong = verified(folder)
+            wrong = find_damage(folder)
             if not wrong and (sha256 := event.get("inflight")):
-                wrong = damaged_file(self.inflight(event["path"]), sha256)
+                wrong = find_file_damage(self.inflight(event["path"]), sha256)
             if not wrong:
                 line = 1 + next(i for i, other in enumerate(self.events) if other is event)
                 at = Position(event["phase"], event["step"])
                 return Checkpoint(at, event["path"], event["state"], event.get("inflight", ""), line)
-            if number == 0 or os.path.exists(folder):  # an older one that is not there was deleted on purpose
+            if number == 0 or os.path.exists(folder):  # an older one that is missing was deleted on purpose
                 warn(f"checkpoint {event['path']} is damaged ({wrong}); falling back to the one before")
                 self.write("discarded", path=event["path"], why=wrong)
                 damaged = True
@@ -161,21 +161,18 @@ class Journal:
         self.close()
 
 
-def locked(folder: Path) -> IO[str]:
-    """The hold on a run folder, until the file is closed; RunLocked where another process has it."""
-    lock = open(folder / ".lock", "w")  # noqa: SIM115 (the caller closes it)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise RunLocked(
+def lock_folder(folder: Path) -> IO[str]:
+    """Lock a run folder until the file is closed; RunLockedError if another process has it."""
+    lock = lock_file(folder / ".lock")
+    if lock is None:
+        raise RunLockedError(
             f"run folder {folder} is in use by another process; wait for it, or choose another run.name"
-        ) from error
+        )
     return lock
 
 
 def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """All whole events, and how many bytes they take. Only the last line may be torn; any other is an error."""
+    """All whole events, and their size in bytes. Only the last line may be incomplete; any other is an error."""
     path = folder / "journal.jsonl"
     lines = (path.read_bytes() if path.exists() else b"").split(b"\n")
     if not lines[-1]:
@@ -192,8 +189,8 @@ def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
             if number == len(lines):  # after a power cut the last line may hold zeros although its newline is there
                 break
             raise ValueError(
-                f"{where}: not JSON: {line[:60]!r}. Something else than a crash damaged this file; restore the line, "
-                "or delete it to go on from what the others say"
+                f"{where}: not JSON: {line[:60]!r}. A crash does not do this; restore the line, or delete it to go on "
+                "without it"
             ) from None
         if not isinstance(event, dict) or "event" not in event:
             raise ValueError(f"{where}: not an event: {line[:60]!r}; delete the line")
@@ -206,45 +203,46 @@ def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _outside(folder: Path, path: Any) -> str:
-    """'' if a journalled path is a place inside the run's `checkpoints`, else what is wrong with it."""
+    """'' if a path of the journal is inside the run's `checkpoints`, else what is wrong with it."""
     home = (folder / "checkpoints").resolve()
     try:
         if isinstance(path, str) and home in (folder / path).resolve().parents:
             return ""
-    except (OSError, ValueError, RuntimeError):  # no path at all (zero bytes), or links that lead in a circle
+    except (OSError, ValueError, RuntimeError):  # zero bytes in it, or a circle of links
         pass
     return f"checkpoint path {path!r:.80} does not lie inside {folder / 'checkpoints'}"
 
 
 def _unusable(event: Mapping[str, Any]) -> str:
-    """'' if a journalled checkpoint has a position and a state, else what is wrong."""
+    """'' if a checkpoint line has a position and a state, else what is wrong."""
     for name in ("phase", "step"):
         if type(event.get(name)) is not int or not 0 <= event[name] < 2**63:
             return f"checkpoint without a {name}, a whole number from 0"
     if not isinstance(event.get("inflight", ""), str):
-        return f"checkpoint whose answers in flight have the hash {event['inflight']!r:.40}, expected text"
+        return f"checkpoint whose groups in flight have the hash {event['inflight']!r:.40}, expected text"
     return "" if isinstance(event.get("state"), dict) else "checkpoint without a state"
 
 
-def unlike(found: Any, wanted: Any, key: str = "state") -> str:
-    """'' if a stored state has the keys of a fresh one and numbers of its kinds, else what differs.
+def describe_mismatch(stored: Any, expected: Any, key: str = "state") -> str:
+    """'' if a stored state has the keys and kinds of numbers of a new one, else what differs.
 
-    A number that a fresh state does not know yet (null) may be any finite one; others are at least 0.
+    A number that is null in a new state may be any finite one; others are at least 0.
     """
-    if isinstance(wanted, Mapping):
-        if not isinstance(found, dict) or found.keys() != wanted.keys():
-            return f"{key} does not hold {', '.join(map(str, wanted)) or 'nothing'}"
-        return next((told for name in wanted if (told := unlike(found[name], wanted[name], f"{key}.{name}"))), "")
-    if wanted is None and found is None:
+    if isinstance(expected, Mapping):
+        if not isinstance(stored, dict) or stored.keys() != expected.keys():
+            return f"{key} does not hold {', '.join(map(str, expected)) or 'nothing'}"
+        problems = (describe_mismatch(stored[name], expected[name], f"{key}.{name}") for name in expected)
+        return next(filter(None, problems), "")
+    if expected is None and stored is None:
         return ""
-    known = type(found) in (int, float) and abs(found) <= sys.float_info.max
-    if not known or (wanted is not None and found < 0) or (type(wanted) is int and type(found) is not int):
-        return f"{key} is {found!r:.40}, expected a number like {wanted}"
+    known = type(stored) in (int, float) and abs(stored) <= sys.float_info.max
+    if not known or (expected is not None and stored < 0) or (type(expected) is int and type(stored) is not int):
+        return f"{key} is {stored!r:.40}, expected a number like {expected}"
     return ""
 
 
 def _standing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The checkpoints that count, newest first: the last of each path, unless it was discarded since."""
+    """The valid checkpoints, newest first: the last of each path, unless it was discarded since."""
     last: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["event"] in ("checkpoint", "discarded"):
@@ -253,71 +251,74 @@ def _standing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in reversed(last.values()) if event["event"] == "checkpoint"]
 
 
-def keep_remote(folder: Path, path: str) -> None:
-    """A checkpoint folder of ours for weights that a server keeps (`tinker://...`): it says where they are."""
+def store_remote_path(folder: Path, path: str) -> None:
+    """Make a checkpoint folder that holds the path of weights at a server (`tinker://...`)."""
     with new_folder(folder) as place:
         (place / REMOTE).write_text(json.dumps({"path": path}))
 
 
-def weights_at(folder: Path) -> str:
-    """Where the weights of a checkpoint are: its folder, or the path at the server that `keep_remote` wrote down."""
+def weights_path(folder: Path) -> str:
+    """Where the weights of a checkpoint are: its folder, or the path at the server that `store_remote_path` wrote
+    down."""
     if not (folder / REMOTE).exists():
         return str(folder)
     path = read_json(folder / REMOTE, "the path of weights that a server keeps").get("path")
     if not isinstance(path, str) or "://" not in path:
-        raise ValueError(f"{folder / REMOTE}: {path!r:.80} is no path at a server, such as tinker://run/weights/name")
+        raise ValueError(
+            f"{folder / REMOTE}: {path!r:.80} is not a path at a server, such as tinker://run/weights/name"
+        )
     return path
 
 
-def stored_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run that may be at work right now: read only, no lock."""
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest undamaged checkpoint of a run, which may be running: only reads, without a lock."""
     events, _ = _events(folder)
-    return next((place for e in _standing(events) if not verified(place := folder / e["path"])), None)
+    return next((place for e in _standing(events) if not find_damage(place := folder / e["path"])), None)
 
 
-def nothing_done(folder: Path) -> bool:
+def has_no_progress(folder: Path) -> bool:
     """Whether a run folder has neither a checkpoint nor a metric row yet."""
     rows = folder / "metrics.jsonl"
-    return stored_checkpoint(folder) is None and not (rows.exists() and rows.stat().st_size)
+    return newest_checkpoint(folder) is None and not (rows.exists() and rows.stat().st_size)
 
 
-def set_aside(folder: Path) -> Path:
-    """Rename a run folder that no process works in to `<name>.old-N`: starting anew never deletes anything."""
-    with locked(folder):
+def move_aside(folder: Path) -> Path:
+    """Rename a run folder to `<name>.old-N`, unless a process works in it: starting anew never deletes anything."""
+    with lock_folder(folder):
         number = 1
         while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
             number += 1
         return folder.rename(target)
 
 
-def holds_no_run(folder: Path) -> bool:
-    """Whether `folder` holds something else than a run, a run that was only begun, or nothing."""
+def holds_other_files(folder: Path) -> bool:
+    """Whether `folder` holds files that are not of a run."""
     if not folder.exists() or (folder / "resolved.yaml").exists():
         return False
     return any(not _BEGUN.fullmatch(entry.name) for entry in folder.iterdir())
 
 
-def from_environment(values: Any, raw: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in a config that was not written as it is: `${oc.env:...}` had a part in it."""
+def environment_values(values: Any, raw: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every config value that depends on the environment (`${oc.env:...}`)."""
     if isinstance(values, Mapping) and isinstance(raw, Mapping):
         for name, value in values.items():
-            yield from from_environment(value, raw.get(name), f"{key}.{name}" if key else str(name))
+            yield from environment_values(value, raw.get(name), f"{key}.{name}" if key else str(name))
     elif isinstance(values, list) and isinstance(raw, list):
         for number, pair in enumerate(zip(values, raw, strict=True)):
-            yield from from_environment(*pair, f"{key}[{number}]")
+            yield from environment_values(*pair, f"{key}[{number}]")
     elif isinstance(raw, str) and raw != (values.replace("${", r"\${") if isinstance(values, str) else values):
         yield key, values
 
 
-def keep_environment(folder: Path, values: Mapping[str, Any]) -> None:
-    """Store values that came from the environment, by dotted key, so that they can be compared and not read."""
+def store_environment(folder: Path, values: Mapping[str, Any]) -> None:
+    """Store salted hashes of values from the environment, by dotted key, so they can be compared and not read."""
     salt = secrets.token_hex(16)
-    hashes = {key: _hashed(value, salt) for key, value in values.items()}
+    hashes = {key: _hash(value, salt) for key, value in values.items()}
     write_atomic(folder / "environment.json", json.dumps({"salt": salt, "hashes": hashes}, indent=2))
 
 
 def changed_environment(folder: Path, values: Mapping[str, Any]) -> list[str]:
-    """The keys whose values from the environment are not those that `keep_environment` stored."""
+    """The keys whose values from the environment differ from those that `store_environment` stored."""
     path = folder / "environment.json"
     if not path.exists():
         return []
@@ -325,13 +326,13 @@ def changed_environment(folder: Path, values: Mapping[str, Any]) -> list[str]:
     stored = read_json(path, "hashes of what came from the environment", remedy)
     salt, hashes = stored.get("salt"), stored.get("hashes")
     if not isinstance(salt, str) or not isinstance(hashes, dict):
-        raise ValueError(f"{path}: not what was written there; {remedy}")
-    return [key for key, value in values.items() if key in hashes and hashes[key] != _hashed(value, salt)]
+        raise ValueError(f"{path}: damaged; {remedy}")
+    return [key for key, value in values.items() if key in hashes and hashes[key] != _hash(value, salt)]
 
 
-def _hashed(value: Any, salt: str) -> str:
+def _hash(value: Any, salt: str) -> str:
     return hashlib.pbkdf2_hmac("sha256", repr(value).encode(), salt.encode(), 100_000).hex()
 
 
 def run_folder(root: str, name: str) -> Path:
-    return Path(root).expanduser() / checked_name(name, "run.name")
+    return Path(root).expanduser() / check_name(name, "run.name")

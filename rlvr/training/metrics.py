@@ -1,23 +1,23 @@
-"""What a step says about its answers. (What it says about the update: `rlvr.algorithms.measure`.)
+"""Metrics of the completions of a step. (Those of the update: `rlvr.algorithms.update_statistics`.)
 
 Each name has its formula in docs/metrics.md. Names are TRL's where it has one, the Tinker cookbook's beside them.
 """
 
 from __future__ import annotations
 
-from rlvr.algorithms.advantages import teaches
-from rlvr.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
+from rlvr.algorithms.advantages import has_signal
+from rlvr.core.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
 
 GOOD = 0.5  # the cookbook's bound between a group that is all good and one that is all bad
 
 
 def last_of_rollouts(batch: TrajectoryBatch) -> list[Trajectory]:
-    """One trajectory a rollout, the last: the one that was judged. A rewritten history makes several of one rollout."""
+    """The last trajectory of each rollout, which was judged. A rewritten history makes several of one rollout."""
     return list({t.rollout_id or f"#{i}": t for i, t in enumerate(batch)}.values())
 
 
-def passes_by_level(batch: TrajectoryBatch, reward: str) -> dict[str, list[bool]]:
-    """Verdicts of the judged answers under the verifier `reward`, by the level of their task."""
+def verdicts_by_level(batch: TrajectoryBatch, reward: str) -> dict[str, list[bool]]:
+    """Verdicts of the verifier `reward` on the judged completions, by the level of their task."""
     answers = last_of_rollouts(batch)
     judged = [t for t in answers if t.reward is not None and t.task is not None and t.task.level]
     levels = group_by(judged, lambda t: t.task.level if t.task else "")
@@ -25,7 +25,7 @@ def passes_by_level(batch: TrajectoryBatch, reward: str) -> dict[str, list[bool]
 
 
 def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
-    """What the step's answers were like, as judged by the verifier `reward`. A rollout counts once."""
+    """Metrics of the step's completions as judged by the verifier `reward`. A rollout counts once."""
     answers = TrajectoryBatch(last_of_rollouts(batch))
     groups = list(group_by(batch, lambda t: t.group_id).values())
     verdicts = [t.scores[reward] for t in answers if reward in t.scores]
@@ -37,7 +37,7 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         "reward_std": answers.std_reward,
         "reward/min": answers.min_reward,
         "reward/max": answers.max_reward,
-        "frac_reward_zero_std": mean([float(not teaches(g)) for g in known]),
+        "frac_reward_zero_std": mean([float(not has_signal(g)) for g in known]),
         "env/all/correct": mean([float(p) for p in passed]),
         "env/all/reward/total": answers.mean_reward,
         "reward/total": answers.mean_reward,
@@ -53,11 +53,11 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         "rollout/groups": float(len(groups)),
         "rollout/tokens": float(sum(t.num_action_tokens for t in batch)),
     }
-    for name, values in _reported(batch).items():  # what the verifier says of the same name comes first
+    for name, values in _environment_reports(batch).items():  # the verifier's value of the same name has priority
         stats.setdefault(f"env/all/{name}", mean(values))
     for part in sorted({p for v in judged for p in v.parts}):
         stats[f"rewards/{reward}/{part}/mean"] = mean([v.parts[part] for v in judged if part in v.parts])
-    for level, passes in passes_by_level(batch, reward).items():
+    for level, passes in verdicts_by_level(batch, reward).items():
         stats[f"env/level_{level}/correct"] = mean([float(p) for p in passes])
     for name in sorted({name for t in answers for name in t.scores}):
         given = [t.scores[name].value for t in answers if name in t.scores]
@@ -68,7 +68,7 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
 def _by_group(groups: list[list[Trajectory]]) -> dict[str, float]:
     """Shares of groups whose rewards differ, or are all equal and at least `GOOD` (all good) or below (all bad)."""
     worst = [min(t.reward for t in g if t.reward is not None) for g in groups]
-    mixed = [teaches(g) for g in groups]
+    mixed = [has_signal(g) for g in groups]
     return {
         "env/all/by_group/frac_mixed": mean([float(m) for m in mixed]),
         "env/all/by_group/frac_all_good": mean([float(not m and w >= GOOD) for m, w in zip(mixed, worst, strict=True)]),
@@ -77,7 +77,7 @@ def _by_group(groups: list[list[Trajectory]]) -> dict[str, float]:
 
 
 def _by_turn(batch: TrajectoryBatch, episodes: int) -> dict[str, float]:
-    """Tokens the policy wrote and read, a turn; a turn reads all that came before it, not only what is new."""
+    """Tokens written and read per turn; a turn reads everything before it, not only what is new."""
     starts = [(t, start) for t in batch for start in t.turn_starts or [0]]
     acted = float(sum(t.num_action_tokens for t in batch))
     read = float(sum(len(t.prompt_tokens) + start for t, start in starts))
@@ -93,8 +93,8 @@ def _by_turn(batch: TrajectoryBatch, episodes: int) -> dict[str, float]:
     }
 
 
-def _reported(batch: TrajectoryBatch) -> dict[str, list[float]]:
-    """What environments measured, by name, over the turns (and groups' rewards) that report it: missing is not zero."""
+def _environment_reports(batch: TrajectoryBatch) -> dict[str, list[float]]:
+    """Values that environments reported, by name, over the turns and group rewards that have them."""
     values: dict[str, list[float]] = {}
     for report in (report for t in batch for report in t.reports):
         for name, value in report.items():

@@ -1,4 +1,4 @@
-"""Supervised learning on an environment's demonstrations: the warm-up before RL, and `rlvr train training.mode=sft`."""
+"""Supervised fine-tuning on an environment's demonstrations: before RL, and `rlvr train training.mode=sft`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr import draws
+from rlvr.core import rng
+from rlvr.core.messages import Datum
+from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.envs.prompt import encode_prompt, encode_texts
-from rlvr.messages import Datum
-from rlvr.protocols import TaskSource, TrainingClient
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
-from rlvr.training.options import Schedule
+from rlvr.training.training_options import LearningRateSchedule
 
 
 @dataclass(frozen=True)
 class SftOptions:
-    """The supervised warm-up: at most `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none.
+    """Supervised fine-tuning: at most `steps` optimizer steps of `batch_size` demonstrations each. 0 steps: none.
 
-    With `until` it ends as soon as a quick look at held-out tasks, every `check_every` steps, finds that pass rate
-    (`evaluation.quick_tasks` and `quick_samples` size the look); 0 means all `steps` are taken. Its curriculum is its
-    own; `by=pass_rate` has no meaning here, since nothing is sampled.
+    With `until` it ends as soon as an interim evaluation, every `check_every` steps, reaches that pass rate, and every
+    kind of task (`TaskSource.describe_task`) of which it has at least 10 the pass rate `until_each`: a mean hides a
+    kind that was not learned at all, and reinforcement learning may never find it. `evaluation.quick_tasks` and
+    `quick_samples` are the sizes of that evaluation; `until=0` means all `steps`. It has its own curriculum;
+    `by=pass_rate` is not possible, since nothing is sampled.
     """
 
     steps: int = 0
     batch_size: int = 64
     until: float = 0.0
+    until_each: float = 0.0
     check_every: int = 50
-    optimizer: Schedule = field(default_factory=Schedule)
+    optimizer: LearningRateSchedule = field(default_factory=LearningRateSchedule)
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
 
     def __post_init__(self) -> None:
@@ -35,6 +38,8 @@ class SftOptions:
             raise ValueError(f"sft: steps={self.steps}, batch_size={self.batch_size}; expected >= 0 and >= 1")
         if not 0 <= self.until <= 1 or self.check_every < 1:
             raise ValueError(f"sft: until={self.until}, check_every={self.check_every}; expected 0 to 1 and >= 1")
+        if not 0 <= self.until_each <= 1:
+            raise ValueError(f"sft.until_each={self.until_each}, expected a pass rate from 0 to 1")
         if self.curriculum.by == "pass_rate":
             raise ValueError("sft.curriculum.by=pass_rate: demonstrations have no pass rate; use uniform or schedule")
 
@@ -45,18 +50,22 @@ def sft_step(
     """Imitate one batch of demonstrations: the mean negative log-likelihood of their tokens, end token included."""
     tokenizer: Any = client.get_tokenizer()
     tasks = curriculum.tasks(options.batch_size, step)
-    shown = [source.demonstration(task, draws.key("demonstration", seed, step, i)) for i, task in enumerate(tasks)]
-    texts = [text for text in shown if text is not None]
+    demonstrations = [
+        source.demonstration(task, rng.key("demonstration", seed, step, i)) for i, task in enumerate(tasks)
+    ]
+    texts = [text for text in demonstrations if text is not None]
     if len(texts) < len(tasks):
         raise ValueError("sft: this environment has no demonstrations to imitate; set sft.steps=0")
-    plain = [task.prompt for task in tasks if isinstance(task.prompt, str)]
+    plain = [task.model_prompt for task in tasks if isinstance(task.model_prompt, str)]
     prompts = (
         encode_texts(plain, tokenizer) if len(plain) == len(tasks) else [encode_prompt(t, tokenizer) for t in tasks]
     )
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pairs = [(p, [*c, *end]) for p, c in zip(prompts, encode_texts(texts, tokenizer), strict=True)]
     count = sum(len(c) for _, c in pairs)
-    output = client.forward_backward([Datum.supervised(p, c, 1.0 / count) for p, c in pairs], "cross_entropy").result()
+    output = client.forward_backward(
+        [Datum.from_completion(p, c, 1.0 / count) for p, c in pairs], "cross_entropy"
+    ).result()
     adam = options.optimizer.at(step, options.steps)
     stepped = client.optim_step(adam).result()
     return {

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms.classic import PPOConfig, REINFORCEConfig
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.config import load
-from rlvr.config.schema import Config, configured
+from rlvr.config.build_config import build_config
+from rlvr.config.schema import RunConfig
 
 YAML = """\
 training:
@@ -51,8 +52,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(name: str, *words: str) -> Config:
-    return configured(load(name, None, words), pytest.fail)
+def config(name: str, *words: str) -> RunConfig:
+    return build_config(load(name, None, words), pytest.fail)
 
 
 def test_every_key_of_the_file_is_taken_up() -> None:
@@ -110,7 +111,7 @@ def test_settings_mean_what_they_mean_to_the_classes(words: list[str], row: Any)
 
 def test_settings_of_the_other_algorithm_do_nothing_and_say_so() -> None:
     told: list[str] = []
-    configured(load("train_rlvr", None, ["rlvr.algorithm=ppo"]), told.append)
+    build_config(load("train_rlvr", None, ["rlvr.algorithm=ppo"]), told.append)
     assert [line.partition(" (from")[0] for line in told] == [
         "rlvr.algorithm_config.use_baseline", "rlvr.algorithm_config.normalize_advantages",
     ]  # fmt: skip
@@ -119,10 +120,10 @@ def test_settings_of_the_other_algorithm_do_nothing_and_say_so() -> None:
 
 
 def test_a_row_of_the_table_can_stand_there_and_an_unknown_name_lists_them() -> None:
-    got = configured(load("train_rlvr", None, ["rlvr.algorithm=grpo"]))
+    got = build_config(load("train_rlvr", None, ["rlvr.algorithm=grpo"]))
     assert got.algorithm.resolve().advantage == "group_normalized"
     with pytest.raises(ValueError, match=r"'reinfroce' is unknown.*reinforce.*known"):
-        configured(load("train_rlvr", None, ["rlvr.algorithm=reinfroce"]))
+        build_config(load("train_rlvr", None, ["rlvr.algorithm=reinfroce"]))
     with pytest.raises(ValueError, match=r"rlvr\.algorithm=3"):
         load("train_rlvr", None, ["rlvr.algorithm=3"])
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from code_rows import REAL, mbpp_file, model_folder
 
-from rlvr.build import plan
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.config import load
-from rlvr.config.schema import configured
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import plan
+from rlvr.core.types import Task, Trajectory
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
 from rlvr.training.evaluate import stored_evaluation
-from rlvr.types import Task, Trajectory
-from tests.forked import ran
+from tests.forked_process import run_forked
 
 ROOT = Path(__file__).parents[2]
 DICTIONARY = {
@@ -61,7 +61,7 @@ def metrics(folder: str) -> list[dict[str, Any]]:
 
 def test_every_key_of_the_dictionary_means_what_it_says_and_none_is_ignored() -> None:
     words = [f"{key}={value}" for key, value in DICTIONARY.items()]
-    config = configured(load(None, str(ROOT / "rlvr/configs/mbpp.yaml"), words), pytest.fail)
+    config = build_config(load(None, str(ROOT / "rlvr/configs/mbpp.yaml"), words), pytest.fail)
     assert (config.model.name, config.model.lora and config.model.lora.rank) == ("meta-llama/Llama-3.2-1B", 32)
     assert config.env.kwargs == {"num_train_problems": 100}
     t, row = config.training, config.algorithm.resolve()
@@ -73,7 +73,7 @@ def test_every_key_of_the_dictionary_means_what_it_says_and_none_is_ignored() ->
 def test_the_shipped_config_is_the_dictionary() -> None:
     """`rlvr train --config-name=mbpp` alone is the recipe: naming every value again changes nothing."""
     words = [f"{key}={value}" for key, value in DICTIONARY.items()]
-    assert configured(load("mbpp")) == configured(load("mbpp", None, words))
+    assert build_config(load("mbpp")) == build_config(load("mbpp", None, words))
 
 
 def compute_reward(all_passed: bool, num_passed: int, total_tests: int) -> float:
@@ -111,14 +111,18 @@ def test_the_loop_runs_whole_on_mbpp(rows: str, model: Path, here: Path, capsys:
     assert stored_evaluation(Path("runs/mbpp/evaluations/final.json")).unjudged == 0
 
 
+@pytest.mark.slow
 def test_rlvr_train_py_takes_the_dictionary_and_what_is_typed_on_top(model: Path, here: Path) -> None:
     """`python rlvr_train.py` of the document; a folder stands for the model that has to be downloaded."""
     words = [w for w in small(model, mbpp_file(here))[2:] if not w.startswith(("model.name", "rollout.max_tokens"))]
-    done = ran([str(ROOT / "examples/rlvr_train.py"), f"base_model={model}", "max_tokens=8", *words], timeout=300)
+    done = run_forked(
+        [str(ROOT / "examples/rlvr_train.py"), f"base_model={model}", "max_tokens=8", *words], timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(metrics("rlvr_train")) == 2 and "FINAL RESULTS" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_start_from_checkpoint_begins_where_the_supervised_run_ended(model: Path, here: Path) -> None:
     """An SFT run on the reference programs, then RL from it, given the run or its checkpoint: the very same weights."""
     rows = mbpp_file(here)
@@ -134,6 +138,7 @@ def test_start_from_checkpoint_begins_where_the_supervised_run_ended(model: Path
     assert weights("runs/again/rl") == ended
 
 
+@pytest.mark.slow
 def test_a_whole_model_to_start_from_takes_the_place_of_the_base(model: Path, here: Path, capsys: Any) -> None:
     """A run that trained all weights: they are the next run's weights, or the base under its adapter."""
     rows = mbpp_file(here)
@@ -151,7 +156,7 @@ def test_a_whole_model_to_start_from_takes_the_place_of_the_base(model: Path, he
     config = json.loads(Path("runs/under/checkpoints/done-000000/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "runs/sft/checkpoints/done-000000"
     assert run(words("start_from_checkpoint=runs/under", "run.name=refused", "model.lora=null")) == 2
-    assert "all weights are trained here: set model.lora" in capsys.readouterr().err
+    assert "this run trains all weights: set model.lora" in capsys.readouterr().err
 
 
 def weights(place: str) -> str:
@@ -173,7 +178,7 @@ def test_a_start_that_cannot_be_had_is_refused_before_the_run(
 ) -> None:
     (here / "empty").mkdir()
     rows = mbpp_file(here)
-    config = configured(load("mbpp", None, [w for w in small(model, rows, f"start_from_checkpoint={given}")[2:]]))
+    config = build_config(load("mbpp", None, [w for w in small(model, rows, f"start_from_checkpoint={given}")[2:]]))
     with pytest.raises(ValueError, match=message):
         plan(config, resolve_environment("mbpp", path=str(rows)))
 

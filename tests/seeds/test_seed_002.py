@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.build import build_source
-from rlvr.cli import run
+from rlvr.cli.main import run
 from rlvr.config import load
-from rlvr.config.schema import Config, configured
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source
+from rlvr.config.schema import RunConfig
 from rlvr.training.curriculum import Curriculum
-from tests.forked import ran
+from tests.forked_process import run_forked
 
 ROOT = Path(__file__).parents[2]
 CUSTOM = """\
@@ -45,8 +46,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(name: str, *words: str) -> Config:
-    return configured(load(name, None, words), pytest.fail)
+def config(name: str, *words: str) -> RunConfig:
+    return build_config(load(name, None, words), pytest.fail)
 
 
 def script(path: str, *words: str, python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[str]:
@@ -59,8 +60,8 @@ def script(path: str, *words: str, python: str = sys.executable, **env: str) -> 
 
 
 def forked(path: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """The same by tests/forked.py, which has the package imported already."""
-    return ran([str(ROOT / path), *words], timeout=300)
+    """The same by tests/forked_process.py, which has the package imported already."""
+    return run_forked([str(ROOT / path), *words], timeout=300)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -70,6 +71,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 # --- commands ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_script_runs_a_named_config_from_beginning_to_end(here: Path) -> None:
     """`python3 rlvr/run_rlvr.py --config-name=train_rlvr_test`: warm-up, baseline, training, the table."""
     done = script("rlvr/run_rlvr.py", "--config-name=train_rlvr_test", *SHORT)
@@ -80,6 +82,7 @@ def test_the_script_runs_a_named_config_from_beginning_to_end(here: Path) -> Non
     assert json.loads((folder / "summary.json").read_text())["final"]["mean_reward"]
 
 
+@pytest.mark.slow
 def test_the_script_of_the_examples_does_the_same(here: Path) -> None:
     done = forked("examples/run_rlvr.py", "--config-name=train_rlvr_test", *SHORT, "run_name=example")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -158,13 +161,14 @@ def test_the_custom_example_composes_from_a_users_folder(here: Path, how: str) -
     folder.mkdir()
     (folder / "train_rlvr_custom.yaml").write_text(CUSTOM)
     loaded = load("train_rlvr_custom", None if how == "configs" else str(folder))
-    got = configured(loaded, pytest.fail)
+    got = build_config(loaded, pytest.fail)
     assert got.seed == 123 and got.tracking.mlflow and got.tracking.experiment == "custom_rlvr_experiment"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_custom_rlvr_experiment_123", got.run.name or "")
     assert loaded.timed == ("run.name",)
     assert got.env == config("train_rlvr_model").env and got.training == config("train_rlvr_model").training
 
 
+@pytest.mark.slow
 def test_the_custom_example_runs(here: Path, capsys: Any) -> None:
     """Without its tracker, which is an extra."""
     (here / "mine").mkdir()
@@ -204,12 +208,13 @@ def test_every_parameter_name_reaches_the_run() -> None:
 def test_every_reward_type_can_be_chosen(reward: str) -> None:
     """The weights belong to `combined`: with another reward the file's are left out, which is said once."""
     told: list[str] = []
-    got = configured(load("train_rlvr_model", None, [f"rlvr_training.reward_type={reward}"]), told.append)
+    got = build_config(load("train_rlvr_model", None, [f"rlvr_training.reward_type={reward}"]), told.append)
     assert got.reward.type == reward
     assert bool(got.reward.kwargs) == (reward == "combined")
     assert len(told) == (reward != "combined") and all("boxed_weight" in line for line in told)
 
 
+@pytest.mark.slow
 def test_the_custom_example_reaches_mlflow(here: Path) -> None:
     """As written, tracker included: the run is in the local store under its experiment."""
     pytest.importorskip("mlflow")

@@ -13,8 +13,8 @@ import pytest
 from tinker_model import write_model
 from tinker_server import TinkerServer, aborted_at_exit
 
-from rlvr.cli import run
-from tests.forked import ran
+from rlvr.cli.main import run
+from tests.forked_process import run_forked
 
 ROOT = Path(__file__).parents[2]
 SEEDS = Path(os.environ.get("RLVR_SHARED", ROOT.parent / "shared")) / "seeds"
@@ -61,7 +61,7 @@ def runs(code: str, place: Path, **environment: str) -> None:
     """Four batches of two questions, all answers rewarded, and no two states of the weights alike."""
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TINKER_TELEMETRY": "0", **environment}
     command = ["-X", "faulthandler", "-c", BEFORE + code + AFTER, *WORDS]
-    done = ran(command, cwd=place, env=given, timeout=200)
+    done = run_forked(command, cwd=place, env=given, timeout=200)
     ended = done.returncode == 0 or ("TINKER_BASE_URL" in environment and aborted_at_exit(done))
     assert ended and done.stdout, (done.returncode, done.stdout[-300:], done.stderr[-3000:])
     last = re.fullmatch(r"all done: (\d+) (\d+)", done.stdout.splitlines()[-1])

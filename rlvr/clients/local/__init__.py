@@ -11,41 +11,19 @@ does. `tests/test_local_surface.py` runs such a loop. Left out on purpose: REST,
 from rlvr.clients.local import types
 from rlvr.clients.local.clients import LocalSamplingClient, LocalTrainingClient
 from rlvr.clients.local.service import ServiceClient
-from rlvr.clients.local.types import (
-    AdamParams,
-    Datum,
-    EncodedTextChunk,
-    ForwardBackwardOutput,
-    ModelInput,
-    OptimStepResponse,
-    SampledSequence,
-    SampleResponse,
-    SamplingParams,
-    StopReason,
-    TensorData,
-)
-from rlvr.futures import Future as APIFuture
+from rlvr.clients.local.types import *  # noqa: F403 (`types.__all__` lists them)
+from rlvr.core.futures import Future as APIFuture
 
 SamplingClient = LocalSamplingClient
 TrainingClient = LocalTrainingClient
 
 __all__ = [
     "APIFuture",
-    "AdamParams",
-    "Datum",
-    "EncodedTextChunk",
-    "ForwardBackwardOutput",
     "LocalSamplingClient",
     "LocalTrainingClient",
-    "ModelInput",
-    "OptimStepResponse",
-    "SampleResponse",
-    "SampledSequence",
     "SamplingClient",
-    "SamplingParams",
     "ServiceClient",
-    "StopReason",
-    "TensorData",
     "TrainingClient",
     "types",
 ]
+__all__ += types.__all__

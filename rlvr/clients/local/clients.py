@@ -15,15 +15,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
-from rlvr.clients.custom import two_passes
+from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local.types import GetInfoResponse, ModelData
-from rlvr.engine.checkpoint import load_policy, save_policy, saved_snapshot
-from rlvr.engine.engine import Engine
-from rlvr.engine.losses import LOSSES
-from rlvr.engine.policy import Policy, Snapshot
-from rlvr.files import checked_name, new_folder
-from rlvr.futures import Future, LazyFuture
-from rlvr.messages import (
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
+from rlvr.core.files import check_name, new_folder
+from rlvr.core.futures import Future, LazyFuture
+from rlvr.core.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -33,13 +30,16 @@ from rlvr.messages import (
     SamplingParams,
     SaveWeightsResponse,
 )
-from rlvr.protocols import CustomLoss
+from rlvr.core.protocols import CustomLoss
+from rlvr.engine.checkpoint import load_policy, read_snapshot, save_policy
+from rlvr.engine.engine import Engine
+from rlvr.engine.policy import Policy, Snapshot
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def awaitable(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+def make_async(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """The `..._async` form of a method: what it returns, from a coroutine."""
 
     @functools.wraps(method)
@@ -49,7 +49,7 @@ def awaitable(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return call
 
 
-class Made:
+class SelfFuture:
     """A client that is there already, where a future of one is asked for: `.result()` and `await` give itself."""
 
     def result(self, timeout: float | None = None) -> Self:
@@ -63,7 +63,7 @@ class Made:
         return self
 
 
-class LocalSamplingClient(Made):
+class LocalSamplingClient(SelfFuture):
     """Samples from the weights of one moment, whatever is trained later."""
 
     def __init__(self, engine: Engine, snapshot: Snapshot) -> None:
@@ -118,15 +118,13 @@ def _params(given: Any) -> SamplingParams:
     return SamplingParams(**{f.name: getattr(given, f.name) for f in fields(SamplingParams) if hasattr(given, f.name)})
 
 
-class LocalTrainingClient(Made):
+class LocalTrainingClient(SelfFuture):
     """Trains one policy of an engine. Calls run when they are made: the futures are already done.
 
     What is saved for samplers goes to `sampler_folder`, by default where states go.
     """
 
-    scores_at_temperature = True  # `loss_fn_config={"temperature": T}` is honoured
-    losses = frozenset(LOSSES)
-    roads = frozenset({"advantage", "inputs", "custom", "logits", "reference"})
+    capabilities = LOCAL_CAPABILITIES
 
     def __init__(
         self,
@@ -158,23 +156,23 @@ class LocalTrainingClient(Made):
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        return LazyFuture.done(self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config))
+        return LazyFuture.from_value(self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config))
 
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        return LazyFuture.done(
+        return LazyFuture.from_value(
             self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config, backward=False)
         )
 
     def forward_backward_custom(
         self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom`)."""
-        return LazyFuture.done(two_passes(self, data, loss_fn, loss_fn_config))
+        """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom_loss`)."""
+        return LazyFuture.from_value(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
-        return LazyFuture.done(self._engine.optim_step(self._policy, adam_params))
+        return LazyFuture.from_value(self._engine.optim_step(self._policy, adam_params))
 
     def save_state(
         self, name: str, ttl_seconds: int | None = None, overwrite: bool = True
@@ -193,12 +191,12 @@ class LocalTrainingClient(Made):
     ) -> Future[SaveWeightsResponse]:
         if ttl_seconds is not None:
             raise ValueError(f"ttl_seconds={ttl_seconds}: folders on this disk do not expire; leave it out")
-        path = place / checked_name(name, "checkpoint name")
+        path = place / check_name(name, "checkpoint name")
         if path.exists() and not overwrite:
             raise ValueError(f"checkpoint {path} exists already; give another name, or overwrite=True")
         with self._engine.lock, new_folder(path) as folder:
             save_policy(folder, self._policy, self._engine.model, optimizer=optimizer)
-        return LazyFuture.done(SaveWeightsResponse(str(path)))
+        return LazyFuture.from_value(SaveWeightsResponse(str(path)))
 
     def load_state(self, path: str) -> Future[None]:
         return self._load(path, optimizer=False)
@@ -209,14 +207,14 @@ class LocalTrainingClient(Made):
     def _load(self, path: str, *, optimizer: bool) -> Future[None]:
         with self._engine.lock:
             load_policy(Path(path), self._policy, self._engine.model, optimizer=optimizer)
-        return LazyFuture.done(None)
+        return LazyFuture.from_value(None)
 
     def create_sampling_client(self, model_path: str | None = None) -> LocalSamplingClient:
         """A sampler for the weights as they are now, or for those saved at `model_path`."""
         if model_path is None:
             return LocalSamplingClient(self._engine, self._engine.snapshot(self._policy))
         with self._engine.lock:
-            return LocalSamplingClient(self._engine, saved_snapshot(Path(model_path), self._policy, self._engine.model))
+            return LocalSamplingClient(self._engine, read_snapshot(Path(model_path), self._policy, self._engine.model))
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> LocalSamplingClient:
         """A sampler for the weights as they are now; with a name they are saved too."""
@@ -227,14 +225,27 @@ class LocalTrainingClient(Made):
     def get_tokenizer(self) -> Any:
         return self._engine.model.tokenizer
 
-    forward_async = awaitable(forward)
-    forward_backward_async = awaitable(forward_backward)
-    forward_backward_custom_async = awaitable(forward_backward_custom)
-    optim_step_async = awaitable(optim_step)
-    save_state_async = awaitable(save_state)
-    save_weights_for_sampler_async = awaitable(save_weights_for_sampler)
-    load_state_async = awaitable(load_state)
-    load_state_with_optimizer_async = awaitable(load_state_with_optimizer)
-    get_info_async = awaitable(get_info)
-    create_sampling_client_async = awaitable(create_sampling_client)
-    save_weights_and_get_sampling_client_async = awaitable(save_weights_and_get_sampling_client)
+    def weights_sha256(self) -> str:
+        return self._policy.sha256()
+
+    def describe_environment(self) -> dict[str, str | int]:
+        import torch
+
+        device = self._engine.model.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        return {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": name}
+
+    def close(self) -> None:
+        """Nothing to close: the engine ends with the process."""
+
+    forward_async = make_async(forward)
+    forward_backward_async = make_async(forward_backward)
+    forward_backward_custom_async = make_async(forward_backward_custom)
+    optim_step_async = make_async(optim_step)
+    save_state_async = make_async(save_state)
+    save_weights_for_sampler_async = make_async(save_weights_for_sampler)
+    load_state_async = make_async(load_state)
+    load_state_with_optimizer_async = make_async(load_state_with_optimizer)
+    get_info_async = make_async(get_info)
+    create_sampling_client_async = make_async(create_sampling_client)
+    save_weights_and_get_sampling_client_async = make_async(save_weights_and_get_sampling_client)

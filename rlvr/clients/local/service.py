@@ -12,15 +12,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from rlvr.clients.local.clients import LocalSamplingClient, LocalTrainingClient, awaitable
+from rlvr.clients.local.clients import LocalSamplingClient, LocalTrainingClient, make_async
 from rlvr.clients.local.types import GetServerCapabilitiesResponse, SupportedModel
+from rlvr.core.files import find_damage, read_json
 from rlvr.engine.checkpoint import PEFT_PREFIX, load_policy
 from rlvr.engine.engine import Engine
+from rlvr.engine.engine_options import EngineLimits, LoraConfig
 from rlvr.engine.lora import lora_targets
-from rlvr.engine.model import load_model
-from rlvr.engine.options import EngineLimits, LoraConfig
-from rlvr.engine.tokenizer import load_tokenizer, quiet
-from rlvr.files import read_json, verified
+from rlvr.engine.model_loading import load_model
+from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
 
 _CURE = "give the path that save_state or save_weights_for_sampler returned"
 
@@ -46,7 +46,7 @@ class ServiceClient:
         self._where = {"device": device, "dtype": dtype}
         self._limits = limits
         self._engines: dict[str, Engine] = {}
-        self._made = 0
+        self._count = 0
         self._lock = threading.Lock()
 
     def create_lora_training_client(
@@ -94,16 +94,18 @@ class ServiceClient:
                 [SupportedModel(name, engine.model.context) for name, engine in self._engines.items()]
             )
 
-    create_lora_training_client_async = awaitable(create_lora_training_client)
-    create_training_client_from_state_async = awaitable(create_training_client_from_state)
-    create_training_client_from_state_with_optimizer_async = awaitable(create_training_client_from_state_with_optimizer)
-    create_sampling_client_async = awaitable(create_sampling_client)
-    get_server_capabilities_async = awaitable(get_server_capabilities)
+    create_lora_training_client_async = make_async(create_lora_training_client)
+    create_training_client_from_state_async = make_async(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async = make_async(
+        create_training_client_from_state_with_optimizer
+    )
+    create_sampling_client_async = make_async(create_sampling_client)
+    get_server_capabilities_async = make_async(get_server_capabilities)
 
     def _engine(self, base_model: str) -> Engine:
         with self._lock:
             if base_model not in self._engines:
-                quiet()
+                silence_transformers()
                 self._engines[base_model] = Engine(
                     load_model(base_model, load_tokenizer(base_model), **self._where), self._limits
                 )
@@ -113,7 +115,7 @@ class ServiceClient:
         self, engine: Engine, lora: LoraConfig, seed: int, user_metadata: dict[str, str] | None
     ) -> LocalTrainingClient:
         with self._lock:
-            number, self._made = self._made, self._made + 1
+            number, self._count = self._count, self._count + 1
         policy = engine.create_policy(f"{self.session_id}:train:{number}", lora=lora, seed=seed)
         own = self._folder / f"train-{number}"
         metadata = {**self.user_metadata, **(user_metadata or {})}
@@ -132,10 +134,10 @@ class ServiceClient:
 
 def _base_of(folder: Path) -> str:
     """The base model of a saved adapter."""
-    if wrong := verified(folder):
+    if wrong := find_damage(folder):
         raise ValueError(f"no whole checkpoint at {folder}: {wrong}; {_CURE}")
-    told = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
-    if not isinstance(name := told.get("base_model_name_or_path"), str):
+    config = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
+    if not isinstance(name := config.get("base_model_name_or_path"), str):
         raise ValueError(f"{folder / 'adapter_config.json'} names no base model; give base_model=")
     return name
 
@@ -144,11 +146,11 @@ def _lora_of(folder: Path) -> LoraConfig:
     """Rank, scale and adapted layers of a saved adapter."""
     from safetensors import SafetensorError, safe_open
 
-    told: dict[str, Any] = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
+    config: dict[str, Any] = read_json(folder / "adapter_config.json", "the config of an adapter", _CURE)
     try:
         with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
             names = [str(key).removeprefix(PEFT_PREFIX) for key in file.keys()]  # noqa: SIM118 (no mapping)
         layers = dict.fromkeys(name.rsplit(".lora_", 1)[0] for name in names)
-        return LoraConfig(int(told["r"]), float(told["lora_alpha"]), tuple(layers))
+        return LoraConfig(int(config["r"]), float(config["lora_alpha"]), tuple(layers))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"adapter {folder} cannot be read: {error}; {_CURE}") from error

@@ -16,39 +16,40 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import islice
 from string import printable
 from typing import Any
 
-from rlvr import draws
+from rlvr.core import rng
+from rlvr.core.protocols import TaskSource
+from rlvr.core.types import Task
 from rlvr.engine.tokenizer import PIECE
-from rlvr.envs.mini_mbpp.operations import LETTERS, LIST, NUMBER, OPERATIONS
+from rlvr.envs.mini_mbpp.operation_table import LETTERS, LIST, NUMBER, OPERATIONS
 from rlvr.envs.mini_mbpp.programs import (
     NAMES,
     Step,
     Steps,
-    family,
+    family_of,
     fits,
-    flawed,
-    program,
     result_of,
-    specification,
-    statement,
+    specification_of,
+    write_flawed_program,
+    write_program,
+    write_statement,
 )
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.registry import register_environment
-from rlvr.types import Task
+from rlvr.envs.row_source import take_in_turn
 
 LEVELS = ("1", "2", "3")  # operations in a row
 ASSERTS = 3  # as MBPP has; hidden ones come on top
-BESIDE = "held-out families"
+UNSEEN_FAMILIES = "held-out families"
 _FEW = 6  # a family of fewer problems is trained on whole: one of them held out would be most of the family
 _TRIES = 1000  # problems drawn in a row that are held out or have no telling tests
 _INPUTS = 50  # inputs tried for a problem's tests
 
 
 @register_environment("mini_mbpp")
-class MiniMBPP:
+class MiniMBPP(TaskSource):
     """The task source. A task's meta is its problem as the reward `code` reads it, its `family` and its `steps`.
 
     `visible_tests` of the three asserts are in the prompt, the reward counts all three and `hidden_tests` more.
@@ -59,7 +60,7 @@ class MiniMBPP:
 
     reward = "code"
     end_word = "<end>"
-    pad_word = "<pad>"
+    pad_word: str = "<pad>"
 
     def __init__(
         self,
@@ -99,49 +100,58 @@ class MiniMBPP:
 
     @cached_property
     def heldout_families(self) -> dict[str, list[str]]:
-        """Those that are not. Every single operation is trained on."""
+        """Families never trained on, by level. Every single operation is trained on."""
         return {level: [f for f in _families(level) if self.holds_out_family(f)] for level in self.levels}
 
     def holds_out_family(self, name: str) -> bool:
-        return "," in name and draws.key("mini-mbpp-family", name) < self._families_below
+        return "," in name and rng.key("mini-mbpp-family", name) < self._families_below
 
     def holds_out(self, steps: Steps) -> bool:
-        """Whether this problem of a family that is trained on is held out."""
+        """Whether a problem is held out; its family is one that is trained on."""
         many = math.prod(len(values) for step in steps for values in step.operation.parameters)
-        return many >= _FEW and draws.key("mini-mbpp-heldout", specification(steps)) < self._problems_below
+        return many >= _FEW and rng.key("mini-mbpp-heldout", specification_of(steps)) < self._problems_below
 
     def train(self, seed: int, index: int, level: str) -> Task:
-        """The index-th training problem of a level: families alike, and the problems of each that are not held out."""
+        """The index-th training problem of a level. Families are equally likely; held-out problems are never drawn."""
         if level not in self.levels:
             raise ValueError(f"mini_mbpp: level {level!r}; the levels are {', '.join(self.levels)}")
-        key = draws.key("mini-mbpp-train", seed, level, index)
+        key = rng.key("mini-mbpp-train", seed, level, index)
         for attempt in range(_TRIES):
-            steps = self._steps(self.families[level], draws.key("mini-mbpp-problem", key, attempt))
+            steps = self._steps(self.families[level], rng.key("mini-mbpp-problem", key, attempt))
             task = None if self.holds_out(steps) else self._task(steps, level, key)
             if task is not None:
                 return task
-        raise ValueError(f"mini_mbpp: level {level} has no problem left to train on; lower heldout_fraction")
+        raise ValueError(f"mini_mbpp: level {level} has no training problem left; lower heldout_fraction")
 
     def heldout(self, count: int | None) -> list[Task]:
         """`count` different held-out problems of families that are trained on, the levels in turn.
 
         Fewer where there are no more (a level of single operations has a few dozen). None: 1000.
         """
-        walks = [self._walk(level, self.families[level], whole=False) for level in self.levels]
-        return _in_turn(walks, 1000 if count is None else count)
+        tasks = [self._enumerate_tasks(level, self.families[level], whole=False) for level in self.levels]
+        return take_in_turn(tasks, 1000 if count is None else count)
 
-    def beside(self, count: int) -> dict[str, list[Task]]:
+    def extra_heldout(self, count: int) -> dict[str, list[Task]]:
         """`count` different problems of the families that are never trained on."""
-        walks = [self._walk(level, names, whole=True) for level, names in self.heldout_families.items() if names]
-        return {BESIDE: _in_turn(walks, count)}
+        tasks = [
+            self._enumerate_tasks(level, names, whole=True) for level, names in self.heldout_families.items() if names
+        ]
+        return {UNSEEN_FAMILIES: take_in_turn(tasks, count)}
 
     def env(self, task: Task, tokenizer: Any) -> PromptEnv:
         return PromptEnv(task, tokenizer)
 
+    def describe_task(self, task: Task) -> dict[str, str]:
+        """The family, and its operations one by one: a family alone has few problems."""
+        steps = [name for name, *_ in task.meta["steps"]]
+        return {"family": task.meta["family"], "first operation": steps[0], "last operation": steps[-1]}
+
     def demonstration(self, task: Task, key: int) -> str:
         """A completion without its end token: the erring teacher's program."""
         steps = tuple(Step(name, tuple(parameters)) for name, *parameters in task.meta["steps"])
-        return flawed(steps, task.meta["name"], draws.key("mini-mbpp-shown", key, task.id), self.flaw, self.slip)
+        return write_flawed_program(
+            steps, task.meta["name"], rng.key("mini-mbpp-shown", key, task.id), self.flaw, self.slip
+        )
 
     @cached_property
     def vocabulary(self) -> list[str]:
@@ -150,60 +160,61 @@ class MiniMBPP:
         texts += [f"{lead}{c}" for lead in ("", " ", ", ") for c in "0123456789"] + ["assert f('a') == 'a'", "f([1])"]
         for name in [*_families("1"), *_families("2")]:
             for key in range(6):
-                steps = self._steps([name], draws.key("mini-mbpp-words", name, key))
-                texts += [statement(steps, key), program(steps, NAMES[0], key)]
+                steps = self._steps([name], rng.key("mini-mbpp-words", name, key))
+                texts += [write_statement(steps, key), write_program(steps, NAMES[0], key)]
         texts += [f"'{letter}'" for letter in LETTERS]
         found = sorted({piece for text in texts for piece in re.findall(PIECE, text)})
         return [*found, *(c for c in printable if c not in found)]
 
     def _steps(self, families: Sequence[str], key: int) -> Steps:
-        """A family of these and its parameters, drawn: a letter is never given twice."""
+        """Draw one of these families and its parameters; no value is used twice."""
         position, chosen = 1, list[Step]()
-        for name in families[draws.integer(len(families), key)].split(", "):
+        for name in families[rng.integer(len(families), key)].split(", "):
             parameters: list[str] = []
             for values in OPERATIONS[name].parameters:
                 left = [value for value in values if value not in parameters]
-                parameters.append(left[draws.integer(len(left), key, position)])
+                parameters.append(left[rng.integer(len(left), key, position)])
                 position += 1
             chosen.append(Step(name, tuple(parameters)))
         return tuple(chosen)
 
-    def _walk(self, level: str, families: Sequence[str], *, whole: bool) -> Iterator[Task]:
-        """Different problems of these families, in an order that is the same every time; only those held out if not
-        `whole`. Ends where draws meet nothing new for a while.
+    def _enumerate_tasks(self, level: str, families: Sequence[str], *, whole: bool) -> Iterator[Task]:
+        """Different problems of these families in a fixed order: all with `whole`, else only held-out ones.
+
+        Ends when draws have found no new problem for a while.
         """
-        key, seen = draws.key("mini-mbpp-walk", level, int(whole)), set[str]()
+        key, seen = rng.key("mini-mbpp-walk", level, int(whole)), set[str]()
         attempt = last = 0
         while families and attempt - last < 4 * len(families) + 200:
             attempt += 1
-            steps = self._steps(families, draws.key("mini-mbpp-problem", key, attempt))
-            name = specification(steps)
+            steps = self._steps(families, rng.key("mini-mbpp-problem", key, attempt))
+            name = specification_of(steps)
             if name in seen or not (whole or self.holds_out(steps)):
                 continue
-            task = self._task(steps, level, draws.key("mini-mbpp-task", key, attempt))
+            task = self._task(steps, level, rng.key("mini-mbpp-task", key, attempt))
             if task is not None:
                 seen.add(name)
                 last = attempt
                 yield task
 
     def _task(self, steps: Steps, level: str, key: int) -> Task | None:
-        """The problem in words and tests; None where no inputs were found that tell."""
-        name = NAMES[draws.integer(len(NAMES), key)]
-        inputs = self._inputs(steps, draws.key("mini-mbpp-inputs", key))
+        """The problem in words and tests; None if no inputs were found that reveal a wrong program."""
+        name = NAMES[rng.integer(len(NAMES), key)]
+        inputs = self._inputs(steps, rng.key("mini-mbpp-inputs", key))
         if not inputs:
             return None
         tests = [f"assert {name}({value!r}) == {result_of(steps, value)!r}" for value in inputs]
-        said = statement(steps, draws.key("mini-mbpp-words", key))
+        said = write_statement(steps, rng.key("mini-mbpp-words", key))
         meta = {
             "statement": said,
             "tests": tests,
-            "solution": program(steps, name, draws.key("mini-mbpp-style", key)),
-            "family": family(steps),
+            "solution": write_program(steps, name, rng.key("mini-mbpp-style", key)),
+            "family": family_of(steps),
             "name": name,
             "steps": [[step.name, *step.parameters] for step in steps],
         }
         prompt = "\n".join([said, *tests[: self.visible], ""])
-        return Task(f"{specification(steps)} [{name} {key % 10**6:06d}]", prompt, meta, level)
+        return Task(f"{specification_of(steps)} [{name} {key % 10**6:06d}]", prompt, meta, level)
 
     def _inputs(self, steps: Steps, key: int) -> list[Any]:
         """Different inputs that together tell the program from one without any of its steps, and from a constant.
@@ -214,7 +225,7 @@ class MiniMBPP:
         shorter = [steps[:i] + steps[i + 1 :] for i in range(len(steps))]
         idle, chosen, results = {rest for rest in shorter if fits(rest, steps)}, list[Any](), list[Any]()
         for attempt in range(_INPUTS):
-            value = _input(steps[0].operation.takes, letters, draws.key("mini-mbpp-input", key, attempt))
+            value = _input(steps[0].operation.takes, letters, rng.key("mini-mbpp-input", key, attempt))
             result = result_of(steps, value)
             still = {rest for rest in idle if result_of(rest, value) == result}
             is_last = len(chosen) == self.tests - 1
@@ -241,23 +252,12 @@ def _families(level: str) -> list[str]:
     return [", ".join(chain) for chain in chains]
 
 
-def _in_turn(walks: list[Iterator[Task]], count: int) -> list[Task]:
-    tasks: list[Task] = []
-    while walks and len(tasks) < count:
-        for walk in list(walks):
-            found = list(islice(walk, 1))
-            tasks += found
-            if not found:
-                walks.remove(walk)
-    return tasks[:count]
-
-
 def _input(kind: str, letters: Sequence[str], key: int) -> Any:
     """A number of two digits, three to five digits, or a word of three to five letters, some of them `letters`."""
     if kind == NUMBER:
-        return 10 + draws.integer(90, key)
-    size = 3 + draws.integer(3, key)
+        return 10 + rng.integer(90, key)
+    size = 3 + rng.integer(3, key)
     if kind == LIST:
-        return [draws.integer(10, key, 1 + i) for i in range(size)]
-    known = [*letters, *(LETTERS[draws.integer(len(LETTERS), key, 10 + i)] for i in range(3))]
-    return "".join(known[draws.integer(len(known), key, 1 + i)] for i in range(size))
+        return [rng.integer(10, key, 1 + i) for i in range(size)]
+    known = [*letters, *(LETTERS[rng.integer(len(LETTERS), key, 10 + i)] for i in range(3))]
+    return "".join(known[rng.integer(len(known), key, 1 + i)] for i in range(size))

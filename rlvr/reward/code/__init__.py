@@ -1,7 +1,7 @@
 """Programs as answers: how problems are written (`formats`), where the answer is (`extract`), its value (`reward`)."""
 
-from rlvr.reward.code.extract import Extracted, extract
-from rlvr.reward.code.formats import Problem
-from rlvr.reward.code.reward import code as code
+from rlvr.reward.code.code_reward import code as code
+from rlvr.reward.code.formats import CodeProblem
+from rlvr.reward.code.program_extraction import ExtractedProgram, extract
 
-__all__ = ["Extracted", "Problem", "extract"]
+__all__ = ["ExtractedProgram", "CodeProblem", "extract"]

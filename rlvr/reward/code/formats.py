@@ -1,9 +1,9 @@
-"""Programming problems as data sets write them, told by their fields, in one form: `Problem`.
+"""Programming problems in the formats of data sets, recognised by their fields, as one record: `CodeProblem`.
 
     MBPP              text or prompt, test_list; code, test_setup_code, test_imports       (both published files)
     HumanEval         prompt, entry_point, test; canonical_solution
     APPS              question, input_output {"inputs", "outputs", "fn_name"?}; starter_code, solutions
-    our own           tests; statement, setup, imports, entry_point, prefix, solution      (what `Problem.row` gives)
+    our own           tests; statement, setup, imports, entry_point, prefix, solution      (what `row` gives)
 
 Left out on purpose: tests that need files or a framework. `python -m pytest tests/test_code_formats.py` exercises it.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlvr.sandbox.job import SURROGATE
+from rlvr.sandbox.verification_job import SURROGATE
 
 Test = str | dict[str, str]
 FORMATS = (
@@ -32,7 +32,7 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 @dataclass(frozen=True)
-class Problem:
+class CodeProblem:
     """`tests` are assert statements, one `check(candidate)` function, or `{"input", "output"}` of a program.
 
     `imports` run before the answer and `setup` after it, where it may use the answer's classes. An answer may go on
@@ -48,30 +48,30 @@ class Problem:
     solution: str = ""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Problem:
-        """The problem that a row of any of the formats describes; ValueError saying what is wrong with it."""
+    def of(cls, row: Mapping[str, Any]) -> CodeProblem:
+        """The problem in a row of any of the formats; ValueError says what is wrong with it."""
         if "tests" in row:
-            made = _own(row)
+            problem = _own(row)
         elif "test_list" in row:
-            made = _mbpp(row)
+            problem = _mbpp(row)
         elif "test" in row and "entry_point" in row:
-            made = _humaneval(row)
+            problem = _humaneval(row)
         elif "input_output" in row:
-            made = _apps(row)
+            problem = _apps(row)
         else:
             raise ValueError(f"a row with the fields {', '.join(map(str, row)) or 'none'}; expected {FORMATS}")
-        if not made.tests:
-            raise ValueError("the problem has no tests; nothing could tell a right answer from a wrong one")
-        if not all(test.strip() for test in made.tests if isinstance(test, str)):
+        if not problem.tests:
+            raise ValueError("the problem has no tests; expected at least one")
+        if not all(test.strip() for test in problem.tests if isinstance(test, str)):
             raise ValueError("the problem has an empty test, which every answer would pass; leave it out")
-        if any(SURROGATE.search(text) for test in made.tests if isinstance(test, dict) for text in test.values()):
-            raise ValueError("a test holds half of a surrogate pair, which no program reads")
-        if made.entry_point is not None and not made.entry_point.isidentifier():
-            raise ValueError(f"entry_point={made.entry_point!r:.80}, expected the name of a function")
-        return made
+        if any(SURROGATE.search(text) for test in problem.tests if isinstance(test, dict) for text in test.values()):
+            raise ValueError("a test holds a lone surrogate, which UTF-8 cannot encode; remove it")
+        if problem.entry_point is not None and not problem.entry_point.isidentifier():
+            raise ValueError(f"entry_point={problem.entry_point!r:.80}, expected the name of a function")
+        return problem
 
     def row(self) -> dict[str, Any]:
-        """As a row of our own format, without what is empty: a task's meta."""
+        """As a row of our own format, without empty fields: a task's meta."""
         return {key: value for key, value in asdict(self).items() if value}
 
     @property
@@ -81,24 +81,24 @@ class Problem:
 
     @property
     def names(self) -> set[str]:
-        """What the tests call of the answer, as far as their text shows it."""
+        """The names of the answer that the tests call, as far as their text shows."""
         if self.entry_point:
             return {self.entry_point}
         texts = [test for test in self.tests if isinstance(test, str)]
         called = {name for text in texts for name in _CALL.findall(text)} - _WORDS
         return called - _BUILTINS or called  # `assert sum(10, 15) == 25` is MBPP's, too
 
-    def shown(self, count: int | None) -> list[Test]:
-        """The first `count` tests (None: all) that may be shown. A `check` function is one test: it never is."""
+    def visible_tests(self, count: int | None) -> list[Test]:
+        """The first `count` tests (None: all) that may be shown; a `check` function never is."""
         return [test for test in self.tests if not (isinstance(test, str) and _CHECK.search(test))][:count]
 
 
-def _own(row: Mapping[str, Any]) -> Problem:
+def _own(row: Mapping[str, Any]) -> CodeProblem:
     given = row["tests"]
     tests: Any = [given] if isinstance(given, str) else given
     if not isinstance(tests, Sequence) or isinstance(tests, bytes):
         raise ValueError(
-            f"tests: a {type(given).__name__}, expected a list of assert statements or of input and output"
+            f"tests: a {type(given).__name__}, expected a list of assert statements or of objects with input and output"
         )
     stdio = [isinstance(test, Mapping) for test in tests]
     if any(stdio):
@@ -107,7 +107,7 @@ def _own(row: Mapping[str, Any]) -> Problem:
         tests = [{"input": test["input"], "output": test["output"]} for test in tests]
     elif not all(isinstance(test, str) for test in tests):
         raise ValueError("tests: expected a list of assert statements, each of them text")
-    return Problem(
+    return CodeProblem(
         list(tests),
         _text(row, "statement"),
         _text(row, "setup"),
@@ -118,8 +118,8 @@ def _own(row: Mapping[str, Any]) -> Problem:
     )
 
 
-def _mbpp(row: Mapping[str, Any]) -> Problem:
-    return Problem(
+def _mbpp(row: Mapping[str, Any]) -> CodeProblem:
+    return CodeProblem(
         list(_texts(row, "test_list")),
         _text(row, "text") or (_text(row, "prompt") if isinstance(row.get("prompt"), str) else ""),
         _lines(_text(row, "test_setup_code")),
@@ -128,38 +128,38 @@ def _mbpp(row: Mapping[str, Any]) -> Problem:
     )
 
 
-def _humaneval(row: Mapping[str, Any]) -> Problem:
+def _humaneval(row: Mapping[str, Any]) -> CodeProblem:
     name, prompt = _text(row, "entry_point"), row.get("prompt")
     prefix = prompt if isinstance(prompt, str) else ""  # chat messages, where another trainer's column has that name
     if not name:
         raise ValueError("entry_point is empty, expected the name of the function that the tests call")
     test = _text(row, "test")
     solution = prefix + _text(row, "canonical_solution")
-    return Problem([test] if test else [], prefix, _helpers(prefix, name), [], name, prefix, solution)
+    return CodeProblem([test] if test else [], prefix, _helpers(prefix, name), [], name, prefix, solution)
 
 
 def _helpers(prompt: str, entry_point: str) -> str:
-    """What a prompt gives beside the function it asks for: the tests use these, and not an answer's of their names."""
+    """What a prompt defines besides the function it asks for; the tests use these, not those of an answer."""
     try:
         body = ast.parse(prompt).body
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    given = [node for node in body if isinstance(node, (ast.FunctionDef, ast.Assign)) and not _is_stub(node)]
-    given = [node for node in given if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
+    helpers = [node for node in body if isinstance(node, (ast.FunctionDef, ast.Assign)) and not _is_stub(node)]
+    helpers = [node for node in helpers if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
     imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    return "\n".join(map(ast.unparse, [*imports, *given])) if given else ""
+    return "\n".join(map(ast.unparse, [*imports, *helpers])) if helpers else ""
 
 
 def _is_stub(node: ast.stmt) -> bool:
-    """Whether it is a function with nothing but a docstring, `...` or `pass`: one that the answer is to write."""
+    """Whether it is a function of a docstring, `...` or `pass` alone, which the answer must write."""
     return isinstance(node, ast.FunctionDef) and all(
         isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
         for line in node.body
     )
 
 
-def _apps(row: Mapping[str, Any]) -> Problem:
-    given = _parsed(row["input_output"], "input_output")
+def _apps(row: Mapping[str, Any]) -> CodeProblem:
+    given = _parse_json(row["input_output"], "input_output")
     if not isinstance(given, Mapping):
         raise ValueError(f"input_output: a {type(given).__name__}, expected an object with inputs and outputs")
     inputs, outputs, name = given.get("inputs"), given.get("outputs"), given.get("fn_name")
@@ -167,7 +167,7 @@ def _apps(row: Mapping[str, Any]) -> Problem:
         raise ValueError("input_output: inputs and outputs have to be lists of one length")
     starter = _text(row, "starter_code")
     question = _text(row, "question") + (f"\n\n{starter}" if starter else "")
-    solutions = _parsed(row.get("solutions") or [], "solutions")
+    solutions = _parse_json(row.get("solutions") or [], "solutions")
     solution = solutions[0] if isinstance(solutions, list) and solutions and isinstance(solutions[0], str) else ""
     if not name:
         tests: list[Test] = [{"input": _stream(i), "output": _stream(o)} for i, o in zip(inputs, outputs, strict=True)]
@@ -176,28 +176,28 @@ def _apps(row: Mapping[str, Any]) -> Problem:
     else:
         call = f"Solution().{name}" if "class Solution" in starter else str(name)
         tests = [_call_test(call, i, o) for i, o in zip(inputs, outputs, strict=True)]
-    return Problem(tests, question, solution=_lines(solution))
+    return CodeProblem(tests, question, solution=_lines(solution))
 
 
 def _call_test(call: str, arguments: Any, expected: Any) -> str:
-    """APPS wraps some results in a list of one, and its JSON has no tuples: as its own checker does, take either."""
+    """APPS wraps some results in a list of one, and its JSON has no tuples: accept either, as its own checker does."""
     if not isinstance(arguments, list):
         raise ValueError("input_output: with fn_name each of inputs has to be the list of a call's arguments")
-    called = f"{call}({', '.join(map(repr, arguments))})"
+    expression = f"{call}({', '.join(map(repr, arguments))})"
     if not isinstance(expected, list):
-        return f"assert {called} == {expected!r}"
-    taken = [expected, tuple(expected)]
+        return f"assert {expression} == {expected!r}"
+    accepted = [expected, tuple(expected)]
     if any(isinstance(part, list) for part in expected):
-        taken.append([tuple(part) if isinstance(part, list) else part for part in expected])
-    return f"assert {called} in ({', '.join(map(repr, [*taken, *(expected if len(expected) == 1 else [])]))})"
+        accepted.append([tuple(part) if isinstance(part, list) else part for part in expected])
+    return f"assert {expression} in ({', '.join(map(repr, [*accepted, *(expected if len(expected) == 1 else [])]))})"
 
 
 def _stream(given: Any) -> str:
-    """What a program reads or writes: text, or a list of its lines."""
+    """A program's input or output: text, or a list of its lines."""
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 
-def _parsed(given: Any, name: str) -> Any:
+def _parse_json(given: Any, name: str) -> Any:
     if not isinstance(given, str):
         return given
     try:

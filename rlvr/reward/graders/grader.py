@@ -1,4 +1,4 @@
-"""`Grader`: a configuration in the OpenAI graders' schema, checked whole, and what it says of answers.
+"""`Grader`: a configuration in the OpenAI graders' schema, checked as a whole, that scores answers.
 
     grader = Grader.of({"type": "string_check", "name": "same", "operation": "eq",
                         "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"})
@@ -15,18 +15,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.http_line import Endpoint
-from rlvr.reward.coroutines import run_to_end
-from rlvr.reward.graders.desk import SHARED_SECONDS, Desk
-from rlvr.reward.graders.fields import choice, graded, path, taken, threshold, with_json
-from rlvr.reward.graders.formula import FUNCTIONS, NAME, Formula, NoValue
-from rlvr.reward.graders.models import LabelModel, ScoreModel
-from rlvr.reward.graders.program import Program
-from rlvr.reward.graders.templates import Values
-from rlvr.reward.graders.texts import StringCheck, TextSimilarity
+from rlvr.core.chat_client import Endpoint
+from rlvr.core.types import Outcome, Score
+from rlvr.reward.coroutines import run_coroutine
+from rlvr.reward.graders.formula import FUNCTIONS, NAME, Formula, NoFormulaValue
+from rlvr.reward.graders.grader_options import (
+    check_fields,
+    check_word,
+    field_path,
+    pass_threshold,
+    score_of,
+    with_json,
+)
+from rlvr.reward.graders.grader_templates import Values
+from rlvr.reward.graders.grading_context import SHARED_SECONDS, GradingContext
+from rlvr.reward.graders.model_graders import LabelModel, ScoreModel
+from rlvr.reward.graders.python_grader import PythonGrader
+from rlvr.reward.graders.text_graders import StringCheck, TextSimilarity
 from rlvr.reward.signatures import LARGEST
 from rlvr.sandbox import Sandbox
-from rlvr.types import Outcome, Score
 
 TYPES = ("string_check", "text_similarity", "score_model", "label_model", "python", "multi")
 MAX_GRADERS = 20  # of a multi
@@ -34,57 +41,57 @@ _COST = ("requests", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
-class Multi:
-    """Several graders, and a formula over their values. Where one could not grade, nothing is graded."""
+class MultiGrader:
+    """Several graders and a formula over their values. If one cannot grade, the whole cannot either."""
 
-    graders: Mapping[str, Kind]
+    graders: Mapping[str, AnyGrader]
     formula: Formula
     passed_at: float
 
     @classmethod
-    def of(cls, config: Any, where: str, models: Mapping[str, Endpoint]) -> Multi:
-        given = taken(config, where, ("graders", "calculate_output"), ("name", "pass_threshold"))
-        parts, here = given["graders"], path(where, "graders")
+    def of(cls, config: Any, where: str, models: Mapping[str, Endpoint]) -> MultiGrader:
+        check_fields(config, where, ("graders", "calculate_output"), ("name", "pass_threshold"))
+        parts, here = config["graders"], field_path(where, "graders")
         if not isinstance(parts, Mapping) or not 0 < len(parts) <= MAX_GRADERS:
             raise ValueError(f"{here}={parts!r:.80}, expected an object of 1 to {MAX_GRADERS} graders by name")
-        graders: dict[str, Kind] = {}
+        graders: dict[str, AnyGrader] = {}
         for name, part in parts.items():
             if not isinstance(name, str) or not NAME.fullmatch(name) or name in FUNCTIONS:
                 raise ValueError(
-                    f"{here} has the name {name!r:.80}, expected letters, digits and _, and no function's name: a "
-                    "formula names it"
+                    f"{here} has the name {name!r:.80}, expected letters, digits and _, and not a function's name, "
+                    "because a formula uses it"
                 )
-            graders[name] = kind(part, path(here, name), models, nested=True)
-        formula = Formula.of(given["calculate_output"], graders, path(where, "calculate_output"))
-        return cls(graders, formula, threshold(given, where))
+            graders[name] = parse_grader(part, field_path(here, name), models, nested=True)
+        formula = Formula.of(config["calculate_output"], graders, field_path(where, "calculate_output"))
+        return cls(graders, formula, pass_threshold(config, where))
 
-    async def grade(self, values: Values, desk: Desk) -> Score:
-        scores = await asyncio.gather(*(grader.grade(values, desk) for grader in self.graders.values()))
-        cost = {key: sum(score.parts.get(key, 0.0) for score in scores) for key in _COST}
-        parts = {key: spent for key, spent in cost.items() if spent}
-        by_name = dict(zip(self.graders, scores, strict=True))
-        for name, score in by_name.items():
+    async def grade(self, values: Values, context: GradingContext) -> Score:
+        results = await asyncio.gather(*(grader.grade(values, context) for grader in self.graders.values()))
+        scores = dict(zip(self.graders, results, strict=True))
+        cost = {key: sum(score.parts.get(key, 0.0) for score in results) for key in _COST}
+        cost = {key: spent for key, spent in cost.items() if spent}
+        for name, score in scores.items():
             if score.value is None:
-                return Score(None, score.outcome, score.reason, parts, f"{name}: {score.detail}")
-        known = {name: score.value for name, score in by_name.items() if score.value is not None}
-        said = "; ".join(f"{name}: {s.reason} {s.detail}".strip() for name, s in by_name.items() if s.reason)[:2000]
+                return Score(None, score.outcome, score.reason, cost, f"{name}: {score.detail}")
+        parts = {name: score.value for name, score in scores.items() if score.value is not None}
         try:
-            value = self.formula.value(known)
-        except NoValue as error:
-            return Score(None, Outcome.ERROR, "no_value", {**known, **parts}, f"calculate_output: {error}")
-        if abs(value) > LARGEST:
-            return Score(None, Outcome.ERROR, "no_value", {**known, **parts}, f"calculate_output is {value:g}")
-        return graded(value, self.passed_at, "low_score", {**known, **parts}, said)
+            value = self.formula.value(parts)
+            if abs(value) > LARGEST:
+                raise NoFormulaValue(f"the value is {value:g}")
+        except NoFormulaValue as error:
+            return Score(None, Outcome.ERROR, "no_value", {**parts, **cost}, f"calculate_output: {error}")
+        reasons = (f"{name}: {s.reason} {s.detail}".strip() for name, s in scores.items() if s.reason)
+        return score_of(value, self.passed_at, "low_score", {**parts, **cost}, "; ".join(reasons)[:2000])
 
 
-Kind = StringCheck | TextSimilarity | ScoreModel | LabelModel | Program | Multi
+AnyGrader = StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader | MultiGrader
 
 
-def kind(config: Any, where: str, models: Mapping[str, Endpoint], nested: bool = False) -> Kind:
-    """The grader of a configuration; ValueError naming the field."""
+def parse_grader(config: Any, where: str, models: Mapping[str, Endpoint], nested: bool = False) -> AnyGrader:
+    """The grader of a configuration; ValueError with the field."""
     if not isinstance(config, Mapping):
         raise ValueError(f"{where or 'grader'}={config!r:.80}, expected an object with a type: {', '.join(TYPES)}")
-    match choice(config.get("type"), path(where, "type"), TYPES):
+    match check_word(config.get("type"), field_path(where, "type"), TYPES):
         case "string_check":
             return StringCheck.of(config, where)
         case "text_similarity":
@@ -94,18 +101,20 @@ def kind(config: Any, where: str, models: Mapping[str, Endpoint], nested: bool =
         case "label_model":
             return LabelModel.of(config, where, models)
         case "python":
-            return Program.of(config, where)
+            return PythonGrader.of(config, where)
         case _:
             if nested:
-                raise ValueError(f"{path(where, 'type')}='multi': a multi grader holds no other; use one formula")
-            return Multi.of(config, where, models)
+                raise ValueError(
+                    f"{field_path(where, 'type')}='multi': a multi grader cannot hold another; use one formula"
+                )
+            return MultiGrader.of(config, where, models)
 
 
 @dataclass(frozen=True)
 class Grader:
-    """Made by `of`; used from any thread, but for the one of an async reward."""
+    """Made by `of`; can be used from any thread except that of async rewards."""
 
-    kind: Kind
+    grader: AnyGrader
     sandbox: Sandbox | Mapping[str, Any] | None = None
     timeout_s: float = SHARED_SECONDS
     batch_s: float | None = None
@@ -120,33 +129,38 @@ class Grader:
         timeout_s: float = SHARED_SECONDS,
         batch_s: float | None = None,
     ) -> Grader:
-        """ValueError, naming the field, for what is no such configuration.
+        """ValueError, with the field, for what is not such a configuration.
 
         `models` are what model graders may name; `sandbox` (as the reward `code` takes it) and `timeout_s` are for
-        python graders. What is not graded `batch_s` seconds after a batch began is an error (`no_time`).
+        python graders. An answer not graded `batch_s` seconds after its batch began is an error (`no_time`).
         """
-        return cls(kind(config, "", models or {}), sandbox, timeout_s, batch_s)
+        return cls(parse_grader(config, "", models or {}), sandbox, timeout_s, batch_s)
+
+    @property
+    def members(self) -> list[AnyGrader]:
+        """This grader and those inside it."""
+        return [self.grader, *(self.grader.graders.values() if isinstance(self.grader, MultiGrader) else ())]
 
     def grade(self, item: Mapping[str, Any], sample: Mapping[str, Any]) -> Score:
-        """What it says of one sample: `output_text`, and where they are known `output_json` and `output_tools`."""
+        """The score of one sample: `output_text`, and where they are known `output_json` and `output_tools`."""
         return self.grade_many([(item, sample)])[0]
 
     def grade_many(self, cases: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Score]:
-        """One score per (item, sample), in order, all at once; never raises for what an answer or a model did."""
-        return run_to_end(self.agrade_many(cases))
+        """One score per (item, sample), in order, all at once; never raises because of an answer or a model."""
+        return run_coroutine(self.agrade_many(cases))
 
     async def agrade_many(self, cases: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Score]:
-        async with Desk(self.sandbox, self.timeout_s) as desk:
+        async with GradingContext(self.sandbox, self.timeout_s) as context:
             end = None if self.batch_s is None else asyncio.get_running_loop().time() + self.batch_s
-            return list(await asyncio.gather(*(self._guarded(*case, desk, end) for case in cases)))
+            return list(await asyncio.gather(*(self._grade_one(*case, context, end) for case in cases)))
 
-    async def _guarded(
-        self, item: Mapping[str, Any], sample: Mapping[str, Any], desk: Desk, end: float | None
+    async def _grade_one(
+        self, item: Mapping[str, Any], sample: Mapping[str, Any], context: GradingContext, end: float | None
     ) -> Score:
         try:
             async with asyncio.timeout_at(end):
-                return await self.kind.grade({"item": item, "sample": with_json(sample)}, desk)
+                return await self.grader.grade({"item": item, "sample": with_json(sample)}, context)
         except TimeoutError:
             return Score(None, Outcome.ERROR, "no_time", detail=f"the batch took more than {self.batch_s:g} s")
-        except Exception:  # one case must not take the others along
+        except Exception:  # one case must not fail the others
             return Score(None, Outcome.ERROR, "exception", detail=traceback.format_exc()[-8000:])

@@ -1,4 +1,4 @@
-"""How alike two texts are, from 0 to 1: the metrics of a `text_similarity` grader.
+"""How similar two texts are, from 0 to 1: the metrics of a `text_similarity` grader.
 
     similarity("rouge_l", "the cat sat", "the cat slept")     # 0.67
 
@@ -13,8 +13,8 @@
 Words of BLEU and GLEU are runs of letters and digits, and single other characters, case kept; of ROUGE runs of letters
 and digits, case folded. Common subsequences take one step on a long integer per character: texts of `MAX_CHARS` take a
 tenth of a second, whatever is in them.
-Left out on purpose: `meteor` and `cosine`, which need WordNet and an embedding model; something else under their name
-would be worse than nothing. `python -m pytest tests/test_graders_similarity.py` exercises it.
+Left out on purpose: `meteor` and `cosine`, which need WordNet and an embedding model; an approximation under their name
+would mislead. `python -m pytest tests/test_graders_similarity.py` exercises it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 MAX_CHARS = 20_000
-ABSENT = {
-    "meteor": "it needs WordNet's synonyms, which this installation does not have; use 'rouge_l' or 'gleu'",
+UNSUPPORTED_METRICS = {
+    "meteor": "it needs WordNet's synonyms, which are not installed; use 'rouge_l' or 'gleu'",
     "cosine": "it needs an embedding model, which no setting names; use 'fuzzy_match' or a score_model grader",
 }
 MAX_ORDER = 4  # of BLEU and GLEU
@@ -35,7 +35,7 @@ _WORDS = re.compile(r"[^\W_]+")
 
 
 def similarity(metric: str, text: str, reference: str) -> float:
-    """How like the reference the text is. Neither may be longer than `MAX_CHARS`."""
+    """How similar the text is to the reference. Neither may be longer than `MAX_CHARS`."""
     assert max(len(text), len(reference)) <= MAX_CHARS, (len(text), len(reference))
     return METRICS[metric](text, reference)
 
@@ -60,7 +60,7 @@ def bleu(text: str, reference: str) -> float:
         if not matches:
             smooth *= 2
         logs.append(math.log((matches or 1 / smooth) / total))
-    if not logs or not _overlap(ours, theirs, 1)[0]:  # not one word in common is no likeness
+    if not logs or not _overlap(ours, theirs, 1)[0]:  # no word in common
         return 0.0
     brevity = min(0.0, 1 - len(theirs) / len(ours))
     return math.exp(brevity + math.fsum(logs) / len(logs))

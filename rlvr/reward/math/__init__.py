@@ -1,10 +1,10 @@
-"""Mathematics by value: the reward `math`, over readers and comparators of its own.
+"""Mathematics by value: the reward `math`.
 
-`rlvr.reward.extract` finds the answer, `spelling` writes it one way, `parse` and `values` read it into one of `kinds`,
-`algebra` holds closed forms exactly, `compare` decides, and `peer` asks math-verify in a worker.
+`rlvr.reward.text.final_answer` finds the answer, `spelling` normalizes it, `parse` and `values` read it into one of
+`kinds`, `algebra` holds closed forms exactly, `compare` decides, and `math_verify_workers` asks math-verify.
 `python -m pytest tests/test_math_*.py` exercises them.
 """
 
-from rlvr.reward.math.reward import verify_math
+from rlvr.reward.math.math_reward import verify_math
 
 __all__ = ["verify_math"]

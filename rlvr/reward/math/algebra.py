@@ -1,9 +1,9 @@
 """Exact closed forms: quotients of polynomials over variables, pi, e, i and fractional powers of primes.
 
 A sum of products with rational coefficients is kept with every root split into prime powers below one, so two constants
-are equal exactly when their terms are. Quotients are compared by multiplying across, never simplified. What has no
-such form (a sine, a root of a sum) is an atom of its own; `numeric.equal` knows where that leaves a doubt. Everything
-is capped: `TooLarge` instead of a number with a million digits.
+are equal exactly when their terms are. Quotients are compared by multiplying across, never simplified. A value
+without such a form (a sine, a root of a sum) is an atom of its own; `numeric.equal` knows where that leaves a doubt.
+Everything is capped: `TooLarge` is raised instead of computing a number with a million digits.
 
 Left out on purpose: simplification, calculus, anything that would need a search.
 `python -m pytest tests/test_math_compare.py` exercises it.
@@ -23,12 +23,11 @@ MAX_TERMS = 150
 MAX_POWER = 1_000  # of a whole exponent
 MAX_FACTOR = 10_000  # by which numbers under a root are divided in search of their primes
 MAX_FACTORIAL = 500
-MAX_STEPS = 6_000  # of multiplying terms, between two calls of `start`
+MAX_STEPS = 6_000  # of multiplying terms, between two calls of `reset_budget`
 
 Atom = object  # an int (a prime), a str ("pi", "e", "i", "oo" or a variable) or a Function
 Mono = tuple[tuple[Atom, Fraction], ...]
 ONE = Fraction(1)
-HALF = Fraction(1, 2)
 
 
 class TooLarge(ValueError):
@@ -42,14 +41,14 @@ class _Work(threading.local):
 _work = _Work()
 
 
-def start() -> None:
-    """Allow this thread the work for one more answer."""
+def reset_budget() -> None:
+    """Reset this thread's budget of work, for one more answer."""
     _work.left = MAX_STEPS
 
 
 @dataclass(frozen=True)
 class Function:
-    """An atom: a function of arguments in normal form, of which nothing else is known."""
+    """An atom: a function of arguments in normal form, not evaluated further."""
 
     name: str
     arguments: tuple[Ratio, ...]
@@ -108,13 +107,13 @@ def atoms(value: Ratio) -> set[Atom]:
 
 def variables(value: Ratio) -> set[str]:
     """The names of variables in it, those inside functions too."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name in atoms(value):
         if isinstance(name, Function):
-            found.update(*(variables(argument) for argument in name.arguments))
+            names.update(*(variables(argument) for argument in name.arguments))
         elif isinstance(name, str) and name not in ("pi", "e", "i", "oo"):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def power(base: Ratio, exponent: Ratio) -> Ratio:
@@ -182,8 +181,8 @@ def _prime_power(prime: int, q: Fraction) -> Ratio:
 
 @lru_cache(maxsize=4096)
 def _primes(n: int) -> tuple[tuple[int, int], ...]:
-    """n as prime powers; TooLarge where what is left after small primes is no prime for certain."""
-    found: list[tuple[int, int]] = []
+    """n as prime powers; TooLarge where the rest after small primes may not be prime."""
+    powers: list[tuple[int, int]] = []
     divisor = 2
     if n.bit_length() > 200:
         raise TooLarge("a number under a root with too many digits")
@@ -193,17 +192,17 @@ def _primes(n: int) -> tuple[tuple[int, int], ...]:
             n //= divisor
             times += 1
         if times:
-            found.append((divisor, times))
+            powers.append((divisor, times))
         divisor += 1 if divisor == 2 else 2
     if n > 1:
         root = math.isqrt(n)
         if n <= MAX_FACTOR * MAX_FACTOR:
-            found.append((n, 1))
+            powers.append((n, 1))
         elif root * root == n and root <= MAX_FACTOR * MAX_FACTOR:
-            found.append((root, 2))
+            powers.append((root, 2))
         else:
             raise TooLarge("a number under a root that is too large to take apart")
-    return tuple(found)
+    return tuple(powers)
 
 
 def rational_logarithm(base: Fraction | None, argument: Fraction | None) -> Fraction | None:
@@ -244,11 +243,11 @@ def _ratio(num: Mapping[Mono, Fraction], den: Mapping[Mono, Fraction]) -> Ratio:
         if mono or value != 1:
             inverse = ((tuple((name, -p) for name, p in mono), 1 / value),)
             num = product(tuple(num.items()), inverse)
-        return Ratio(_ordered(num))
-    return Ratio(_ordered(num), _ordered(den))
+        return Ratio(_sort_terms(num))
+    return Ratio(_sort_terms(num), _sort_terms(den))
 
 
-def _ordered(terms: Mapping[Mono, Fraction]) -> tuple[tuple[Mono, Fraction], ...]:
+def _sort_terms(terms: Mapping[Mono, Fraction]) -> tuple[tuple[Mono, Fraction], ...]:
     return tuple(sorted(terms.items(), key=lambda term: _key(term[0])))
 
 

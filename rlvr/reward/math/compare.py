@@ -1,4 +1,4 @@
-"""Whether two values are the same: True, False, or None where this cannot be told here.
+"""Decide whether two answers are the same in value: True, False, or None where the exact comparison cannot decide.
 
 `python -m pytest tests/test_math_compare.py` exercises it.
 """
@@ -12,11 +12,21 @@ from fractions import Fraction
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
-from rlvr.reward.math.intervals import merged
-from rlvr.reward.math.kinds import Choice, Matrix, Ordered, Quantity, Relation, Text, Union, Unordered, Value
-from rlvr.reward.math.losses import loses
-from rlvr.reward.math.spelling import spelled, words
-from rlvr.reward.math.values import read
+from rlvr.reward.math.dropped_parts import drops_part
+from rlvr.reward.math.intervals import merge_intervals
+from rlvr.reward.math.kinds import (
+    ChoiceLetter,
+    IntervalUnion,
+    Matrix,
+    OrderedItems,
+    Quantity,
+    Relation,
+    TextValue,
+    UnorderedItems,
+    Value,
+)
+from rlvr.reward.math.spelling import normalize, words
+from rlvr.reward.math.values import read_value
 
 PERCENT = ("either", "exact", "ignore")
 DECIMALS = ("exact", "rounded")
@@ -30,7 +40,7 @@ MIN_DECIMALS = 2  # of an answer that may be a rounded one
 
 @dataclass(frozen=True)
 class Conventions:
-    """What counts as the same where people disagree; docs/mathematics.md says what each means."""
+    """What counts as the same where opinions differ; docs/mathematics.md says what each option means."""
 
     percent: str = "either"
     decimals: str = "exact"
@@ -40,70 +50,80 @@ class Conventions:
 _LETTER_UNIT = re.compile(r"[-+]?[0-9][0-9.]* (?:m|g|s|h|l|L)")
 
 
-def same(gold: str, answer: str, conventions: Conventions) -> bool | None:
-    """Whether the answer says what the gold says. TooLarge where the answer is beyond every cap and the gold is not."""
-    if gold == answer or spelled(gold) == spelled(answer):
+def compare_answers(gold: str, answer: str, conventions: Conventions) -> bool | None:
+    """Whether the answer equals the gold. TooLarge where the answer is beyond the caps and the gold is not."""
+    if gold == answer or normalize(gold) == normalize(answer):
         return True
     try:
-        wanted = read(gold)
+        a = read_value(gold)
     except TooLarge:
-        return False  # only the same spelling is taken for a gold beyond the caps
-    found = read(answer)
-    if wanted is None or found is None:
-        if isinstance(wanted, (Text, Choice)) or (wanted is not None and ("\\" not in answer or _PROSE.search(answer))):
+        return False  # a gold beyond the caps is compared by its spelling alone
+    b = read_value(answer)
+    if a is None or b is None:
+        if isinstance(a, (TextValue, ChoiceLetter)) or (
+            a is not None and ("\\" not in answer or _PROSE.search(answer))
+        ):
             return False  # not written as mathematics, or with words that math-verify would drop
-        lost = (found is None and loses(answer, gold)) or (wanted is None and loses(gold, answer))
+        lost = (b is None and drops_part(answer, gold)) or (a is None and drops_part(gold, answer))
         return False if lost else None
-    if isinstance(wanted, Text) and isinstance(found, Text):
-        return wanted.words == found.words
-    if isinstance(wanted, Text) or isinstance(found, Text):
-        return words(spelled(gold)) == words(spelled(answer))
-    wanted, found = _with_letter(gold, wanted, found), _with_letter(answer, found, wanted)
-    algebra.start()
-    return _same(wanted, found, conventions)
+    if isinstance(a, TextValue) and isinstance(b, TextValue):
+        return a.words == b.words
+    if isinstance(a, TextValue) or isinstance(b, TextValue):
+        return words(normalize(gold)) == words(normalize(answer))
+    a, b = _with_letter(gold, a, b), _with_letter(answer, b, a)
+    algebra.reset_budget()
+    return _same(a, b, conventions)
 
 
 def _with_letter(text: str, value: Value, other: Value) -> Value:
-    """`5 m` is five metres beside a number without variables, else five times m."""
-    if isinstance(other, Quantity) and not algebra.variables(other.value) and _LETTER_UNIT.fullmatch(spelled(text)):
-        number_, _, letter = spelled(text).rpartition(" ")
-        return read(f"{number_}\\text{{{letter}}}") or value
+    """`5 m` is five metres if the other side is a number without variables, else five times m."""
+    if isinstance(other, Quantity) and not algebra.variables(other.value) and _LETTER_UNIT.fullmatch(normalize(text)):
+        number_, _, letter = normalize(text).rpartition(" ")
+        return read_value(f"{number_}\\text{{{letter}}}") or value
     return value
 
 
 def _same(a: Value, b: Value, c: Conventions) -> bool | None:
-    if isinstance(a, Choice) or isinstance(b, Choice):
+    if isinstance(a, ChoiceLetter) or isinstance(b, ChoiceLetter):
         return _letter(a) == _letter(b) is not None
-    if isinstance(a, Unordered) and len(a.items) == 1 and not isinstance(b, Unordered):
+    if isinstance(a, UnorderedItems) and len(a.items) == 1 and not isinstance(b, UnorderedItems):
         return False
     if isinstance(a, Relation) and isinstance(b, Quantity) and b.name:
         b = Relation("=", atom(b.name) - b.value)
     elif isinstance(b, Relation) and isinstance(a, Quantity) and a.name:
         a = Relation("=", atom(a.name) - a.value)
-    if isinstance(a, Union) or isinstance(b, Union):
-        return _unions(a, b, c)
-    if type(a) is not type(b):
-        return _named(a, b, c) if {type(a), type(b)} == {Ordered, Unordered} else _vectors(a, b, c)
-    if isinstance(a, Quantity) and isinstance(b, Quantity):
-        return _quantities(a, b, c)
-    if isinstance(a, Ordered) and isinstance(b, Ordered):
-        if (a.opening, a.closing) != (b.opening, b.closing) or (a.name and b.name and a.name != b.name):
-            return False
-        return _in_order(a.items, b.items, c)
-    if isinstance(a, Unordered) and isinstance(b, Unordered):
-        return _without_order(a.items, b.items, c)
-    if isinstance(a, Matrix) and isinstance(b, Matrix):
-        if len(a.rows) != len(b.rows):
-            return False
-        return _every(_in_order(x, y, c) for x, y in zip(a.rows, b.rows, strict=True))
-    if isinstance(a, Relation) and isinstance(b, Relation):
-        return _relations(a, b)
-    return a == b
+    match a, b:
+        case (IntervalUnion(), _) | (_, IntervalUnion()):
+            return _unions(a, b, c)
+        case Quantity(), Quantity():
+            return _quantities(a, b, c)
+        case OrderedItems(), OrderedItems():
+            if (a.opening, a.closing) != (b.opening, b.closing) or (a.name and b.name and a.name != b.name):
+                return False
+            return _in_order(a.items, b.items, c)
+        case UnorderedItems(), UnorderedItems():
+            return _without_order(a.items, b.items, c)
+        case OrderedItems(), UnorderedItems():
+            return _in_order(a.items, _coordinates(b, a), c)
+        case UnorderedItems(), OrderedItems():
+            return _in_order(_coordinates(a, b), b.items, c)
+        case Matrix(), Matrix():
+            return len(a.rows) == len(b.rows) and _every(
+                _in_order(x, y, c) for x, y in zip(a.rows, b.rows, strict=True)
+            )
+        case Matrix(), OrderedItems():
+            return _vectors(a, b, c)
+        case OrderedItems(), Matrix():
+            return _vectors(b, a, c)
+        case Relation(), Relation():
+            return _relations(a, b)
+        case _:
+            return a == b
 
 
 def _letter(value: Value) -> str | None:
     """The letter of a choice, in brackets or bare."""
-    if isinstance(value, Choice):
+    if isinstance(value, ChoiceLetter):
         return value.letter
     if isinstance(value, Quantity):
         names = algebra.variables(value.value)
@@ -112,38 +132,30 @@ def _letter(value: Value) -> str | None:
     return None
 
 
-def _vectors(a: Value, b: Value, c: Conventions) -> bool | None:
-    """A matrix of one column is the same vector as a tuple; nothing else of two kinds is the same."""
-    if isinstance(a, Ordered) and isinstance(b, Matrix):
-        a, b = b, a
-    if isinstance(a, Matrix) and isinstance(b, Ordered) and all(len(row) == 1 for row in a.rows):
-        column = [row[0] for row in a.rows]
-        return _in_order(column, b.items, c) if (b.opening, b.closing) == ("(", ")") else False
-    return False
-
-
-def _named(a: Value, b: Value, c: Conventions) -> bool | None:
-    """`x = 3, y = -1` is the point (3, -1): the letters of coordinates have an order of their own, others none."""
-    point, given = (a, b) if isinstance(a, Ordered) else (b, a)
-    if not (isinstance(point, Ordered) and isinstance(given, Unordered)) or (point.opening, point.closing) != (
-        "(",
-        ")",
-    ):
+def _vectors(matrix: Matrix, point: OrderedItems, c: Conventions) -> bool | None:
+    """A matrix of one column is the same vector as a tuple."""
+    if (point.opening, point.closing) != ("(", ")") or any(len(row) != 1 for row in matrix.rows):
         return False
+    return _in_order([row[0] for row in matrix.rows], point.items, c)
+
+
+def _coordinates(given: UnorderedItems, point: OrderedItems) -> list[Quantity]:
+    """`x = 3, y = -1` as the items of the point (3, -1); none for other letters, whose order is unknown."""
     named = {item.name: replace(item, name="") for item in given.items if isinstance(item, Quantity)}
-    if len(given.items) != len(point.items) or sorted(named) not in (["x", "y"], ["x", "y", "z"]):
-        return False
-    in_order = [named[name] for name in sorted(named)]
-    return _in_order(point.items, in_order, c) if point is a else _in_order(in_order, point.items, c)
+    names = sorted(named)
+    fits = len(given.items) == len(point.items) and names in (["x", "y"], ["x", "y", "z"])
+    return [named[name] for name in names] if fits and (point.opening, point.closing) == ("(", ")") else []
 
 
 def _unions(a: Value, b: Value, c: Conventions) -> bool | None:
     """Unions and single intervals as sets, after joining what touches; a list of intervals only as it is written."""
-    left, right = (side.parts if isinstance(side, Union) else (side,) for side in (a, b))
-    written = _without_order(left, right, c) if isinstance(a, Union) and isinstance(b, Union) else False
-    if written or not all(isinstance(side, Ordered) or (isinstance(side, Union) and side.joined) for side in (a, b)):
+    left, right = (side.parts if isinstance(side, IntervalUnion) else (side,) for side in (a, b))
+    written = _without_order(left, right, c) if isinstance(a, IntervalUnion) and isinstance(b, IntervalUnion) else False
+    if written or not all(
+        isinstance(side, OrderedItems) or (isinstance(side, IntervalUnion) and side.joined) for side in (a, b)
+    ):
         return written
-    return _without_order(merged(left), merged(right), c)
+    return _without_order(merge_intervals(left), merge_intervals(right), c)
 
 
 def _every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -160,7 +172,7 @@ def _in_order(a: Sequence[Value], b: Sequence[Value], c: Conventions) -> bool | 
 
 
 def _without_order(a: Sequence[Value], b: Sequence[Value], c: Conventions) -> bool | None:
-    """As sets: what is said twice counts once."""
+    """As sets: an item that comes twice counts once."""
     doubt = False
     for some, others in ((a, b), (b, a)):
         for value in some:
@@ -184,14 +196,10 @@ def _quantities(gold: Quantity, answer: Quantity, c: Conventions) -> bool | None
         return False
     hundred = number(100)
     pairs: list[tuple[Ratio, Ratio]] = []
-    if gold.percent == answer.percent:
-        pairs = [(gold.value, answer.value)]
-    else:
-        if c.percent != "exact":
-            pairs.append((gold.value, answer.value))
-        if c.percent != "ignore":
-            marked = (gold.value / hundred, answer.value) if gold.percent else (gold.value, answer.value / hundred)
-            pairs.append(marked)
+    if gold.percent == answer.percent or c.percent != "exact":
+        pairs.append((gold.value, answer.value))
+    if gold.percent != answer.percent and c.percent != "ignore":
+        pairs.append((gold.value / hundred, answer.value) if gold.percent else (gold.value, answer.value / hundred))
     verdicts = [_equal(x, y, answer.decimals, c) for x, y in pairs]
     if None in verdicts and max(gold.decimals or 0, answer.decimals or 0) >= LONG_DECIMALS:
         return False  # a value that is known to be no fraction here, and so many of its decimals: rounded
@@ -199,7 +207,7 @@ def _quantities(gold: Quantity, answer: Quantity, c: Conventions) -> bool | None
 
 
 def _symbol(name: str) -> bool:
-    """Whether it is a name in a formula (`x`, `P(A)`), and not the problem's words (`The area`)."""
+    """Whether it is a name in a formula (`x`, `P(A)`) and not words of the problem (`The area`)."""
     return bool(name) and not re.search(r"[A-Za-z]{4}", name)
 
 

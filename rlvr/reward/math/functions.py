@@ -1,4 +1,4 @@
-"""Functions of exact values: a value where there is an exact one, else an atom of which nothing more is known.
+"""Functions of exact values: an exact value where there is one, else an atom.
 
 `python -m pytest tests/test_math_compare.py` exercises it.
 """
@@ -27,7 +27,7 @@ def absolute(value: Ratio) -> Ratio:
     return atom(Function("abs", (value,)))
 
 
-def rounded(kind: str, value: Ratio) -> Ratio:
+def floor_or_ceil(kind: str, value: Ratio) -> Ratio:
     exact = value.rational
     if exact is None:
         return atom(Function(kind, (value,)))
@@ -48,7 +48,7 @@ def power(base: Ratio, exponent: Ratio) -> Ratio:
     return algebra.power(base, exponent)
 
 
-def applied(name: str, argument: Ratio) -> Ratio:
+def apply_function(name: str, argument: Ratio) -> Ratio:
     if name == "ln" and argument.rational == 1:
         return number(0)
     if name == "log":
@@ -64,11 +64,11 @@ def _of_angle(name: str, half_turns: Fraction) -> Ratio | None:
     if values[0] is None or values[1] is None:
         return None
     sine, cosine = values[0], values[1]
-    known = {"sin": (sine, 1), "cos": (cosine, 1), "tan": (sine, cosine), "cot": (cosine, sine)}
-    known |= {"sec": (1, cosine), "csc": (1, sine)}
-    if name not in known:
+    ratios = {"sin": (sine, 1), "cos": (cosine, 1), "tan": (sine, cosine), "cot": (cosine, sine)}
+    ratios |= {"sec": (1, cosine), "csc": (1, sine)}
+    if name not in ratios:
         return None
-    top, bottom = (number(part) if isinstance(part, int) else part for part in known[name])
+    top, bottom = (number(part) if isinstance(part, int) else part for part in ratios[name])
     return top / bottom  # at a pole: a division by zero, like any other
 
 

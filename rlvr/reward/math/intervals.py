@@ -1,7 +1,7 @@
 """Unions of intervals in one form: parts that touch or overlap are one, `[1,2] \\cup [2,3]` is `[1,3]`.
 
-Ends are compared exactly where they are rational or equal, else in floating point with a margin; where an end cannot be
-placed (a variable, a unit, nearly equal values) the parts stay as they were written.
+Ends are compared exactly where they are rational or equal, else in floating point with a margin; where the order of two
+ends is unknown (a variable, a unit, nearly equal values) the parts stay as they were written.
 `python -m pytest tests/test_math_compare.py` exercises it.
 """
 
@@ -13,13 +13,13 @@ from functools import cmp_to_key
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, atom
-from rlvr.reward.math.kinds import Ordered, Quantity, Unordered, Value
+from rlvr.reward.math.kinds import OrderedItems, Quantity, UnorderedItems, Value
 
 MARGIN = 1e-9  # of the larger value, by which floating-point values have to differ
 
 
-class _Unplaced(Exception):
-    """Which of two ends is the smaller cannot be said."""
+class _UnknownOrder(Exception):
+    """It cannot be decided which of two ends is smaller."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class _Piece:
     closed: tuple[bool, bool]
 
 
-def merged(parts: Sequence[Value]) -> Sequence[Value]:
-    """The same set as intervals that neither touch nor overlap, in order; `parts` where that cannot be told."""
-    names = {part.name for part in parts if isinstance(part, Ordered)}
+def merge_intervals(parts: Sequence[Value]) -> Sequence[Value]:
+    """The same set as intervals that neither touch nor overlap, in order; `parts` where that is undecidable."""
+    names = {part.name for part in parts if isinstance(part, OrderedItems)}
     if len(names) != 1:
         return parts
     try:
@@ -47,11 +47,11 @@ def merged(parts: Sequence[Value]) -> Sequence[Value]:
             end = piece if further > 0 else last
             closed = end.closed[1] if further else piece.closed[1] or last.closed[1]
             joined[-1] = _Piece(last.low, end.high, (last.closed[0], closed))
-    except _Unplaced:
+    except _UnknownOrder:
         return parts
     name = names.pop()
     return [
-        Ordered("[" if piece.closed[0] else "(", "]" if piece.closed[1] else ")", _ends(piece), name)
+        OrderedItems("[" if piece.closed[0] else "(", "]" if piece.closed[1] else ")", _ends(piece), name)
         for piece in joined
     ]
 
@@ -62,15 +62,15 @@ def _ends(piece: _Piece) -> tuple[Value, ...]:
 
 def _pieces(part: Value) -> list[_Piece]:
     """An interval, or the points of a set."""
-    if not isinstance(part, (Ordered, Unordered)):
-        raise _Unplaced
+    if not isinstance(part, (OrderedItems, UnorderedItems)):
+        raise _UnknownOrder
     numbers = [item.value for item in part.items if isinstance(item, Quantity) and _is_plain(item)]
     if len(numbers) < len(part.items):
-        raise _Unplaced
-    if isinstance(part, Unordered):
+        raise _UnknownOrder
+    if isinstance(part, UnorderedItems):
         return [_Piece(value, value, (True, True)) for value in numbers]
     if len(numbers) != 2 or part.opening not in ("(", "[") or _order(numbers[0], numbers[1]) >= 0:
-        raise _Unplaced
+        raise _UnknownOrder
     return [_Piece(numbers[0], numbers[1], (part.opening == "[", part.closing == "]"))]
 
 
@@ -103,5 +103,5 @@ def _order(a: Ratio, b: Ratio) -> int:
         or max(abs(x.imag), abs(y.imag)) > MARGIN
         or not abs(x - y) > MARGIN * max(abs(x), abs(y))
     ):
-        raise _Unplaced
+        raise _UnknownOrder
     return 1 if x.real > y.real else -1

@@ -9,9 +9,9 @@ from rlvr.reward.math.algebra import Ratio
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number or formula. `name` is what it was given to (`x = 5`), `decimals` are counted where it is a decimal.
+    """A number or formula. `name` is what it was assigned to (`x = 5`), `decimals` the places of a decimal.
 
-    `doubtful`: the unit is words that may be none ("5 is wrong"). `digits` and `base` are those of `1010_2`.
+    `doubtful`: the words of the unit may not be one ("5 is wrong"). `digits` and `base` are those of `1010_2`.
     """
 
     value: Ratio
@@ -25,17 +25,17 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextValue:
     words: str
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceLetter:
     letter: str
 
 
 @dataclass(frozen=True)
-class Ordered:
+class OrderedItems:
     """A tuple, point, vector or interval, with its brackets; `name` is the variable of an inequality."""
 
     opening: str
@@ -45,14 +45,14 @@ class Ordered:
 
 
 @dataclass(frozen=True)
-class Unordered:
+class UnorderedItems:
     """A set, or a list without brackets."""
 
     items: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
-class Union:
+class IntervalUnion:
     """Intervals. `joined` by a sign or an "or", else a list of them, which stay apart."""
 
     parts: tuple[Value, ...]
@@ -72,4 +72,4 @@ class Relation:
     form: Ratio
 
 
-Value = Quantity | Text | Choice | Ordered | Unordered | Union | Matrix | Relation
+Value = Quantity | TextValue | ChoiceLetter | OrderedItems | UnorderedItems | IntervalUnion | Matrix | Relation

@@ -1,6 +1,5 @@
-"""Are two closed forms equal? Exactly where the normal form tells; floating point may only tell them apart.
-
-Floating point never says that two values are equal. `python -m pytest tests/test_math_compare.py` exercises it.
+"""Whether two closed forms are equal: exactly by the normal form; floating point can only show that they differ.
+`python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations

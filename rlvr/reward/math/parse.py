@@ -1,4 +1,4 @@
-"""One expression, read into an exact closed form: a recursive-descent parser over TeX and plain notation.
+"""A recursive-descent parser of one expression, in TeX or plain notation, into an exact closed form.
 
 Everything is capped (depth, powers, digits) and the text is read once, left to right. What may follow an expression,
 such as a unit, is left to `rlvr.reward.math.values`. Conventions: `3\\frac12` and `3 1/2` are mixed numbers where the
@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rlvr.reward.extract import exact_decimal
 from rlvr.reward.math import algebra, functions
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
+from rlvr.reward.text.final_answer import exact_decimal
 
 MAX_DEPTH = 25
 MAX_DIGITS = 1_000  # of one number
@@ -40,7 +40,7 @@ _GREEK = frozenset(
 
 
 class Unreadable(ValueError):
-    """No expression that is known here."""
+    """The text is not an expression that this parser knows."""
 
 
 class Reader:
@@ -139,14 +139,14 @@ class Reader:
             self.need("|")
             return functions.absolute(value)
         if next_ == "\\":
-            return self.known(self.command())
+            return self.read_command(self.command())
         word = self.word()
         if not word:
             raise Unreadable(f"no expression at {self.text[self.at : self.at + 20]!r}")
         self.at += len(word)
         return self.function(word) if word in _FUNCTIONS else self.symbol(word)
 
-    def known(self, name: str) -> Ratio:
+    def read_command(self, name: str) -> Ratio:
         self.at += 1 + len(name)
         if name == "frac":
             top = self.argument(digits=1)
@@ -165,7 +165,7 @@ class Reader:
             if name == f"l{kind}":
                 value = self.expression()
                 self.need(f"\\r{kind}")
-                return functions.rounded(kind, value)
+                return functions.floor_or_ceil(kind, value)
         if name == "pi" or name == "infty" or name in _GREEK:
             return self.symbol(name)
         raise Unreadable(f"the command \\{name}")
@@ -175,11 +175,11 @@ class Reader:
             return algebra.power(self.argument(), number(Fraction(1, 2)))
         name = "oo" if name in ("infty", "infinity", "inf") else name
         if len(name) == 1 and self.peek() == "_":
-            found = re.compile(r"_(?:\{([A-Za-z0-9]{1,8})\}|([A-Za-z0-9]))").match(self.text, self.at)
-            if not found:
+            match = re.compile(r"_(?:\{([A-Za-z0-9]{1,8})\}|([A-Za-z0-9]))").match(self.text, self.at)
+            if not match:
                 raise Unreadable("a subscript that is no name")
-            self.at = found.end()
-            return atom(f"{name}_{found[1] or found[2]}")
+            self.at = match.end()
+            return atom(f"{name}_{match[1] or match[2]}")
         return atom(name)
 
     def function(self, name: str) -> Ratio:
@@ -197,7 +197,7 @@ class Reader:
             argument = argument * atom("pi") / number(180)
         if name == "exp":
             return functions.power(atom("e"), argument)
-        value = functions.logarithm(base, argument) if base is not None else functions.applied(name, argument)
+        value = functions.logarithm(base, argument) if base is not None else functions.apply_function(name, argument)
         return value if exponent is None else algebra.power(value, exponent)
 
     def bracketed_argument(self) -> Ratio:
@@ -226,10 +226,10 @@ class Reader:
         sign = self.signs() if signed and self.peek() in "+-" else 1
         next_ = self.peek()
         if next_.isdigit():
-            found = re.compile(r"[0-9]" if digits else r"[0-9]+(?:\.[0-9]+)?").match(self.text, self.at)
-            assert found is not None
-            self.at = found.end()
-            value = number(_decimal(found[0]))
+            match = re.compile(r"[0-9]" if digits else r"[0-9]+(?:\.[0-9]+)?").match(self.text, self.at)
+            assert match is not None
+            self.at = match.end()
+            value = number(_decimal(match[0]))
         elif (next_ and next_ in "{(") or next_ == "\\":
             value = self.base()
         else:
@@ -251,16 +251,16 @@ class Reader:
     def number(self) -> Ratio:
         start = self.at
         ending = _ELLIPSIS.match(self.text, self.text.find(".", start) + 1) if "." in self.text[start:] else None
-        found = _NUMBER.match(self.text, start)
-        if found is None:
+        match = _NUMBER.match(self.text, start)
+        if match is None:
             raise Unreadable("a period without digits")
-        digits = found[0]
+        digits = match[0]
         if len(digits) > MAX_DIGITS:
             raise TooLarge(f"a number of {len(digits)} digits, at most {MAX_DIGITS}")
-        self.at = found.end()
+        self.at = match.end()
         if "." in digits:
             again = _REPEATED.match(self.text, self.at)
-            if ending is not None and self.text.find(".", start) < found.end() and not again:
+            if ending is not None and self.text.find(".", start) < match.end() and not again:
                 self.at = ending.end()
                 return number(_repeating(digits.partition(".")[0] + "." + ending[1], ending[2]))
             if again and (again[1] or digits[-1:] != "." or again[2]):
@@ -284,18 +284,18 @@ class Reader:
 
     def word(self) -> str:
         """A known name here, or one letter of a product; empty where a longer word or nothing of the kind begins."""
-        found = _WORD.match(self.text, self.at)
-        if not found:
+        match = _WORD.match(self.text, self.at)
+        if not match:
             return ""
-        run = found[0]
+        run = match[0]
         for name in sorted(_WORDS, key=len, reverse=True):
             if run.startswith(name):
                 return name
         return "" if run in self.stops or len(run) > 3 else run[0]
 
     def command(self) -> str:
-        found = _COMMAND.match(self.text, self.at)
-        return found[1] if found else ""
+        match = _COMMAND.match(self.text, self.at)
+        return match[1] if match else ""
 
     def skip(self) -> None:
         self.at = _SPACE.match(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]

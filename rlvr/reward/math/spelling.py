@@ -1,4 +1,4 @@
-"""One spelling for what answers write in many: unicode signs, TeX spacing and wrappers, thousands separators.
+"""Normalize the spelling of answers: unicode signs, TeX spacing and wrappers, thousands separators.
 
 `python -m pytest tests/test_math_compare.py` exercises it. Nothing here knows what an answer means.
 """
@@ -67,14 +67,14 @@ _TEXT_MARK = re.compile(r"\\text\s*\{|[{}$\\]")
 
 
 @lru_cache(maxsize=8192)
-def spelled(text: str) -> str:
+def normalize(text: str) -> str:
     """The text in one spelling, still readable as TeX. Linear in its length."""
     text = _SUPERS.sub(lambda run: "^{" + run[0].translate(_SUPER) + "}", text)
     text = _SUBS.sub(lambda run: "_{" + run[0].translate(_SUB) + "}", text)
     text = _VULGAR.sub(_vulgar, text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], unicodedata.normalize("NFKC", text))
-    text = _unwrapped(text)
+    text = _unwrap(text)
     text = _ROWS.sub(r"\\newline ", _THIN.sub("", text))
     text = _NOTHING.sub(" ", text).replace("\\ ", " ").replace("~", " ")
     for pattern, name in _RENAMED:
@@ -84,13 +84,13 @@ def spelled(text: str) -> str:
     return text.replace(" ", "") if _SPACED.fullmatch(text) else text
 
 
-def _vulgar(found: re.Match[str]) -> str:
-    top, _, bottom = unicodedata.normalize("NFKC", found[0]).partition("\u2044")
+def _vulgar(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
     return f"\\frac{{{top}}}{{{bottom}}}"
 
 
-def _unwrapped(text: str) -> str:
-    """Without a final period and what only marks it as mathematics or as important."""
+def _unwrap(text: str) -> str:
+    """Remove a final period and marks of mathematics or emphasis around the whole."""
     for _ in range(4):
         before = text
         text = text.strip()
@@ -110,7 +110,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _without_last(text: str) -> str:
-    """The text without its last sign, which stays where it is a factorial's."""
+    """The text without its last sign, unless that is a factorial."""
     return text if text.endswith("!") else text[:-1]
 
 
@@ -134,11 +134,11 @@ def _without_groups(text: str) -> str:
         closes = sign in ")]}" or text.startswith("\\rbrace", at) or text.startswith("\\rangle", at)
         depth += opens - closes
         depths.append(depth)
-    return _GROUPED.sub(lambda found: found[0] if depths[found.start()] > 0 else found[0].replace(",", ""), text)
+    return _GROUPED.sub(lambda match: match[0] if depths[match.start()] > 0 else match[0].replace(",", ""), text)
 
 
 def words(text: str) -> str:
-    """What a text says, without marks, capitals and spaces that make no difference."""
+    """The words of a text, without marks, capitals and extra spaces."""
     text = " ".join(_TEXT_MARK.sub(" ", text).split()).casefold()
     return text.strip(" .,;:!?'\"*()")
 
@@ -157,10 +157,10 @@ def split(text: str, separators: tuple[str, ...]) -> list[str]:
         elif text[at] in ")]}":
             depth -= 1
         elif depth == 0:
-            found = next((s for s in separators if text.startswith(s, at)), None)
-            if found:
+            match = next((s for s in separators if text.startswith(s, at)), None)
+            if match:
                 parts.append(text[start:at])
-                at += len(found)
+                at += len(match)
                 start = at
                 continue
         at += 1

@@ -1,4 +1,4 @@
-"""Units as one spelling each; never converted. Which words may follow a number, and which may not.
+"""Units in one spelling each, never converted; which words after a number are its unit.
 
 A word is a unit where the table has it, where it is a plain plural ("12 apples") or follows "per"; words of number,
 order and doubt ("5 million", "5 is wrong") never are. `python -m pytest tests/test_math_compare.py` exercises it.
@@ -25,7 +25,7 @@ rupee second minute hour day week month year decade century meter centimeter mil
 gram kilogram milligram ton tonne pound ounce liter milliliter gallon quart pint cup watt volt joule newton pascal hertz
 mole ampere ohm byte bit acre hectare knot revolution page way step us sterling
 sheep fish deer goose mouse tooth die ox cattle aircraft species series"""
-# Words that change a number or take it back, and would else pass for a plural or follow "per" or "of".
+# Words that change or retract a number, and would otherwise pass for a plural or follow "per" or "of".
 _NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
 these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth
 millionth one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
@@ -39,9 +39,9 @@ _OPTIONAL = {"a", "an", "the", "total", "each"}
 
 
 def unit_of(text: str) -> tuple[str, bool] | None:
-    """The unit that `text` spells, and whether it can be nothing but a unit; None where there are no words at all.
+    """The unit that `text` spells, and whether it is certainly a unit; None where there are no words.
 
-    What else the words may say ("is wrong") only matters where the gold does not say the same.
+    Other words ("is wrong") only matter where the gold does not have the same.
     """
     if text.startswith("^\\circ"):
         scale = {"": "degree", "C": "celsius", "F": "fahrenheit"}.get(_MARKS.sub("", text[6:]).strip())
@@ -49,18 +49,18 @@ def unit_of(text: str) -> tuple[str, bool] | None:
     rest = _MARKS.sub(" ", text).replace("/", " per ").strip(" .")
     named, power, sure, before = [], "", True, ""
     while rest:
-        found = _WORD.match(rest)
-        if not found:
+        match = _WORD.match(rest)
+        if not match:
             return None
-        rest = rest[found.end() :].lstrip(" .,")
-        word = found[1].casefold()
+        rest = rest[match.end() :].lstrip(" .,")
+        word = match[1].casefold()
         name = _singular(word)
         if name in ("square", "cubic") and rest:
             power = "^2" if name == "square" else "^3"
         elif name not in _OPTIONAL:
             sure = sure and _plausible(word, name, before)
             if name != "of":
-                named.append(name + (f"^{found[2]}" if found[2] else power))
+                named.append(name + (f"^{match[2]}" if match[2] else power))
             power, before = "", name
     return None if len(named) > 6 else (" ".join(named), sure)
 

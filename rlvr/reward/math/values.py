@@ -1,7 +1,9 @@
-"""What an answer says, as one small typed value: `read("[0, 1)")` is `Ordered`, `read("5 \\text{ cm}")` a `Quantity`.
+"""Read what an answer says into one small typed value.
 
-Which kind a text is follows from its form alone, never from what it is compared with. The conventions are written
-down in docs/mathematics.md. `python -m pytest tests/test_math_compare.py` exercises it.
+`read_value("[0, 1)")` is `OrderedItems`, `read_value("5 \\text{ cm}")` a `Quantity`.
+
+The kind of a value follows from its form alone, never from what it is compared with. docs/mathematics.md lists the
+conventions. `python -m pytest tests/test_math_compare.py` exercises it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,19 @@ from functools import lru_cache
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
-from rlvr.reward.math.kinds import Choice, Matrix, Ordered, Quantity, Relation, Text, Union, Unordered, Value
+from rlvr.reward.math.kinds import (
+    ChoiceLetter,
+    IntervalUnion,
+    Matrix,
+    OrderedItems,
+    Quantity,
+    Relation,
+    TextValue,
+    UnorderedItems,
+    Value,
+)
 from rlvr.reward.math.parse import Reader, Unreadable
-from rlvr.reward.math.spelling import spelled, split, words
+from rlvr.reward.math.spelling import normalize, split, words
 from rlvr.reward.math.units import STOPS, unit_of
 
 MAX_ITEMS = 200
@@ -26,7 +38,7 @@ _CHOICE = re.compile(
     r"|\\text\s*\{\s*([A-J])\s*\.?\s*\}|([A-J])[).:](?:\s.*)?",
     re.DOTALL,
 )
-# Beside a choice's own text ("(C) 42"): another choice, or what takes it back.
+# In a choice's own text ("(C) 42"): another choice, or a retraction.
 _OTHER_CHOICE = re.compile(
     r"\b(?:[B-J]|not|no|nor|or|and|but|wrong|incorrect|false|either|neither|maybe|except)\b|n't\b|\b[A-J][.):]",
     re.IGNORECASE,
@@ -59,11 +71,11 @@ ORDERED = {**{sign: sign for sign in ("=", "<", ">")}, "\\le": "<=", "\\ge": ">=
 
 
 @lru_cache(maxsize=8192)
-def read(text: str) -> Value | None:
-    """The value that a text spells, None where its form is not known. Raises TooLarge only."""
-    algebra.start()
+def read_value(text: str) -> Value | None:
+    """The value that a text spells, None where its form is unknown. Raises TooLarge only."""
+    algebra.reset_budget()
     try:
-        return _read(spelled(text))
+        return _read(normalize(text))
     except TooLarge:
         raise
     except (Unreadable, ValueError, ArithmeticError, RecursionError):
@@ -73,29 +85,29 @@ def read(text: str) -> Value | None:
 def _read(text: str) -> Value | None:
     if not text:
         return None
-    if found := _CHOICE.fullmatch(text):
-        letter = next(filter(None, found.groups())).upper()
-        return None if _OTHER_CHOICE.search(text[max(found.end(i) for i in (1, 2, 3)) :]) else Choice(letter)
+    if match := _CHOICE.fullmatch(text):
+        letter = next(filter(None, match.groups())).upper()
+        return None if _OTHER_CHOICE.search(text[max(match.end(i) for i in (1, 2, 3)) :]) else ChoiceLetter(letter)
     if _TEXT.fullmatch(text):
         inner = words(text)
         if not any(sign.isdigit() for sign in inner):
-            return Text(inner)
+            return TextValue(inner)
         text = " ".join(re.findall(r"\{([^{}]*)\}", text)).strip()
     if text.casefold() in _SAID:
-        return Text(text.casefold())
+        return TextValue(text.casefold())
     based = _BASE.fullmatch(text)
     if based and (value := _in_base(based[1] or based[2], based[3] or based[4])):
         return value
     if text in ("{}", "{ }", "\\emptyset", "\\lbrace \\rbrace", "\\lbrace\\rbrace"):
-        return Unordered(())
+        return UnorderedItems(())
     if re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers", text):
-        return Ordered("(", ")", (Quantity(-atom("oo")), Quantity(atom("oo"))))
+        return OrderedItems("(", ")", (Quantity(-atom("oo")), Quantity(atom("oo"))))
     if _ORDER.search(text) and len(split(text, (" and ",))) > 1:
         raise Unreadable("inequalities joined by `and`: both hold, so they are no list")
     parts = split(text, (",", ";", " or ", " and "))
     if len(parts) > 1 and not (_PROSE.fullmatch(text) and not _short(parts)):
         joined = "," not in text and ";" not in text and len(split(text, (" and ",))) == 1
-        return _listed([part for part in parts if part.strip()], joined)
+        return _read_list([part for part in parts if part.strip()], joined)
     return _single(text)
 
 
@@ -113,45 +125,45 @@ def _single(text: str) -> Value | None:
     if len(parts) > 1:
         return _union([_single(part) for part in parts])
     if _SIGNS.search(text):
-        return _related(text)
-    if found := _ENVIRONMENT.fullmatch(text):
-        rows = [row for row in re.split(r"\\newline(?![A-Za-z])", found[2].replace("\\hline", "")) if row.strip()]
+        return _read_relation(text)
+    if match := _ENVIRONMENT.fullmatch(text):
+        rows = [row for row in re.split(r"\\newline(?![A-Za-z])", match[2].replace("\\hline", "")) if row.strip()]
         cells = tuple(tuple(_all(row.split("&"))) for row in rows)
-        return Quantity(_determinant(cells)) if found[1] == "vmatrix" else Matrix(cells)
+        return Quantity(_determinant(cells)) if match[1] == "vmatrix" else Matrix(cells)
     if text.startswith("\\lbrace") and text.endswith("\\rbrace"):
-        return _listed(split(text[7:-7], (",", ";")))
+        return _read_list(split(text[7:-7], (",", ";")))
     if re.fullmatch(r"[0-9. ]+(?::[0-9. ]+)+", text):  # a ratio or a time of day: as written, never divided
-        return Ordered(":", ":", tuple(_all(text.split(":"))))
-    bracketed = _bracketed(text)
+        return OrderedItems(":", ":", tuple(_all(text.split(":"))))
+    bracketed = _read_brackets(text)
     if bracketed is not None:
         return bracketed
     if re.search(r"\\(pm|mp)(?![A-Za-z])", text):
-        return Unordered((_quantity(text, 1), _quantity(text, -1)))
+        return UnorderedItems((_quantity(text, 1), _quantity(text, -1)))
     try:
         return _quantity(text)
     except Unreadable:
         if _PROSE.fullmatch(text) and len(text) > 1:
-            return Text(words(text))
+            return TextValue(words(text))
         raise
 
 
-def _listed(parts: list[str], joined: bool = False) -> Value | None:
+def _read_list(parts: list[str], joined: bool = False) -> Value | None:
     """A list or set; intervals `joined` by "or" are a union, others stay apart."""
     if len(parts) > MAX_ITEMS:
         raise TooLarge(f"{len(parts)} items, at most {MAX_ITEMS}")
     items: list[Value] = []
     for part, value in zip(parts, _all(parts), strict=True):
-        if isinstance(value, Unordered) and "\\lbrace" not in part:  # a plus-minus, not a set
+        if isinstance(value, UnorderedItems) and "\\lbrace" not in part:  # a plus-minus, not a set
             items.extend(value.items)
         else:
             items.append(value)
-    if items and all(isinstance(item, Union) or _is_interval(item) for item in items):
+    if items and all(isinstance(item, IntervalUnion) or _is_interval(item) for item in items):
         return _union(items, joined)
     units = {item.unit for item in items if isinstance(item, Quantity)}
     if len(units) == 2 and "" in units:  # 3 and 5 cm
         unit = max(units)
         items = [replace(item, unit=unit) if isinstance(item, Quantity) else item for item in items]
-    return Unordered(tuple(items))
+    return UnorderedItems(tuple(items))
 
 
 def _all(parts: Iterable[str]) -> list[Value]:
@@ -177,26 +189,26 @@ def _determinant(rows: Sequence[Sequence[Value]]) -> Ratio:
 
 def _is_interval(value: Value | None) -> bool:
     return (
-        isinstance(value, Ordered)
+        isinstance(value, OrderedItems)
         and len(value.items) == 2
         and ((value.opening, value.closing) in (("[", ")"), ("(", "]")) or "oo" in _atoms(value))
     )
 
 
-def _atoms(value: Ordered) -> set[object]:
+def _atoms(value: OrderedItems) -> set[object]:
     return {name for item in value.items if isinstance(item, Quantity) for name in algebra.atoms(item.value)}
 
 
-def _union(parts: Iterable[Value | None], joined: bool = True) -> Union:
+def _union(parts: Iterable[Value | None], joined: bool = True) -> IntervalUnion:
     flat: list[Value] = []
     for part in parts:
         if part is None:
             raise Unreadable("a part of a union that is not known")
-        flat.extend(part.parts if isinstance(part, Union) else (part,))
-    return Union(tuple(flat), joined)
+        flat.extend(part.parts if isinstance(part, IntervalUnion) else (part,))
+    return IntervalUnion(tuple(flat), joined)
 
 
-def _bracketed(text: str) -> Ordered | None:
+def _read_brackets(text: str) -> OrderedItems | None:
     """A tuple or interval, where brackets stand around commas."""
     for opening in _OPENING:
         if not text.startswith(opening):
@@ -210,29 +222,29 @@ def _bracketed(text: str) -> Ordered | None:
     return None
 
 
-def _interval(opening: str, closing: str, items: list[Value]) -> Ordered:
+def _interval(opening: str, closing: str, items: list[Value]) -> OrderedItems:
     """Infinite ends are open, whatever the bracket."""
     first, last = items[0], items[-1]
     if isinstance(first, Quantity) and first.value == -atom("oo"):
         opening = "("
     if isinstance(last, Quantity) and last.value == atom("oo"):
         closing = ")"
-    return Ordered(opening, closing, tuple(items))
+    return OrderedItems(opening, closing, tuple(items))
 
 
-def _related(text: str) -> Value | None:
+def _read_relation(text: str) -> Value | None:
     text, *rounded = (side.strip() for side in _ABOUT.split(text))
     if rounded:
         exact = _single(text)
         if not all(_near(exact, _single(side)) for side in rounded):
             raise Unreadable("what it is said to be about is another value")
         return exact
-    signs = [ORDERED.get(found[0], found[0]) for found in _SIGNS.finditer(text)]
+    signs = [ORDERED.get(match[0], match[0]) for match in _SIGNS.finditer(text)]
     sides = [side.strip() for side in _SIGNS.split(text)]
     if not signs:
         return _single(text)
     if set(signs) == {"="}:
-        return _equation(sides)
+        return _read_equation(sides)
     if len(signs) == 1:
         return _inequality(signs[0], _expression(sides[0]), _expression(sides[1]))
     if len(signs) == 2 and (set(signs) <= {"<", "<="} or set(signs) <= {">", ">="}):
@@ -247,7 +259,7 @@ def _related(text: str) -> Value | None:
 
 
 def _near(exact: Value | None, rounded: Value | None) -> bool:
-    """Whether the second is the first, rounded; what stands in another unit is not converted."""
+    """Whether the second is the first, rounded; another unit is not converted."""
     if not (isinstance(exact, Quantity) and isinstance(rounded, Quantity)):
         return False
     if exact.unit and rounded.unit and exact.unit != rounded.unit:
@@ -256,7 +268,8 @@ def _near(exact: Value | None, rounded: Value | None) -> bool:
     return x is not None and y is not None and abs(x - y) <= ROUNDED * abs(x)
 
 
-def _equation(sides: list[str]) -> Value | None:
+def _read_equation(sides: list[str]) -> Value | None:
+    """`x = 5` is the value 5 named x, `1 + 1 = 2` the number, any other equation a `Relation`."""
     if _NAME.fullmatch(sides[0]) and not _NEGATION.search(sides[0]) and len(sides) >= 2:
         values = [_read(side) for side in sides[1:]]
         name = sides[0].strip()
@@ -267,7 +280,7 @@ def _equation(sides: list[str]) -> Value | None:
         value = values[0]
         if name.startswith("("):  # (x, y) = (4, 7): in the alphabet's order, else the gold's order would be a guess
             letters = re.findall("[A-Za-z]", name)
-            fits = isinstance(value, Ordered) and len(value.items) == len(letters)
+            fits = isinstance(value, OrderedItems) and len(value.items) == len(letters)
             if not fits or letters != sorted(set(letters)):
                 raise Unreadable("names that do not fit the coordinates")
         if isinstance(value, Quantity):
@@ -295,17 +308,17 @@ def _inequality(sign: str, left: Ratio, right: Ratio) -> Value:
             slope = next(value for mono, value in form.num if mono == linear[0])
             rest = form - atom(name) * number(slope)
             if not algebra.variables(rest):
-                return _solved(name, sign, slope, Quantity(-rest / number(slope)))
+                return _solve(name, sign, slope, Quantity(-rest / number(slope)))
     return Relation(sign, form)
 
 
-def _solved(name: str, sign: str, slope: Fraction, bound: Quantity) -> Value:
+def _solve(name: str, sign: str, slope: Fraction, bound: Quantity) -> Value:
     low, high = Quantity(-atom("oo")), Quantity(atom("oo"))
     strict = sign in ("<", "!=")
-    below = Ordered("(", ")" if strict else "]", (low, bound), name)
-    above = Ordered("(" if strict else "[", ")", (bound, high), name)
+    below = OrderedItems("(", ")" if strict else "]", (low, bound), name)
+    above = OrderedItems("(" if strict else "[", ")", (bound, high), name)
     if sign == "!=":
-        return Union((below, above))
+        return IntervalUnion((below, above))
     return below if slope > 0 else above
 
 

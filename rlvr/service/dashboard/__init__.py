@@ -1,11 +1,11 @@
-"""The dashboard: runs and sessions live, their curves, and every answer with what was said of it, in a browser.
+"""The dashboard: runs and sessions live, their curves, and every answer with its verdicts, in a browser.
 
-    from rlvr.service.dashboard.mount import attach
+    from rlvr.service.dashboard.dashboard_app import attach
 
-    attach(app, StoreSource(store))  # on the service's application, behind all of its routes
+    attach(app, StoreSource(store))  # on the service's application, after its own routes
     attach(app, RunSource(folder))   # what `rlvr view RUNDIR` does
 
-Nothing here imports NiceGUI until the first page is asked for. `data` says what the pages show, `runs` and `sessions`
-are the two places it comes from, `pages/` draw it, `assets/` hold the style sheet and the two components of our own.
+NiceGUI is imported by the first request of a page, not before. `dashboard_data` defines what pages show, `run_source`
+and `session_source` provide it, `pages/` draws it, and `assets/` has the style sheet and our two browser components.
 Exercised by tests/test_dashboard*.py, in a real browser.
 """

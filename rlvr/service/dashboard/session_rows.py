@@ -1,7 +1,7 @@
-"""What the dashboard asks of the store's tables: rows of a table without their long texts, and a few numbers.
+"""The dashboard's queries on the store: rows of a table without their long texts, and a few numbers.
 
-Only queries; what is made of them is in `sessions`. A text is cut in the database: an answer may have a megabyte, a row
-of a table shows a line of it. Exercised by tests/test_dashboard_sessions.py, on SQLite and PostgreSQL.
+Texts are cut in the database: an answer may have a megabyte, and a table shows a line of it. Exercised by
+tests/test_dashboard_sessions.py, on SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -11,30 +11,38 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rlvr.service.dashboard.data import HEAD, Query
-from rlvr.store import Experience, Status, Store
+from rlvr.service.dashboard.dashboard_data import HEAD, Query
+from rlvr.store import Experience, ExperienceStore, Status
 from rlvr.store.tables import experiences, sessions
 
 CUT = 2 * HEAD + 1  # characters of a text in a row
-KNOWN = 1000  # tasks that a filter offers
-MOST = 5000  # answers of a session that its curves are about
+MOST_TASKS = 1000  # that a filter offers
+MOST_ANSWERS = 5000  # of a session in its curves
 _e, _s = experiences.c, sessions.c
-_LIGHT = (
+_COLUMNS = (
     _e.id, _e.session_id, _e.task_id, _e.iteration, _e.outcome, _e.reward, _e.advantage, _e.num_tokens, _e.rating,
     _e.scores, _e.confidence, sa.func.substr(_e.prompt, 1, CUT).label("prompt"),
     sa.func.substr(_e.generated_output, 1, CUT).label("generated_output"), _s.status,
 )  # fmt: skip
 
 
-def page(store: Store, query: Query) -> tuple[Sequence[Mapping[Any, Any]], int]:
-    """Answers with the status of their session, the newest first, and how many there are in all."""
+Rows = Sequence[Mapping[Any, Any]]
+
+
+def _fetch(store: ExperienceStore, query: sa.Select[*tuple[Any, ...]]) -> Rows:
+    with store.read() as connection:
+        return connection.execute(query).mappings().all()
+
+
+def page(store: ExperienceStore, query: Query) -> tuple[Rows, int]:
+    """Answers with the status of their session, newest first, and their total."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     rules = _rules(query)
-    found = sa.select(*_LIGHT).select_from(joined).where(*rules).order_by(_e.id.desc())
+    rows = sa.select(*_COLUMNS).select_from(joined).where(*rules).order_by(_e.id.desc())
     counted = sa.select(sa.func.count()).select_from(joined if query.status else experiences).where(*rules)
-    with store.reading() as connection:
-        rows = connection.execute(found.limit(query.limit).offset(query.offset)).mappings().all()
-        return rows, connection.scalar(counted) or 0
+    with store.read() as connection:
+        page = connection.execute(rows.limit(query.limit).offset(query.offset)).mappings().all()
+        return page, connection.scalar(counted) or 0
 
 
 def _rules(query: Query) -> list[sa.ColumnElement[bool]]:
@@ -43,36 +51,34 @@ def _rules(query: Query) -> list[sa.ColumnElement[bool]]:
     if query.step is not None:
         rules.append(_e.iteration == query.step)
     if query.status:
-        known = query.status in {status.value for status in Status}
-        rules.append(_s.status == Status(query.status) if known else sa.false())
+        is_status = query.status in {status.value for status in Status}
+        rules.append(_s.status == Status(query.status) if is_status else sa.false())
     return rules
 
 
-def together(store: Store, e: Experience, of_run: bool, limit: int) -> Sequence[Mapping[Any, Any]]:
-    """The answers beside one: of its session, in the order they were given; of a run to its task at its step."""
+def neighbours(store: ExperienceStore, e: Experience, of_run: bool, limit: int) -> Rows:
+    """The other answers of a session, in order; of a run, those to the same task at the same step."""
     joined = experiences.join(sessions, _s.id == _e.session_id)
     rules = [_e.session_id == e.session_id, _e.id != e.id]
     if of_run:
         rules += [_e.iteration == e.iteration, _e.task_id == e.task_id]
-    found = sa.select(*_LIGHT).select_from(joined).where(*rules)
-    with store.reading() as connection:
-        return connection.execute(found.order_by(_e.sample, _e.iteration).limit(limit)).mappings().all()
+    query = sa.select(*_COLUMNS).select_from(joined).where(*rules)
+    return _fetch(store, query.order_by(_e.sample, _e.iteration).limit(limit))
 
 
-def by_sample(store: Store, session: str) -> Sequence[Mapping[Any, Any]]:
-    """Confidence and reward of the answers of one session, the first of very many."""
-    found = sa.select(_e.sample, _e.iteration, _e.reward, _e.confidence).where(_e.session_id == session)
-    with store.reading() as connection:
-        return connection.execute(found.order_by(_e.iteration, _e.sample).limit(MOST)).mappings().all()
+def by_sample(store: ExperienceStore, session: str) -> Rows:
+    """Confidence and reward of the answers of one session, at most `MOST_ANSWERS`."""
+    query = sa.select(_e.sample, _e.iteration, _e.reward, _e.confidence).where(_e.session_id == session)
+    return _fetch(store, query.order_by(_e.iteration, _e.sample).limit(MOST_ANSWERS))
 
 
-def by_step(store: Store, run: str) -> Sequence[Mapping[Any, Any]]:
-    """A training run step by step: means over its answers, and the share of tasks whose answers' rewards differ."""
+def by_step(store: ExperienceStore, run: str) -> Rows:
+    """A training run by step: means over its answers, and the share of groups with signal (rewards that differ)."""
     groups = (
         sa.select(
             _e.iteration,
             sa.func.sum(_e.reward).label("reward"),
-            sa.func.count(_e.reward).label("known"),
+            sa.func.count(_e.reward).label("rewarded"),
             sa.func.sum(_e.confidence).label("passed"),
             sa.func.count(_e.confidence).label("judged"),
             sa.case((sa.func.max(_e.reward) > sa.func.min(_e.reward), 1.0), else_=0.0).label("differ"),
@@ -82,45 +88,43 @@ def by_step(store: Store, run: str) -> Sequence[Mapping[Any, Any]]:
         .subquery()
     )
     g = groups.c
-    found = sa.select(
+    query = sa.select(
         g.iteration,
-        (sa.func.sum(g.reward) / sa.func.nullif(sa.func.sum(g.known), 0)).label("reward"),
+        (sa.func.sum(g.reward) / sa.func.nullif(sa.func.sum(g.rewarded), 0)).label("reward"),
         (sa.func.sum(g.passed) / sa.func.nullif(sa.func.sum(g.judged), 0)).label("passed"),
-        sa.func.avg(g.differ).label("teach"),
+        sa.func.avg(g.differ).label("signal"),
     )
-    with store.reading() as connection:
-        return connection.execute(found.group_by(g.iteration).order_by(g.iteration)).mappings().all()
+    return _fetch(store, query.group_by(g.iteration).order_by(g.iteration))
 
 
-def means(store: Store, session: str, iteration: int) -> Mapping[Any, Any]:
-    """The means over all answers of one iteration; None where none of them has the number."""
+def means(store: ExperienceStore, session: str, iteration: int) -> Mapping[Any, Any]:
+    """The means over all answers of one iteration; None for a number that none has."""
     names = ("reward", "confidence", "correctness", "quality", "gain", "advantage", "num_tokens", "seconds")
-    found = sa.select(*(sa.func.avg(_e[name]).label(name) for name in names))
-    with store.reading() as connection:
-        return connection.execute(found.where(_e.session_id == session, _e.iteration == iteration)).mappings().one()
+    query = sa.select(*(sa.func.avg(_e[name]).label(name) for name in names))
+    return _fetch(store, query.where(_e.session_id == session, _e.iteration == iteration))[0]
 
 
-def spreads(store: Store, ids: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """By session the lowest and the highest reward of its answers, where it has two or more with one."""
-    found = sa.select(_e.session_id, sa.func.min(_e.reward), sa.func.max(_e.reward))
-    found = found.where(_e.session_id.in_(ids), _e.reward.is_not(None))
-    with store.reading() as connection:
-        rows = connection.execute(found.group_by(_e.session_id).having(sa.func.count() > 1)).all()
+def spreads(store: ExperienceStore, ids: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The lowest and highest reward of each session with two or more rewarded answers."""
+    query = sa.select(_e.session_id, sa.func.min(_e.reward), sa.func.max(_e.reward))
+    query = query.where(_e.session_id.in_(ids), _e.reward.is_not(None))
+    with store.read() as connection:
+        rows = connection.execute(query.group_by(_e.session_id).having(sa.func.count() > 1)).all()
     return {session: (low, high) for session, low, high in rows}
 
 
-def choices(store: Store, session: str) -> tuple[list[str], int | None]:
-    """The tasks there are (of those with many, some), and the last iteration."""
+def choices(store: ExperienceStore, session: str) -> tuple[list[str], int | None]:
+    """The tasks (at most `MOST_TASKS`) and the last iteration."""
     mine = [_s.id == session] if session else []
-    tasks = sa.select(_s.task_id).where(_s.task_id != "", *mine).group_by(_s.task_id).limit(KNOWN)
+    tasks = sa.select(_s.task_id).where(_s.task_id != "", *mine).group_by(_s.task_id).limit(MOST_TASKS)
     last = sa.select(sa.func.max(_e.iteration)).where(*([_e.session_id == session] if session else []))
-    with store.reading() as connection:
+    with store.read() as connection:
         return sorted(connection.scalars(tasks)), connection.scalar(last)
 
 
-def newest(store: Store) -> object:
-    """What changes when anything is new: the last answer, and where the newest sessions stand."""
+def newest(store: ExperienceStore) -> object:
+    """A value that changes with every new answer or status: the last answer and the newest sessions."""
     recent = sa.select(_s.id, _s.status, _s.iterations).order_by(_s.created.desc(), _s.id.desc()).limit(50)
-    with store.reading() as connection:
+    with store.read() as connection:
         last = connection.scalar(sa.select(sa.func.max(_e.id)))
         return last, tuple(tuple(row) for row in connection.execute(recent))

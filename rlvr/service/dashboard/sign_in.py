@@ -1,7 +1,7 @@
-"""Who may see a dashboard where API keys are set: the key is asked for once, then a cookie stands for it.
+"""Access to a dashboard when API keys are set: the user enters the key once, and then has a cookie.
 
-The cookie is random and says nothing; it is HttpOnly and SameSite=Strict, so no script reads it and no other site's
-page makes a browser send it. It lasts half a day, or until the service stops. Keys are compared by the service.
+The cookie is random and holds no data. It is HttpOnly and SameSite=Strict, so no script can read it and no page of
+another site can make a browser send it. It lasts half a day, or until the service stops. The service checks the keys.
 Exercised by tests/test_dashboard_mount.py.
 """
 
@@ -22,9 +22,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 COOKIE = "rlvr_dashboard"
 SECONDS = 12 * 3600.0
-MOST = 10_000  # cookies that are known at a time
+MOST = 10_000  # valid cookies at a time
 LONGEST = 4096  # bytes of a form
-SLOW = 0.5  # seconds that a wrong key takes, at least
+SLOW = 0.5  # seconds, at least, for a wrong key
 
 _FORM = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Sign in - rlvr</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
@@ -43,13 +43,13 @@ button {{ background: #2456d6; color: #fff; border-color: #2456d6; cursor: point
 
 
 class SignIn:
-    """The form, its answer, and the cookies that were given out. `owner_of` says whose a key is."""
+    """The form, its response, and the valid cookies. `owner_of` returns the owner of a key."""
 
     path = "/ui/sign-in"
 
     def __init__(self, owner_of: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic) -> None:
         self._owner_of, self._clock = owner_of, clock
-        self._known: dict[bytes, tuple[str, float]] = {}  # hash of a cookie -> whose, until when
+        self._cookies: dict[bytes, tuple[str, float]] = {}  # hash of a cookie -> owner, expiry
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -62,23 +62,23 @@ class SignIn:
         await answer(scope, receive, send)
 
     def owner(self, scope: MutableMapping[str, Any]) -> str | None:
-        """Whose cookie a request carries."""
+        """The name of the API key that signed in with a request's cookie; None without a valid one."""
         given = b"; ".join(value for name, value in scope["headers"] if name == b"cookie")
         try:
             morsel = SimpleCookie(given.decode("latin-1")).get(COOKIE)
         except CookieError:
             return None
-        owner, until = self._known.get(_hash(morsel.value), ("", 0.0)) if morsel else ("", 0.0)
+        owner, until = self._cookies.get(_hash(morsel.value), ("", 0.0)) if morsel else ("", 0.0)
         return owner if until > self._clock() else None
 
-    def ask(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> Awaitable[None]:
+    def show_form(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> Awaitable[None]:
         query = scope.get("query_string", b"").decode("latin-1")
-        wanted = quote(scope["path"], safe="/:@!$'()*+,;=~") + (f"?{query}" if query else "")
-        return self.form(wanted, status=401)(scope, receive, send)
+        target = quote(scope["path"], safe="/:@!$'()*+,;=~") + (f"?{query}" if query else "")
+        return self.form(target, status=401)(scope, receive, send)
 
-    def form(self, wanted: str, error: str = "", status: int = 200) -> Response:
-        said = f'<p role="alert">{html.escape(error)}</p>' if error else ""
-        text = _FORM.format(path=self.path, next=html.escape(local(wanted)), error=said)
+    def form(self, target: str, error: str = "", status: int = 200) -> Response:
+        alert = f'<p role="alert">{html.escape(error)}</p>' if error else ""
+        text = _FORM.format(path=self.path, next=html.escape(local(target)), error=alert)
         allowed = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
         headers = {"content-security-policy": allowed, "cache-control": "no-store", "referrer-policy": "same-origin"}
         return HTMLResponse(text, status, headers=headers)
@@ -88,19 +88,19 @@ class SignIn:
         async for chunk in request.stream():
             body += chunk
             if len(body) > LONGEST:
-                return self.form("/", "that is no key", 413)
+                return self.form("/", "the key is too long", 413)
         fields = parse_qs(body.decode("latin-1"))
-        wanted = local(fields.get("next", ["/"])[0])
+        target = local(fields.get("next", ["/"])[0])
         owner = self._owner_of(fields.get("key", [""])[0].strip())
         if owner is None:
             await asyncio.sleep(SLOW)
-            return self.form(wanted, "that is none of this service's keys", 401)
+            return self.form(target, "unknown API key", 401)
         now, cookie = self._clock(), secrets.token_urlsafe(32)
-        self._known = {key: known for key, known in self._known.items() if known[1] > now}
-        while len(self._known) >= MOST:
-            del self._known[next(iter(self._known))]
-        self._known[_hash(cookie)] = (owner, now + SECONDS)
-        answer = RedirectResponse(wanted, 303, headers={"cache-control": "no-store"})
+        self._cookies = {key: cookie for key, cookie in self._cookies.items() if cookie[1] > now}
+        while len(self._cookies) >= MOST:
+            del self._cookies[next(iter(self._cookies))]
+        self._cookies[_hash(cookie)] = (owner, now + SECONDS)
+        answer = RedirectResponse(target, 303, headers={"cache-control": "no-store"})
         answer.set_cookie(
             COOKIE, cookie, max_age=int(SECONDS), httponly=True, samesite="strict",
             secure=request.url.scheme == "https",
@@ -113,6 +113,6 @@ def _hash(cookie: str) -> bytes:
 
 
 def local(address: str) -> str:
-    """An address of the dashboard to go on to; anything else, of another site say, becomes its first page."""
+    """An address of the dashboard; any other, e.g. of another site, becomes the first page."""
     ours = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
     return address if ours else "/"

@@ -1,1 +1,1 @@
-"""The evaluation suite: tasks whose answers can be checked, put to a running service (`rlvr evaluate-service`)."""
+"""The evaluation suite: checkable tasks for a running service (`rlvr evaluate-service`)."""

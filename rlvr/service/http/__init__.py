@@ -1,1 +1,1 @@
-"""REST: the door, the routes, what they take and answer, and the service they share."""
+"""The REST API: routes, request and response models, middleware, and the running service."""

@@ -1,4 +1,4 @@
-"""Server-sent events of a session: numbered, so that a client which lost its connection goes on where it was.
+"""Server-sent events of a session, numbered so that a client that lost its connection can resume.
 
 Exercised by tests/test_service_events.py.
 """
@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-QUIET_SECONDS = 15.0  # after which a comment says that the connection stands; proxies close silent ones
+QUIET_SECONDS = 15.0  # after which a comment keeps the connection open: proxies close silent ones
 
 
-async def stream(
-    told: AsyncIterator[dict[str, Any]], after: int = 0, quiet_s: float = QUIET_SECONDS
+async def stream_events(
+    events: AsyncIterator[dict[str, Any]], after: int = 0, quiet_s: float = QUIET_SECONDS
 ) -> AsyncIterator[bytes]:
-    """The events behind number `after`. `told` begins with the session's first event, whenever it is asked."""
+    """Encode the events after number `after`. `events` always starts with the session's first event."""
     yield b"retry: 2000\n\n"
     number, waiting = 0, None
     try:
         while True:
-            waiting = waiting or asyncio.ensure_future(anext(told))
+            waiting = waiting or asyncio.ensure_future(anext(events))
             await asyncio.wait((waiting,), timeout=quiet_s)
             if not waiting.done():
                 yield b": still here\n\n"
@@ -33,16 +33,16 @@ async def stream(
                 return
             waiting, number = None, number + 1
             if number > after:
-                yield written(number, event)
+                yield encode_event(number, event)
     finally:
         if waiting is not None:
             waiting.cancel()
             with suppress(asyncio.CancelledError, StopAsyncIteration):
                 await waiting
-        await told.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+        await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def written(number: int, event: dict[str, Any]) -> bytes:
-    """One event. JSON has no line breaks outside of strings, and escapes those inside: an answer cannot end it."""
+def encode_event(number: int, event: dict[str, Any]) -> bytes:
+    """Encode one event. JSON escapes line breaks in strings, so an answer cannot end the event."""
     name = str(event.get("event", "message"))
     return f"id: {number}\nevent: {name}\ndata: {json.dumps(event, allow_nan=False)}\n\n".encode()

@@ -1,7 +1,7 @@
-"""The service's numbers for Prometheus, in a registry of their own: two services in one process do not mix.
+"""The service's metrics for Prometheus, in a registry of their own: two services in one process do not mix.
 
-Counters are of this process; what is in the database is asked for when somebody looks, and is the same at every
-instance that shares it. Exercised by tests/test_service_http.py; every name is on docs/service-operations.md.
+Counters are of this process; numbers from the database are read on each scrape and are the same at all instances.
+Exercised by tests/test_service_http.py; docs/service-operations.md lists the names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 STATES = ("ready", "loading", "down", "absent")
-TASKS = 50  # that get a series of their own: those with the most sessions
+TASKS = 50  # with a series of their own: those with the most sessions
 
 
 class Prometheus:
@@ -37,19 +37,19 @@ class Prometheus:
         ProcessCollector(registry=self._registry)
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One request. `route` is the pattern, never the path: a path is of any client's making."""
+        """Count a request. `route` is the pattern, not the path: clients could make any number of paths."""
         method = method if method in ("GET", "POST", "HEAD", "OPTIONS") else "other"
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
     def text(self, service: Service, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, in the form that was asked for. Blocks: it asks the database."""
+        """The text and its content type, in the format of `accept`. Blocks: it reads the database."""
         encode, kind = choose_encoder(accept)
-        return encode(_With(self._registry, lambda: list(_asked(service)))), kind  # pyright: ignore[reportArgumentType]
+        return encode(_CombinedCollector(self._registry, lambda: list(_service_metrics(service)))), kind  # pyright: ignore[reportArgumentType]
 
 
-class _With:
-    """The registry's metrics, and those that are made when somebody looks."""
+class _CombinedCollector:
+    """The registry's metrics, and those that are made on each scrape."""
 
     def __init__(self, registry: CollectorRegistry, more: Callable[[], list[Metric]]) -> None:
         self._registry, self._more = registry, more
@@ -59,11 +59,11 @@ class _With:
         yield from self._more()
 
 
-def _asked(service: Service) -> Iterator[Metric]:
+def _service_metrics(service: Service) -> Iterator[Metric]:
     yield _gauge("rlvr_info", "What runs here; always 1.", 1, version=__version__, instance=service.instance)
     yield _gauge("rlvr_uptime_seconds", "Since this process began.", time.time() - service.started)
     health = service.generator.health()
-    state = GaugeMetricFamily("rlvr_generator_state", "1 for the state it is in.", labels=["kind", "state"])
+    state = GaugeMetricFamily("rlvr_generator_state", "1 for the current state.", labels=["kind", "state"])
     for name in STATES:
         state.add_metric([str(health["kind"]), name], float(health["state"] == name))
     yield state
@@ -72,13 +72,13 @@ def _asked(service: Service) -> Iterator[Metric]:
         if isinstance(learned.get(name), (int, float)):
             yield _gauge(f"rlvr_{name}", f"As /stats has it: {name}.", learned[name])
     try:
-        yield from _stored(service)
+        yield from _store_metrics(service)
         yield _gauge("rlvr_database_up", "Whether the database answers.", 1)
     except StoreDown:
         yield _gauge("rlvr_database_up", "Whether the database answers.", 0)
 
 
-def _stored(service: Service) -> Iterator[Metric]:
+def _store_metrics(service: Service) -> Iterator[Metric]:
     store = service.store
     sessions = GaugeMetricFamily("rlvr_sessions", "Sessions by status.", labels=["status"])
     for status, number in store.count_sessions().items():

@@ -1,6 +1,6 @@
-"""Routes that only look: health, metrics, statistics, experiences, analysis.
+"""Routes that only read: health, metrics, statistics, experiences, analysis.
 
-What the service has learned is one: every key sees the experiences of all. Exercised by tests/test_service_http.py.
+The service learns from all sessions, so every key sees the experiences of all. Exercised by tests/test_service_http.py.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse
 
 from rlvr import __version__
-from rlvr.service.http.replies import Analysis, Experiences, Health, Live, Metrics, Stats
-from rlvr.service.http.runtime import Asked, Owner, Service
+from rlvr.service.http.responses import AnalysisResponse, Experiences, Health, Liveness, MetricsResponse, Stats
+from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.problems import not_found
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 
 router = APIRouter()
 LARGEST_PAGE = 4 << 20  # characters after which a page of answers ends early
-STEP = 20  # answers that are read at a time
+STEP = 20  # answers read at a time
 LONGEST_ID = 1_000
-NOTHING_YET = {  # of a task whose first answer is not there yet
+EMPTY_ANALYSIS = {  # for a task without an answer
     "total_experiences": 0,
     "average_reward": None,
     "median_reward": None,
@@ -35,29 +35,29 @@ NOTHING_YET = {  # of a task whose first answer is not there yet
 PROMETHEUS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-@router.get("/health", response_model=Health, summary="How the service, its generator and its database are")
-async def health(service: Asked, owner: Owner) -> Any:
-    return await state_of(service, owner)
+@router.get("/health", response_model=Health, summary="The state of the service, its generator and its database")
+async def health(service: ServiceDep, owner: OwnerDep) -> Any:
+    return await health_of(service, owner)
 
 
-@router.get("/health/live", response_model=Live, summary="Whether this process answers")
-async def live() -> Live:
-    return Live(status="ok")
+@router.get("/health/live", response_model=Liveness, summary="Whether this process answers")
+async def live() -> Liveness:
+    return Liveness(status="ok")
 
 
 @router.get(
     "/health/ready",
     response_model=Health,
-    summary="Whether sessions can be run",
+    summary="Whether sessions can run",
     responses={503: {"model": Health, "description": "Not now; `detail` says why."}},
 )
-async def ready(service: Asked, owner: Owner) -> Any:
-    told = await state_of(service, owner)
-    return told if told.status == "ok" else JSONResponse(told.model_dump(), 503)
+async def ready(service: ServiceDep, owner: OwnerDep) -> Any:
+    health = await health_of(service, owner)
+    return health if health.status == "ok" else JSONResponse(health.model_dump(), 503)
 
 
-async def state_of(service: Service, owner: str) -> Health:
-    """Where keys are set, whoever has none is told states alone: an address or an error is nobody else's business."""
+async def health_of(service: Service, owner: str) -> Health:
+    """The health of the service. A client without a key (if keys are set) gets states only, no addresses or errors."""
     generator = service.generator.health()
     judge = service.judge.health() if service.judge is not None else None
     why: list[str] = []
@@ -66,10 +66,10 @@ async def state_of(service: Service, owner: str) -> Health:
         counts = await service.counts()
         sessions = {"running": counts[Status.RUNNING], "queued": counts[Status.QUEUED]}
         database = {"state": "ready", "detail": ""}
-    except Exception as error:  # a health check that fails tells nobody anything
-        away = error.__cause__ if isinstance(error.__cause__, StoreDown) else error
-        database = {"state": "down", "detail": str(away)}
-        why.append(f"database: {away}")
+    except Exception as error:  # a health check must not fail
+        reason = error.__cause__ if isinstance(error.__cause__, StoreDown) else error
+        database = {"state": "down", "detail": str(reason)}
+        why.append(f"database: {reason}")
     if generator["state"] != "ready":
         why.append(generator.get("detail") or f"generator: {generator['state']}")
     if service.stopping is not None:
@@ -77,7 +77,7 @@ async def state_of(service: Service, owner: str) -> Health:
     if not owner:
         generator = {**generator, "name": "", "detail": ""}
         judge = judge and {**judge, "name": "", "detail": ""}
-        database["detail"], why = "", ["give an API key to be told why"] if why else []
+        database["detail"], why = "", ["give an API key to see why"] if why else []
     return Health.model_validate(
         {
             "status": "degraded" if why else "ok",
@@ -94,33 +94,36 @@ async def state_of(service: Service, owner: str) -> Health:
     )
 
 
-@router.get("/metrics", response_model=Metrics, summary="Per task, as JSON or for Prometheus", responses=PROMETHEUS)
-async def metrics(service: Asked, request: Request) -> Any:
-    """Prometheus' text where `Accept` asks for text/plain before JSON."""
+@router.get(
+    "/metrics", response_model=MetricsResponse, summary="Per task, as JSON or for Prometheus", responses=PROMETHEUS
+)
+async def metrics(service: ServiceDep, request: Request) -> Any:
+    """JSON, or the text for Prometheus if `Accept` prefers text/plain."""
     if wants_text(request.headers.get("accept", "")):
         return await prometheus(service, request)
     return {"task_aggregates": await service.aggregates(), "timestamp": time.time()}
 
 
 @router.get("/metrics/prometheus", summary="For Prometheus", response_class=Response, responses=PROMETHEUS)
-async def prometheus(service: Asked, request: Request) -> Response:
-    text, kind = await service.ask(request.app.state.prometheus.text, service, request.headers.get("accept", ""))
+async def prometheus(service: ServiceDep, request: Request) -> Response:
+    text, kind = await service.run_blocking(
+        request.app.state.prometheus.text, service, request.headers.get("accept", "")
+    )
     return Response(text, media_type=kind)
 
 
 def wants_text(accept: str) -> bool:
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     text = [kinds.index(kind) for kind in ("text/plain", "application/openmetrics-text") if kind in kinds]
-    json = [kinds.index(kind) for kind in ("application/json",) if kind in kinds]
-    return bool(text) and (not json or min(text) < min(json))
+    return bool(text) and ("application/json" not in kinds or min(text) < kinds.index("application/json"))
 
 
-@router.get("/stats", response_model=Stats, summary="What there is to learn from, and what was learned")
-async def stats(service: Asked) -> Any:
+@router.get("/stats", response_model=Stats, summary="The replay buffer and what was learned")
+async def stats(service: ServiceDep) -> Any:
     buffer, totals = await service.totals()
     learned = service.generator.learning()
-    # Strategies learn from answers whose gains are known; what was evaluated has none.
-    usable_now = buffer.ready if service.generator.kind == "endpoint" else buffer.size
+    # Strategies learn from answers with a gain; those of evaluations have none.
+    usable = buffer.ready if service.generator.kind == "endpoint" else buffer.size
     return {
         "training_stats": {
             **learned,
@@ -128,7 +131,7 @@ async def stats(service: Asked) -> Any:
             "buffer_utilization": buffer.utilization,
             "verifier_accuracy": await service.accuracy(),
             "policy_entropy": learned.get("policy_entropy"),
-            "ready_for_training": usable_now >= service.settings.training.min_experiences_for_training,
+            "ready_for_training": usable >= service.settings.training.min_experiences_for_training,
         },
         "global_stats": totals,
         "timestamp": time.time(),
@@ -138,53 +141,55 @@ async def stats(service: Asked) -> Any:
 @router.get("/experiences/{task_id:path}", response_model=Experiences, summary="The verified answers of a task")
 async def experiences(
     task_id: str,
-    service: Asked,
+    service: ServiceDep,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     after: Annotated[int | None, Query(ge=0, le=2**53, description="The last id of the page before.")] = None,
 ) -> Any:
     store = service.store
     rows: list[Experience] = []
-    more, size = usable(task_id), 0
+    more, size = is_usable_id(task_id), 0
     while more and len(rows) <= limit and size < LARGEST_PAGE:
-        some, last = min(STEP, limit + 1 - len(rows)), rows[-1].id if rows else after
-        found = await service.ask(store.experiences, task_id=task_id, after=last, limit=some, tokens=False)
-        rows, more = rows + found, len(found) == some
-        size += sum(len(row.prompt) + len(row.generated_output) for row in found)
+        count, last = min(STEP, limit + 1 - len(rows)), rows[-1].id if rows else after
+        page = await service.run_blocking(store.experiences, task_id=task_id, after=last, limit=count, tokens=False)
+        rows, more = rows + page, len(page) == count
+        size += sum(len(row.prompt) + len(row.generated_output) for row in page)
     if not rows:
-        await known_task(service, task_id)
-    shown = rows[:limit]
+        await require_task(service, task_id)
+    page = rows[:limit]
     return {
         "task_id": task_id,
-        "experiences": [written(row) for row in shown],
-        "count": await service.ask(store.count, task_id=task_id),
-        "next_after": shown[-1].id if len(rows) > limit or more else None,
+        "experiences": [experience_row(row) for row in page],
+        "count": await service.run_blocking(store.count, task_id=task_id),
+        "next_after": page[-1].id if len(rows) > limit or more else None,
     }
 
 
-@router.get("/analysis/{task_id:path}", response_model=Analysis, summary="What the answers to a task have in common")
-async def analysis(task_id: str, service: Asked) -> Any:
-    await known_task(service, task_id)
-    found = await service.ask(service.store.task_analysis, task_id)
-    return {"task_id": task_id, "analysis": found or NOTHING_YET}
+@router.get(
+    "/analysis/{task_id:path}", response_model=AnalysisResponse, summary="What the answers to a task have in common"
+)
+async def analysis(task_id: str, service: ServiceDep) -> Any:
+    await require_task(service, task_id)
+    result = await service.run_blocking(service.store.task_analysis, task_id)
+    return {"task_id": task_id, "analysis": result or EMPTY_ANALYSIS}
 
 
-def usable(task_id: str) -> bool:
+def is_usable_id(task_id: str) -> bool:
     return len(task_id) <= LONGEST_ID and "\x00" not in task_id
 
 
-async def known_task(service: Service, task_id: str) -> None:
-    """404 for a task that no session and no training run has worked on."""
+async def require_task(service: Service, task_id: str) -> None:
+    """404 unless a session or a training run has worked on the task."""
     store = service.store
-    known = usable(task_id) and (
-        await service.ask(store.sessions, task_id=task_id, limit=1, texts=False)
-        or await service.ask(store.experiences, task_id=task_id, limit=1, tokens=False)
+    exists = is_usable_id(task_id) and (
+        await service.run_blocking(store.sessions, task_id=task_id, limit=1, texts=False)
+        or await service.run_blocking(store.experiences, task_id=task_id, limit=1, tokens=False)
     )
-    if not known:
+    if not exists:
         raise not_found("task", task_id)
 
 
-def written(row: Experience) -> dict[str, Any]:
-    """An experience as clients see it: an iteration of `training_data`, and where it belongs."""
+def experience_row(row: Experience) -> dict[str, Any]:
+    """An experience as clients see it: an iteration of `training_data` with its place."""
     return {
         "id": row.id,
         "session_id": row.session_id,

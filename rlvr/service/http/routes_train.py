@@ -1,7 +1,7 @@
-"""Routes that make work: a session of refinement, its evaluation, a person's rating, grades.
+"""Routes that make work: sessions of refinement, evaluations, ratings, grades.
 
-A client that hangs up while it waits for /train loses the answer, not the session: it goes on, and its id is in the
-list of sessions. Exercised by tests/test_service_http.py.
+If a client disconnects while it waits for /train, the session continues, and the list of sessions has it. Exercised by
+tests/test_service_http.py.
 """
 
 from __future__ import annotations
@@ -11,95 +11,104 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from rlvr.service.http import grading
-from rlvr.service.http.contracts import FeedbackBody, GradeBody, TrainBody
-from rlvr.service.http.replies import Begun, Evaluated, Graded, Rated, Trained
-from rlvr.service.http.runtime import Asked, Owner, Service
-from rlvr.service.loop import ratings
-from rlvr.service.problems import Problem, not_found, of_session
+from rlvr.service.http.requests import FeedbackBody, GradeBody, TrainBody
+from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, GradeResponse, RatingResponse, TrainResponse
+from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
+from rlvr.service.learning import ratings
+from rlvr.service.problems import not_found, session_problem
 from rlvr.store.records import Session, Status
+from rlvr.web.errors import HttpProblem
 
 router = APIRouter()
-RATED = 5_000  # experiences of one session that are looked through for an iteration
-
-Background = Annotated[bool, Query(description="Answer at once with the session's id, and let it run.")]
+Background = Annotated[bool, Query(description="Respond at once with the session's id, and let it run.")]
 
 
 @router.post(
     "/train",
-    response_model=Trained | Begun,
+    response_model=TrainResponse | AcceptedSession,
     summary="Work on a task until an answer is verified",
-    responses={200: {"model": Trained}, 202: {"model": Begun, "description": "Begun, with ?background=true."}},
+    responses={
+        200: {"model": TrainResponse},
+        202: {"model": AcceptedSession, "description": "Accepted, with ?background=true."},
+    },
 )
-async def train(body: TrainBody, service: Asked, owner: Owner, response: Response, background: Background = False):
-    session = await begin(body, service, owner)
+async def train(
+    body: TrainBody, service: ServiceDep, owner: OwnerDep, response: Response, background: Background = False
+):
+    session = await start_session(body, service, owner)
     if background:
-        return in_background(session, response)
-    return await service.sessions.answer(await finished(service, session.id))
+        return accepted_response(session, response)
+    return await service.sessions.answer(await wait_for_session(service, session.id))
 
 
 @router.post(
     "/evaluate",
-    response_model=Evaluated | Begun,
+    response_model=EvaluateResponse | AcceptedSession,
     summary="Work on a task, learn nothing from it, and measure it",
-    responses={200: {"model": Evaluated}, 202: {"model": Begun, "description": "Begun, with ?background=true."}},
+    responses={
+        200: {"model": EvaluateResponse},
+        202: {"model": AcceptedSession, "description": "Accepted, with ?background=true."},
+    },
 )
 async def evaluate(
-    body: TrainBody, service: Asked, owner: Owner, response: Response, background: Background = False
+    body: TrainBody, service: ServiceDep, owner: OwnerDep, response: Response, background: Background = False
 ) -> Any:
-    session = await begin(body, service, owner, learn=False)
+    session = await start_session(body, service, owner, learn=False)
     if background:
-        return in_background(session, response)
-    return await service.sessions.evaluation(await finished(service, session.id))
+        return accepted_response(session, response)
+    return await service.sessions.evaluation(await wait_for_session(service, session.id))
 
 
-def in_background(session: Session, response: Response) -> Begun:
+def accepted_response(session: Session, response: Response) -> AcceptedSession:
     response.status_code = 202
     response.headers["location"] = f"/sessions/{session.id}"
-    return Begun(session_id=session.id, status=session.status.value)
+    return AcceptedSession(session_id=session.id, status=session.status.value)
 
 
-async def begin(body: TrainBody, service: Service, owner: str, learn: bool = True) -> Session:
+async def start_session(body: TrainBody, service: Service, owner: str, learn: bool = True) -> Session:
     limits = service.settings.limits
-    for field, given, most, unit in (
+    for field, size, most, unit in (
         ("prompt", len(body.prompt), limits.max_prompt_chars, "characters"),
         ("context", len(body.context), limits.max_prompt_chars, "characters"),
         ("max_iterations", body.max_iterations or 0, limits.most_iterations, "iterations"),
         ("samples", body.samples or 0, limits.max_samples, "samples"),
     ):
-        if given > most:
-            raise Problem(422, "invalid", f"{field}: {given:,} {unit}, this service takes {most:,}", field=field)
-    service.generator_ready()
+        if size > most:
+            raise HttpProblem(422, "invalid", f"{field}: {size:,} {unit}; the limit is {most:,}", field=field)
+    service.require_generator()
     return await service.sessions.start(body.request(learn), owner)
 
 
-async def finished(service: Service, session_id: str) -> Session:
-    """The session, once it is over; a Problem that names it where it did not end well."""
+async def wait_for_session(service: Service, session_id: str) -> Session:
+    """Wait for the session's end; HttpProblem with its id unless it is done."""
     session = await service.sessions.wait(session_id)
     if session.status is not Status.DONE:
         error = session.error or {"code": session.status.value, "message": f"the session was {session.status.value}"}
-        raise of_session(session_id, error)
+        raise session_problem(session_id, error)
     return session
 
 
-@router.post("/feedback", response_model=Rated, summary="Rate an answer")
-async def feedback(body: FeedbackBody, service: Asked, owner: Owner) -> Rated:
+@router.post("/feedback", response_model=RatingResponse, summary="Rate an answer")
+async def feedback(body: FeedbackBody, service: ServiceDep, owner: OwnerDep) -> RatingResponse:
     """A second rating with the same key replaces the first; a rating weighs at most a fifth of the reward."""
-    found = body.experience_id
-    if found is None:
-        rows = await service.ask(service.store.experiences, session_id=body.session_id, limit=RATED, tokens=False)
-        same = [row.id for row in rows if (row.iteration, row.sample) == (body.iteration, body.sample)]
-        if not same:
+    id = body.experience_id
+    if id is None:
+        rows = await service.run_blocking(
+            service.store.experiences, session_id=body.session_id, limit=ratings.MOST_ANSWERS, tokens=False
+        )
+        ids = [row.id for row in rows if (row.iteration, row.sample) == (body.iteration, body.sample)]
+        if not ids:
             raise not_found("the answer", f"{body.session_id}, iteration {body.iteration}, sample {body.sample}")
-        found = same[0]
-    rated = await service.ask(ratings.rate, service.store, found, owner, body.rating, body.comment)
+        id = ids[0]
+    rated = await service.run_blocking(ratings.rate, service.store, id, owner, body.rating, body.comment)
     if rated is None:
-        raise not_found("experience", found)
-    return Rated(
+        raise not_found("experience", id)
+    return RatingResponse(
         experience_id=rated.id, session_id=rated.session_id, task_id=rated.task_id, iteration=rated.iteration,
         sample=rated.sample, rating=rated.rating, ratings=rated.ratings,
     )  # fmt: skip
 
 
-@router.post("/grade", response_model=Graded, summary="Score given answers")
-async def grade(body: GradeBody, service: Asked) -> Graded:
-    return await service.work(grading.grade, body, service.settings, service.sessions.judge)
+@router.post("/grade", response_model=GradeResponse, summary="Score given answers")
+async def grade(body: GradeBody, service: ServiceDep) -> GradeResponse:
+    return await service.run_grading(grading.grade, body, service.settings, service.sessions.judge)

@@ -1,8 +1,9 @@
-"""The SDK's `types` by the same names: the messages of `rlvr.messages`, and what the local service says of itself."""
+"""The SDK's `types` by the same names: the messages of `rlvr.core.messages`, and what the local service says of
+itself."""
 
 from dataclasses import dataclass
 
-from rlvr.messages import (
+from rlvr.core.messages import (
     AdamParams,
     Datum,
     EncodedTextChunk,
@@ -14,8 +15,8 @@ from rlvr.messages import (
     SamplingParams,
     SaveWeightsResponse,
 )
-from rlvr.tensors import TensorData
-from rlvr.types import StopReason
+from rlvr.core.tensors import TensorData
+from rlvr.core.types import StopReason
 
 __all__ = [
     "AdamParams",

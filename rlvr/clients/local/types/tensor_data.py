@@ -1,5 +1,5 @@
 """`TensorData` at the place where loops written for the SDK import it from."""
 
-from rlvr.tensors import TensorData
+from rlvr.core.tensors import TensorData
 
 __all__ = ["TensorData"]

@@ -1,6 +1,6 @@
-// A line chart as SVG, and a time that tells how long ago it was. Colours are the style sheet's, so both follow the theme.
+// A line chart as SVG, and a time as "3 min ago". Colours come from the style sheet, so both follow the theme.
 //
-// The values under the pointer, or under the arrow keys, are shown in the legend: nothing moves, nothing covers a curve.
+// The legend shows the values under the pointer or the arrow keys: nothing moves, and nothing covers a curve.
 
 const HEIGHT = 190;
 const PAD = { left: 48, right: 10, top: 10, bottom: 22 };
@@ -9,12 +9,12 @@ function steps(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
   const unit = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * unit).find((s) => s >= raw);
-  const found = [];
-  for (let v = Math.ceil(low / step) * step; v <= high + step * 1e-6; v += step) found.push(Math.abs(v) < step / 1e6 ? 0 : v);
-  return found;
+  const values = [];
+  for (let v = Math.ceil(low / step) * step; v <= high + step * 1e-6; v += step) values.push(Math.abs(v) < step / 1e6 ? 0 : v);
+  return values;
 }
 
-function told(value, share, digits = 1) {
+function format(value, share, digits = 1) {
   if (value === undefined || value === null) return "–";
   if (share) return `${(100 * value).toFixed(digits)} %`;
   const size = Math.abs(value);
@@ -67,12 +67,12 @@ export const Chart = {
       };
     },
     summary() {
-      const told_ = this.lines.map((line) => {
+      const parts = this.lines.map((line) => {
         const first = line.points[0];
         const last = line.points[line.points.length - 1];
-        return `${line.name} ${told(first[1], this.share)} at ${this.x} ${first[0]}, ${told(last[1], this.share)} at ${last[0]}`;
+        return `${line.name} ${format(first[1], this.share)} at ${this.x} ${first[0]}, ${format(last[1], this.share)} at ${last[0]}`;
       });
-      return `${this.name}: ${told_.join("; ")}. Arrow keys read the values.`;
+      return `${this.name}: ${parts.join("; ")}. Arrow keys read the values.`;
     },
   },
   methods: {
@@ -96,7 +96,7 @@ export const Chart = {
         return Vue.h("li", { key: line.name }, [
           Vue.h("span", { class: `swatch s${i % 8}`, "aria-hidden": "true" }),
           Vue.h("span", { class: "name" }, line.name || this.name),
-          Vue.h("b", told(exact && exact[1], this.share)),
+          Vue.h("b", format(exact && exact[1], this.share)),
         ]);
       });
       const place = shown === null ? "latest" : `${this.x} ${shown}`;
@@ -108,7 +108,7 @@ export const Chart = {
     const grid = [];
     for (const y of this.share ? [0, 0.25, 0.5, 0.75, 1] : steps(f.low, f.high, 4)) {
       grid.push(Vue.h("line", { class: "grid", x1: PAD.left, x2: this.width - PAD.right, y1: f.y(y), y2: f.y(y) }));
-      grid.push(Vue.h("text", { x: PAD.left - 6, y: f.y(y) + 4, "text-anchor": "end" }, told(y, this.share, 0)));
+      grid.push(Vue.h("text", { x: PAD.left - 6, y: f.y(y) + 4, "text-anchor": "end" }, format(y, this.share, 0)));
     }
     const whole = steps(f.left, f.right, Math.max(2, Math.floor(this.width / 90))).filter((x) => Number.isInteger(x));
     for (const x of whole) {

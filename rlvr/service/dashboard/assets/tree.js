@@ -1,7 +1,7 @@
 // Draws a tree of elements that the server sends as data: [tag, attributes, ...children], a child being a tree or text.
 //
-// Texts become text nodes and attributes come from a list, so nothing that a model wrote can act here. A new tree is
-// compared with the last one by Vue and only what differs is touched: focus, selection and scrolling stay where they are.
+// Texts become text nodes, and attributes come from a list, so model output cannot act here. Vue compares a new tree
+// with the last one and changes only the differences: focus, selection and scrolling stay.
 
 import { Ago, Chart } from "rlvr-dashboard/chart.js";
 
@@ -17,17 +17,17 @@ const ATTRIBUTES = new Set(
 const PARTS = { "x-chart": Chart, "x-ago": Ago };
 
 function attributes(given, emit) {
-  const found = {};
+  const allowed = {};
   for (const [name, value] of Object.entries(given || {})) {
     if (name === "href") {
-      if (value.startsWith("#") || (value.startsWith("/") && !value.startsWith("//"))) found.href = value;
+      if (value.startsWith("#") || (value.startsWith("/") && !value.startsWith("//"))) allowed.href = value;
     } else if (name === "act") {
-      found.onClick = () => emit("act", { name: value, value: given.value ?? null });
+      allowed.onClick = () => emit("act", { name: value, value: given.value ?? null });
     } else if (ATTRIBUTES.has(name) || name.startsWith("aria-") || name.startsWith("data-")) {
-      found[name] = value;
+      allowed[name] = value;
     }
   }
-  return found;
+  return allowed;
 }
 
 function draw(node, emit) {

@@ -1,0 +1,158 @@
+"""The named losses: formula, inputs and settings of each, and the check of a batch against them.
+
+One spec for every client. The formulas in code have the same names: `rlvr.engine.losses.TERMS` in torch,
+`rlvr.clients.mock.numpy_losses.FORMULAS` in numpy with derivatives. A new loss is a spec here and a formula there;
+`tests/test_losses.py` and `tests/test_clients_mock.py` hold the three tables together. No torch here.
+
+Legend: p = log-prob of the target under the trained policy, q = `logprobs` (the sampler's), A = `advantages`,
+r = exp(p - q) the importance ratio, sg = stop-gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlvr.core.messages import Datum
+
+# Inputs that any loss takes beside its own: a KL to a reference and an exact entropy bonus.
+KL_INPUTS = ("kl_weights", "reference_logprobs")
+ENTROPY_INPUT = "entropy_weights"
+KL_ESTIMATORS = ("k1", "k2", "k3")  # `loss_fn_config={"kl_estimator": 1.0}` and so on
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """One named loss. Every loss is a sum over tokens; the reduction is a weight folded into `advantages` or `weights`.
+
+    - `inputs` [T] are required in every datum besides `target_tokens`, and so are `masks`, 1 where the policy acted.
+    - `weight_inputs` [T] are optional: weights of terms that do not carry A, so that a reduction reaches them too.
+    - `config` holds the settings (`loss_fn_config`) with their defaults; thresholds are absolute ratios.
+    - `allows_many_targets`: `target_tokens` and the inputs may also be [T, K].
+    """
+
+    formula: str
+    inputs: tuple[str, ...] = ("logprobs", "advantages")
+    config: Mapping[str, float] = field(default_factory=dict[str, float])
+    masks: tuple[str, ...] = ()
+    weight_inputs: tuple[str, ...] = ()
+    allows_many_targets: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return (*self.inputs, *self.masks)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return (*KL_INPUTS, ENTROPY_INPUT, *self.weight_inputs)
+
+    @property
+    def gradient_inputs(self) -> tuple[str, ...]:
+        """A token has a gradient where one of these is not 0; always, if a datum lacks one of them."""
+        return ("advantages" if self.uses_advantages else "weights", *self.weight_inputs)
+
+    @property
+    def uses_advantages(self) -> bool:
+        return "advantages" in self.inputs
+
+    @property
+    def has_clip(self) -> bool:
+        return "clip_low_threshold" in self.config
+
+
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+LOSS_SPECS: dict[str, LossSpec] = {
+    "cross_entropy": LossSpec(
+        "-w p; with K targets per token (a teacher's distribution, for example) -sum_k w_k p_k.",
+        inputs=("weights",),
+        allows_many_targets=True,
+    ),
+    "importance_sampling": LossSpec(
+        "-r A: the policy gradient corrected for the sampler's weights, unclipped. On-policy it is REINFORCE."
+    ),
+    "ppo": LossSpec("-min(r A, clip(r, lo, hi) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7.", config=_CLIP),
+    "cispo": LossSpec(
+        "-sg(clip(r, lo, hi)) p A: the weight is clipped, no token loses its gradient. MiniMax-M1, arXiv:2506.13585.",
+        config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    ),
+    "dro": LossSpec(
+        "-(p A - b beta (p - q)^2 / 2), b = `beta_weights`, 1 if absent. Direct reward optimisation, "
+        "arXiv:2405.19107, with A as the centred reward. The quadratic term is by token, as in the Tinker protocol; "
+        "the paper's is that of the whole answer.",
+        config={"beta": 0.05},
+        weight_inputs=("beta_weights",),
+    ),
+    "gspo": LossSpec(
+        "PPO's clip on the sequence ratio s = exp(mean over `sequence_ratio_mask` of (sg(p) - q)), "
+        "with s_t = s exp(p - sg(p)). GSPO, arXiv:2507.18071, eq. 5 and 14.",
+        config=_CLIP,
+        masks=("sequence_ratio_mask",),
+    ),
+}
+RL_LOSSES = tuple(name for name, spec in LOSS_SPECS.items() if spec.uses_advantages)
+
+
+def list_inputs(data: Sequence[Datum], spec: LossSpec) -> tuple[str, ...]:
+    """The inputs that a call reads: the required ones, and the optional ones that any datum has."""
+    given = {name for datum in data for name in datum.loss_fn_inputs}
+    extra = [name for name in spec.optional if name in given]
+    if given & set(KL_INPUTS):
+        extra = list(dict.fromkeys([*extra, *KL_INPUTS]))
+    return (*spec.required, *extra)
+
+
+def check_batch(
+    data: Sequence[Datum], loss_fn: str, config: Mapping[str, float] | None, *, allow_many_targets: bool = True
+) -> dict[str, float]:
+    """Return the loss's settings with defaults filled in; ValueError naming the first wrong setting or datum."""
+    if loss_fn not in LOSS_SPECS:
+        raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(LOSS_SPECS)}, or forward_backward_custom")
+    spec = LOSS_SPECS[loss_fn]
+    names = list_inputs(data, spec)
+    has_kl = KL_INPUTS[0] in names
+    defaults = {"temperature": 1.0, **spec.config, **({"kl_estimator": 1.0} if has_kl else {})}
+    settings = {**defaults, **(config or {})}
+    if unknown := settings.keys() - defaults.keys():
+        known = ", ".join(defaults)
+        raise ValueError(f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on {loss_fn}; known: {known}")
+    if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
+        raise ValueError(f"loss_fn_config: temperature {settings['temperature']} must be finite and above 0 to train")
+    if not data:
+        raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
+    if has_kl and settings["kl_estimator"] not in (1, 2, 3):
+        raise ValueError(f"loss_fn_config: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)")
+    many = allow_many_targets and spec.allows_many_targets
+    for i, datum in enumerate(data):
+        _check_shapes(i, datum, loss_fn, names, many)
+        targets = datum.loss_fn_inputs["target_tokens"].data
+        if has_kl and targets.ndim == 2:
+            raise ValueError(f"datum {i}: a KL needs one target per token, got {targets.shape[1]}: give 1-D targets")
+    for name in names:  # all values at once: a call may hold thousands of short rows
+        arrays = [datum.loss_fn_inputs[name].data.reshape(-1) for datum in data]
+        if (bad := ~np.isfinite(np.concatenate(arrays))).any():
+            raise ValueError(f"datum {find_row(bad, arrays)}: {name} holds nan or infinity")
+    return settings
+
+
+def _check_shapes(i: int, datum: Datum, loss_fn: str, names: Sequence[str], many: bool) -> None:
+    spec, length = LOSS_SPECS[loss_fn], datum.model_input.length
+    for name in ("target_tokens", *names):
+        if name not in datum.loss_fn_inputs:
+            raise ValueError(f"datum {i} lacks {name!r}, which {loss_fn} needs")
+        array = datum.loss_fn_inputs[name].data
+        shape = datum.loss_fn_inputs["target_tokens"].data.shape
+        wide = many and len(shape) == 2 and shape[1] > 0 and name in ("target_tokens", *spec.required)
+        expected = (length, shape[1]) if wide else (length,)
+        if array.shape != expected:
+            per = "as the target_tokens" if wide else "one per token"
+            raise ValueError(f"datum {i}: {name} has shape {list(array.shape)}, expected {list(expected)}, {per}")
+        if name == "target_tokens" and array.dtype.kind != "i":
+            raise ValueError(f"datum {i}: target_tokens are {array.dtype}, expected integers")
+
+
+def find_row(bad: np.ndarray, arrays: Sequence[np.ndarray]) -> int:
+    """The index of the array that holds the first true place of `bad`, which is as long as all of them end to end."""
+    return int(np.searchsorted(np.cumsum([array.size for array in arrays]), bad.argmax(), side="right"))

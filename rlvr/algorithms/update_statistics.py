@@ -1,0 +1,228 @@
+"""Statistics of an update: losses, clipping, divergences. Formulas are in docs/metrics.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvr.algorithms.shaping import KL_TERMS
+from rlvr.algorithms.specs import Algorithm
+from rlvr.core.messages import Datum, ForwardBackwardOutput
+from rlvr.core.types import Trajectory
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The sampled tokens of some rows end to end: log-probs now and when sampled, advantages as they were sent
+    (weighted, options included), and log-probs under the reference, if any."""
+
+    now: Array
+    sampled: Array
+    advantage: Array
+    reference: Array | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Trajectory], data: Sequence[Datum], output: ForwardBackwardOutput) -> Tokens:
+        masks = [np.asarray(t.action_mask, dtype=bool) for t in rows]
+        outputs = output.loss_fn_outputs
+        now = [np.asarray(o["logprobs"].data)[-len(m) :][m] for o, m in zip(outputs, masks, strict=True)]
+        pairs = list(zip(rows, masks, strict=True))
+        compared = bool(rows) and all(t.reference_logprobs for t in rows)
+        return cls(
+            np.concatenate(now).astype(np.float64),
+            np.concatenate([np.asarray(t.logprobs)[m] for t, m in pairs]),
+            np.concatenate(
+                [d.loss_fn_inputs["advantages"].data[-len(m) :][m] for d, m in zip(data, masks, strict=True)]
+            ),
+            np.concatenate([np.asarray(t.reference_logprobs)[m] for t, m in pairs]) if compared else None,
+        )
+
+    @property
+    def approx_kl(self) -> float:
+        """Mean of r - 1 - log r, r the ratio of the policy now to the one that sampled."""
+        delta = self.now - self.sampled
+        return float(np.mean(np.exp(delta) - 1 - delta))
+
+
+def _gather_input(rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], name: str) -> Array:
+    """One input of the loss at the sampled tokens, end to end."""
+    masks = [np.asarray(t.action_mask, dtype=bool) for t, _ in rows]
+    parts = [d.loss_fn_inputs[name].data[-len(m) :][m] for d, m in zip(data, masks, strict=True)]
+    return np.concatenate(parts).astype(np.float64)
+
+
+class Differences:
+    """Running sums over tokens: of d = p - q, |d|, d^2, exp(d) - 1 - d, and of q if given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.largest = 0.0
+        self._d = self._abs = self._squared = self._k3 = self._q = 0.0
+
+    def add(self, d: Array, q: Array | None = None) -> None:
+        self.count += len(d)
+        self.largest = max(self.largest, float(np.abs(d).max()))
+        self._d += float(d.sum())
+        self._abs += float(np.abs(d).sum())
+        self._squared += float((d**2).sum())
+        self._k3 += float((np.exp(d) - 1 - d).sum())
+        self._q += 0.0 if q is None else float(q.sum())
+
+    @property
+    def mean(self) -> float:
+        return self._d / max(1, self.count)
+
+    @property
+    def mean_abs(self) -> float:
+        return self._abs / max(1, self.count)
+
+    @property
+    def mean_square(self) -> float:
+        return self._squared / max(1, self.count)
+
+    @property
+    def mean_k3(self) -> float:
+        return self._k3 / max(1, self.count)
+
+    @property
+    def mean_q(self) -> float:
+        return self._q / max(1, self.count)
+
+
+class UpdateStatistics:
+    """Running sums over the optimizer steps of one update; a step is one forward-backward pass or several joined."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        bounds = algorithm.thresholds
+        self.algorithm = algorithm
+        self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
+        self.updates = self.trajectories = self.tokens = 0
+        self.loss = self.entropy_loss = self.kl_loss = 0.0  # means over the optimizer steps
+        self.clipped = {"low": 0, "high": 0}
+        self.ratio_max = 1.0
+        self.grad_norm = self.learning_rate = 0.0
+        self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
+        self._epoch = Differences()  # of every token when it was first trained on
+        self._last = Differences()  # of the optimizer step under way
+        self._kl = Differences()  # what the reference adds, of the same step
+        self._target_divergence: float | None = None  # measured without a step
+
+    @property
+    def clipped_share(self) -> float:
+        return (self.clipped["low"] + self.clipped["high"]) / max(1, self.tokens)
+
+    @property
+    def gap(self) -> float:
+        """Mean absolute difference between sampler and trainer over the first optimizer step, before it."""
+        return self._first.mean_abs
+
+    @property
+    def approx_kl(self) -> float:
+        return self._last.mean_k3 if self._target_divergence is None else self._target_divergence
+
+    @property
+    def kl(self) -> float:
+        return self._kl.mean
+
+    def record_divergence(self, approx_kl: float) -> None:
+        """Record the divergence that ended the update."""
+        self._target_divergence = approx_kl
+
+    def add(
+        self,
+        rows: Sequence[tuple[Trajectory, float]],
+        data: Sequence[Datum],
+        output: ForwardBackwardOutput,
+        *,
+        joined: bool = False,
+        again: bool = False,
+    ) -> None:
+        """Add a forward-backward pass, before its optimizer step.
+
+        `joined`: it belongs to the same optimizer step as the pass before; `again`: an earlier epoch trained on the
+        same tokens.
+        """
+        tokens = Tokens.of([t for t, _ in rows], data, output)
+        delta = tokens.now - tokens.sampled
+        old, advantage = _gather_input(rows, data, "logprobs"), tokens.advantage
+        ratio = self._ratio(rows, data, output) if self.algorithm.loss == "gspo" else np.exp(tokens.now - old)
+        if not joined:
+            self.updates += 1
+            self._last, self._kl, self._target_divergence = Differences(), Differences(), None
+        self.tokens += len(delta)
+        self._last.add(delta)
+        if self.updates == 1:
+            self.trajectories += len(rows)
+            self._first.add(delta)
+        if not again:
+            self._epoch.add(delta, tokens.sampled)
+        bounds = np.full(len(delta), True)  # cispo clips a weight at any advantage; the others remove a gradient
+        down, up = (bounds, bounds) if self.algorithm.loss == "cispo" else (advantage < 0, advantage > 0)
+        self.clipped["low"] += int(((ratio < self.low) & down).sum())
+        self.clipped["high"] += int(((ratio > self.high) & up).sum())
+        self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
+        self._losses(rows, tokens, output, joined)
+
+    def _ratio(
+        self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
+    ) -> Array:
+        """gspo clips the ratio of the whole answer: exp of the mean difference over its sampled tokens."""
+        ratios: list[Array] = []
+        for (trajectory, _), datum, out in zip(rows, data, output.loss_fn_outputs, strict=True):
+            mask = datum.loss_fn_inputs["sequence_ratio_mask"].data != 0
+            mean = (np.asarray(out["logprobs"].data) - datum.loss_fn_inputs["logprobs"].data)[mask].mean()
+            ratios.append(np.full(trajectory.num_action_tokens, math.exp(mean)))
+        return np.concatenate(ratios)
+
+    def _losses(
+        self, rows: Sequence[tuple[Trajectory, float]], tokens: Tokens, output: ForwardBackwardOutput, joined: bool
+    ) -> None:
+        weight = np.concatenate([np.full(t.num_action_tokens, w) for t, w in rows])
+        kl = entropy = 0.0
+        if tokens.reference is not None:
+            d = tokens.reference - tokens.now
+            k = KL_TERMS[self.algorithm.kl_estimator](d)
+            self._kl.add(k)
+            if self.algorithm.kl_in == "loss":
+                kl = self.algorithm.kl_coef * float((weight * k).sum())
+        if self.algorithm.entropy_coef:
+            exact = output.metrics.get("entropy_loss:sum")
+            sampled = self.algorithm.entropy_coef * float(
+                (weight * tokens.sampled * np.exp(tokens.now - tokens.sampled)).sum()
+            )
+            entropy = sampled if exact is None else exact
+        n = self.updates
+        for name, value in (("loss", output.metrics["loss:sum"]), ("entropy_loss", entropy), ("kl_loss", kl)):
+            before = getattr(self, name)
+            setattr(self, name, before + (value - (0.0 if joined else before)) / n)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the update; only counts of work if there was no optimizer step."""
+        done = {"updates": float(self.updates), "tokens_trained": float(self.tokens)}
+        if not self.updates:
+            return done  # a zero divergence would look like a perfect score
+        low, high = self.clipped["low"] / max(1, self.tokens), self.clipped["high"] / max(1, self.tokens)
+        kl = {"kl": self.kl} if self.algorithm.kl_coef else {}
+        return {
+            **done,
+            "learning_rate": self.learning_rate,
+            "optim/lr": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "loss": self.loss,
+            **kl,
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+            "optim/kl_sample_train_v1": -self._epoch.mean,
+            "optim/kl_sample_train_v2": 0.5 * self._epoch.mean_square,
+            "sampling/sampling_logp_difference/mean": self.gap,
+            "sampling/sampling_logp_difference/max": self._first.largest,
+            "sampling/importance_sampling_ratio/max": self.ratio_max,
+            "optim/approx_kl": self.approx_kl,
+            "optim/entropy": -self._epoch.mean_q,
+        }

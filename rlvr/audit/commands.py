@@ -1,0 +1,165 @@
+"""Run `rlvr audit`; parse reward options for it and for `rlvr verify`. `tests/test_verify_command.py` exercises it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.core.files import write_atomic
+from rlvr.core.types import Score
+from rlvr.reward import resolve_reward
+
+SECONDS = 3.0  # time limit of an attack; programs that wait for it take nearly all of the suite's time
+
+
+def reward_options(given: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` texts; a value is JSON (true, 3, [1]) if it parses as such, else text."""
+    options: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"--reward-option {text!r}: expected key=value")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """The text to print, the report for a JSON file, and whether an attack succeeded; error rates never fail."""
+
+    text: str
+    report: Any
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One call of `rlvr audit`."""
+
+    reward: str
+    options: dict[str, Any]
+    tiers: Sequence[str]
+    against: Sequence[str]
+    workers: int | None
+    show: int
+    categories: Sequence[str] = ()
+
+    def run(
+        self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
+    ) -> AuditResult:
+        if attack == (labelled is not None):
+            raise ValueError("audit: give either --attack or --labelled FILE (or --labelled builtin)")
+        if labelled is not None and (self.tiers or self.workers or self.categories):
+            raise ValueError("audit: --tier, --workers and --category go with --attack: no effect with --labelled")
+        if attack and self.against:
+            raise ValueError("audit: --against goes with --labelled; run --attack once for each verifier")
+        result = self._attack(say) if attack else self._measure(str(labelled), say)
+        if json_file is not None:
+            write_atomic(json_file, json.dumps(result.report, indent=2))
+        return result
+
+    def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
+        from rlvr.audit.verifier_errors import VerifierMeasurement, measure, read_labelled, report
+
+        rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
+        rows = read_labelled(labelled)
+        measured: list[VerifierMeasurement] = []
+        for reward in rewards:
+            shown = time.monotonic()
+
+            def progress(done: int, name: str = reward.name) -> None:
+                nonlocal shown
+                if time.monotonic() - shown > 5:
+                    shown = time.monotonic()
+                    say(f"{name}: {done:,} of {len(rows):,} rows")
+
+            measured.append(one := measure(rows, reward, progress))
+            if one.rates()["unjudged"] == len(rows):
+                raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
+        return AuditResult(report(measured, self.show), [one.as_json() for one in measured])
+
+    def _attack(self, say: Callable[[str], None]) -> AuditResult:
+        from rlvr.audit.attack_runner import Survivors
+        from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
+        from rlvr.sandbox.verdict import Limits
+
+        has_tiers = self.reward == "code" and "sandbox" not in self.options
+        if self.tiers and not has_tiers:
+            raise ValueError("audit: --tier works with the reward 'code' only, and not with its option sandbox")
+        if unknown := [tier for tier in self.tiers if tier not in TIERS]:
+            raise ValueError(f"audit: tier {unknown[0]!r}, expected some of {', '.join(TIERS)}")
+        if not has_tiers:
+            text, found = self._try_suite("", self.options, say)
+            return AuditResult(text, [found], any(program["fault"] for program in found["programs"]))
+        texts: list[str] = []
+        tried: list[dict[str, Any]] = []
+        for tier in self.tiers or TIERS:
+            with Survivors() as survivors:
+                try:
+                    sandbox = Sandbox((tier,), self.workers, Limits(timeout_s=SECONDS))
+                except NoTier as refusal:
+                    if tier in self.tiers:
+                        raise ValueError(f"audit: {refusal}") from None
+                    texts.append(f"tier {tier} does not work on this machine and was not tried: {refusal}")
+                    continue
+                with sandbox:
+                    text, found = self._try_suite(tier, self.options | {"sandbox": sandbox}, say)
+                found["survivors"] = [f"{pid} {name}" for pid, name in survivors.list_alive().items()]
+            if found["survivors"]:
+                text += f"\nescape: alive after the sandbox was closed: {', '.join(found['survivors'])}"
+            texts.append(text)
+            tried.append(found)
+        if not tried:
+            raise ValueError(f"audit: {'; '.join(texts)}")
+        failed = any(one["survivors"] or any(program["fault"] for program in one["programs"]) for one in tried)
+        return AuditResult("\n\n".join(texts), tried, failed)
+
+    def _try_suite(self, tier: str, options: dict[str, Any], say: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+        """Run the suite on one verifier: (the table as text, the report as JSON)."""
+        from rlvr.audit.attack_runner import AttackResult, rows, run_suite, summary, table
+        from rlvr.audit.attacks import HONEST, HOSTILE
+
+        left_out = [attack.name for attack in HONEST if tier == "landlock" and attack.needs == "scratch"]
+        categories = dict.fromkeys(attack.category for attack in [*HOSTILE, *HONEST])
+        if unknown := [name for name in self.categories if name not in categories]:
+            raise ValueError(f"audit: category {unknown[0]!r}, expected some of {', '.join(categories)}")
+        programs = [
+            attack
+            for attack in [*HOSTILE, *HONEST]
+            if attack.name not in left_out and attack.category in (self.categories or categories)
+        ]
+        at = f" at tier {tier}" if tier else ""
+        say(f"trying {len(programs)} programs{at}")
+        waiting = Counter(attack.category for attack in programs)
+        faults: Counter[str] = Counter()
+
+        def progress(result: AttackResult) -> None:
+            category = result.attack.category
+            waiting[category] -= 1
+            faults[category] += bool(result.fault)
+            if not waiting[category]:
+                say(f"  {category}: {faults[category] or 'no'} fault{'s' * (faults[category] != 1)}")
+
+        results = run_suite(resolve_reward(self.reward, **options), programs, self.workers, progress)
+        text = table(results, tier)
+        if left_out:
+            text += f"\nnot tried at this tier, which has no folder to write in: {', '.join(left_out)}"
+        return text, {"reward": self.reward, "tier": tier, "summary": summary(results), "programs": rows(results)}
+
+
+def _explain_unjudged(reward: str, labelled: str, first: Score | None) -> str:
+    if first is None:
+        return f"audit: {labelled} has no rows"
+    why = f"{first.outcome.value}: {first.reason} {first.detail}".strip()
+    cure = "give rows with the fields that this reward needs"
+    if labelled == "builtin":
+        cure = "the built-in pairs are of mathematics, for math and gsm8k; give --labelled FILE with pairs of its kind"
+    return f"audit: {reward} could judge none of the rows of {labelled} (the first: {why}); {cure}"

@@ -1,0 +1,41 @@
+"""The processes of this machine, read from /proc; none where there is no /proc.
+
+`python -m pytest tests/test_audit_attack.py tests/test_audit_measure.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    name: str  # at most 15 characters
+    state: str  # one letter; Z and X are dead
+    parent: int
+    resident_pages: int  # shared pages included
+
+
+def read_processes() -> dict[int, Process]:
+    """Every process by its id."""
+    processes: dict[int, Process] = {}
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            name, _, rest = Path(path).read_text(errors="replace").partition("(")[2].rpartition(")")
+        except OSError:  # it has ended
+            continue
+        fields = rest.split()
+        processes[int(path.split("/")[2])] = Process(name, fields[0], int(fields[1]), int(fields[21]))
+    return processes
+
+
+def read_descendants() -> dict[int, Process]:
+    """This process and every living one below it, by id."""
+    alive = {pid: process for pid, process in read_processes().items() if process.state not in "ZX"}
+    ours = {os.getpid()}
+    while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
+        ours |= more
+    return {pid: alive[pid] for pid in ours if pid in alive}

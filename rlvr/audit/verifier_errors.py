@@ -1,0 +1,210 @@
+"""Measure how often a verifier is wrong, on rows whose right verdict is known.
+
+    measure(read_labelled("builtin"), resolve_reward("math"))      # what `rlvr audit --labelled` does
+
+A row is `{"answer": gold, "response": text, "label": true|false, "category": ..., "note": ...}`. The false-positive
+rate is the share of false rows that were accepted, the false-negative rate that of true rows that were refused, each
+with a 95 % Wilson interval. Rows that could not be judged (`error`, `invalid`) are counted apart and are in no rate.
+Rows without a verdict in time (`timeout`: the verifier hung or died) are counted apart too, and as refusals.
+`python -m pytest tests/test_audit_measure.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.audit.completion_rows import BadRow, read_rows
+from rlvr.audit.process_tree import read_descendants
+from rlvr.core.types import Outcome, Score
+from rlvr.reward.registry import Reward
+from rlvr.reward.signatures import Case
+from rlvr.training.evaluate import wilson_interval
+
+BUILTIN = Path(__file__).parent / "data" / "math_pairs.jsonl"
+
+
+def read_labelled(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package)."""
+    source = BUILTIN if str(path) == "builtin" else Path(path)
+    found: list[dict[str, Any]] = []
+    for place, row in read_rows(source):
+        if isinstance(row, BadRow):
+            raise ValueError(f"{source}, {row.why}; every row of a labelled file counts: correct or delete it")
+        if not isinstance(row.get("response"), str) or not isinstance(row.get("label"), bool):
+            raise ValueError(f"{source}, {place}: expected a text 'response' and a 'label' that is true or false")
+        found.append(row)
+    return found
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A labelled row and the verifier's verdict on it."""
+
+    row: dict[str, Any]
+    score: Score
+    seconds: float
+
+    @property
+    def mistake(self) -> str:
+        """`false positive`, `false negative`, `unjudged`, or "" for a right verdict."""
+        if self.score.value is None:
+            return "unjudged"
+        accepted = self.score.outcome is Outcome.PASSED
+        return "" if accepted == self.row["label"] else "false positive" if accepted else "false negative"
+
+
+@dataclass(frozen=True)
+class VerifierMeasurement:
+    """All verdicts of one verifier; `peak_mib` is the most memory of this process and its children meanwhile."""
+
+    name: str
+    judged: list[JudgedRow]
+    peak_mib: float
+
+    def rates(self, category: str | None = None) -> dict[str, Any]:
+        """Counts and rates over a category, or over everything."""
+        own = [j for j in self.judged if category is None or j.row.get("category") == category]
+        judged = [j for j in own if j.mistake != "unjudged"]
+        wrong_true = [float(j.mistake == "false negative") for j in judged if j.row["label"]]
+        wrong_false = [float(j.mistake == "false positive") for j in judged if not j.row["label"]]
+        return {
+            "rows": len(own),
+            "unjudged": len(own) - len(judged),
+            "no_verdict": sum(j.score.outcome is Outcome.TIMEOUT for j in own),
+            "accuracy": _interval([float(not j.mistake) for j in judged]),
+            "false_positive": _interval(wrong_false),
+            "false_negative": _interval(wrong_true),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        ordered = sorted(j.seconds for j in self.judged)
+        places = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
+        return {name: ordered[min(len(ordered) - 1, int(q * len(ordered)))] for name, q in places.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        categories = sorted({str(j.row.get("category", "")) for j in self.judged})
+        return {
+            "reward": self.name,
+            **self.rates(),
+            "by_category": {category: self.rates(category) for category in categories if category},
+            "seconds": self.seconds(),
+            "peak_mib": self.peak_mib,
+            "mistakes": [
+                {**j.row, "mistake": j.mistake, "outcome": j.score.outcome.value, "reason": j.score.reason}
+                for j in self.judged
+                if j.mistake
+            ],
+        }
+
+
+def measure(
+    rows: Sequence[dict[str, Any]], reward: Reward, progress: Callable[[int], None] = lambda done: None
+) -> VerifierMeasurement:
+    """The verdict on every row, one at a time, so that each has its own time."""
+    judged: list[JudgedRow] = []
+    with _MemoryPeak() as memory:
+        for row in rows:
+            prompt = row.get("prompt")
+            prompt = prompt if isinstance(prompt, str) else ""
+            meta = {key: value for key, value in row.items() if key not in ("response", "label")}
+            case = Case(prompt, row["response"], meta)
+            start = time.perf_counter()
+            (score,) = reward.judge_all([case])
+            judged.append(JudgedRow(row, score, time.perf_counter() - start))
+            progress(len(judged))
+    return VerifierMeasurement(reward.name, judged, memory.peak / 2**20)
+
+
+def report(measured: Sequence[VerifierMeasurement], show: int = 10) -> str:
+    """Text: each verifier's rates, its mistakes by category, and the first rows that it got wrong."""
+    lines: list[str] = []
+    for one in measured:
+        rates, seconds = one.rates(), one.seconds()
+        without = f"{rates['no_verdict']} without a verdict in time, {rates['unjudged']} unjudged (in no rate)"
+        lines.append(f"{one.name}: {rates['rows']:,} rows, {without}")
+        for kind in ("accuracy", "false_positive", "false_negative"):
+            lines.append(f"  {kind.replace('_', ' '):<15} {_format_rate(rates[kind])}")
+        times = ", ".join(f"{name} {1000 * value:.2f}" for name, value in seconds.items())
+        lines.append(f"  time (ms)       {times};  peak memory {one.peak_mib:,.0f} MiB")
+    categories = sorted({str(j.row.get("category", "")) for one in measured for j in one.judged if j.mistake})
+    if any(categories):
+        names = [one.name.rpartition(":")[2] for one in measured]
+        head = ["wrong by category", "rows", *(f"{name}: fp fn unjudged" for name in names)]
+        table = [head]
+        for category in categories:
+            cells = [category, ""]
+            for one in measured:
+                own = [j for j in one.judged if str(j.row.get("category", "")) == category]
+                kinds = [sum(j.mistake == k for j in own) for k in ("false positive", "false negative", "unjudged")]
+                cells[1] = str(len(own))
+                cells.append("{:>3} {:>3} {:>3}".format(*kinds))
+            table.append(cells)
+        widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+        lines.append("")
+        lines += [
+            "  ".join(f"{v:<{w}}" if not i else f"{v:>{w}}" for i, (v, w) in enumerate(zip(row, widths, strict=True)))
+            for row in table
+        ]
+    for one in measured:
+        mistakes = [j for j in one.judged if j.mistake]
+        if mistakes and show:
+            lines += ["", f"{one.name}: {min(show, len(mistakes))} of {len(mistakes)} rows it got wrong"]
+        for j in mistakes[:show]:
+            name = j.row.get("id", "")
+            lines.append(f"  {j.mistake}: {name} gold {str(j.row.get('answer'))[:60]!r} response {_end(j)!r}")
+            if note := j.row.get("note"):
+                lines.append(f"    {str(note)[:120]}")
+    return "\n".join(lines)
+
+
+def _end(judged: JudgedRow) -> str:
+    return judged.row["response"][-80:]
+
+
+def _interval(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    found = wilson_interval(sum(values) / len(values), len(values))
+    return {"value": found.value, "low": found.low, "high": found.high, "rows": len(values)}
+
+
+def _format_rate(rate: dict[str, float] | None) -> str:
+    if rate is None:
+        return "no such rows"
+    value, low, high = (100 * rate[k] for k in ("value", "low", "high"))
+    return f"{value:.2f}% [{low:.2f}, {high:.2f}] of {rate['rows']:,}"
+
+
+class _MemoryPeak:
+    """Samples the memory of this process and its descendants 20 times a second."""
+
+    def __enter__(self) -> _MemoryPeak:
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.peak = max(self.peak, _resident())
+            if self._done.wait(0.05):
+                return
+
+
+def _resident() -> int:
+    """Bytes of this process and its descendants; shared pages count for each of them."""
+    if not os.path.isdir("/proc/self"):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return sum(process.resident_pages for process in read_descendants().values()) * resource.getpagesize()

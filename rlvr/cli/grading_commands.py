@@ -1,0 +1,83 @@
+"""`rlvr verify` and `rlvr audit`. Exercised by tests/test_verify_command.py and tests/test_audit_measure.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlvr.cli.user_messages import mask_secrets, print_message
+
+RewardName = Annotated[str, typer.Option("--reward", help="A reward by name, or package.module:function.")]
+RewardOptions = Annotated[
+    list[str] | None, typer.Option("--reward-option", help="An option of the reward: key=value; may be repeated.")
+]
+
+
+def verify(
+    answers: Annotated[Path, typer.Argument(help="JSON lines or one JSON list; may be gzipped.")],
+    reward: RewardName,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file for the verdicts; default: standard output.")
+    ] = None,
+    response_field: Annotated[
+        str | None, typer.Option("--response-field", help="The field of a row that holds the answer.")
+    ] = None,
+    reward_option: RewardOptions = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Rows graded at once; default: one per core.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Grade only the first N rows.")] = None,
+) -> None:
+    """Grade a file of completions, one verdict per row. The same command resumes a stopped one.
+
+    rlvr verify completions.jsonl --reward code --reward-option timeout_s=10 --out verdicts.jsonl
+
+    The exit code is 1 if no row could be judged.
+    """
+    from rlvr.audit.commands import reward_options
+    from rlvr.audit.grade_file import ProgressLine, RewardPool, grade_file
+
+    grader = RewardPool(reward, reward_options(reward_option or []), workers)
+    tally = grade_file(
+        answers, grader, out, field=response_field, limit=limit, say=print_message, progress=ProgressLine()
+    )
+    print_message(tally.table())
+    if tally.rows and tally.unjudged == tally.rows:
+        raise typer.Exit(1)
+
+
+def audit(
+    reward: RewardName,
+    attack: Annotated[bool, typer.Option("--attack", help="Run the hack suite against a verifier of code.")] = False,
+    labelled: Annotated[str | None, typer.Option("--labelled", help="A file of labelled rows, or builtin.")] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option("--tier", help="A sandbox tier; may be repeated; default: all that work.")
+    ] = None,
+    category: Annotated[
+        list[str] | None, typer.Option("--category", help="A category of attacks; may be repeated; default: all.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option("--against", help="Another verifier to compare with on the same rows.")
+    ] = None,
+    reward_option: RewardOptions = None,
+    show: Annotated[int, typer.Option("--show", help="How many wrong rows to show.")] = 10,
+    workers: Annotated[int | None, typer.Option("--workers", help="Attacks run at once.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole result to this JSON file.")] = None,
+) -> None:
+    """Measure a verifier: its error rates on labelled rows, and which attacks of the hack suite succeed.
+
+    rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
+
+    rlvr audit --reward code --attack --json audit.json      (exit code 1 if an attack succeeds)
+    """
+    from rlvr.audit.commands import Audit, reward_options
+    from rlvr.tracking import readable_lines
+
+    options = reward_options(reward_option or [])
+    command = Audit(reward, options, tier or [], against or [], workers, show, category or [])
+    result = command.run(attack, labelled, json_file, print_message)
+    typer.echo(readable_lines(mask_secrets(result.text)))
+    if result.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,40 @@
+"""`rlvr doctor` and `rlvr view`. Exercised by tests/test_doctor.py and tests/test_dashboard_runs.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlvr.cli.user_messages import print_message
+
+
+def doctor(
+    run: Annotated[Path | None, typer.Argument(help="A run folder; without one the installation is checked.")] = None,
+) -> None:
+    """Diagnose why a run learns nothing; without a run, check this installation."""
+    from rlvr.cli.doctor import format_checks, installation, report
+    from rlvr.tracking import RunConsole
+
+    with RunConsole(live=False) as console:
+        if run is not None:
+            console.note(report(run))
+            return
+        checks = installation()
+        console.note(format_checks(checks))
+    if any(check.state == "fails" for check in checks):
+        raise typer.Exit(1)
+
+
+def view(
+    run: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run folder, or a folder of runs.")],
+    port: Annotated[int, typer.Option("--port", help="The port; 0 takes any free one.")] = 3036,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; only addresses of this machine.")
+    ] = "127.0.0.1",
+) -> None:
+    """Show a run in the browser: curves, stored completions with their verdicts, steps side by side. Read-only."""
+    from rlvr.service.dashboard.view_command import view
+
+    view(run, host, port, print_message)

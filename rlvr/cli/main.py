@@ -1,0 +1,112 @@
+"""The command line: `rlvr train`, `study`, `evaluate`, `verify`, `audit`, `serve`, `view`, `doctor`, `bench`, `config`.
+
+    rlvr train --config-name=arithmetic seed=1
+    rlvr train --config=mine.yaml training.steps=50
+    rlvr study --config-name=arithmetic seeds=1..5
+    rlvr evaluate runs/arithmetic
+    rlvr verify completions.jsonl --reward code --out verdicts.jsonl
+    rlvr audit --reward code --attack
+    rlvr serve engine --model ./my-model --port 8000
+    rlvr view runs/arithmetic
+    rlvr doctor runs/arithmetic
+    rlvr bench end-to-end --quick
+    rlvr config --config-name=gsm8k model.name=./my-model
+
+A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130. The
+commands are in the other files of this folder. Exercised by `python -m pytest tests/test_cli.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from rlvr import __version__
+from rlvr.cli.bench import bench
+from rlvr.cli.evaluate_service import evaluate_service
+from rlvr.cli.grading_commands import audit, verify
+from rlvr.cli.inspect_commands import doctor, view
+from rlvr.cli.serve_commands import serve_app
+from rlvr.cli.study_command import study
+from rlvr.cli.train_commands import evaluate, show_config, train
+from rlvr.cli.user_messages import print_message
+from rlvr.core.cpu_budget import limit_spinning
+
+app = typer.Typer(
+    help="Train language models on anything that can be verified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# What typer raises for an unknown command or option; it exports no name for it.
+UsageError: type[Exception] = typer.BadParameter.mro()[1]
+
+for _command in (train, study, evaluate, verify, audit, doctor, view):
+    app.command()(_command)
+app.command("config")(show_config)
+app.add_typer(serve_app, name="serve")
+app.command("evaluate-service")(evaluate_service)
+app.command("bench")(bench)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The `rlvr` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code. Errors become messages here, and only here."""
+    limit_spinning()
+    try:
+        code = app(arguments, standalone_mode=False)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except UsageError as mistake:
+        message = mistake.format_message()  # pyright: ignore[reportAttributeAccessIssue] - it names the option
+        return _fail(message, 2) if message else 2  # the help was printed already
+    except ValueError as mistake:
+        return _fail(mistake, 2)
+    except RuntimeError as stop:
+        from rlvr.core.messages import NonFiniteError
+        from rlvr.training.trainer import TrainingStoppedError
+
+        if isinstance(stop, NonFiniteError):
+            remedy = "The last checkpoint stands; use a lower learning rate (see the optimizer options)"
+            return _fail(f"{stop}. {remedy}", 1)
+        if not isinstance(stop, TrainingStoppedError):
+            raise
+        return _fail(stop, 1)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            name = os.fspath(error.filename or "a name")
+            shown = repr(f"{name[:60]}..." if len(name) > 60 else name)
+            return _fail(f"{shown} ({len(name)} characters) is too long for a file name; give a shorter one", 2)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        remedy = "What was saved before stands: make room, then run the same command"
+        return _fail(f"cannot write{where}: {error.strerror}. {remedy}", 1)
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    return code or 0
+
+
+def _fail(message: object, code: int) -> int:
+    print_message(str(message))
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`rlvr serve`, the service of sessions, and `rlvr serve engine`, the Tinker protocol.
+
+Exercised by tests/test_service_starts.py and
+tests/test_tinker_serve.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+serve_app = typer.Typer()
+
+
+def say(text: str) -> None:
+    """Print a message without control characters. (`rlvr.cli.user_messages` would load libraries of 10 MB.)"""
+    from rlvr.web.logs import printable
+
+    print(f"rlvr: {printable(text)}", file=sys.stderr, flush=True)
+
+
+@serve_app.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A settings file; default: the one that RLVR_CONFIG names.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Default: PORT, else 3035; 0 takes any free port.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="The address to listen on; other than local ones need API keys.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="The folder for everything that survives a restart.")
+    ] = None,
+    database: Annotated[str | None, typer.Option("--database", help="postgresql://..., or a SQLite file.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The model that generates and learns: a folder, hub name or run.")
+    ] = None,
+    demo: Annotated[
+        bool | None, typer.Option("--demo", help="Use a small model that is trained at the first start.")
+    ] = None,
+    dashboard: Annotated[
+        bool | None, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard at /.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="A file of API keys, one a line; RLVR_API_KEYS adds more.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The seed of all random draws.")] = None,
+    log: Annotated[str | None, typer.Option("--log", help="A log level, or a filter such as info,rlvr=debug.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", help="The format of the log: auto, console or json.")
+    ] = None,
+) -> None:
+    """Serve generation, verification and training over REST.
+
+    LLM_ENDPOINT=http://localhost:3031/generate rlvr serve
+
+    rlvr serve --demo
+    """
+    if context.invoked_subcommand is not None:
+        given = [name for name, value in context.params.items() if value is not None]
+        if given:
+            option = given[0].replace("_", "-")
+            raise ValueError(
+                f"--{option} before {context.invoked_subcommand!r} has no effect; write it after the command"
+            )
+        return
+    from rlvr.service.serve_service import serve
+    from rlvr.service.settings import load_settings
+
+    flags = {
+        "port": port, "host": host, "state": state, "database": database, "model": model, "demo": demo,
+        "dashboard": dashboard, "keys_file": keys, "seed": seed, "log": log, "log_format": log_format,
+    }  # fmt: skip
+    serve(load_settings(config, os.environ, flags, lambda text: say(f"warning: {text}")), say)
+
+
+@serve_app.command("engine")
+def serve_engine(
+    model: Annotated[list[str], typer.Option("--model", help="A folder, a hub name, or name=folder; may be repeated.")],
+    port: Annotated[int, typer.Option("--port", help="The port; 0 takes any free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; other than local ones need API keys.")
+    ] = "127.0.0.1",
+    state: Annotated[Path, typer.Option("--state", help="The folder for everything that survives a restart.")] = Path(
+        "runs/server"
+    ),
+    alias: Annotated[
+        list[str] | None, typer.Option("--alias", help="Serve a loss under another name: stable_reinforce=LOSS.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="A file of API keys, one a line; RLVR_API_KEYS adds more.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int, typer.Option("--threads", help="Torch's threads; 0 leaves them as they are.")] = 0,
+    max_rows: Annotated[int, typer.Option("--max-rows", help="The most completions sampled at once.")] = 512,
+    cache_tokens: Annotated[
+        int | None,
+        typer.Option("--cache-tokens", help="The most tokens they hold together; default: as memory allows."),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="The log file; default: server.log in the state folder.")
+    ] = None,
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", help="A limit of the server, NAME=VALUE; may be repeated.")
+    ] = None,
+) -> None:
+    """Serve models to the tinker SDK: train adapters and sample, several clients at once.
+
+    rlvr serve engine --model Qwen/Qwen3-8B=./my-model --port 8000
+    """
+    from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
+    from rlvr.tinker_server.server_limits import parse_limits
+
+    where = {"device": device, "dtype": dtype, "threads": threads, "max_rows": max_rows, "cache_tokens": cache_tokens}
+    options = {"aliases": parse_aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
+    serve(ServeOptions(model, host, port, state, limits=parse_limits(limit or []), **options, **where), say)

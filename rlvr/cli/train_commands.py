@@ -1,0 +1,130 @@
+"""`rlvr train`, `rlvr evaluate` and `rlvr config`. Exercised by `python -m pytest tests/test_cli.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlvr.cli.user_messages import mask_secrets, print_message
+
+if TYPE_CHECKING:
+    from rlvr.config import LoadedConfig
+    from rlvr.config.schema import RunConfig
+    from rlvr.core.protocols import TaskSource
+
+ConfigName = Annotated[
+    str | None, typer.Option("--config-name", help="A config by name, looked up in ./configs, then in the package.")
+]
+ConfigFile = Annotated[str | None, typer.Option("--config", help="The path of a config file.")]
+ConfigPath = Annotated[str | None, typer.Option("--config-path", help="A folder of configs to search first.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings that override the config, e.g. seed=1.")
+]
+
+
+def _load_config(
+    name: str | None, file: str | None, path: str | None, overrides: list[str] | None
+) -> tuple[LoadedConfig, RunConfig]:
+    from rlvr.config import load
+    from rlvr.config.build_config import build_config
+
+    if name is None and file is None:
+        raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
+    loaded = load(name, file or path, overrides or [])
+    return loaded, build_config(loaded, lambda text: print_message(f"warning: {text}"))
+
+
+def _masked_plan(settings: RunConfig, source: TaskSource) -> dict[str, str]:
+    from rlvr.config.build_run import plan
+
+    return {name: mask_secrets(text) for name, text in plan(settings, source).items()}
+
+
+def train(
+    overrides: Overrides = None,
+    config_name: ConfigName = None,
+    config: ConfigFile = None,
+    config_path: ConfigPath = None,
+) -> None:
+    """Train a model. The same command resumes a stopped run."""
+    from rlvr.clients.registry import close_client
+    from rlvr.config.build_run import build, build_source, open_run, start_rewards
+    from rlvr.tracking import RunConsole
+    from rlvr.tracking.run_report import stored_summary
+    from rlvr.training.journal import Journal, newest_checkpoint, weights_path
+    from rlvr.training.loop import TrainingInterruptedError, TrainingLoop
+    from rlvr.training.run_diagnosis import closing_remark
+
+    loaded, settings = _load_config(config_name, config, config_path, overrides)
+    source = build_source(settings)
+    start_rewards(settings, source)
+    folder, finished = open_run(loaded, settings)
+    with RunConsole() as console:
+
+        def warn(text: str) -> None:
+            console.warn(mask_secrets(text))
+
+        if finished:
+            console.note(f"this run is finished ({folder}); run.resume=false starts it anew")
+            console.table(stored_summary(folder))
+            return
+        console.plan({"run": str(folder), **_masked_plan(settings, source)})
+        with Journal(folder) as journal:
+            job = build(settings, folder, console.note, warn)
+            journal.attempt(job.parts.client.describe_environment(), warn)
+            try:
+                summary = TrainingLoop(job, journal, console).run()
+            except (TrainingInterruptedError, KeyboardInterrupt):
+                console.note(f"stopped; the same command goes on from here ({folder})")
+                raise typer.Exit(130) from None
+            finally:
+                close_client(job.parts.client)
+            console.table(summary)
+            newest = newest_checkpoint(folder)
+            weights = str(folder) if newest is None else weights_path(newest)
+            if remark := closing_remark(folder, summary):
+                console.note(remark)
+            at_server = f"curve and metrics are in {folder}, the weights at the server: {weights}"
+            console.note(at_server if "://" in weights else f"curve, metrics and weights are in {folder}")
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    overrides: Overrides = None,
+) -> None:
+    """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals.
+
+    This builds what the run's resolved.yaml names, and imports functions given as module:function: evaluate a run
+    folder of another person only if you would run their code.
+    """
+    from rlvr.config.build_run import evaluate_saved
+    from rlvr.tracking import RunConsole, evaluation_table
+
+    with RunConsole(stream=sys.stderr) as console:
+        result = evaluate_saved(run, overrides or [], console)
+        console.close()
+        console.note(evaluation_table(result))
+    typer.echo(json.dumps(result, indent=2))
+
+
+def show_config(
+    overrides: Overrides = None,
+    config_name: ConfigName = None,
+    config: ConfigFile = None,
+    config_path: ConfigPath = None,
+) -> None:
+    """Print every setting of a run, and the plan that follows from them."""
+    from rlvr.config import dump
+    from rlvr.config.build_config import resolved_values
+    from rlvr.config.build_run import build_source
+    from rlvr.tracking import RunConsole
+
+    loaded, settings = _load_config(config_name, config, config_path, overrides)
+    source = build_source(settings)
+    typer.echo(dump(resolved_values(settings, loaded)))
+    with RunConsole() as console:
+        console.plan(_masked_plan(settings, source))

@@ -1,0 +1,128 @@
+"""`client=local`: the engine in this process, built from the options of a run.
+
+torch is imported when the engine is built, so that a run can be planned without it. Exercised by `tests/test_build.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
+from rlvr.clients.registry import ClientRequest, ClientSpec
+from rlvr.core.cpu_budget import spinning_warning
+from rlvr.core.files import find_damage
+from rlvr.core.protocols import TrainingClient
+
+EXTRA = "pip install 'rlvr[train]'"
+_BUILT_TOKENIZERS = ("words", "characters", "pieces")
+_EXPECTED = (
+    "a run folder, one of its checkpoints, a model folder (config.json and its weights) or an adapter "
+    "(adapter_config.json)"
+)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a whole model, and not an adapter alone."""
+    return (folder / "config.json").exists()
+
+
+def load_named_tokenizer(name: str, request: ClientRequest) -> Any:
+    """A tokenizer from a folder or the hub, or, by its kind, built from the words of the environment."""
+    from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
+
+    if name not in _BUILT_TOKENIZERS:
+        return load_tokenizer(name)
+    source = request.source
+    if not source.vocabulary:
+        raise ValueError(
+            f"model.tokenizer={name}: the environment {request.environment!r} has no `vocabulary` to build it from; "
+            "name a tokenizer's folder or hub name instead"
+        )
+    ends = {"end": source.end_word or "<end>", "pad": source.pad_word or "<pad>"}
+    return build_tokenizer(name, source.vocabulary, **ends)
+
+
+def _start_folder(request: ClientRequest) -> Path:
+    """The folder of the weights that `model.start_from` names; ValueError if it holds none."""
+    given, path = request.model.start_from, request.find_start()
+    if "://" in path:
+        raise ValueError(
+            f"model.start_from={given!r}: weights that a server keeps, which no engine in this process reads: give "
+            f"client=tinker with the server's model.base_url, or download them and give {_EXPECTED}"
+        )
+    folder = Path(path)
+    if not (is_model(folder) or (folder / "adapter_config.json").exists()):
+        problem = "there is no such folder" if not folder.is_dir() else "it holds no weights that are known here"
+        raise ValueError(f"model.start_from={given!r}: {problem}; expected {_EXPECTED}")
+    if (folder / "policy.json").exists() and (damage := find_damage(folder)):
+        raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {damage}")
+    return folder
+
+
+def _model_and_tokenizer(request: ClientRequest) -> tuple[str | None, str]:
+    """What to load both from: a whole model to start from brings its own tokenizer, unless another one is named."""
+    name, tokenizer = request.model.name, request.model.tokenizer
+    folder = _start_folder(request) if request.model.start_from else None
+    if folder is None or not is_model(folder):
+        return name, tokenizer or name or ""
+    own = str(folder) if (folder / "tokenizer_config.json").exists() else name or str(folder)
+    return str(folder), own if tokenizer in (None, *_BUILT_TOKENIZERS) else tokenizer
+
+
+def _build_engine(request: ClientRequest) -> Any:
+    try:
+        import torch
+
+        from rlvr.engine.engine import Engine
+        from rlvr.engine.model_loading import build_model, load_model
+        from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
+    silence_transformers()
+    torch.set_num_threads(request.cores.threads)
+    options = request.model
+    where = {"device": options.device, "dtype": options.dtype}
+    name, tokenizer = _model_and_tokenizer(request)
+    if name:
+        model = load_model(name, load_tokenizer(tokenizer), **where)
+    else:
+        if not options.tokenizer:
+            raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
+        model = build_model(
+            options.config, load_named_tokenizer(options.tokenizer, request), seed=request.seed, **where
+        )
+    return Engine(model, request.limits)
+
+
+def _build(request: ClientRequest) -> TrainingClient:
+    engine = _build_engine(request)
+    for text in (request.cores.warning, spinning_warning() if request.cores.threads > 1 else ""):
+        if text:
+            request.warn(text)
+    from rlvr.clients.local import LocalTrainingClient
+
+    policy = engine.create_policy("policy", lora=request.model.lora, seed=request.seed)
+    for note in engine.model.notes:
+        request.warn(note)
+    request.say(
+        f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
+        f"{engine.model.device}".replace("torch.", "")
+    )
+    if request.fresh and request.model.start_from and not is_model(folder := _start_folder(request)):
+        from rlvr.engine.checkpoint import load_adapter
+
+        load_adapter(folder, policy)
+    return LocalTrainingClient(engine, policy, request.folder)
+
+
+def _describe(request: ClientRequest) -> str:
+    options = request.model
+    model = options.name or f"{options.config.get('model_type', '?')} from random weights"
+    if options.start_from:
+        folder = _start_folder(request)
+        model = str(folder) if is_model(folder) else f"{model} with the adapter {folder}"
+    return model + (f", LoRA rank {options.lora.rank}" if options.lora else ", all weights")
+
+
+LOCAL = ClientSpec(LOCAL_CAPABILITIES, _build, _describe)

@@ -1,0 +1,1 @@
+"""A policy that is a table of token logits in numpy and truly learns: runs and tests without torch."""

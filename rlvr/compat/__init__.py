@@ -1,0 +1,1 @@
+"""Compatibility with the Tinker cookbook: its environments, renderers, model names and recipes."""

@@ -1,0 +1,63 @@
+"""An alias: a word of another system that sets keys of ours. Exercised by `python -m pytest tests/test_aliases.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# What is worked out from several words (`rlvr.config.alias_values`), and the key that it ends up in.
+_DERIVED = {
+    "~batch_size": "training.prompts_per_step",
+    "~device_batch": "training.prompts_per_step",
+    "~accumulation": "training.prompts_per_step",
+    "~mini_batch_size": "training.num_substeps",
+    "~mini_batch_prompts": "training.num_substeps",
+    "~num_epochs": "training.steps",
+    "~samples_per_epoch": "training.steps",
+    "~use_baseline": "algorithm.advantage",
+    "~normalize_advantages": "algorithm.advantage",
+    "~beta": "algorithm.kl_coef",
+    "~kl_loss_coef": "algorithm.kl_coef",
+    "~use_kl_loss": "algorithm.kl_coef",
+    "~warmup_ratio": "training.optimizer.warmup_steps",
+    "~report_to": "tracking.mlflow, tracking.tensorboard",
+}
+
+
+class NotSupportedError(ValueError):
+    """A value that has no counterpart here; the text says what to do instead."""
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def number(value: Any) -> float:
+    """A number, also one written as text (`1e-5`, or what comes from the environment)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError("a number")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+@dataclass(frozen=True)
+class Alias:
+    """`word` sets `targets`; `meaning` says how in a line. A target `~word` is worked out from several words.
+
+    `convert` turns the value into ours (None: ours stays); the text of its ValueError says what was expected. Without
+    targets it only checks the value.
+    """
+
+    word: str
+    targets: tuple[str, ...]
+    meaning: str
+    convert: Callable[[Any], Any] = same
+    only_at_top: bool = False
+
+    @property
+    def key(self) -> str:
+        """The keys of ours that it sets, for people."""
+        return ", ".join(_DERIVED.get(target, target) for target in self.targets)

@@ -1,0 +1,91 @@
+"""From a config to what its client is built from, and to the client.
+
+torch is imported inside, when a model is really needed here. Exercised by
+`python -m pytest tests/test_build.py tests/test_clients_tinker.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlvr.clients.registry import ClientRequest, resolve_client
+from rlvr.config.schema import RunConfig
+from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
+from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.reward import resolve_reward
+from rlvr.training.initial_weights import resolve_start
+
+
+def core_shares(config: RunConfig, source: TaskSource, total: int | None = None) -> CoreShares:
+    """How torch's threads and the sandbox's workers divide the cores, if they run at the same time."""
+    rewards = [resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)]
+    rewards += [resolve_reward(name) for name in config.reward.watch]
+    in_process = resolve_client(config.client).capabilities.runs_in_process
+    concurrent = in_process and any(reward.waits_for == "processes" for reward in rewards)
+    workers = max(_worker_counts(config.reward.kwargs), default=0)
+    device = concurrent and uses_device(config)
+    total = total or available_cores()
+    return split_cores(total, config.engine.threads, workers, concurrent=concurrent, device=device)
+
+
+def _worker_counts(value: Any) -> Iterator[int]:
+    """The `sandbox.workers` in a reward's options, those of its parts too."""
+    if isinstance(value, Mapping):
+        sandbox = value.get("sandbox")
+        if isinstance(sandbox, Mapping) and isinstance(count := sandbox.get("workers"), int):
+            yield count
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _worker_counts(part)
+
+
+def uses_device(config: RunConfig) -> bool:
+    """Whether the model computes on an accelerator."""
+    if config.model.device != "auto":
+        return config.model.device != "cpu"
+    if find_spec("torch") is None:
+        return False
+    from rlvr.engine.model_loading import pick_device
+
+    return pick_device(config.model.device).type != "cpu"
+
+
+def client_request(config: RunConfig, source: TaskSource) -> ClientRequest:
+    """What the run asks of its client: enough to check and describe it."""
+    return ClientRequest(
+        model=config.model,
+        source=source,
+        environment=config.env.name,
+        seed=config.seed,
+        limits=config.engine,
+        resolve_start=resolve_start,
+    )
+
+
+def build_client(
+    config: RunConfig,
+    source: TaskSource,
+    folder: Path,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+    *,
+    fresh: bool = True,
+) -> TrainingClient:
+    """The training client with its untrained policy; it saves in `folder`. `say` and `warn` take messages about it.
+
+    Unless it is `fresh`, its weights are about to be loaded: `model.start_from` need not exist any more.
+    """
+    spec, temperature = resolve_client(config.client), config.rollout.temperature
+    if temperature != 1 and config.training.mode == "rlvr" and not spec.capabilities.scores_at_temperature:
+        warn(
+            f"rollout.temperature={temperature:g}, but client={config.client} scores answers at temperature 1: the "
+            "gradient is of another policy than the one that sampled. training.gap_stop is off for this; watch "
+            "sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
+        )
+    request = replace(client_request(config, source), cores=core_shares(config, source))
+    return spec.build(replace(request, folder=folder, say=say, warn=warn, fresh=fresh))

@@ -1,0 +1,294 @@
+"""Builds a run from its config: model, client, environment, reward, algorithm.
+
+`plan` describes a run without building it; `open_run` finds or makes the run's folder; `build` makes the job that
+`rlvr.training.loop` runs. torch is imported inside, when a model is really needed: `client=mock` runs without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlvr.algorithms.capabilities import check_supported
+from rlvr.clients.registry import resolve_client
+from rlvr.config import LoadedConfig, difference, dump, load, read
+from rlvr.config.build_client import build_client, client_request, core_shares
+from rlvr.config.build_config import add_defaults, build_config, resolved_values
+from rlvr.config.schema import RunConfig
+from rlvr.core.cpu_budget import set_default_workers
+from rlvr.core.files import find_damage, write_atomic
+from rlvr.core.protocols import TaskSource
+from rlvr.envs import resolve_environment
+from rlvr.envs.prompt import PromptOptions, apply_chat, encode_prompt, has_template
+from rlvr.reward import Reward, resolve_reward
+from rlvr.tracking import RunConsole
+from rlvr.tracking.trackers import Trackers
+from rlvr.training import journal
+from rlvr.training.compatibility import check_compatibility
+from rlvr.training.curriculum import Curriculum
+from rlvr.training.evaluate import heldout_split
+from rlvr.training.heldout import HeldoutEvaluator
+from rlvr.training.monitor import Monitor
+from rlvr.training.parts import TrainerParts
+from rlvr.training.trainer import Trainer
+from rlvr.training.training_job import TrainingJob
+
+CONNECTION_KEYS = ("model.base_url", "model.api_key")  # the server and its key: they do not change what a run computes
+# What may differ between a run and a later evaluation of its weights.
+EVALUATION_KEYS = ("evaluation.", "engine.", "seed", "model.device", "model.dtype")
+READ_AS_TEXT = PromptOptions(chat="off")
+
+
+def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
+    """The folder of this run, and whether the run is finished.
+
+    An unfinished run with the same config is resumed (if the name contains the time, it may differ). A folder of that
+    name with another config is a ValueError; `run.resume=false` renames it.
+    """
+    if timed := [key for key in loaded.timed if key not in ("run.name", "run.root")]:
+        raise ValueError(
+            f"{', '.join(timed)}: ${{now:...}} may stand in run.name and run.root only. Elsewhere a resumed run would "
+            "go on with another value than it began with; give a fixed one"
+        )
+    wanted = resolved_values(config, loaded)
+    where = ("run.resume", "run.name", "run.root", *CONNECTION_KEYS)
+    environment = {
+        key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
+    }
+    # Trackers change nothing that is computed: they may be turned on for the rest of a run.
+    ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
+
+    def changes(folder: Path) -> list[str]:
+        hidden, begun = journal.changed_environment(folder, environment), read(folder / "resolved.yaml")
+        is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
+        changed = difference(wanted, add_defaults(begun), ignore=[*ignore, "prompt"] if is_older else ignore)
+        return changed + [f"{key} (its value from the environment)" for key in hidden]
+
+    name = config.run.name or loaded.name or "run"
+    folder = journal.run_folder(config.run.root, name)
+    if config.run.resume and "run.name" in loaded.timed:
+        for stored in sorted(folder.parent.glob("*/resolved.yaml"), reverse=True):
+            if not (stored.parent / "summary.json").exists() and not changes(stored.parent):
+                return stored.parent, False
+    stored = folder / "resolved.yaml"
+    if stored.exists() and not config.run.resume:
+        journal.move_aside(folder)
+    elif stored.exists() and journal.has_no_progress(folder):
+        # A run that failed before its first step may be corrected under the same name. Its config is replaced in one
+        # move: a kill in between must not leave a folder without a run.
+        with journal.lock_folder(folder):
+            journal.store_environment(folder, environment)
+            write_atomic(stored, dump(wanted))
+    elif stored.exists() and (changed := changes(folder)):
+        raise ValueError(
+            f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
+            f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another run.name, ask for the same "
+            "config, or give run.resume=false to start anew (the old folder is kept, renamed)"
+        )
+    elif journal.holds_other_files(folder):
+        raise ValueError(f"run folder {folder} exists and holds other files than a run; choose another run.name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"run.root={config.run.root}: {folder} cannot be made ({error.strerror}); give another run.root"
+        ) from error
+    if not stored.exists():
+        journal.store_environment(folder, environment)
+        write_atomic(stored, dump(wanted))
+    return folder, (folder / "summary.json").exists()
+
+
+def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
+    """Describe the run in words and numbers, as printed before it starts; ValueError if it could not train."""
+    t, e = config.training, config.evaluation
+    algorithm = config.algorithm.resolve()
+    if t.mode == "rlvr":
+        check_compatibility(algorithm, config.rollout, t)
+        check_supported(algorithm, resolve_client(config.client).capabilities)
+    completions = t.prompts_per_step * t.group_size
+    updates = t.ppo_epochs * t.num_substeps
+    tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
+    until = f", or until {100 * t.until:g}% of held-out completions pass" if t.until and e.every else ""
+    waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
+    lines = {
+        "model": resolve_client(config.client).describe(client_request(config, source)),
+        "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
+        "reward": config.reward.type or source.reward,
+    }
+    if config.sft.steps:
+        goal = f", or until {100 * config.sft.until:g}% of held-out completions pass" if config.sft.until else ""
+        if config.sft.until and config.sft.until_each:
+            goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
+        lines["fine-tuning"] = f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}"
+    if (share := core_shares(config, source)).concurrent:
+        lines["cores"] = str(share)
+    if t.mode == "rlvr":
+        lines |= {
+            "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
+            "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
+            f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
+            f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
+            "updates": f"{updates} a step, {t.steps * updates} in all",
+        }
+    tasks, _ = heldout_split(source, e, has_interim=bool(config.sft.until or e.every))
+    return lines | {"evaluation": f"{len(tasks)} held-out tasks x {e.samples} completions, before and after"}
+
+
+def build_source(config: RunConfig) -> TaskSource:
+    """The environment; ValueError too where the config names a reward that does not exist, or the client cannot be."""
+    source = resolve_environment(config.env.name, **config.env.kwargs)
+    resolve_client(config.client).check(client_request(config, source))
+    build_reward(config, source)
+    build_watched(config)
+    config.algorithm.resolve()
+    return source
+
+
+def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
+    """The options of a run: `chat=off` for one that began before there was `prompt`, as its model read text."""
+    return config.prompt if "prompt" in read(folder / "resolved.yaml") else READ_AS_TEXT
+
+
+def check_prompts(config: RunConfig, source: TaskSource, tokenizer: Any) -> None:
+    """Raise ValueError if a prompt of the first tasks is too long: now rather than after fine-tuning."""
+    most = config.training.max_prompt_tokens
+    if most is None or config.training.mode != "rlvr":
+        return
+    first = [source.train(config.seed, index, level) for level in source.levels for index in range(8)]
+    for task in [*source.heldout(8), *first]:
+        if (length := len(encode_prompt(task, tokenizer))) > most:
+            raise ValueError(
+                f"task {task.id!r}: its prompt has {length} tokens, more than training.max_prompt_tokens={most}; raise "
+                "the limit or leave such tasks out"
+            )
+
+
+def build_reward(config: RunConfig, source: TaskSource) -> Reward:
+    return resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
+
+
+def build_watched(config: RunConfig) -> list[Reward]:
+    """Build the verifiers that only watch."""
+    names = config.reward.watch
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"reward.watch: {twice[0]!r} is named twice; leave one out")
+    return [resolve_reward(name) for name in names]
+
+
+def start_rewards(config: RunConfig, source: TaskSource) -> None:
+    """Start what the verifiers depend on, such as a sandbox; ValueError if this machine does not support it."""
+    set_default_workers(core_shares(config, source).workers)
+    for reward in (build_reward(config, source), *build_watched(config)):
+        reward.start()
+
+
+def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> TrainingJob:
+    """Build the whole job for `rlvr.training.loop.TrainingLoop`."""
+    source = build_source(config)
+    start_rewards(config, source)
+    reward = build_reward(config, source)
+    algorithm = config.algorithm.resolve()
+    watched = build_watched(config)
+    if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
+        warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
+    trackers = build_trackers(config, folder, warn)
+    client = build_client(config, source, folder / "checkpoints", say, warn)
+    read_as_text, options = source, prompt_options(config, folder)
+    source = apply_chat(source, client.get_tokenizer(), options)
+    if source is not read_as_text:
+        say("the model reads each prompt as a chat, by the tokenizer's template (prompt.chat=off: text as it stands)")
+    elif options != config.prompt and has_template(client.get_tokenizer()):
+        say("this run began before there was prompt.chat: it goes on without the tokenizer's chat template")
+    check_prompts(config, source, client.get_tokenizer())
+    curriculum = Curriculum(source, config.curriculum, config.seed)
+    for text in curriculum.advice() if config.training.mode == "rlvr" else ():
+        warn(text)
+    parts = TrainerParts(
+        client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, watched
+    )
+    return TrainingJob(
+        trainer=Trainer(parts, Monitor(config.training, warn)),
+        sft=config.sft,
+        evaluation=config.evaluation,
+        options=config.run,
+        folder=folder,
+        trackers=trackers,
+        weights_sha256=client.weights_sha256,
+    )
+
+
+def build_trackers(config: RunConfig, folder: Path, warn: Callable[[str], None]) -> Trackers:
+    settings, recorder = read(folder / "resolved.yaml"), None
+    if config.tracking.store:
+        try:
+            from rlvr.store.run_recorder import RunRecorder
+        except ModuleNotFoundError as error:
+            raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
+        try:
+            recorder = RunRecorder(config.tracking.store, folder, folder.name, settings, warn)
+        except ValueError as error:
+            raise ValueError(f"tracking.store: {error}") from error
+    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder)
+
+
+def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> dict[str, Any]:
+    """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run.
+
+    `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Nothing is written.
+    """
+    for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
+        if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
+            raise ValueError(
+                f"{key} cannot be changed here: saved weights are evaluated with the settings of their run. Only "
+                "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
+            )
+    place = place.expanduser()
+    inside = place.parent.name == "checkpoints"
+    folder = place.parent.parent if inside else place
+    stored = folder / "resolved.yaml"
+    if not stored.exists():
+        raise ValueError(f"{place} is neither a run folder nor a checkpoint in one (no resolved.yaml)")
+    # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
+    config = build_config(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
+    seed = build_config(load(None, str(stored), overrides)).seed
+    if not inside:
+        checkpoint = journal.newest_checkpoint(folder)
+        if checkpoint is None:
+            raise ValueError(f"{folder} has no checkpoint yet; train it first, or give one of its checkpoints")
+        place = checkpoint
+    elif wrong := find_damage(place):
+        raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
+    source = build_source(config)
+    start_rewards(config, source)
+    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
+    client.load_state(journal.weights_path(place)).result()
+    source = apply_chat(source, client.get_tokenizer(), prompt_options(config, folder))
+    options = config.evaluation
+    heldout = HeldoutEvaluator(
+        source,
+        build_reward(config, source),
+        build_watched(config),
+        config.rollout,
+        options,
+        config.training.error_budget,
+        has_interim=bool(config.sft.until or options.every),
+    )
+    tasks = len(heldout.tasks)
+    if tasks < options.tasks and any("evaluation.tasks=" in text for text in overrides):
+        console.warn(f"evaluation.tasks={options.tasks}, but {config.env.name} holds out {tasks} tasks to report on")
+
+    console.phase("evaluation", tasks, unit="tasks")
+    result = heldout.evaluate(client.create_sampling_client(), seed, lambda done: console.step({}, done))
+    return {
+        "checkpoint": str(place),
+        **result.intervals(),
+        "by_level": {level: result.intervals(level) for level in result.levels},
+        "beside": {
+            name: {**extra.intervals(), "tasks": len(heldout.extra[name]), "unjudged": extra.unjudged}
+            for name, extra in result.extra_heldout.items()
+        },
+        "tasks": tasks,
+        "unjudged": result.unjudged,
+    }

@@ -1,0 +1,251 @@
+"""The words of TRL's `GRPOConfig` (1.16), of its `TrainingArguments`, and the usual ones of its scripts.
+
+Exercised by `python -m pytest tests/test_foreign_words.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlvr.config.alias import Alias, NotSupportedError, number
+from rlvr.config.word_tables import (
+    ADAMW,
+    BUILT_IN,
+    EPOCHS,
+    MEMORY,
+    NO_LOADER,
+    ONE_PROCESS,
+    TEMPLATE,
+    choose,
+    refuse,
+    words,
+)
+
+_DROPOUT = (
+    "dropout would give the trainer other log-probs than the sampler, so the ratio of an unchanged policy would not be "
+    "1: leave it out"
+)
+_EVERY_STEP = "every step is in metrics.jsonl and on the console: leave it out"
+_PRECISION = "give model.dtype (auto, float32 or bfloat16)"
+_VERIFY = "give one reward (reward.type), and combine several in a function of your own (docs/writing-a-reward.md)"
+
+
+def _flag(key: Any) -> Callable[[Any], Any]:
+    """True sets `key`; False leaves ours as it is."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, bool):
+            raise ValueError("true or false")
+        return key if value else None
+
+    return convert
+
+
+def _whole_steps(value: Any) -> Any:
+    if isinstance(value, float) and 0 < value < 1:
+        raise NotSupportedError("a share of the steps is given as warmup_ratio")
+    return value
+
+
+def _at_least_0(value: Any) -> Any:
+    return value if number(value) > 0 else 0.0
+
+
+TRL: tuple[Alias, ...] = (
+    # sizes
+    *words("generation_batch_size", "~batch_size", "completions of a step: prompts_per_step = this / group_size"),
+    *words("per_device_train_batch_size", "~device_batch", "x gradient_accumulation_steps: completions of a step"),
+    *words(
+        "gradient_accumulation_steps", "~accumulation", "see per_device_train_batch_size; memory is engine.micro_tokens"
+    ),
+    *refuse("steps_per_generation", "give batch_size and training.num_substeps"),
+    *refuse("num_train_epochs", EPOCHS),
+    *words("num_generations_eval", "evaluation.samples", "completions of a held-out task"),
+    *refuse("per_device_eval_batch_size eval_accumulation_steps auto_find_batch_size", MEMORY),
+    # sampling
+    *words("min_p", "rollout.min_p", "leave out tokens below this share of the most likely one's"),
+    *refuse("repetition_penalty", "the policy that is trained has no such penalty: leave it out", 1, 1.0),
+    *refuse("generation_kwargs cache_implementation", "the settings of sampling are rollout.*"),
+    *refuse("chat_template_kwargs", "the settings of prompts are prompt.chat and prompt.system"),
+    *refuse("max_tool_calling_iterations", "turns and tools belong to an environment (docs/your-own-environment.md)"),
+    *refuse("use_vllm", BUILT_IN),
+    *refuse(
+        "vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url "
+        "vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization "
+        "vllm_max_model_length vllm_tensor_parallel_size use_transformers_continuous_batching "
+        "transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation",
+        BUILT_IN,
+    ),
+    *refuse(
+        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
+        "give algorithm.importance_cap (truncated importance sampling)",
+    ),
+    # the loss
+    *words("beta", "~beta", "algorithm.kl_coef, with algorithm.kl_in=loss and kl_estimator=k3 as in TRL"),
+    *words(
+        "loss_type",
+        "algorithm.reduction",
+        "dapo and bnpo are token_mean, grpo sequence_mean, dr_grpo constant",
+        choose(
+            "expected dapo, bnpo, grpo or dr_grpo; for cispo and gspo give algorithm.name=cispo or gspo",
+            dapo="token_mean",
+            bnpo="token_mean",
+            grpo="sequence_mean",
+            dr_grpo="constant",
+        ),
+    ),
+    *words(
+        "scale_rewards",
+        "algorithm.advantage",
+        "group is group_normalized, batch is group_mean_batch_std, none is group_mean",
+        choose(
+            group="group_normalized",
+            true="group_normalized",
+            batch="group_mean_batch_std",
+            none="group_mean",
+            false="group_mean",
+        ),
+    ),
+    *words(
+        "importance_sampling_level",
+        "",
+        "token; for sequence give algorithm.name=gspo",
+        choose("for sequence give algorithm.name=gspo", token=None),
+    ),
+    *refuse("delta", "there is no second bound for negative advantages: leave it out"),
+    *refuse(
+        "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "the losses are in docs/algorithms.md; sapo and vespo are not among them",
+    ),
+    *refuse("reward_weights multi_objective_aggregation reward_funcs", _VERIFY),
+    *refuse(
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps", "the reference of a KL stays the first policy"
+    ),
+    *refuse("top_entropy_quantile off_policy_mask_threshold", "every token of a completion is trained on", 1, 1.0),
+    *refuse(
+        "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
+        "the entropy bonus has one weight: algorithm.entropy_coef",
+    ),
+    *refuse("use_bias_correction_kl", "give algorithm.kl_estimator and algorithm.kl_in (docs/algorithms.md)"),
+    *refuse("router_aux_loss_coef", "a mixture of experts is trained without that loss: leave it out"),
+    # the optimizer
+    *words(
+        "lr_scheduler_type",
+        f"{ADAMW}.decay",
+        "linear, cosine or constant; the last rate is final_rate",
+        choose(linear="linear", cosine="cosine", constant="constant", constant_with_warmup="constant"),
+    ),
+    *words("warmup_steps", f"{ADAMW}.warmup_steps", "steps of linear warm-up", _whole_steps),
+    *words("warmup_ratio", "~warmup_ratio", "training.optimizer.warmup_steps = this x training.steps, rounded up"),
+    *words("weight_decay", f"{ADAMW}.weight_decay", "AdamW's"),
+    *words("adam_beta1", f"{ADAMW}.beta1", "AdamW's"),
+    *words("adam_beta2", f"{ADAMW}.beta2", "AdamW's"),
+    *words("adam_epsilon", f"{ADAMW}.eps", "AdamW's"),
+    *words("max_grad_norm", f"{ADAMW}.grad_clip", "largest norm of the gradient", _at_least_0),
+    *refuse("optim", "the optimizer is AdamW: leave it out", "adamw_torch", "adamw_torch_fused"),
+    *refuse("lr_scheduler_kwargs", "give training.optimizer.final_rate"),
+    *refuse("optim_args optim_target_modules", "the optimizer is AdamW, with training.optimizer.*"),
+    *refuse("label_smoothing_factor neftune_noise_alpha", "there is no such change of the loss: leave it out"),
+    # the model
+    *words("model_name_or_path", "model.name", "a model's folder or hub name"),
+    *words("torch_dtype", "model.dtype", "auto, float32 or bfloat16"),
+    *words("bf16", "model.dtype", "true is bfloat16", _flag("bfloat16")),
+    *words("use_cpu", "model.device", "true is cpu", _flag("cpu")),
+    *words("gradient_checkpointing", "engine.gradient_checkpointing", "less memory, more time"),
+    *refuse(
+        "gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs",
+        "give engine.gradient_checkpointing=true or false",
+    ),
+    *words("lora_r", "model.lora.rank", "train an adapter of this rank"),
+    *words("lora_alpha", "model.lora.alpha", "the adapter's alpha"),
+    *words("lora_target_modules", "model.lora.targets", "the layers it adapts, by name"),
+    *refuse("lora_dropout", _DROPOUT, 0.0),
+    *refuse("disable_dropout", "dropout is never used in training: leave it out", True),
+    *refuse("load_in_4bit load_in_8bit", "weights are float32 or bfloat16; quantized ones cannot be trained yet"),
+    *refuse("fp16 tf32 bf16_full_eval fp16_full_eval cast_lm_head_to_fp32", _PRECISION),
+    *refuse("use_peft", "give model.lora.rank", True),
+    *refuse("model_init_kwargs", "the settings of a model are model.*"),
+    *refuse("trust_remote_code", "the code of a model's folder is never run: leave it out"),
+    *refuse("attn_implementation", "the engine chooses attention by a probe when it loads a model: leave it out"),
+    *refuse(
+        "use_liger_kernel liger_kernel_config torch_compile torch_compile_backend torch_compile_mode use_cache",
+        "the engine has paths of its own, and no such switch: leave it out",
+    ),
+    # data
+    *refuse("dataset_name dataset_config dataset_train_split dataset_test_split", TEMPLATE),
+    *refuse(
+        "shuffle_dataset train_sampling_strategy", "tasks are drawn at random by the seed: leave it out", True, "random"
+    ),
+    *refuse(
+        "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns "
+        "label_names length_column_name ignore_data_skip pad_to_multiple_of data_seed",
+        NO_LOADER,
+        True,
+        "auto",
+        "length",
+    ),
+    # evaluation, checkpoints, logs
+    *words("eval_steps", "evaluation.every", "steps between interim evaluations"),
+    *refuse("eval_strategy", "give evaluation.every (steps between interim evaluations)", "steps"),
+    *refuse("eval_on_start do_train do_eval", "a run evaluates before and after training: leave it out", True),
+    *refuse(
+        "eval_delay do_predict prediction_loss_only include_for_metrics batch_eval_metrics "
+        "eval_do_concat_batches eval_use_gather_object",
+        "the settings of evaluation are evaluation.*: leave it out",
+        True,
+    ),
+    *words("save_steps", "run.checkpoint_every", "steps between checkpoints"),
+    *words("save_total_limit", "run.keep_checkpoints", "checkpoints that are kept"),
+    *refuse("save_strategy", "give run.checkpoint_every (steps between checkpoints)", "steps"),
+    *refuse(
+        "save_only_model enable_jit_checkpoint save_on_each_node",
+        "a checkpoint has all that a resume needs: leave it out",
+    ),
+    *refuse(
+        "load_best_model_at_end metric_for_best_model greater_is_better",
+        "the last checkpoint is the result; training.until stops at a pass rate",
+    ),
+    *refuse("output_dir", "give run.root (the folder of all runs) and run.name"),
+    *refuse(
+        "resume_from_checkpoint restore_callback_states_from_checkpoint",
+        "the same command resumes; to start from other weights give model.start_from",
+        True,
+    ),
+    *refuse(
+        "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
+        "checkpoints are plain folders of transformers: upload one with the huggingface_hub package",
+        "every_save",
+    ),
+    *words("report_to", "~report_to", "tracking.mlflow=true or tracking.tensorboard=true"),
+    *words("project", "tracking.experiment", "the experiment's name in MLflow"),
+    *refuse(
+        "trackio_space_id trackio_bucket_id trackio_static_space_id",
+        "the trackers are tracking.mlflow and tracking.tensorboard",
+    ),
+    *refuse(
+        "logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node disable_tqdm "
+        "include_num_input_tokens_seen skip_memory_metrics",
+        _EVERY_STEP,
+        1,
+        True,
+        "steps",
+    ),
+    *refuse("log_level log_level_replica debug", "leave it out: warnings are printed", "passive", "warning"),
+    *refuse(
+        "log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo",
+        "completions are in rollouts/ (run.rollouts_per_step), and `rlvr view` shows them: leave it out",
+    ),
+    # where it runs
+    *refuse("full_determinism", "a run repeats to the bit on the same machine: leave it out", True),
+    *refuse(
+        "accelerator_config parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
+        "ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed local_rank average_tokens_across_devices "
+        "torch_empty_cache_steps",
+        ONE_PROCESS,
+        -1,
+        True,
+    ),
+)

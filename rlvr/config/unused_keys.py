@@ -1,0 +1,184 @@
+"""Finds keys that have no effect in a run: an error if typed on the command line, one warning if set in a file.
+
+`drop_unused` also removes those that the parts below would refuse, when they came from a file that other runs may share
+(clip bounds of a file under an algorithm that does not clip, the weights of another reward). Exercised by `python -m
+pytest tests/test_unused_keys.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.algorithms.specs import find_algorithm
+from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
+from rlvr.config.schema import RunConfig
+from rlvr.reward import known_rewards, options_of
+from rlvr.training.training_options import TrainingOptions
+
+UnusedKeys = list[tuple[str, str]]
+
+
+def drop_target_kl(values: Mapping[str, Any]) -> tuple[dict[str, Any], UnusedKeys]:
+    """Remove a `training.target_kl` without effect: a step of one update cannot stop early."""
+    training = values.get("training")
+    if not isinstance(training, Mapping) or not training.get("target_kl"):
+        return dict(values), []
+    defaults = {f.name: f.default for f in fields(TrainingOptions)}
+    if any(training.get(key, defaults[key]) != 1 for key in ("ppo_epochs", "num_substeps")):
+        return dict(values), []
+    others = {key: value for key, value in training.items() if key != "target_kl"}
+    return {**values, "training": others}, [("training.target_kl", "there is one update a step")]
+
+
+def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
+    """Remove what the algorithm and the reward of the config cannot use."""
+    idle: UnusedKeys = []
+    cells = config.algorithm
+    row = find_algorithm(cells.name)
+    loss = cells.loss or row.loss
+    dropped: dict[str, Any] = {}
+    if not (loss in LOSS_SPECS and LOSS_SPECS[loss].has_clip):
+        dropped |= dict.fromkeys(("clip_low", "clip_high"), f"the loss {loss} does not clip")
+    if loss != "dro":
+        dropped["beta"] = f"the loss {loss} has no beta"
+    dropped = {cell: why for cell, why in dropped.items() if getattr(cells, cell) is not None}
+    if dropped:
+        idle += [(f"algorithm.{cell}", why) for cell, why in dropped.items()]
+        config = replace(config, algorithm=replace(cells, **dict.fromkeys(dropped)))
+    if why := _without_refill(config):
+        idle.append(("training.refill", why))
+        config = replace(config, training=replace(config.training, refill=0))
+    if config.training.num_minibatches > 1 and cells.reduction is None and row.reduction == "token_mean":
+        # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
+        config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
+    others = _kwargs_of_other_rewards(config.reward.type, config.reward.kwargs)
+    if others:
+        idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
+        kept = {key: value for key, value in config.reward.kwargs.items() if key not in others}
+        config = replace(config, reward=replace(config.reward, kwargs=kept))
+    return config, idle
+
+
+def _without_refill(config: RunConfig) -> str:
+    """Why groups without signal cannot be replaced in this run, '' if they can."""
+    if not config.training.refill:
+        return ""
+    if config.training.order != "sync":
+        return f"under training.schedule={config.training.order} the next prompts are drawn before a batch is sampled"
+    algorithm = config.algorithm.resolve()
+    if algorithm.has_group_baseline and algorithm.drop_equal_groups:
+        return ""
+    return f"{algorithm.name} with {algorithm.advantage} keeps every group"
+
+
+def _kwargs_of_other_rewards(name: str | None, kwargs: Mapping[str, Any]) -> list[str]:
+    """Options that another registered reward takes and this one does not. (Options of no reward are an error.)"""
+    if name is None or not kwargs or (mine := options_of(name)) is None:
+        return []
+    others = set[str]().union(*(options_of(other) or set[str]() for other in known_rewards()))
+    return [key for key in kwargs if key not in mine and key in others]
+
+
+def find_unused(config: RunConfig) -> UnusedKeys:
+    """Keys that cannot change what this config does, each with the reason."""
+    idle = [("rollout.seed", "all random draws of a run depend on seed")]
+    if config.client == "mock":
+        idle += [(key, "client=mock is a table of logits, without a model") for key in ("model", "engine")]
+    if config.client == "tinker":
+        there = ("model.config", "model.device", "model.dtype", "model.lora.alpha", "engine")
+        idle += [(key, "client=tinker: the model is at a server, which decides this") for key in there]
+        if config.model.start_from:
+            idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
+    else:
+        idle += [(key, "only client=tinker connects to a server") for key in ("model.base_url", "model.api_key")]
+    if config.sft.steps == 0:
+        decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")
+        idle += [(f"sft.{key}", "sft.steps is 0") for key in decided]
+    if config.curriculum.by != "pass_rate":
+        idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
+    if config.curriculum.by != "threshold":
+        opens = ("first", "every", "highest")
+        idle += [(f"curriculum.{key}", "curriculum.by is not threshold") for key in opens]
+    if config.evaluation.every == 0:
+        idle.append(("training.until", "evaluation.every is 0: there is no interim evaluation"))
+    if config.sft.until == 0:
+        idle += [(f"sft.{key}", "sft.until is 0") for key in ("check_every", "until_each")]
+        if config.evaluation.every == 0:
+            idle += [
+                (f"evaluation.{key}", "neither evaluation.every nor sft.until needs an interim evaluation")
+                for key in ("quick_tasks", "quick_samples")
+            ]
+    if not config.tracking.mlflow:
+        idle += [(f"tracking.{key}", "tracking.mlflow is false") for key in ("mlflow_uri", "experiment")]
+    if config.training.order != "completion":
+        idle.append(("training.stale", "training.schedule is not completion: no group is ever too old"))
+    elif config.training.max_steps_off_policy == 0:
+        idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
+    if config.training.control != "none":
+        idle.append(("training.until", "a control run must not stop by the verifier's verdicts"))
+    if config.training.mode == "sft":
+        used = ("mode", "error_budget")  # evaluation has verifiers too
+        learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]
+        idle += [
+            (key, "training.mode is sft, which reads sft.*")
+            for key in (*learned, "algorithm", "curriculum", "evaluation.every")
+        ]
+        return idle
+    return idle + _unused_algorithm_keys(config)
+
+
+def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
+    cells, row = config.algorithm, config.algorithm.resolve()
+    idle: UnusedKeys = []
+    if row.advantage != "ema":
+        idle.append(("algorithm.baseline_decay", f"the advantage {row.advantage} has no moving average"))
+    if not row.kl_coef:
+        idle += [(f"algorithm.{key}", "algorithm.kl_coef is 0") for key in ("kl_estimator", "kl_in")]
+    if not row.entropy_coef:
+        idle.append(("algorithm.entropy", "algorithm.entropy_coef is 0"))
+    if row.overlong_buffer is None:
+        idle.append(("algorithm.overlong_penalty", "algorithm.overlong_buffer is not given"))
+    # What a row can do without: a file may say the default aloud.
+    return [(key, why) for key, why in idle if getattr(cells, key.partition(".")[2]) is not None]
+
+
+def report_unused(
+    idle: UnusedKeys, loaded: LoadedConfig, same: Callable[[str], bool], warn: Callable[[str], None]
+) -> None:
+    """Raise ValueError for unused keys of the command line; warn of each key of a file, once for a shipped file.
+
+    A key for which `same` is true has its default value and is not reported: `until=0` turns off what a file turned on.
+    """
+    reasons: dict[str, str] = {}
+    for key, why in idle:
+        reasons.setdefault(key, why)
+    unused: dict[str, tuple[str, str]] = dict(loaded.unused)
+    for key, why in reasons.items():
+        for given, origin in loaded.origin.items():
+            if not (given == key or given.startswith((f"{key}.", f"{key}["))) or same(given):
+                continue
+            if key == "tracking.experiment" and loaded.typed.get(given) == "experiment_name" and origin != CLI:
+                continue  # other values may contain this name
+            named = loaded.typed.get(given, given)
+            if origin == CLI:
+                leaf = not any(other.startswith(f"{given}.") for other in loaded.origin)
+                if leaf:
+                    unused[named] = (origin, why)
+            else:
+                section = key if given not in loaded.typed else named
+                unused.setdefault(section, (origin, why))
+    typed = [f"{key} ({why})" for key, (origin, why) in unused.items() if origin == CLI]
+    if typed:
+        raise ValueError(f"no effect in this run: {'; '.join(typed)}. Leave it out")
+    shipped: dict[str, dict[str, list[str]]] = {}
+    for key, (origin, why) in unused.items():
+        if origin.startswith(SHIPPED_FILES):
+            shipped.setdefault(origin, {}).setdefault(why, []).append(key)
+        else:
+            warn(f"{key}{f' (from {origin})' if origin else ''} has no effect in this run: {why}")
+    for origin, by_reason in shipped.items():
+        listed = "; ".join(f"{', '.join(keys)} ({why})" for why, keys in by_reason.items())
+        warn(f"of {origin}, no effect in this run: {listed}")

@@ -1,0 +1,243 @@
+"""The common words of verl's trainer config (0.5). Exercised by `python -m pytest tests/test_foreign_words.py`."""
+
+from __future__ import annotations
+
+from rlvr.config.alias import Alias, number
+from rlvr.config.word_tables import (
+    ADAMW,
+    BUILT_IN,
+    EPOCHS,
+    MEMORY,
+    NO_LOADER,
+    ONE_PROCESS,
+    TEMPLATE,
+    choose,
+    refuse,
+    words,
+)
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_MICRO = "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz"
+
+
+def _under(section: str, aliases: list[Alias]) -> list[Alias]:
+    return [Alias(f"{section}.{a.word}", a.targets, a.meaning, a.convert, only_at_top=True) for a in aliases]
+
+
+VERL: tuple[Alias, ...] = (
+    *_under(
+        "data",
+        [
+            *words("train_batch_size gen_batch_size", "training.prompts_per_step", "prompts of a step"),
+            *words("max_prompt_length", "training.max_prompt_tokens", "longest prompt, in tokens"),
+            *words("max_response_length", "rollout.max_tokens", "longest completion, in tokens"),
+            *refuse("train_files val_files", TEMPLATE),
+            *refuse("prompt_key", "give env.kwargs.prompt_field, with --config-name=jsonl"),
+            *refuse("shuffle filter_overlong_prompts truncation", NO_LOADER, True, "error"),
+            *refuse("val_batch_size", "give evaluation.tasks"),
+        ],
+    ),
+    *_under(
+        "actor_rollout_ref.model",
+        [
+            *words("path", "model.name", "a model's folder or hub name"),
+            *words("lora_rank", "model.lora.rank", "train an adapter of this rank"),
+            *words("lora_alpha", "model.lora.alpha", "the adapter's alpha"),
+            *refuse("target_modules", "give model.lora.targets", "all-linear"),
+            *words("enable_gradient_checkpointing", "engine.gradient_checkpointing", "less memory, more time"),
+            *refuse("use_remove_padding", "nothing is padded: leave it out", True),
+            *refuse("trust_remote_code", "the code of a model's folder is never run: leave it out"),
+        ],
+    ),
+    *_under(
+        _ACTOR,
+        [
+            *words("optim.lr", f"{ADAMW}.learning_rate", "AdamW's rate"),
+            *words(
+                "optim.lr_warmup_steps",
+                f"{ADAMW}.warmup_steps",
+                "steps of linear warm-up",
+                lambda value: None if value == -1 else value,
+            ),
+            *words("optim.lr_warmup_steps_ratio", "~warmup_ratio", "warmup_steps = this x training.steps, rounded up"),
+            *words("optim.weight_decay", f"{ADAMW}.weight_decay", "AdamW's"),
+            *words("grad_clip", f"{ADAMW}.grad_clip", "largest norm of the gradient"),
+            *words(
+                "ppo_mini_batch_size",
+                "~mini_batch_prompts",
+                "prompts of an update: num_substeps is prompts_per_step over it",
+            ),
+            *words("ppo_epochs", "training.ppo_epochs", "how often a batch is used"),
+            *words("clip_ratio", "algorithm.clip_low algorithm.clip_high", "epsilon around 1, both sides", number),
+            *words("clip_ratio_low", "algorithm.clip_low", "epsilon below 1", number),
+            *words("clip_ratio_high", "algorithm.clip_high", "epsilon above 1", number),
+            *refuse("clip_ratio_c", "there is no second bound for negative advantages: leave it out"),
+            *words("entropy_coeff", "algorithm.entropy_coef", "weight of the entropy bonus"),
+            *words(
+                "loss_agg_mode",
+                "algorithm.reduction",
+                "token-mean is token_mean, seq-mean-token-mean sequence_mean, seq-mean-token-sum sequence_sum",
+                choose(
+                    **{
+                        "token-mean": "token_mean",
+                        "seq-mean-token-mean": "sequence_mean",
+                        "seq-mean-token-sum": "sequence_sum",
+                        "seq-mean-token-sum-norm": "constant",
+                    }
+                ),
+            ),
+            *words(
+                "kl_loss_coef",
+                "~kl_loss_coef",
+                "algorithm.kl_coef with algorithm.kl_in=loss, where use_kl_loss is true",
+            ),
+            *words("use_kl_loss", "~use_kl_loss", "whether kl_loss_coef counts"),
+            *words(
+                "kl_loss_type",
+                "algorithm.kl_estimator",
+                "kl is k1, mse k2, low_var_kl k3",
+                choose(kl="k1", k1="k1", mse="k2", k2="k2", low_var_kl="k3", k3="k3"),
+            ),
+            *refuse(_MICRO, MEMORY, True),
+            *refuse(
+                "fsdp_config.param_offload fsdp_config.optimizer_offload ulysses_sequence_parallel_size strategy",
+                ONE_PROCESS,
+                1,
+                "fsdp",
+                "fsdp2",
+            ),
+        ],
+    ),
+    *_under(
+        _ROLLOUT,
+        [
+            *words("n", "training.group_size", "completions of a prompt"),
+            *words("temperature", "rollout.temperature", "sampling temperature"),
+            *words("top_p", "rollout.top_p", "nucleus sampling"),
+            *words(
+                "top_k",
+                "rollout.top_k",
+                "sampling from the k most likely tokens",
+                lambda value: None if value == -1 else value,
+            ),
+            *words("val_kwargs.n", "evaluation.samples", "completions of a held-out task"),
+            *words("val_kwargs.temperature", "evaluation.temperature", "temperature of evaluations"),
+            *refuse(
+                "name mode gpu_memory_utilization tensor_model_parallel_size enforce_eager free_cache_engine "
+                "max_num_batched_tokens max_num_seqs load_format layered_summon dtype enable_chunked_prefill "
+                "max_model_len",
+                BUILT_IN,
+                True,
+            ),
+            *refuse(
+                "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu "
+                "log_prob_use_dynamic_bsz",
+                MEMORY,
+                True,
+            ),
+            *refuse("multi_turn.enable", "turns belong to an environment (docs/your-own-environment.md)"),
+        ],
+    ),
+    *_under(
+        "actor_rollout_ref.ref",
+        [
+            *refuse(
+                "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu fsdp_config.param_offload", MEMORY, True
+            ),
+        ],
+    ),
+    *_under(
+        "algorithm",
+        [
+            *words(
+                "adv_estimator",
+                "algorithm.advantage",
+                "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus batch_normalized",
+                choose(
+                    "expected grpo, rloo or reinforce_plus_plus; there is no critic yet (gae)",
+                    grpo="group_normalized",
+                    rloo="leave_one_out",
+                    reinforce_plus_plus="batch_normalized",
+                ),
+            ),
+            *refuse("norm_adv_by_std_in_grpo", "for Dr. GRPO give algorithm.advantage=group_mean", True),
+            *refuse(
+                "use_kl_in_reward kl_penalty kl_ctrl.kl_coef kl_ctrl.type",
+                "give algorithm.kl_coef with algorithm.kl_in=reward",
+                "fixed",
+                "kl",
+                0.001,
+            ),
+            *refuse("gamma lam", "there is no critic, and a completion's reward counts for all its tokens", 1, 1.0),
+        ],
+    ),
+    *_under(
+        "trainer",
+        [
+            *words("total_training_steps", "training.steps", "training steps"),
+            *refuse("total_epochs", EPOCHS),
+            *words(
+                "save_freq",
+                "run.checkpoint_every",
+                "steps between checkpoints",
+                lambda value: None if value == -1 else value,
+            ),
+            *words(
+                "test_freq",
+                "evaluation.every",
+                "steps between interim evaluations",
+                lambda value: 0 if value == -1 else value,
+            ),
+            *words("max_actor_ckpt_to_keep", "run.keep_checkpoints", "checkpoints that are kept"),
+            *words("project_name", "tracking.experiment", "the experiment's name in MLflow"),
+            *words("experiment_name", "run.name", "the run's name, and its folder's"),
+            *words("logger", "~report_to", "tracking.mlflow=true or tracking.tensorboard=true"),
+            *refuse(
+                "n_gpus_per_node nnodes device use_legacy_worker_impl balance_batch ray_wait_register_center_timeout",
+                ONE_PROCESS,
+                1,
+                True,
+                "cuda",
+                "cpu",
+            ),
+            *refuse("val_before_train val_only", "a run evaluates before and after training: leave it out", True),
+            *refuse("default_local_dir", "give run.root (the folder of all runs) and run.name"),
+            *refuse(
+                "resume_mode resume_from_path",
+                "the same command resumes; model.start_from starts from other weights",
+                "auto",
+            ),
+            *refuse("critic_warmup", "there is no critic: leave it out"),
+            *refuse(
+                "log_val_generations rollout_data_dir",
+                "completions are in rollouts/ (run.rollouts_per_step): leave it out",
+            ),
+        ],
+    ),
+    *_under(
+        "custom_reward_function",
+        [*refuse("path name", "give reward.type=module:function (docs/use-in-other-trainers.md)")],
+    ),
+    *_under(
+        "reward_model",
+        [
+            *refuse("reward_manager", "give reward.type (docs/writing-a-reward.md)", "naive"),
+            *refuse(
+                "enable model.path", "the rewards are in docs/writing-a-reward.md; a judge model is reward.type=judge"
+            ),
+            *refuse(
+                "overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor",
+                "give algorithm.overlong_buffer and algorithm.overlong_penalty",
+            ),
+        ],
+    ),
+    *_under(
+        "critic",
+        [
+            *refuse(
+                "optim.lr model.path ppo_micro_batch_size_per_gpu ppo_mini_batch_size enable strategy",
+                "there is no critic: leave the section out",
+            )
+        ],
+    ),
+)

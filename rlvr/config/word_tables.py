@@ -1,0 +1,50 @@
+"""How the tables of other systems' words are written: a translated word, a refused one, a choice among values.
+
+`rlvr.config.trl_words` and `rlvr.config.verl_words` are the tables. Exercised by `python -m pytest
+tests/test_foreign_words.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlvr.config.alias import Alias, NotSupportedError, same
+
+OFF = (None, False, 0, "", "no", "none", "off", "never")
+
+
+def words(names: str, targets: str, meaning: str, convert: Callable[[Any], Any] = same) -> list[Alias]:
+    """An alias, at the top of a config only, for each of the names."""
+    return [Alias(name, tuple(targets.split()), meaning, convert, only_at_top=True) for name in names.split()]
+
+
+def refuse(names: str, why: str, *harmless: Any) -> list[Alias]:
+    """Words without a counterpart: `why` says what to do instead. `harmless` values, and those that say off, pass."""
+
+    def check(value: Any) -> None:
+        if not any(value == other and type(value) is type(other) for other in (*OFF, *harmless)):
+            raise NotSupportedError(why)
+
+    return words(names, "", why, check)
+
+
+def choose(*unknown: str, **values: Any) -> Callable[[Any], Any]:
+    """A function that maps theirs to ours; the text `unknown` is the error for any other value."""
+
+    def convert(value: Any) -> Any:
+        key = str(value).lower()
+        if key not in values:
+            raise NotSupportedError("".join(unknown) or f"expected {', '.join(values)}")
+        return values[key]
+
+    return convert
+
+
+ADAMW = "training.optimizer"
+ONE_PROCESS = "one process trains on one device: leave it out"
+NO_LOADER = "an environment (env) makes the tasks, and there is no data loader: leave it out"
+BUILT_IN = "sampling is built in, and does not call vLLM: leave it out"
+EPOCHS = "give training.steps = epochs x prompts / training.prompts_per_step"
+MEMORY = "a micro-batch is cut to tokens: give engine.micro_tokens"
+TEMPLATE = "rows of your own: --config-name=jsonl env.kwargs.path=FILE"

@@ -1,0 +1,1 @@
+"""The lowest layer: records, messages, protocols, random numbers, files, cancellation. No heavy library."""

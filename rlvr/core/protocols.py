@@ -1,0 +1,235 @@
+"""The protocols between the layers: samplers, trainers, environments and task sources.
+
+Method and argument names are those of the public `tinker` SDK; what they carry is in `rlvr.core.messages`. A sampler
+and a trainer are two protocols because an OpenAI-compatible endpoint can sample and cannot train. Every call returns a
+`rlvr.core.futures.Future`. Left out on purpose: any object that computes (clients live in `rlvr.clients`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+from rlvr.core.futures import Future
+from rlvr.core.messages import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    OptimStepResponse,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsResponse,
+)
+from rlvr.core.types import Task
+
+
+class Tokenizer(Protocol):
+    """The part of a `transformers` tokenizer that the loops use."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = ...) -> str: ...
+
+
+class Feature(str, Enum):
+    """What some options of an algorithm need of a training client besides a named loss. Messages use the values."""
+
+    EXTRA_INPUTS = "inputs beside those of the named loss"  # kl_weights, beta_weights: `rlvr.clients.custom_loss`
+    FULL_LOGITS = "full logits"
+    REFERENCE = "log-probs under reference weights"
+
+
+@dataclass(frozen=True)
+class ClientCapabilities:
+    """What a training client can do, declared once by its class and read by every part above it.
+
+    - `name` is the client's name in a config (`client=local`), for messages.
+    - `losses` are the named losses of `forward_backward`, `features` what else an algorithm's options may need.
+    - `scores_at_temperature`: `loss_fn_config={"temperature": T}` is taken; without it log-probs are at temperature 1.
+    - `can_overlap`: sampling goes on while a step is made, because the model is not in this process.
+    - `runs_in_process`: the model computes here, so its threads share the cores with the sandbox's workers.
+    - `world_size`: how many processes share one optimizer step.
+    """
+
+    name: str
+    losses: frozenset[str]
+    features: frozenset[Feature] = frozenset()
+    scores_at_temperature: bool = False
+    can_overlap: bool = False
+    runs_in_process: bool = False
+    world_size: int = 1
+
+
+@runtime_checkable
+class SamplingClient(Protocol):
+    """Samples from one immutable set of weights. `fingerprint` names them; "" where the client cannot know them."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+    ) -> Future[SampleResponse]: ...
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]: ...
+
+    def get_tokenizer(self) -> Tokenizer: ...
+
+
+CustomLoss = Callable[[list[Datum], list[Any]], tuple[Any, dict[str, float]]]
+
+
+@runtime_checkable
+class TrainingClient(Protocol):
+    """Trains one policy. Gradients accumulate over `forward_backward` calls until `optim_step`; losses are sums.
+
+    `weights_sha256` is "" for weights on a server. `describe_environment` gives what the bits of a run depend on beside
+    its config: versions, threads, device. `close` ends a session at a server; elsewhere it does nothing.
+    """
+
+    @property
+    def capabilities(self) -> ClientCapabilities: ...
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]: ...
+
+    def forward(
+        self, data: list[Datum], loss_fn: str = ..., loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]: ...
+
+    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]: ...
+
+    def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]: ...
+
+    def save_state(self, name: str) -> Future[SaveWeightsResponse]: ...
+
+    def load_state(self, path: str) -> Future[None]: ...
+
+    def load_state_with_optimizer(self, path: str) -> Future[None]: ...
+
+    def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]: ...
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> SamplingClient: ...
+
+    def create_sampling_client(self, model_path: str | None = None) -> SamplingClient: ...
+
+    def get_tokenizer(self) -> Tokenizer: ...
+
+    def weights_sha256(self) -> str: ...
+
+    def describe_environment(self) -> dict[str, str | int]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an environment answers to an action. `next_observation` is None exactly when the episode is done."""
+
+    reward: float
+    episode_done: bool
+    next_observation: ModelInput | None = None
+    next_stop_condition: Sequence[str] | Sequence[int] | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    logs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class InitialObservationOverflow:
+    """What an environment gives for a first observation that does not fit its budget: an episode that is over at once.
+
+    Its `reward` counts in its group; there is nothing to learn from in it.
+    """
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    logs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Env(Protocol):
+    """One episode of one task; single use, no reset. The contract is the Tinker cookbook's."""
+
+    def initial_observation(self) -> Awaitable[tuple[ModelInput, Any] | InitialObservationOverflow]: ...
+
+    def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> Awaitable[StepResult]: ...
+
+
+class TaskSource(Protocol):
+    """Where tasks come from and how an episode of one runs.
+
+    Inherit from it to have the defaults of the optional members; a class with the six required members alone becomes a
+    task source when it is resolved by name (`rlvr.envs.resolve_environment`).
+    """
+
+    levels: tuple[str, ...]
+    """The difficulties, easiest first; one level "" if there are none."""
+    reward: str
+    """The name of the reward that judges the tasks unless the config names another."""
+
+    vocabulary: Sequence[str] | None = None
+    """Every word of the tasks, to build a small tokenizer or a table policy from."""
+    end_word: str | None = None
+    """The word of `vocabulary` that ends a completion; None: `<end>`."""
+    pad_word: str | None = None
+    """The padding word of `vocabulary`; None: `<pad>`."""
+    max_turns: int = 1
+    """The most completions in an episode; each may use the whole token budget."""
+    size: Callable[[str], int] | None = None
+    """`size(level)`: the number of training tasks of a level; None if tasks are generated."""
+    group_builder: Callable[[Task, Any, int], Any] | None = None
+    """`group_builder(task, tokenizer, size)`: makes the episodes of a group together; None: `env` makes each of them.
+    See `rlvr.rollout`."""
+
+    @abstractmethod
+    def train(self, seed: int, index: int, level: str) -> Task:
+        """The index-th training task of a level. A pure function: a resumed run sees the same tasks."""
+        ...
+
+    @abstractmethod
+    def heldout(self, count: int | None) -> list[Task]:
+        """The same evaluation tasks every time, at most `count`; `train` never yields one of them."""
+        ...
+
+    @abstractmethod
+    def env(self, task: Task, tokenizer: Any) -> Env:
+        """A new episode of the task."""
+        ...
+
+    @abstractmethod
+    def demonstration(self, task: Task, key: int) -> str | None:
+        """A completion to imitate in supervised fine-tuning, without end token; None if there is none."""
+        ...
+
+    def extra_heldout(self, count: int) -> dict[str, list[Task]]:
+        """Further held-out sets of `count` tasks each, by name. They are evaluated and reported; no decision uses them.
+
+        `{"held-out families": [...]}`, for example.
+        """
+        return {}
+
+    def chat_messages(self, task: Task) -> list[dict[str, str]]:
+        """The chat messages that a chat model reads instead of a text prompt; by default one message of the user."""
+        assert isinstance(task.prompt, str)
+        return [{"role": "user", "content": task.prompt}]
+
+    def parse_task(self, text: str) -> Task | None:
+        """The task that a text typed by a user states; None if it states none."""
+        return None
+
+    def describe_task(self, task: Task) -> Mapping[str, str]:
+        """Properties that the task shares with others, known without a completion: `{"shape": "n n o"}`.
+
+        `rlvr doctor` groups failing tasks by them, so they should have few values. The level is added by itself.
+        """
+        return {}

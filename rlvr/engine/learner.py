@@ -1,0 +1,274 @@
+"""The training half of the engine: rows in, gradients and log-probs out, optimizer steps.
+
+`forward_backward(data, loss_fn, config)` takes data in micro-batches (`rlvr.engine.packing`). Every loss is a sum, so
+the split changes nothing but rounding. Log-probs are those of the targets at the temperature in the config. For a token
+on which no weight of the loss falls, the log-prob is computed without a gradient.
+
+Legend: B = rows of a micro-batch, T = their length, X = B x T places, N = the tokens of its datums laid end to end,
+U = the places that hold any of them: fewer than N where datums share a prefix, P = the tokens of one part of N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LOSS_SPECS, check_batch, find_row, list_inputs
+from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
+from rlvr.engine.engine_options import EngineLimits
+from rlvr.engine.lora import LoraBank, use_weights
+from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs
+from rlvr.engine.model import LanguageModel
+from rlvr.engine.packing import MicroBatch, make_micro_batches
+from rlvr.engine.policy import Policy, Snapshot
+from rlvr.engine.tree_attention import use_tree_attention
+
+
+def check_data(
+    data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, model: LanguageModel
+) -> dict[str, float]:
+    """Return the loss's settings with defaults; ValueError naming the first datum or setting that is wrong."""
+    for i, datum in enumerate(data):
+        length = datum.model_input.length
+        if not 1 <= length <= model.context:
+            raise ValueError(f"datum {i} has {length} tokens; expected 1 to {model.context} (the model's context)")
+    settings = check_batch(data, loss_fn, config)
+    inputs = [np.fromiter(datum.model_input.tokens, np.int64, datum.model_input.length) for datum in data]
+    for arrays in (inputs, [datum.loss_fn_inputs["target_tokens"].data.reshape(-1) for datum in data]):
+        ids = np.concatenate(arrays)
+        if (bad := (ids < 0) | (ids >= model.vocabulary)).any():
+            row, token = find_row(bad, arrays), ids[bad.argmax()]
+            raise ValueError(f"datum {row} holds token {token}, outside the vocabulary of {model.vocabulary}")
+    return settings
+
+
+class Learner:
+    """Computes losses and gradients of policies on one model."""
+
+    def __init__(self, model: LanguageModel, bank: LoraBank, limits: EngineLimits) -> None:
+        self.model = model
+        self.bank = bank
+        self.limits = limits
+        self.chunk = max(1, limits.logit_elements // model.vocabulary)
+
+    def _batches(self, data: Sequence[Datum]) -> list[MicroBatch]:
+        limits, model = self.limits, self.model
+        return make_micro_batches(
+            data, limits.micro_tokens, model.device,
+            tree=model.can_pack and limits.tree, pack=model.can_pack and limits.pack, linear_work=model.linear_work,
+        )  # fmt: skip
+
+    def forward_backward(
+        self,
+        policy: Policy,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: dict[str, float] | None = None,
+        *,
+        backward: bool = True,
+        after_batch: Callable[[], None] | None = None,
+    ) -> ForwardBackwardOutput:
+        """Add d(sum of token losses) / d(weights) to the policy's gradients; returns the log-probs of every target.
+
+        `after_batch` is called after each micro-batch. It may sample, and must not change policies.
+        """
+        settings = check_data(data, loss_fn, config, self.model)
+        earlier = {name: master.grad for name, master in policy.masters.items()}
+        policy.clear_gradients()
+        outputs: list[dict[str, TensorData]] = [{} for _ in data]
+        total = bonus = 0.0
+        try:
+            for batch in self._batches(data):
+                with (
+                    torch.set_grad_enabled(backward),
+                    self.model.checkpoint_layers(backward and self.limits.gradient_checkpointing),
+                    self._forward(policy.snapshot(), batch, data, loss_fn, settings) as (logprobs_N, terms_N, bonus_N),
+                ):
+                    good = all_finite(logprobs_N, terms_N)
+                    if good and backward and terms_N.requires_grad:
+                        terms_N.sum().backward()
+                        policy.widen_gradients()
+                if not good:
+                    raise NonFiniteError(
+                        "a loss", self._find_nonfinite(policy.snapshot(), batch, data, loss_fn, settings)
+                    )
+                total += float(terms_N.detach().double().sum())
+                bonus += float(bonus_N.detach().double().sum())
+                pieces = logprobs_N.detach().cpu().split(batch.lengths)
+                for i, piece in zip(batch.indices, pieces, strict=True):
+                    outputs[i] = {"logprobs": TensorData(piece.numpy())}
+                if after_batch is not None:
+                    after_batch()
+            if backward:
+                self._check_gradients(policy)
+        except BaseException:
+            policy.clear_gradients()
+            for name, master in policy.masters.items():
+                master.grad = earlier[name]
+            raise
+        for name, master in policy.masters.items():
+            if (before := earlier[name]) is not None:
+                master.grad = before if master.grad is None else before.add_(master.grad)
+        if backward and all(master.grad is None for master in policy.masters.values()):
+            for master in policy.masters.values():  # no token had a weight: the gradient is zero
+                master.grad = torch.zeros_like(master)
+        metrics = {"loss:sum": total}
+        if ENTROPY_INPUT in list_inputs(data, LOSS_SPECS[loss_fn]):
+            metrics["entropy_loss:sum"] = -bonus
+        return ForwardBackwardOutput(outputs, metrics)
+
+    @torch.no_grad()
+    def logprobs(self, snapshot: Snapshot, data: Sequence[Datum], temperature: float) -> list[np.ndarray]:
+        """Log-probs of every target [T] under a snapshot's weights; no policy and no gradient is touched."""
+        data = with_zero_weights(data)
+        settings = check_data(data, "cross_entropy", {"temperature": temperature}, self.model)
+        results: list[np.ndarray] = [np.empty(0) for _ in data]
+        for batch in self._batches(data):
+            with self._forward(snapshot, batch, data, "cross_entropy", settings) as (logprobs_N, terms_N, _):
+                good = all_finite(logprobs_N, terms_N)
+            if not good:
+                raise NonFiniteError("a loss", self._find_nonfinite(snapshot, batch, data, "cross_entropy", settings))
+            for i, piece in zip(batch.indices, logprobs_N.cpu().split(batch.lengths), strict=True):
+                results[i] = piece.numpy()
+        return results
+
+    @contextmanager
+    def _forward(
+        self,
+        source: Snapshot,
+        batch: MicroBatch,
+        data: Sequence[Datum],
+        loss_fn: str,
+        settings: dict[str, float],
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields the log-probs [N], loss terms [N] and the entropy bonus in them [N] (or one zero) of a micro-batch.
+
+        The backward pass belongs inside the context: checkpointed layers must recompute under the same conditions.
+        """
+        device, loss = self.model.device, LOSS_SPECS[loss_fn]
+        names = list_inputs(data, loss)
+
+        def concatenate_input(name: str) -> Tensor:
+            flat = np.concatenate([data[i].loss_fn_inputs[name].data for i in batch.indices])
+            flat = flat if name == "target_tokens" else flat.astype(np.float32, copy=False)
+            return torch.from_numpy(flat).to(device)
+
+        inputs = {name: concatenate_input(name) for name in names}
+        targets_N = concatenate_input("target_tokens")
+        positions = {} if batch.positions_BT is None else {"position_ids": batch.positions_BT}
+        with (
+            use_weights(self.model, self.bank, [source]) as head,
+            use_tree_attention(self.model.module, batch.tree),
+        ):
+            hidden_BTD = self.model.hidden_states(batch.tokens_BT, **positions)
+            logprobs_N, entropy_N = self._logprobs(
+                head, hidden_BTD.flatten(0, 1), batch.index_N, targets_N, settings["temperature"],
+                find_gradient_tokens(inputs, loss), ENTROPY_INPUT in names,
+            )  # fmt: skip
+            terms_N = TERMS[loss_fn](logprobs_N, inputs, settings, batch.datum_N)
+            if KL_INPUTS[0] in names:
+                terms_N = terms_N + kl_penalty(logprobs_N, inputs, settings["kl_estimator"])
+            if entropy_N is None:
+                yield logprobs_N, terms_N, terms_N.new_zeros(1)
+            else:
+                bonus_N = inputs[ENTROPY_INPUT] * entropy_N
+                yield logprobs_N, terms_N - bonus_N, bonus_N
+
+    def _logprobs(
+        self,
+        head: Callable[[Tensor], Tensor],
+        hidden_XD: Tensor,
+        index_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        gradient_N: Tensor,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The log-prob and, with `entropy`, the entropy of every target [N]; with a gradient where `gradient_N`."""
+        results: list[tuple[Tensor, Tensor | None]] = []
+        parts = [mask_N.nonzero()[:, 0] for mask_N in (gradient_N, ~gradient_N)]
+        for part, grad in zip(parts, (torch.is_grad_enabled(), False), strict=True):
+            if not len(part):
+                continue
+            used_U, of_P = index_N[part].unique(return_inverse=True)
+            with torch.set_grad_enabled(grad):
+                hidden_UD = hidden_XD[used_U]
+                results.append(token_logprobs(head, hidden_UD, targets_N[part], temperature, self.chunk, entropy, of_P))
+        back_N = torch.cat(parts).argsort()
+        logprobs_N = torch.cat([logprobs for logprobs, _ in results])[back_N]
+        if not entropy:
+            return logprobs_N, None
+        return logprobs_N, torch.cat([e for _, e in results if e is not None])[back_N]
+
+    @torch.no_grad()
+    def _find_nonfinite(
+        self, source: Snapshot, batch: MicroBatch, data: Sequence[Datum], loss_fn: str, settings: dict[str, float]
+    ) -> list[int]:
+        """The datums that give values that are not finite. Each is run alone: in a tree such values spread."""
+        culprits: list[int] = []
+        for i in sorted(batch.indices):
+            (alone,) = make_micro_batches(
+                [data[i]], self.limits.micro_tokens, self.model.device, tree=False, pack=False, linear_work=1.0
+            )
+            with self._forward(source, alone, [data[i]], loss_fn, settings) as (logprobs_N, terms_N, _):
+                culprits += [] if all_finite(logprobs_N, terms_N) else [i]
+        return culprits or sorted(batch.indices)
+
+    def _check_gradients(self, policy: Policy) -> None:
+        gradients = {name: p.grad for name, p in policy.masters.items() if p.grad is not None}
+        # A sum is finite only if all its terms are. If the sum itself overflows, the loop below finds nothing.
+        if not gradients or bool(torch.stack([g.sum() for g in gradients.values()]).isfinite().all()):
+            return
+        for name, gradient in gradients.items():
+            if not bool(torch.isfinite(gradient).all()):
+                raise NonFiniteError(f"the gradient of {name}", [])
+
+    def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
+        """One AdamW step (Loshchilov & Hutter, arXiv:1711.05101) on the accumulated gradients, which are then cleared.
+
+        Metrics: `grad_norm`, the global L2 norm before clipping.
+        """
+        masters = [m for m in policy.masters.values() if m.grad is not None]
+        if not masters:
+            raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
+        norm_T = torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None])
+        norm = float(norm_T)
+        if not math.isfinite(norm):
+            raise NonFiniteError("the gradient norm", [])
+        if adam.grad_clip_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(masters, adam.grad_clip_norm, norm_T)
+        policy.preserve_snapshots()
+        for group in policy.optimizer.param_groups:
+            group.update(
+                lr=adam.learning_rate,
+                betas=(adam.beta1, adam.beta2),
+                eps=adam.eps,
+                weight_decay=adam.weight_decay,
+            )
+        policy.optimizer.step()
+        with torch.no_grad():
+            for name, p in policy.parameters.items():
+                if policy.masters[name] is not p:
+                    p.copy_(policy.masters[name])
+        policy.clear_gradients()
+        policy.version += 1
+        return OptimStepResponse({"grad_norm": norm})
+
+
+def all_finite(logprobs_N: Tensor, terms_N: Tensor) -> bool:
+    return bool(torch.isfinite(logprobs_N).all() and torch.isfinite(terms_N).all())
+
+
+def with_zero_weights(data: Sequence[Datum]) -> list[Datum]:
+    """The same rows with zero cross-entropy weights, to compute log-probs only."""
+    zero = [TensorData(np.zeros(d.loss_fn_inputs["target_tokens"].data.shape, dtype=np.float32)) for d in data]
+    return [
+        replace(d, loss_fn_inputs={"target_tokens": d.loss_fn_inputs["target_tokens"], "weights": z})
+        for d, z in zip(data, zero, strict=True)
+    ]

@@ -1,0 +1,88 @@
+"""Attention over a prefix tree of rows (`rlvr.engine.packing`), for one forward pass of a `transformers` model.
+
+    with use_tree_attention(model.module, tree):
+        hidden_1TD = model.hidden_states(tokens_1T, position_ids=depths_1T)
+
+Each block of queries gets the keys of its ancestors before the block and of the block itself, under a mask of
+[blocks, queries, keys] that all layers share. A model that asks more of attention than a scale (a window, a cap, sinks)
+raises here; the probe at load then finds that it cannot pack, and it gets plain rows.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rlvr.engine.attention import get_attention_state, replace_attention
+from rlvr.engine.packing import PrefixTree
+
+NAME = "rlvr_tree"
+
+
+class TreeBlocks:
+    """The tree of the current pass, as tensors.
+
+    Legend: C = blocks, Q = queries of a block, A = ancestors of a block, K = A + Q keys, H = heads, D = head width.
+    """
+
+    def __init__(self, tree: PrefixTree, device: torch.device, dtype: torch.dtype) -> None:
+        ancestors_CA, ends_T = tree.ancestors_CA, tree.ends_T
+        count, block = len(ancestors_CA), tree.block
+        own_CQ = np.arange(len(ends_T)).reshape(count, block)
+        keys_CK = np.concatenate([ancestors_CA, own_CQ], axis=1)
+        until_CK = np.where(keys_CK < 0, -1, ends_T[keys_CK])
+        queries_CQ1 = own_CQ[:, :, None]
+        seen_CQK = (keys_CK[:, None] <= queries_CQ1) & (queries_CQ1 < until_CK[:, None])
+        mask = torch.zeros(seen_CQK.shape, dtype=dtype).masked_fill(~torch.from_numpy(seen_CQK), -torch.inf)
+        self.mask_C1QK = mask[:, None].to(device)
+        self.ancestors_CA = torch.from_numpy(ancestors_CA).clamp(min=0).to(device)
+
+    def to_blocks(self, states_1HTD: Tensor, *, ancestors: bool) -> Tensor:
+        """Lay [1, H, T, D] out as [C, H, K, D], or without `ancestors` as [C, H, Q, D]."""
+        count, depth = self.ancestors_CA.shape
+        heads, _, size = states_1HTD.shape[1:]
+        own_CHQD = states_1HTD[0].unflatten(1, (count, -1)).transpose(0, 1)
+        if not ancestors or not depth:
+            return own_CHQD
+        # The gradient of an embedding sums rows that several blocks read at once; that of indexing, one by one.
+        table_TX = states_1HTD[0].transpose(0, 1).reshape(-1, heads * size)
+        above_CAX = F.embedding(self.ancestors_CA, table_TX)
+        above_CHAD = above_CAX.view(count, depth, heads, size).transpose(1, 2)
+        return torch.cat([above_CHAD, own_CHQD], dim=2)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attention of [1, H, T, D] as `transformers` calls it: the output is [1, T, H, D]."""
+    if attention_mask is not None:
+        raise NotImplementedError(f"{NAME} attention does not support another mask")
+    blocks = get_attention_state(module, NAME, dropout, more)
+    queries = blocks.to_blocks(query, ancestors=False)
+    heads_per_key = query.shape[1] // key.shape[1]
+    keys, values = (blocks.to_blocks(x, ancestors=True) for x in (key, value))
+    if heads_per_key > 1:
+        keys, values = keys.repeat_interleave(heads_per_key, 1), values.repeat_interleave(heads_per_key, 1)
+    out_CHQD = F.scaled_dot_product_attention(queries, keys, values, attn_mask=blocks.mask_C1QK, scale=scaling)
+    return out_CHQD.transpose(1, 2).flatten(0, 1)[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+
+
+def use_tree_attention(module: Any, tree: PrefixTree | None) -> AbstractContextManager[None]:
+    """In this context (the backward pass of checkpointed layers belongs inside) the model attends over `tree`."""
+    return replace_attention(module, NAME, tree and TreeBlocks(tree, module.device, module.dtype))

@@ -1,0 +1,139 @@
+"""Extract the program from a response: between `[BEGIN]` and `[DONE]`, in a code fence, or the whole text.
+
+    extract("Sure!\n```python\ndef f(): return 1\n```").code       # "def f(): return 1"
+
+Linear in the length of the text, which is capped. `python -m pytest tests/test_code_formats.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection
+from dataclasses import dataclass
+
+BEGIN, DONE = "[BEGIN]", "[DONE]"
+MAX_CHARS = 1 << 20  # a longer response is refused
+THOUGHT_ENDS = "</think>"
+# Where the body of a function that goes on from a prompt ends: HumanEval's own stop words, and a fence or decorator.
+BODY_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\n```")
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})(.*)$", re.MULTILINE)  # the last part takes all: nothing to try again
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
+_THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)  # at the start of a line: a program may hold the word
+_NOWHERE = re.compile(r"(?!)")
+_PYTHON = frozenset(("python", "python3", "py", "py3"))
+
+
+@dataclass(frozen=True)
+class ExtractedProgram:
+    """`reason` is empty, `no_answer` or `too_large`; `where` is the place of the program: `tags`, `fence` or `raw`."""
+
+    code: str
+    reason: str = ""
+    where: str = ""
+
+
+def extract(response: str, names: Collection[str] = (), prefix: str = "") -> ExtractedProgram:
+    """The program of a response, by these rules:
+
+    1. What comes before the last `</think>` is no part of the answer; thinking that never ends leaves none.
+    2. `[BEGIN]` to the `[DONE]` after it, or to the end. A `[DONE]` without `[BEGIN]` before it ends the text: the
+       prompt held the `[BEGIN]`, and what follows is another problem that the model made up.
+    3. Of the code fences the last one, in Python or unmarked, that defines something of `names` (what the tests call):
+       drafts come before the answer, examples of its use after it. Else one of another language that does, such as
+       `{.python}`; else the last one in Python, else the last unmarked one: examples of input and output have no mark.
+       A fence that is never closed goes to the end.
+    4. Else the whole text; also where it defines such a name and no fence does. A fence that only closes then ends it:
+       the prompt held the one that opens.
+
+    Markdown's rule for fences: one is closed by the same sign, at least as often, alone on a line that is indented by
+    at most three more. So the fences in a docstring close none.
+
+    With a `prefix` (HumanEval's prompt) the answer may be the rest of its function, which ends where HumanEval's stop
+    words say, or a whole program, in front of which the prefix then stands, for what it imports and defines.
+    """
+    if len(response) > MAX_CHARS:
+        return ExtractedProgram("", "too_large")
+    definition = _definition(names)
+    answer = _THOUGHT.split(response.rpartition(THOUGHT_ENDS)[2], maxsplit=1)[0]
+    code, where = _program(answer, definition)
+    if not code.strip():
+        return ExtractedProgram("", "no_answer")
+    if not prefix:
+        return ExtractedProgram(_dedent(code), where=where)
+    if definition.search(code):
+        whole = _dedent(code)
+        future = "".join(f"{line.strip()}\n" for line in _FUTURE.findall(whole))  # has to come first in a program
+        return ExtractedProgram(f"{future}{prefix.rstrip()}\n    pass\n\n{_FUTURE.sub('', whole)}", where=where)
+    return ExtractedProgram(prefix + _indent_body(code), where=where)
+
+
+def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:
+    begin, done = text.find(BEGIN), text.find(DONE)
+    if begin != -1 and (done == -1 or begin < done):
+        end = text.find(DONE, begin)
+        inside = text[begin + len(BEGIN) : len(text) if end == -1 else end]
+        fenced = _pick_fence(inside, definition) if inside.lstrip()[:3] in ("```", "~~~") else None
+        return (inside if fenced is None else fenced), "tags"
+    text = text if done == -1 else text[:done]
+    fenced = _pick_fence(text, definition)
+    return (text, "raw") if fenced is None else (fenced, "fence")
+
+
+def _pick_fence(text: str, definition: re.Pattern[str]) -> str | None:
+    """The fence to take, None where there is none."""
+    blocks: list[tuple[str, str]] = []  # the language, and the text
+    get_sandbox: tuple[re.Match[str], str] | None = None
+    for found in _FENCE.finditer(text):
+        indent, mark, info = found[1], found[2], found[3].strip()
+        if get_sandbox is None:
+            if mark[0] == "~" or "`" not in info:  # else it is code in the line
+                get_sandbox = found, info.split()[0].lower() if info else ""
+            continue
+        begun, language = get_sandbox
+        if not info and mark.startswith(begun[2]) and len(indent) <= len(begun[1]) + 3:
+            blocks.append((language, text[begun.end() : found.start()]))
+            get_sandbox = None
+    if get_sandbox is not None:
+        begun, language = get_sandbox
+        before, rest = text[: begun.start()], text[begun.end() :].rstrip()
+        if not (language or begun[1] or definition.search(rest)) and definition.search(before):
+            blocks.append(("", before))  # it was the prompt that opened this fence, and here it is closed
+        else:
+            blocks.append((language, rest.removesuffix(begun[2])))  # maybe closed at the end of its last line
+    defining = [block for block in blocks if definition.search(block[1])]
+    if not defining and definition.search(text):  # bare code with fences in its comments
+        return None
+    kinds = (_PYTHON | {""}, None) if defining else (_PYTHON, {""})
+    for kind in kinds:
+        if chosen := [code for language, code in defining or blocks if kind is None or language in kind]:
+            return chosen[-1]
+    return None
+
+
+def _definition(names: Collection[str]) -> re.Pattern[str]:
+    """A pattern that finds a definition of one of the names; without names it matches nothing."""
+    if not names:
+        return _NOWHERE
+    known = "|".join(map(re.escape, sorted(names)))
+    return re.compile(rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{known})\b|^(?:{known})[ \t]*=", re.MULTILINE)
+
+
+def _dedent(code: str) -> str:
+    """Remove the common indentation and blank lines around: tokenizers lose or add a space before the first word."""
+    first = next(line for line in code.splitlines() if line.strip())
+    return (textwrap.dedent(code) if first[:1].isspace() else code).strip()
+
+
+def _indent_body(code: str) -> str:
+    """A completion that continues a function's head: its body, indented by four, cut where the function ends."""
+    ends = [at for at in (code.find(stop, 1) for stop in BODY_ENDS) if at != -1]
+    lines = code[: min(ends, default=len(code))].rstrip().split("\n")
+    first = next((i for i, line in enumerate(lines) if line.strip()), 0)
+    depths = [len(line) - len(line.lstrip()) for line in lines[first:] if line.strip()]
+    if depths and depths[0] < 4 and "\t" not in lines[first][: depths[0]]:
+        if min(depths[1:], default=4) >= 4:  # only the first line lost its indentation, as tokenizers do
+            lines[first] = "    " + lines[first].lstrip()
+        else:
+            lines = textwrap.indent(textwrap.dedent("\n".join(lines)), "    ").split("\n")
+    return "\n".join(lines) + "\n"

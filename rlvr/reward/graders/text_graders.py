@@ -1,0 +1,98 @@
+"""Graders that compare two texts: `string_check` and `text_similarity`. `tests/test_graders.py` exercises them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.core.types import Outcome, Score
+from rlvr.reward.graders.grader_options import (
+    MAX_TEXT,
+    check_fields,
+    check_word,
+    failed_or_invalid,
+    field_path,
+    fill_template,
+    pass_threshold,
+    score_of,
+)
+from rlvr.reward.graders.grader_templates import Template, Values
+from rlvr.reward.graders.grading_context import GradingContext
+from rlvr.reward.graders.similarity import MAX_CHARS, METRICS, UNSUPPORTED_METRICS, similarity
+
+OPERATIONS = ("eq", "ne", "like", "ilike")
+
+
+@dataclass(frozen=True)
+class TwoTexts:
+    """The fields `input` and `reference` of a grader that compares texts."""
+
+    input: Template
+    reference: Template
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], where: str) -> TwoTexts:
+        return cls(*(Template.of(config[name], field_path(where, name)) for name in ("input", "reference")))
+
+    def fill(self, values: Values, limit: int = MAX_TEXT) -> tuple[str, str] | Score:
+        """(input, reference); a score where one cannot be filled, first the task's own text."""
+        reference, text = (fill_template(one, values, limit) for one in (self.reference, self.input))
+        if isinstance(reference, Score):
+            return reference
+        return text if isinstance(text, Score) else (text, reference)
+
+
+@dataclass(frozen=True)
+class StringCheck:
+    """1 or 0: `eq` and `ne` compare whole texts; `like` looks for the reference in the input, `ilike` in any case."""
+
+    texts: TwoTexts
+    operation: str
+
+    @classmethod
+    def of(cls, config: Any, where: str) -> StringCheck:
+        check_fields(config, where, ("input", "reference", "operation"))
+        operation = check_word(config["operation"], field_path(where, "operation"), OPERATIONS)
+        return cls(TwoTexts.of(config, where), operation)
+
+    async def grade(self, values: Values, context: GradingContext) -> Score:
+        texts = self.texts.fill(values)
+        if isinstance(texts, Score):
+            return texts
+        text, reference = (one.casefold() for one in texts) if self.operation == "ilike" else texts
+        if self.operation in ("like", "ilike"):
+            if not reference:  # stands in every text
+                detail = "the reference is empty: any text has it"
+                return failed_or_invalid(self.texts.reference.is_from_answer, "empty_reference", detail)
+            return score_of(float(reference in text), 1.0, "not_found")
+        if self.operation == "ne":
+            return score_of(float(text != reference), 1.0, "equal")
+        return score_of(float(text == reference), 1.0, "not_equal")
+
+
+@dataclass(frozen=True)
+class TextSimilarity:
+    """How similar the texts are, from 0 to 1; passed from `pass_threshold` on."""
+
+    texts: TwoTexts
+    metric: str
+    passed_at: float
+
+    @classmethod
+    def of(cls, config: Any, where: str) -> TextSimilarity:
+        check_fields(config, where, ("input", "reference", "evaluation_metric"), ("name", "pass_threshold"))
+        metric = check_word(
+            config["evaluation_metric"], field_path(where, "evaluation_metric"), METRICS, UNSUPPORTED_METRICS
+        )
+        return cls(TwoTexts.of(config, where), metric, pass_threshold(config, where))
+
+    async def grade(self, values: Values, context: GradingContext) -> Score:
+        texts = self.texts.fill(values, MAX_CHARS)
+        if isinstance(texts, Score):
+            return texts
+        if not texts[1].strip() and not self.texts.reference.is_from_answer:
+            detail = "the reference is empty: there is nothing to compare with"
+            return Score(None, Outcome.INVALID, "empty_reference", detail=detail)
+        return score_of(await asyncio.to_thread(similarity, self.metric, *texts), self.passed_at)

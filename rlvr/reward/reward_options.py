@@ -1,0 +1,43 @@
+"""Checks of the options that rewards take, made once, when a reward is resolved.
+
+Each raises ValueError with the option's name, what was given and what was expected; the registry puts the reward's name
+in front. `python -m pytest tests/test_reward_text.py tests/test_reward_rules.py` exercises them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rlvr.core.registry import did_you_mean
+
+
+def check_choice(name: str, given: Any, known: Sequence[str]) -> None:
+    """The value is one of the `known` words."""
+    if given not in known:
+        raise ValueError(f"{name}={given!r}{did_you_mean(str(given), known)}; known: {', '.join(known)}")
+
+
+def check_number(name: str, given: Any, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """The value is a finite number from `low` to `high`; larger than `low` with `above`."""
+    if not is_number(given) or not (low < given if above else low <= given) or not given <= high or math.isinf(given):
+        bounds = f"above {low:g}" if above else f"at least {low:g}"
+        bounds += f", at most {high:g}" if high < math.inf else ""
+        raise ValueError(f"{name}={given!r}, expected a finite number {bounds}")
+
+
+def check_integer(name: str, given: Any, low: int, high: int | None = None) -> None:
+    """The value is a whole number from `low` to `high`."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < low or (high is not None and given > high):
+        bounds = f"at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+        raise ValueError(f"{name}={given!r}, expected a whole number {bounds}")
+
+
+def is_list(given: Any) -> bool:
+    """Whether it is a list with something in it; a lone word is not."""
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and len(given) > 0
+
+
+def is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool)

@@ -1,0 +1,1 @@
+"""Rewards on text: form, rules, exact answers, patterns, repetition."""

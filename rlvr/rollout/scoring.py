@@ -1,0 +1,125 @@
+"""Scores rollouts: all at once (`score`), or group by group while others are still sampled (`Scoring`).
+
+    with Scoring(reward, watched) as scoring:
+        trajectories = rollout(
+            groups, sampler, params, seed=1, on_group_end=scoring.begin if scoring.can_overlap else None
+        )
+        scoring.finish(trajectories)
+
+Verifiers that wait for processes or the network (`Reward.waits_for`) are called on threads, one group per call, so
+their time overlaps with sampling. Verifiers that compute in this process are called at the end, once for everything,
+since threads would only compete for the interpreter. The verdicts are the same either way; but if a verifier raises,
+the error spoils the verdicts of one group here and those of all completions there.
+
+Left out on purpose: scoring part of a group. Exercised by `tests/test_overlap.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+from rlvr.core.cancellation import run_with
+from rlvr.core.types import Score, Trajectory, group_by
+from rlvr.reward import Reward
+
+CALLS = 32  # at once, one group each: enough to keep many workers busy while one completion of a group never ends
+
+
+@dataclass
+class _Call:
+    """A running call of a verifier about some trajectories."""
+
+    verifier: Reward
+    trajectories: list[Trajectory]
+    verdicts: Future[list[Score]]
+
+
+class Scoring:
+    """The verifiers of a batch; those in `watched` judge too, and change no reward."""
+
+    def __init__(self, reward: Reward, watched: Sequence[Reward] = ()) -> None:
+        self.reward = reward
+        self.verifiers = _verifiers(reward, watched)
+        self._waiting = [verifier for verifier in self.verifiers if verifier.waits_for]
+        self._threads = ThreadPoolExecutor(CALLS, "rlvr-scoring") if self._waiting else None
+        self._calls: list[_Call] = []
+        self._cancel = threading.Event()
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether some verifier can begin before the last completion is sampled."""
+        return self._threads is not None
+
+    def begin(self, group: Sequence[Trajectory]) -> None:
+        """Call the verifiers that wait about a group whose rollouts have ended."""
+        last = list(_last_trajectories(group).values())
+        for verifier in self._waiting:
+            assert self._threads is not None
+            verdicts = self._threads.submit(run_with, self._cancel, verifier.score, last)
+            self._calls.append(_Call(verifier, last, verdicts))
+
+    def finish(self, trajectories: Sequence[Trajectory]) -> None:
+        """Wait for all verdicts and write them into the trajectories, as `score` does."""
+        last = _last_trajectories(trajectories)
+        begun = {id(t) for call in self._calls for t in call.trajectories}
+        if self._waiting:
+            for group in group_by([t for t in last.values() if id(t) not in begun], lambda t: t.group_id).values():
+                self.begin(group)
+        for verifier in self.verifiers:
+            if verifier.waits_for:
+                for call in self._calls:
+                    if call.verifier is verifier:
+                        _record(verifier, call.trajectories, call.verdicts.result())
+            else:
+                _record(verifier, list(last.values()), verifier.score(list(last.values())))
+        _add_rewards(trajectories, last, self.reward)
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the threads; after an error or Ctrl-C, cancel their work first."""
+        if self._threads is None:
+            return
+        if error is not None:
+            self._cancel.set()
+        self._threads.shutdown(wait=True, cancel_futures=error is not None)
+
+
+def score(trajectories: Sequence[Trajectory], reward: Reward, watched: Sequence[Reward] = ()) -> None:
+    """Let a verifier judge the last trajectory of every rollout and share its reward with the earlier ones.
+
+    The verifier's value adds to what the environment gave. After an `error` or `invalid` outcome the reward of the
+    whole rollout is None. The verifiers in `watched` judge too, and change no reward.
+    """
+    last = _last_trajectories(trajectories)
+    for verifier in _verifiers(reward, watched):
+        _record(verifier, list(last.values()), verifier.score(list(last.values())))
+    _add_rewards(trajectories, last, reward)
+
+
+def _verifiers(reward: Reward, watched: Sequence[Reward]) -> list[Reward]:
+    return [reward, *(other for other in watched if other.name != reward.name)]
+
+
+def _last_trajectories(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
+    """The trajectory to judge of each rollout, its last one, by `rollout_id`."""
+    return {t.rollout_id: t for t in trajectories}
+
+
+def _record(verifier: Reward, trajectories: Sequence[Trajectory], verdicts: Sequence[Score]) -> None:
+    for trajectory, verdict in zip(trajectories, verdicts, strict=True):
+        trajectory.scores[verifier.name] = verdict
+
+
+def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajectory], reward: Reward) -> None:
+    for trajectory in last.values():
+        verdict, earlier = trajectory.scores[reward.name], trajectory.reward or 0.0
+        trajectory.reward = None if verdict.value is None else earlier + verdict.value
+    for trajectory in trajectories:
+        if trajectory is not last[trajectory.rollout_id]:
+            trajectory.reward = last[trajectory.rollout_id].reward

@@ -1,0 +1,281 @@
+"""What the dashboard shows, and the interface of the sources that provide it.
+
+*Work* is the common name of a training run and of a session of the service: each has metrics and completions.
+Everything that a model or a user wrote
+goes through `visible_text` before it is in one of these records, so pages need not remember it. Exercised by
+tests/test_dashboard_runs.py and test_dashboard_sessions.py.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+SOURCE, OWNER = "rlvr.dashboard", "rlvr.owner"  # the keys of the source and the user's key name in a request's scope
+PAGE = 25  # rows of a table
+TEXT = 40_000  # characters of a text shown in full
+HEAD = 160  # characters of a text in a row of a table
+POINTS = 400  # of a curve: a chart has no more distinguishable pixels
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def visible_text(text: Any, most: int = TEXT) -> str:
+    """Untrusted text as it may be shown: invisible characters and those that turn the writing direction are escaped,
+    and the middle of a long text is replaced by a note. Line breaks and tabs stay."""
+    if not isinstance(text, str):
+        return ""
+    if len(text) > most:
+        head, tail = most * 2 // 3, most // 3
+        text = f"{text[:head]}\n[... {len(text) - head - tail:,} characters are not shown ...]\n{text[-tail:]}"
+    return "".join(
+        c.encode("unicode_escape").decode() if c not in "\n\t" and unicodedata.category(c) in _HIDDEN else c
+        for c in text
+    )
+
+
+def one_line(text: Any, most: int = HEAD) -> str:
+    """The beginning of a text, on one line."""
+    if not isinstance(text, str):
+        return ""
+    short = visible_text(text[: 2 * most].strip(), 2 * most).replace("\n", " ⏎ ").replace("\t", " ")
+    return f"{short[:most].rstrip()} …" if len(short) > most or len(text) > 2 * most else short
+
+
+def finite_number(value: Any) -> float | None:
+    """The value as a float if it is a finite number, else None: stored rows are not trusted."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if abs(result) < 1e300 else None  # None for a nan too
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve: (x, y), x ascending."""
+
+    name: str
+    points: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves with common axes; with `share` they are percentages from 0 to 100."""
+
+    title: str
+    lines: list[Curve]
+    share: bool = False
+    x: str = "step"
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark about a work. `kind` is problem, hint or note."""
+
+    kind: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of numbers. Each row has a name and a text per column."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A training run or a session of the service. `live` while it is in progress; `status` chooses its color."""
+
+    id: str
+    name: str
+    status: str
+    live: bool = False
+    about: str = ""
+    changed: float | None = None
+    done: float | None = None  # from 0 to 1
+    figures: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """One answer as a row of a table. `key` identifies it, in addresses too."""
+
+    key: str
+    work: str
+    task: str
+    step: int | None
+    outcome: str
+    status: str
+    reward: float | None
+    advantage: float | None
+    tokens: int
+    prompt: str
+    answer: str
+    group: str = ""
+    reason: str = ""
+    rating: float | None = None
+
+
+@dataclass(frozen=True)
+class VerifierVerdict:
+    """The score of one verifier."""
+
+    verifier: str
+    outcome: str
+    value: float | None
+    reason: str = ""
+    parts: dict[str, float] = field(default_factory=dict[str, float])
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class TokenPiece:
+    """A token as text with its log-probability. `token` is its id, or the ids of several that make one letter."""
+
+    text: str
+    logprob: float
+    token: str
+
+
+@dataclass(frozen=True)
+class AnswerDetail:
+    """One answer in full. `pieces` is empty without tokens or without a tokenizer that decodes them."""
+
+    row: AnswerRow
+    prompt: str
+    answer: str
+    verdicts: list[VerifierVerdict]
+    pieces: list[TokenPiece] = field(default_factory=list[TokenPiece])
+    pieces_note: str = ""  # why they are missing or cut
+    feedback: str = ""
+    suggestions: list[str] = field(default_factory=list[str])
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    siblings: list[AnswerRow] = field(default_factory=list[AnswerRow])
+    ratings: int = 0
+
+
+@dataclass(frozen=True)
+class Query:
+    """A filter of answers; '' and None are no condition."""
+
+    work: str = ""
+    task: str = ""
+    outcome: str = ""
+    status: str = ""
+    step: int | None = None
+    offset: int = 0
+    limit: int = PAGE
+
+
+@dataclass(frozen=True)
+class AnswerPage:
+    """A page of answers, newest first. `complete` is False while older ones are still being read."""
+
+    rows: list[AnswerRow]
+    total: int
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that the filters offer."""
+
+    tasks: list[str] = field(default_factory=list[str])
+    outcomes: list[str] = field(default_factory=list[str])
+    statuses: list[str] = field(default_factory=list[str])
+    steps: tuple[int, int] | None = None  # the first and the last
+
+
+class Source(Protocol):
+    """Where a dashboard's data come from. Methods may block: pages call them in threads.
+
+    `noun` names a work (`run`, `session`), `status_noun` the `status` of an answer, `step_noun` its step; `can_rate`
+    says whether ratings can be stored. `revision` is cheap and changes when there is something new.
+    """
+
+    noun: ClassVar[str]
+    status_noun: ClassVar[str]
+    step_noun: ClassVar[str]
+    can_rate: ClassVar[bool] = False
+    title: str
+
+    def revision(self) -> object: ...
+    def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]: ...
+    def work(self, work: str) -> Work | None: ...
+    def charts(self, work: str = "", metric: str = "") -> list[Chart]: ...
+    def notes(self, work: str) -> list[Note]: ...
+    def choices(self, work: str) -> Choices: ...
+    def answers(self, query: Query) -> AnswerPage: ...
+    def detail(self, key: str) -> AnswerDetail | None: ...
+    def at_step(self, work: str, step: int) -> dict[str, float]: ...
+
+    def health(self) -> dict[str, Any] | None:
+        return None
+
+    def texts(self, work: str) -> list[tuple[str, str]]:
+        return []
+
+    def metrics(self, work: str) -> list[str]:
+        return []
+
+    def comparisons(self, work: str) -> list[Comparison]:
+        return []
+
+    def rate(self, key: str, owner: str, rating: float) -> None:
+        raise ValueError("this source is read-only: ratings cannot be stored")
+
+
+def thin_points(points: list[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
+    """At most `most` points: the lowest and the highest of each stretch, so no spike is lost."""
+    if len(points) <= most:
+        return points
+    thinned: list[tuple[float, float]] = []
+    size = len(points) / (most // 2)
+    for i in range(most // 2):
+        part = points[int(i * size) : int((i + 1) * size)]
+        low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
+        thinned += sorted({low, high})
+    if thinned[-1] != points[-1]:
+        thinned.append(points[-1])
+    return thinned
+
+
+def outcome_of(verdicts: list[VerifierVerdict]) -> tuple[str, str]:
+    """The outcome and reason of the first verifier, the one that rewards."""
+    return (verdicts[0].outcome, verdicts[0].reason) if verdicts else ("", "")
+
+
+def verdicts_of(scores: Any) -> list[VerifierVerdict]:
+    """Read the `scores` of a stored answer."""
+    verdicts: list[VerifierVerdict] = []
+    for name, value in as_mapping(scores).items():
+        score = as_mapping(value)
+        parts = {
+            visible_text(k, 60): v
+            for k, raw in as_mapping(score.get("parts")).items()
+            if (v := finite_number(raw)) is not None
+        }
+        verdicts.append(
+            VerifierVerdict(
+                verifier=visible_text(name, 100),
+                outcome=visible_text(score.get("outcome"), 40) or "unknown",
+                value=finite_number(score.get("value")),
+                reason=visible_text(score.get("reason"), 200),
+                parts=parts,
+                detail=visible_text(score.get("detail"), 2000),
+            )
+        )
+    return verdicts

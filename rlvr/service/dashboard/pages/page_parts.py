@@ -1,0 +1,203 @@
+"""What several pages share: the frame, badges, figures, tables of answers, forms, and all addresses.
+
+Exercised by tests/test_dashboard_pages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote, urlencode
+
+from rlvr.service.dashboard.dashboard_data import PAGE, AnswerRow, Chart, Comparison, Source, Work
+from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
+
+GOOD = ("passed", "finished", "done", "ready", "ok")
+BAD = ("failed", "error", "timeout", "down", "problem")
+WARN = ("invalid", "interrupted", "cancelled", "loading", "absent", "length", "stopped")
+
+
+def address(path: str, **query: object) -> str:
+    """An address of the dashboard, without empty parameters, so that it stays short."""
+    given = {name: str(value) for name, value in query.items() if value not in ("", None)}
+    return path + (f"?{urlencode(given)}" if given else "")
+
+
+def work_address(source: Source, work: str) -> str:
+    """The address of the page of a training run or session."""
+    return f"/ui/{source.noun}/{quote(work, safe='')}"
+
+
+def answer_address(key: str) -> str:
+    return f"/ui/trajectory/{quote(key, safe='')}"
+
+
+def frame_page(source: Source, title: str, here: str, *main: Child, status: int = 200) -> Page:
+    """A complete page. `here` is its entry in the menu."""
+    menu = [("Overview", "/"), ("Trajectories", "/ui/trajectories"), ("Compare", "/ui/compare")]
+    tree = h(
+        "div",
+        h("a", "Skip to content", href="#main", class_="skip"),
+        h(
+            "header",
+            h(
+                "div",
+                h("a", "rlvr", h("small", source.title), href="/", class_="brand"),
+                h("nav", [
+                    h("a", name, href=to, aria_current="page" if name == here else None) for name, to in menu
+                ], aria_label="Main"),
+            ),
+            class_="top",
+        ),
+        h("div", *main, id="main", tabindex="-1"),  # NiceGUI puts a <main> around all of it
+    )  # fmt: skip
+    return Page(f"{title} - rlvr", tree, status)
+
+
+def not_found_page(source: Source, what: str, name: str) -> Page:
+    text = f"There is no {what} {name[:200]!r}. It was deleted, or the address is wrong."
+    return frame_page(
+        source, "Not found", "", h("h1", "Not found"), h("p", text, class_="panel"),
+        h("p", h("a", "Back to the overview", href="/")), status=404,
+    )  # fmt: skip
+
+
+def badge(word: str, live: bool = False, text: str = "") -> Tree:
+    kind = "good" if word in GOOD else "bad" if word in BAD else "warn" if word in WARN else "plain"
+    return h("span", text or word or "none", class_=f"badge {'live' if live else kind}")
+
+
+def block(text: str) -> Tree:
+    """A text with its line breaks; a long one scrolls, also by keys."""
+    return h("pre", text or "(empty)", class_="text-block", tabindex="0")
+
+
+def figures(given: Mapping[str, str]) -> Tree:
+    return h("dl", [h("div", h("dt", name), h("dd", value)) for name, value in given.items()], class_="figures")
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def chart(one: Chart) -> Tree:
+    lines = [{"name": line.name, "points": [list(point) for point in line.points]} for line in one.lines]
+    return ["x-chart", {"key": one.title, "name": one.title, "lines": lines, "share": one.share, "x": one.x,
+                        "hint": one.hint}]  # fmt: skip
+
+
+def charts(given: list[Chart]) -> Tree | None:
+    return h("section", [chart(one) for one in given], class_="charts", aria_label="Curves") if given else None
+
+
+def ago(at: float | None) -> Tree | None:
+    return ["x-ago", {"at": at}] if at else None
+
+
+def work_card(source: Source, work: Work) -> Tree:
+    """A run or a session with its numbers; all of it links to its page."""
+    return h(
+        "li",
+        h("div", h("a", work.name, href=work_address(source, work.id)), badge(work.status, work.live),
+          h("span", ago(work.changed), class_="dim end"), class_="line"),
+        h("p", work.about, class_="dim short") if work.about else None,
+        h("progress", value=str(work.done), max="1", aria_label=f"{work.name}: progress") if work.done else None,
+        figures(work.figures) if work.figures else None,
+        class_="panel work", key=work.id,
+    )  # fmt: skip
+
+
+def comparison(one: Comparison) -> Tree:
+    return h(
+        "section",
+        h("h2", one.title),
+        h("div", h(
+            "table",
+            h("thead", h("tr", [h("th", name, scope="col") for name in one.columns])),
+            h("tbody", [
+                h("tr", h("th", row[0], scope="row"), [h("td", cell) for cell in row[1:]]) for row in one.rows
+            ]),
+        ), style="overflow-x: auto"),
+        class_="panel",
+    )  # fmt: skip
+
+
+def answers_table(source: Source, rows: list[AnswerRow], several: bool, label: str) -> Tree:
+    """Answers as rows. The link of the first cell covers the row, so Enter and a click anywhere open it."""
+    names = [("Outcome", ""), ("Reward", "num"), ("Advantage", "num"), ("Task", ""), ("Answer", ""),
+             (source.step_noun.capitalize(), "num"), ("Tokens", "num"),
+             (source.status_noun.capitalize(), "")] + ([(source.noun.capitalize(), "")] if several else [])  # fmt: skip
+    return h(
+        "div",
+        h(
+            "table",
+            h("caption", label, hidden=""),
+            h("thead", h("tr", [h("th", name, scope="col", class_=kind or None) for name, kind in names])),
+            h("tbody", [_row(source, row, several) for row in rows]),
+            class_="answers", aria_label=label,
+        ),
+        style="overflow-x: auto",
+    )  # fmt: skip
+
+
+def _row(source: Source, row: AnswerRow, several: bool) -> Tree:
+    label = f"{row.outcome or 'not judged'}, task {row.task}, {source.step_noun} {row.step}"
+    return h(
+        "tr",
+        h("td", h("a", badge(row.outcome, text=row.outcome or "not judged"), class_="row-link",
+                  href=answer_address(row.key), aria_label=f"Open: {label}"),
+          h("small", f" {row.reason}") if row.reason else None),
+        h("td", format_number(row.reward), class_="num", data_label="reward"),
+        h("td", format_number(row.advantage), class_="num", data_label="advantage"),
+        h("td", row.task or "–", class_="mono wide"),
+        h("td", h("span", row.answer or "(empty)"), class_="text mono wide"),
+        h("td", "–" if row.step is None else str(row.step), class_="num", data_label=source.step_noun),
+        h("td", str(row.tokens) if row.tokens else "–", class_="num", data_label="tokens"),
+        h("td", row.status or "–", class_="dim"),
+        h("td", row.work if source.noun == "run" else row.work[:8], class_="wide dim") if several else None,
+        key=row.key,
+    )  # fmt: skip
+
+
+def field(name: str, label: str, control: Tree) -> Tree:
+    return h("label", h("span", label), control, for_=f"f-{name}")
+
+
+def text_field(name: str, label: str, value: str, choices: list[str] | None = None, **more: object) -> list[Tree]:
+    """An input, with suggestions if there are any."""
+    list_id = f"{name}-known" if choices else None
+    control = h("input", id=f"f-{name}", name=name, value=value, autocomplete="off", list=list_id, **more)
+    datalist = [h("datalist", [h("option", value=one) for one in choices], id=list_id)] if choices else []
+    return [field(name, label, control), *datalist]
+
+
+def work_choices(source: Source) -> dict[str, str]:
+    """{id: label} of the newest works: a session's task and the start of its id, a run's name."""
+    return {w.id: w.id if w.name == w.id else f"{w.name}, {w.id[:8]}" for w in source.works(0, 200)[0]}
+
+
+def select_field(name: str, label: str, value: str, choices: list[str] | dict[str, str], every: str = "any") -> Tree:
+    """A choice of values or of {value: label}. The value of the address is always among them."""
+    named = choices if isinstance(choices, dict) else {one: one for one in choices}
+    labels = {"": every, **named}
+    labels.setdefault(value, value)
+    options = [h("option", label, value=one) for one, label in labels.items()]
+    return field(name, label, h("select", options, id=f"f-{name}", name=name, value=value))
+
+
+def page_number(parameters: Mapping[str, str]) -> int:
+    text = parameters.get("page", "")
+    return max(1, int(text)) if text.isdecimal() and len(text) < 7 else 1
+
+
+def pager(path: str, query: Mapping[str, object], offset: int, shown: int, total: int) -> Tree | None:
+    """The place among `total`, with links to the next and the previous page."""
+    page = offset // PAGE + 1
+    if total <= PAGE and page == 1:
+        return None
+    older = h("a", "Older", href=address(path, **query, page=page + 1), class_="button", rel="next")
+    newer = h("a", "Newer", href=address(path, **query, page=page - 1 if page > 2 else ""), class_="button", rel="prev")
+    where = f"{offset + 1:,} to {offset + shown:,} of {total:,}" if shown else f"page {page:,} is beyond the end"
+    return h(
+        "nav", newer if page > 1 else None, h("span", where, class_="dim"),
+        older if offset + shown < total and shown else None, class_="pager", aria_label="Pages",
+    )  # fmt: skip

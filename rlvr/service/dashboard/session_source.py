@@ -1,0 +1,320 @@
+"""The service's store as the source of a dashboard: sessions, their answers, and people's ratings.
+
+    StoreSource(store)
+    StoreSource(store, health=generator.health, learning=generator.learning, decode=generator.decode)
+
+`health` and `learning` are shown as they are; `decode` turns tokens into text, or returns None while no model is
+loaded. If the database is down, methods raise `StoreDown`, and the page says so and retries. Exercised by
+tests/test_dashboard_sessions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.core.types import Outcome, mean
+from rlvr.service.dashboard import session_rows
+from rlvr.service.dashboard.dashboard_data import (
+    PAGE,
+    AnswerDetail,
+    AnswerPage,
+    AnswerRow,
+    Chart,
+    Choices,
+    Curve,
+    Note,
+    Query,
+    Source,
+    TokenPiece,
+    Work,
+    as_mapping,
+    finite_number,
+    one_line,
+    outcome_of,
+    thin_points,
+    verdicts_of,
+    visible_text,
+)
+from rlvr.service.dashboard.token_pieces import MOST, token_pieces
+from rlvr.service.learning.ratings import rate
+from rlvr.store import Experience, ExperienceStore, Session, Status
+from rlvr.tracking.console import format_metrics
+
+SESSIONS = 400  # newest sessions in the curves of the overview
+WINDOW = 20  # sessions averaged in each of their points
+SAMPLES = 8  # episodes of a session with a curve
+SUCCESS = 0.7  # a session with more confidence has solved its task
+SIBLINGS = 64
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """The token pieces of an answer, and why they are missing or truncated."""
+
+    pieces: list[TokenPiece]
+    note: str
+
+
+class StoreSource(Source):
+    """`title` is the heading of the dashboard."""
+
+    noun, status_noun, step_noun, can_rate = "session", "status", "iteration", True
+
+    def __init__(
+        self,
+        store: ExperienceStore,
+        *,
+        health: Callable[[], Mapping[str, Any]] | None = None,
+        learning: Callable[[], Mapping[str, Any]] | None = None,
+        decode: Callable[[Sequence[int]], str | None] = lambda tokens: None,
+        title: str = "service",
+    ) -> None:
+        self._store, self._health, self._learning, self._decode, self.title = store, health, learning, decode, title
+
+    def revision(self) -> object:
+        return session_rows.newest(self._store), repr(self.health())
+
+    def health(self) -> dict[str, Any] | None:
+        if self._health is None:
+            return None
+        health = dict(self._health())
+        learned = dict(self._learning()) if self._learning else {}
+        figures = {"learns": visible_text(health.get("learns"), 40)} if health.get("learns") else {}
+        for name, value in learned.items():
+            if (number := finite_number(value)) is not None:
+                figures[name.replace("_", " ")] = f"{number:,.4g}"
+        return {key: visible_text(health.get(key), 500) for key in ("state", "name", "detail")} | {"figures": figures}
+
+    def works(self, offset: int = 0, limit: int = PAGE) -> tuple[list[Work], int]:
+        sessions = self._store.sessions(limit=limit, offset=offset, texts=False)
+        return [as_work(session) for session in sessions], sum(self._store.count_sessions().values())
+
+    def work(self, work: str) -> Work | None:
+        session = self._store.session(work) if work else None
+        return as_work(session) if session else None
+
+    def texts(self, work: str) -> list[tuple[str, str]]:
+        session = self._store.session(work)
+        if session is None:
+            return []
+        context = session.request.get("context")
+        return [
+            ("Prompt", visible_text(session.prompt)),
+            *([("Context", visible_text(context))] if context else []),
+            *([("Best answer", visible_text(session.final_solution))] if session.final_solution is not None else []),
+        ]
+
+    def charts(self, work: str = "", metric: str = "") -> list[Chart]:
+        return self._session_charts(work) if work else self._overall()
+
+    def notes(self, work: str) -> list[Note]:
+        session = self._store.session(work)
+        if session is None:
+            return []
+        notes: list[Note] = []
+        if error := as_mapping(session.error):
+            notes.append(
+                Note("problem", visible_text(error.get("code"), 100), visible_text(error.get("message"), 2000))
+            )
+        if session.status is Status.INTERRUPTED:
+            notes.append(Note("hint", "The service stopped during this session.", "The answers so far are below."))
+        return notes
+
+    def choices(self, work: str) -> Choices:
+        tasks, last = session_rows.choices(self._store, work)
+        return Choices(
+            tasks=[visible_text(task, 1000) for task in tasks],
+            outcomes=[outcome.value for outcome in Outcome],
+            statuses=[status.value for status in Status],
+            steps=(1, last) if last else None,
+        )
+
+    def answers(self, query: Query) -> AnswerPage:
+        rows, total = session_rows.page(self._store, query)
+        return AnswerPage([as_answer_row(row) for row in rows], total)
+
+    def detail(self, key: str) -> AnswerDetail | None:
+        if not (key.isdecimal() and len(key) < 18):
+            return None
+        e = self._store.experience(int(key))
+        if e is None:
+            return None
+        session = self._store.session(e.session_id)
+        row = {**vars(e), "status": session.status if session else ""}
+        others = session_rows.neighbours(self._store, e, session is not None and session.kind == "run", SIBLINGS)
+        feedback = as_mapping(e.feedback)
+        tokens = self._token_pieces(e)
+        return AnswerDetail(
+            row=as_answer_row(row),
+            prompt=visible_text(e.prompt),
+            answer=visible_text(e.generated_output),
+            verdicts=verdicts_of(e.scores),
+            pieces=tokens.pieces,
+            pieces_note=tokens.note,
+            feedback=visible_text(feedback.get("detailed_feedback")),
+            suggestions=[visible_text(text, 1000) for text in _list(feedback.get("suggestions"))[:50]],
+            facts=known_facts(e),
+            siblings=[as_answer_row(other) for other in others],
+            ratings=e.ratings,
+        )
+
+    def at_step(self, work: str, step: int) -> dict[str, float]:
+        """The means over the answers of one iteration."""
+        means = session_rows.means(self._store, work, step)
+        return {name: float(value) for name, value in means.items() if value is not None}
+
+    def rate(self, key: str, owner: str, rating: float) -> None:
+        if not (key.isdecimal() and len(key) < 18) or rate(self._store, int(key), owner or "local", rating) is None:
+            raise ValueError("this answer was deleted")
+
+    def _token_pieces(self, e: Experience) -> TokenView:
+        """The answer's tokens as text, if the loaded model made them. A store may have answers of several models."""
+        if not e.tokens:
+            return TokenView([], "a text endpoint gives no log-probs" if e.num_tokens or e.action else "")
+        if not e.logprobs or len(e.tokens) != len(e.logprobs):
+            return TokenView([], "its tokens have no log-probs")
+        try:
+            text = self._decode(e.tokens)
+        except Exception:  # each library raises its own error for an unknown id
+            text = ""
+        if text is None:
+            return TokenView([], "no model is loaded that could decode its tokens")
+        if _comparable_text(e.generated_output) not in _comparable_text(text):
+            return TokenView([], "its tokens are of another model than the loaded one")
+        note = f"the first {MOST:,} of {len(e.tokens):,} tokens" if len(e.tokens) > MOST else ""
+        return TokenView(token_pieces(e.tokens, e.logprobs, lambda tokens: self._decode(tokens) or ""), note)
+
+    def _session_charts(self, work: str) -> list[Chart]:
+        session = self._store.session(work)
+        if session is None:
+            return []
+        if session.kind == "run":
+            return self._run_charts(work)
+        rows = session_rows.by_sample(self._store, work)
+        samples = sorted({row["sample"] for row in rows})
+        charts: list[Chart] = []
+        for title, column, share in (("Confidence", "confidence", True), ("Reward", "reward", False)):
+            curves = [
+                Curve(f"episode {sample + 1}" if len(samples) > 1 else "answer", thin_points(points))
+                for sample in samples[:SAMPLES]
+                if (points := [(float(row["iteration"]), float(row[column])) for row in rows
+                               if row["sample"] == sample and row[column] is not None])
+            ]  # fmt: skip
+            if curves:
+                charts.append(Chart(title, curves, share, "iteration", "by iteration"))
+        return charts
+
+    def _run_charts(self, work: str) -> list[Chart]:
+        rows = session_rows.by_step(self._store, work)
+        curves = (
+            ("Reward", "reward", False, "mean over a step's answers"),
+            ("Pass rate", "passed", True, "of judged answers"),
+            ("Groups with signal", "signal", True, "tasks whose answers' rewards differ"),
+        )
+        charts: list[Chart] = []
+        for title, name, share, hint in curves:
+            points = [(float(row["iteration"]), float(row[name])) for row in rows if row[name] is not None]
+            if points:
+                charts.append(Chart(title, [Curve("training", thin_points(points))], share, "step", hint))
+        return charts
+
+    def _overall(self) -> list[Chart]:
+        """The curves of the newest sessions; each point is a mean over `WINDOW` sessions."""
+        recent = list(reversed(self._store.sessions(kind="train", limit=SESSIONS, texts=False)))
+        ended = [session for session in recent if session.final_confidence is not None]
+        first = sum(self._store.count_sessions(kind="train").values()) - len(recent)
+        places = {session.id: first + i + 1 for i, session in enumerate(recent)}
+        spread = session_rows.spreads(self._store, [session.id for session in recent])
+
+        def smooth(values: list[tuple[str, float]]) -> list[tuple[float, float]]:
+            return thin_points([
+                (float(places[id]), mean([value for _, value in values[max(0, i + 1 - WINDOW) : i + 1]]))
+                for i, (id, _) in enumerate(values)
+            ])  # fmt: skip
+
+        confidence = smooth([(s.id, s.final_confidence or 0.0) for s in ended])
+        solved = smooth([(s.id, float((s.final_confidence or 0.0) > SUCCESS)) for s in ended])
+        rewards = [
+            (s.id, value) for s in ended if (value := finite_number(s.metrics.get("average_reward"))) is not None
+        ]
+        signal = smooth([(s.id, float(spread[s.id][0] != spread[s.id][1])) for s in ended if s.id in spread])
+        hint = f"mean of {WINDOW} sessions"
+        charts = [
+            Chart("Pass rate", [Curve("solved", solved), Curve("confidence", confidence)], True, "session",
+                  f"{hint}; solved: above {SUCCESS:.0%}"),
+            Chart("Reward", [Curve("mean", smooth(rewards))], False, "session", hint),
+            Chart("Sessions with signal", [Curve("signal", signal)], True, "session", "their rewards differ"),
+        ]  # fmt: skip
+        return [chart for chart in charts if chart.lines[0].points]
+
+
+def _comparable_text(text: str) -> str:
+    """The printable text, without characters that a database replaces."""
+    return "".join(c for c in text if c.isprintable() and c != "\ufffd").strip()
+
+
+def as_work(session: Session) -> Work:
+    """A session, named by its task."""
+    of_run = session.kind == "run"
+    figures = {"steps" if of_run else "iterations": f"{session.iterations:,}"}
+    if of_run:
+        figures |= format_metrics({name.removeprefix("rl/"): value for name, value in session.metrics.items()})
+    if session.final_confidence is not None:
+        figures["confidence"] = f"{session.final_confidence:.2f}"
+    for name, label in (("average_reward", "reward"), ("improvement_rate", "improvement")):
+        if (value := finite_number(session.metrics.get(name))) is not None:
+            figures[label] = f"{value:.3f}"
+    began, ended = session.started, session.finished
+    if began and ended:
+        figures["seconds"] = f"{ended - began:.1f}"
+    about = "training run" if of_run else one_line(session.prompt, 100)
+    return Work(
+        id=session.id,
+        name=one_line(session.name or session.task_id, 100) or session.id,
+        status=session.status.value,
+        live=session.status is Status.RUNNING,
+        about=about,
+        changed=ended or session.started or session.created,
+        figures=figures,
+    )
+
+
+def as_answer_row(row: Mapping[Any, Any]) -> AnswerRow:
+    outcome, reason = outcome_of(verdicts_of(row["scores"]))
+    status = row["status"]
+    return AnswerRow(
+        key=str(row["id"]),
+        work=visible_text(row["session_id"], 200),
+        task=one_line(row["task_id"], 100),
+        step=row["iteration"],
+        outcome=visible_text(row["outcome"], 40) or outcome,
+        status=status.value if isinstance(status, Status) else "",
+        reward=finite_number(row["reward"]),
+        advantage=finite_number(row["advantage"]),
+        tokens=row["num_tokens"] or 0,
+        prompt=one_line(row["prompt"]),
+        answer=one_line(row["generated_output"]),
+        reason=reason,
+        rating=finite_number(row["rating"]),
+    )
+
+
+def known_facts(e: Experience) -> dict[str, str]:
+    """The known numbers and names of an answer."""
+    scores = {name: getattr(e, name) for name in ("confidence", "correctness", "quality", "gain")}
+    facts = {name: f"{value:.3f}" for name, value in scores.items() if value is not None}
+    if e.action:
+        facts["strategy"] = visible_text(e.action, 100)
+    if e.stop_reason:
+        facts["stop reason"] = visible_text(e.stop_reason, 40)
+    if e.policy_fingerprint:
+        facts["sampled by"] = visible_text(e.policy_fingerprint, 100)
+    if e.seconds:
+        facts["seconds"] = f"{e.seconds:.2f}"
+    return facts
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,41 @@
+"""`rlvr view RUNDIR`: the dashboard of a run or a folder of runs, on this machine. Read-only, live during training.
+
+Exercised by tests/test_dashboard_mount.py and, in a browser, by tests/test_dashboard_browser.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlvr.service.dashboard.run_source import RunSource
+from rlvr.web.server import bind_socket, is_loopback, run_server, server_url
+
+EXTRA = 'pip install "rlvr[serve]"'
+
+
+def view(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. ValueError unless `host` is a loopback name."""
+    try:
+        import nicegui  # noqa: F401 (fail before a port is taken)
+        import uvicorn  # noqa: F401
+        from fastapi import FastAPI
+
+        from rlvr.service.dashboard.dashboard_app import attach
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; the dashboard needs an extra: {EXTRA}") from error
+
+    if not is_loopback(host):
+        raise ValueError(
+            f"--host {host} can be reached from other machines, and the dashboard of a run has no keys; expected "
+            "127.0.0.1 or localhost. From elsewhere forward the port: ssh -L 3036:127.0.0.1:3036 this-machine"
+        )
+    source = RunSource(folder)
+    with bind_socket(host, port) as listening:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        attach(app, source)
+
+        def on_start() -> None:
+            say(f"{source.title} at {server_url(listening)} (Ctrl-C stops)")
+
+        run_server(app, listening, on_ready=on_start, timeout_graceful_shutdown=2)

@@ -1,0 +1,139 @@
+"""A generator with a model behind a URL: its weights cannot be trained, so the prompting strategy learns.
+
+Each episode samples through its own view of one client, with strategies that all sessions share
+(`rlvr.service.learning.strategies`), and is played by the project's rollout on the service's event loop.
+`python -m pytest tests/test_sessions.py` exercises it against a scripted endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from rlvr.clients.endpoint import EndpointError, EndpointSamplingClient
+from rlvr.core import rng
+from rlvr.core.chat_client import Endpoint
+from rlvr.core.messages import SamplingParams
+from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge
+from rlvr.envs.refine import RefineEnv
+from rlvr.reward.blend import session_reward
+from rlvr.reward.feedback import Feedback
+from rlvr.rollout import Group, play
+from rlvr.service.learning.credit import compute_gains
+from rlvr.service.learning.strategy_policy import ReplayStore, StrategyLearner, StrategyPrompter
+from rlvr.service.service_options import TrainingConfig
+from rlvr.service.sessions.jobs import SessionFailure, SessionJob, SessionOutcome, build_experience
+from rlvr.service.sessions.verification import EnvironmentTask
+from rlvr.store import StoreDown
+
+STATUS_TTL_S = 30.0  # an older status of the endpoint is refreshed when its health is read
+PING_INTERVAL_S = 5.0  # the least time between two pings
+
+
+class EndpointGenerator:
+    """Sends no request before `start`."""
+
+    kind = "endpoint"
+
+    def __init__(
+        self, endpoint: Endpoint, store: ReplayStore, config: TrainingConfig, *, max_tokens: int, seed: int = 0
+    ) -> None:
+        self.client = EndpointSamplingClient(endpoint)
+        self.name = self.client.fingerprint
+        self._params, self._seed = SamplingParams(max_tokens=max_tokens), seed
+        self.strategies = StrategyLearner(store, config)
+        self._last_ping = -math.inf
+
+    def start(self) -> None:
+        self._ping()
+
+    def health(self) -> dict[str, Any]:
+        seen = self.client.status
+        if seen is None or time.time() - seen.at > STATUS_TTL_S:
+            self._ping()
+        state, detail = ("ready", "") if seen is None or seen.error is None else ("down", str(seen.error))
+        return {"kind": self.kind, "name": self.name, "state": state, "detail": detail, "learns": "strategies"}
+
+    def _ping(self) -> None:
+        """Check whether the endpoint answers; the next `health` shows the result."""
+        if time.monotonic() - self._last_ping > PING_INTERVAL_S:
+            self._last_ping = time.monotonic()
+            self.client.ping()
+
+    def task_from_prompt(self, text: str) -> EnvironmentTask | None:
+        return None
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        return None
+
+    async def run(self, job: SessionJob) -> SessionOutcome:
+        with suppress(StoreDown):  # other instances' updates are useful, not necessary
+            await asyncio.to_thread(self.strategies.refresh)
+        outcome = SessionOutcome()
+        episodes = [asyncio.create_task(self._episode(job, i, outcome)) for i in range(job.samples or 1)]
+        try:
+            await asyncio.gather(*episodes)
+        except EndpointError as error:
+            raise SessionFailure(error.code, str(error), retry_after=error.retry_after or None) from error
+        finally:
+            for episode in episodes:  # if one failed, the others are of no use
+                episode.cancel()
+            await asyncio.gather(*episodes, return_exceptions=True)
+        learning = self.strategies.learning()
+        outcome.loss = learning["training_loss"] if job.learn else None
+        outcome.entropy = learning["policy_entropy"]
+        return outcome
+
+    async def _episode(self, job: SessionJob, sample: int, outcome: SessionOutcome) -> None:
+        view = self.client.view()
+        prompter = StrategyPrompter(self.strategies, view, rng.key("episode", self._seed, job.draw_name, sample))
+        rewards: list[float | None] = []
+        began, counted = time.time(), 0
+
+        async def record(attempt: Attempt, feedback: Feedback) -> None:
+            nonlocal began, counted
+            choice = prompter.choices[attempt.number - 1]
+            rewards.append(session_reward(feedback, 1))
+            e = build_experience(
+                job,
+                attempt,
+                feedback,
+                sample=sample,
+                began=began,
+                num_tokens=view.usage.completion_tokens - counted,
+                action=choice.strategy.name,
+                action_logprob=choice.logprob,
+                policy_version=self.strategies.policy.updates,
+                policy_fingerprint=self.name,
+            )
+            await job.record(e, feedback)
+            began, counted = time.time(), view.usage.completion_tokens
+
+        critic = BlendCritic(
+            BlendJudge(job.target.blend),
+            min_confidence=job.min_confidence,
+            convergence_threshold=job.convergence_threshold,
+            record=record,
+            cancelled=job.is_cancelled,
+        )
+        env = RefineEnv(job.task, view.get_tokenizer(), critic, compose=prompter.compose, max_turns=job.max_iterations)
+        version = self.strategies.policy.updates
+        await play(Group(job.draw_name, job.task, [env]), view, self._params, seed=self._seed + sample, version=version)
+        outcome.end_reasons[sample] = env.ended
+        for number, gain in enumerate(compute_gains(rewards), 1):
+            if gain is not None:
+                outcome.gains[sample, number] = gain
+
+    async def learn(self, result: float | None) -> None:
+        """Update the strategies once, if the store has enough experiences."""
+        await asyncio.to_thread(self.strategies.learn, result)
+
+    def learning(self) -> dict[str, Any]:
+        return self.strategies.learning()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.client.close)

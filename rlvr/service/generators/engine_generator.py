@@ -1,0 +1,326 @@
+"""A generator whose weights are trained: a model in this process, or at a Tinker server.
+
+One thread owns the client. It loads the model after the service is up, plays all waiting sessions together (each a
+group of `samples` episodes, in one lockstep rollout), and lets `SessionLearner` make its steps in between. So the
+weights that learn are those that sampled, and no two threads compute at once.
+
+A conversation is refined turn by turn in one context. A model that cannot read feedback (its tokenizer has a vocabulary
+of words, as the demo's) gets the same prompt again. `rlvr.service.sessions.session_rewards` has the rewards.
+
+`python -m pytest tests/test_service_learning.py` exercises it. A session in a batch waits for the others' turns, and a
+session that arrives later for the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.core.messages import SamplingParams
+from rlvr.core.types import Task, Trajectory, group_by
+from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge
+from rlvr.envs.prompt import add_chat, encode_prompt
+from rlvr.envs.refine import RefineEnv
+from rlvr.reward.blend import session_reward
+from rlvr.reward.feedback import Feedback
+from rlvr.rollout import Group, rollout
+from rlvr.service.generators.batch_queue import take_batch
+from rlvr.service.generators.served_models import Say, ServedModel
+from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
+from rlvr.service.sessions.jobs import (
+    NOTHING_LEARNED,
+    AnswerKey,
+    SessionFailure,
+    SessionJob,
+    SessionOutcome,
+    build_experience,
+)
+from rlvr.service.sessions.session_rewards import RecordingSampler, assign_rewards, session_advantages
+from rlvr.service.sessions.verification import EnvironmentTask
+
+MOST = 64  # sessions of one rollout
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """`samples` is the default number of episodes of a session; `max_tokens` is lowered to that of the model's run."""
+
+    samples: int = 4
+    max_tokens: int = 512
+    temperature: float = 1.0
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class _EngineRequest:
+    """A job for the thread. Its `record` runs on `loop`, where its future is awaited too."""
+
+    job: SessionJob
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[SessionOutcome]
+    rewards: dict[AnswerKey, float | None] = field(default_factory=dict[AnswerKey, float | None])
+    envs: list[RefineEnv] = field(default_factory=list[RefineEnv])
+    group: list[Trajectory] = field(default_factory=list[Trajectory])
+    failure: Exception | None = None
+
+    def settle(self, result: SessionOutcome | Exception) -> None:
+        def set_result() -> None:
+            if not self.future.done():
+                self.future.set_exception(result) if isinstance(result, Exception) else self.future.set_result(result)
+
+        with suppress(RuntimeError):  # the loop is closed: the result is not awaited any more
+            self.loop.call_soon_threadsafe(set_result)
+
+
+class EngineGenerator:
+    """`opener(folder, say)` loads the model, whose client saves in `folder`. It runs in the generator's thread and
+    reports its progress by `say`."""
+
+    def __init__(
+        self,
+        opener: Callable[[Path, Say], ServedModel],
+        folder: Path,
+        options: EngineOptions = EngineOptions(),
+        learner: LearnerOptions = LearnerOptions(),
+        *,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.kind, self.name = "local", ""
+        self._opener, self._folder, self.options, self._warn = opener, folder, options, warn
+        self._learner_options = learner
+        self._model: ServedModel | None = None
+        self.learner: SessionLearner | None = None
+        self._state, self._detail = "loading", "the model is being loaded"
+        self._queue: queue.Queue[_EngineRequest | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._closing = False
+        self._sampler: RecordingSampler | None = None
+
+    # Called on the event loop
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def health(self) -> dict[str, Any]:
+        state = {"state": self._state, "detail": self._detail}
+        return {"kind": self.kind, "name": self.name, **state, "learns": "weights"}
+
+    def learning(self) -> dict[str, Any]:
+        if (learner := self.learner) is None:
+            return dict(NOTHING_LEARNED)
+        progress = learner.progress
+        return {
+            "policy_entropy": progress.entropy,
+            "training_loss": progress.loss,
+            "updates": progress.steps,
+            "learning_rate": learner.learning_rate,
+            "sessions_learned": progress.sessions,
+            "sessions_without_signal": progress.silent,
+            "steps_refused": progress.refused,
+        }
+
+    def task_from_prompt(self, text: str) -> EnvironmentTask | None:
+        source = self._model.source if self._model else None
+        task = source.parse_task(text) if source else None
+        return EnvironmentTask(task, source.reward) if source and task else None
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        if (model := self._model) is None:
+            return None
+        return model.client.get_tokenizer().decode(list(tokens), skip_special_tokens=False)
+
+    async def run(self, job: SessionJob) -> SessionOutcome:
+        if self._state == "down" or self._closing:
+            raise SessionFailure("generator_down", self._detail if self._state == "down" else "the service is stopping")
+        loop = asyncio.get_running_loop()
+        waiting = _EngineRequest(job, loop, loop.create_future())
+        self._queue.put(waiting)
+        return await waiting.future
+
+    async def learn(self, result: float | None) -> None:
+        """Nothing: the thread learns between two batches."""
+
+    async def close(self) -> None:
+        """Let current sessions finish their turn, then learn from the episodes gathered so far."""
+        self._closing = True
+        self._queue.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    # The thread
+
+    def _work(self) -> None:
+        try:
+            self._load()
+        except Exception as error:
+            self._state, self._detail = "down", f"{error}" or type(error).__name__
+            self._warn(f"the model could not be loaded: {self._detail}")
+        while (batch := take_batch(self._queue, MOST)) is not None:
+            if self.learner is None:
+                self._fail(batch, SessionFailure("generator_down", self._detail))
+            else:
+                self._play_safely(batch)
+        if self.learner is not None:
+            self.learner.close()
+
+    def _play_safely(self, batch: list[_EngineRequest]) -> None:
+        """Play a batch; if that fails, fail its jobs and keep the thread alive."""
+        try:
+            self._play(batch)
+        except Exception as error:
+            self._warn(f"a batch of sessions failed: {type(error).__name__}: {error}")
+            self._fail(batch, _as_session_failure(error))
+
+    def _load(self) -> None:
+        def say(text: str) -> None:
+            if self._closing:
+                raise SessionFailure("generator_down", "the service stopped while it loaded its model")
+            self._detail = text
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        model = self._opener(self._folder, say)
+        for note in model.notes:
+            self._warn(note)
+        most = min(filter(None, (model.max_tokens, self.options.max_tokens)))
+        self.options = replace(self.options, max_tokens=most)
+        options = replace(self._learner_options, max_tokens=most, temperature=self.options.temperature)
+        learner = SessionLearner(model.client, self._folder, options, warn=self._warn)
+        learner.restore()
+        self.kind, self.name, self._model, self.learner = model.kind, model.name, model, learner
+        self._state, self._detail = "ready", f"{learner.progress.steps} steps learned"
+
+    def _fail(self, batch: Sequence[_EngineRequest], failure: Exception) -> None:
+        for waiting in batch:
+            waiting.settle(failure)
+
+    def _play(self, batch: list[_EngineRequest]) -> None:
+        """Roll out all jobs together, then learn. If the rollout fails, each job is tried alone."""
+        assert self.learner is not None
+        try:
+            group_ids, trajectories = self._run_rollout(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                for waiting in batch:
+                    self._play([waiting])
+            else:
+                self._fail(batch, _as_session_failure(error))
+            return
+        finally:
+            self._sampler = None  # a step would have to copy the weights that it holds
+        by_group = group_by(trajectories, lambda t: t.group_id)
+        for group_id, waiting in zip(group_ids, batch, strict=True):
+            waiting.group = assign_rewards(by_group[group_id], waiting.rewards, waiting.job.session_id)
+        learning = [w for w in batch if w.job.learn and w.failure is None]
+        self.learner.learn([t for waiting in learning for t in waiting.group])
+        self._detail = f"{self.learner.progress.steps} steps learned"
+        for waiting in batch:
+            waiting.settle(waiting.failure or self._outcome(waiting))
+
+    def _run_rollout(self, batch: list[_EngineRequest]) -> tuple[list[str], list[Trajectory]]:
+        """(the group id of each session, the trajectories of all)."""
+        assert self.learner is not None
+        self._sampler = RecordingSampler(self.learner.sampler)
+        groups: dict[str, Group] = {}
+        for waiting in batch:
+            group = self._group(waiting)
+            if group.id in groups:  # two sessions with the same seed and task
+                group.id += f"/{waiting.job.session_id}"
+            groups[group.id] = group
+        params = SamplingParams(max_tokens=self.options.max_tokens, temperature=self.options.temperature)
+        version = self.learner.progress.steps
+        trajectories = rollout(list(groups.values()), self._sampler, params, seed=self.options.seed, version=version)
+        return list(groups), trajectories
+
+    def _outcome(self, waiting: _EngineRequest) -> SessionOutcome:
+        assert self.learner is not None
+        tokens = sum(t.num_action_tokens for t in waiting.group)
+        outcome = SessionOutcome({i: env.ended for i, env in enumerate(waiting.envs)})
+        outcome.entropy = -math.fsum(t.total_logprob for t in waiting.group) / tokens if tokens else None
+        if waiting.job.learn:
+            outcome.loss = self.learner.progress.loss
+            outcome.advantages = session_advantages(waiting.group, waiting.rewards.keys())
+        return outcome
+
+    def _group(self, waiting: _EngineRequest) -> Group:
+        """The session's episodes. Sessions with the same seed and task have the same random draws."""
+        job, model = waiting.job, self._model
+        assert model is not None and self.learner is not None
+        tokenizer = model.client.get_tokenizer()
+        task = job.task
+        if model.chat and isinstance(task.prompt, str):
+            task = add_chat(task, [{"role": "user", "content": task.prompt}], model.prompt.system)
+        if not can_encode(task, tokenizer, model.reads_text):  # fails this session only
+            message = f"{model.name} has a fixed vocabulary of words, and the prompt has others; use its words only"
+            raise SessionFailure("prompt_not_understood", message)
+        judge = BlendJudge(job.target.blend)
+        waiting.rewards.clear()
+        waiting.envs = [
+            RefineEnv(
+                task,
+                tokenizer,
+                BlendCritic(
+                    judge,
+                    min_confidence=job.min_confidence,
+                    convergence_threshold=job.convergence_threshold,
+                    record=self._recorder(waiting, sample),
+                    cancelled=lambda: self._closing or waiting.failure is not None or job.is_cancelled(),
+                ),
+                max_turns=job.max_iterations,
+                compose=None if model.reads_text else lambda task, answers, feedback: task.model_prompt,
+            )
+            for sample in range(job.samples or self.options.samples)
+        ]
+        return Group(job.draw_name, task, [*waiting.envs])
+
+    def _recorder(self, waiting: _EngineRequest, sample: int) -> Callable[[Attempt, Feedback], Any]:
+        began = [time.time()]
+
+        async def record(attempt: Attempt, feedback: Feedback) -> None:
+            assert self.learner is not None and self._sampler is not None
+            waiting.rewards[sample, attempt.number] = session_reward(feedback, 1)
+            e = build_experience(
+                waiting.job,
+                attempt,
+                feedback,
+                sample=sample,
+                began=began[0],
+                tokens=True,
+                logprobs=self._sampler.logprobs(attempt.prompt_tokens, attempt.tokens),
+                policy_version=self.learner.progress.steps,
+                policy_fingerprint=self._sampler.fingerprint,
+            )
+            try:
+                recording = asyncio.run_coroutine_threadsafe(waiting.job.record(e, feedback), waiting.loop)
+                await asyncio.wrap_future(recording)
+            except Exception as error:  # fails this session only
+                waiting.failure = waiting.failure or error
+            began[0] = time.time()
+
+        return record
+
+
+def can_encode(task: Task, tokenizer: Any, reads_text: bool) -> bool:
+    """Whether the tokenizer can encode the prompt (any one if `reads_text`); ValueError for an empty one."""
+    if reads_text:
+        return bool(encode_prompt(task, tokenizer))
+    try:
+        tokens = encode_prompt(task, tokenizer)
+    except ValueError:
+        raise
+    except Exception:  # a vocabulary without an unknown token: each library raises its own error
+        return False
+    return tokenizer.decode(tokens, skip_special_tokens=False).split() == task.prompt_text.split()
+
+
+def _as_session_failure(error: Exception) -> SessionFailure:
+    if isinstance(error, SessionFailure):
+        return error
+    return SessionFailure("generator_failed", f"{error}"[:1000] or type(error).__name__)

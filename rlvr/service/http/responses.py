@@ -1,0 +1,298 @@
+"""The responses as pydantic models: the shapes that /openapi.json promises.
+
+Clients rely on the field names. A number that could not be computed is null, never a constant. Times are ISO 8601 in
+UTC. `ResponseModel`s that other parts fill may have more fields than are declared. Exercised by
+tests/test_service_http.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from rlvr.service.sessions.live_session import iso_time
+
+IsoTime = Annotated[str, BeforeValidator(iso_time)]
+
+
+class ResponseModel(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class ProblemResponse(BaseModel):
+    """A refusal or failure. `field` is the field at fault; `session_id` the session with the answers so far."""
+
+    detail: str
+    code: str
+    request_id: str
+    field: str | None = None
+    session_id: str | None = None
+
+
+class VerifierFeedback(ResponseModel):
+    confidence: float | None = None
+    correctness_score: float | None = None
+    quality_score: float | None = None
+    detailed_feedback: str = ""
+    error_types: list[str] = Field(default_factory=list)
+    suggestions: list[str] = Field(default_factory=list)
+
+
+class TrainingStep(ResponseModel):
+    iteration: int
+    prompt: str
+    generated_output: str
+    verifier_feedback: VerifierFeedback
+    reward: float | None
+    timestamp: IsoTime
+
+
+class TrainMetrics(ResponseModel):
+    total_reward: float | None = None
+    average_reward: float | None = None
+    improvement_rate: float | None = None
+    convergence_iteration: int | None = None
+    verifier_accuracy: float | None = None
+    verified_by: list[str] = []
+    training_loss: float | None = None
+    policy_entropy: float | None = None
+
+
+class TrainResponse(ResponseModel):
+    """`final_solution` is the best verified answer, null if there is none."""
+
+    session_id: str
+    final_solution: str | None
+    confidence: float | None
+    iterations: int
+    training_data: list[TrainingStep]
+    metrics: TrainMetrics
+
+
+class AcceptedSession(BaseModel):
+    session_id: str
+    status: str
+
+
+class DetailedMetrics(ResponseModel):
+    session_id: str
+    task_id: str
+    start_time: IsoTime | None
+    end_time: IsoTime | None
+    duration_seconds: float | None
+    total_iterations: int
+    final_confidence: float | None
+    average_confidence: float | None
+    confidence_improvement: float | None
+    total_reward: float | None
+    average_reward: float | None
+    reward_trend: float | None
+    max_reward: float | None
+    min_reward: float | None
+    correctness_scores: list[float]
+    quality_scores: list[float]
+    average_correctness: float | None
+    average_quality: float | None
+    total_errors: int
+    unique_error_types: int
+    error_frequency: dict[str, int]
+    error_reduction_rate: float | None
+    converged: bool
+    convergence_iteration: int | None
+    convergence_threshold: float | None
+    verifier_accuracy: float | None
+    policy_entropy: float | None
+    training_loss: float | None
+    tokens_generated: int
+    tokens_per_iteration: float | None
+    time_per_iteration: float | None
+
+
+class EvaluateResponse(ResponseModel):
+    session_id: str
+    task_id: str
+    summary: str
+    detailed_metrics: DetailedMetrics
+    recommendations: list[str]
+
+
+class GeneratorHealth(ResponseModel):
+    """`state` is ready, loading, down or absent; `learns` is weights, strategies or nothing."""
+
+    kind: str
+    name: str
+    state: str
+    detail: str = ""
+    learns: str = ""
+
+
+class JudgeHealth(ResponseModel):
+    """The state of a judge in this process: ready, loading or down."""
+
+    kind: str
+    name: str
+    state: str
+    detail: str = ""
+
+
+class Health(ResponseModel):
+    """`status` is `ok` if sessions can run, else `degraded`, and `detail` says why."""
+
+    status: str
+    detail: str
+    version: str
+    instance: str
+    uptime_seconds: float
+    generator: GeneratorHealth
+    judge: JudgeHealth | None = None
+    database: dict[str, Any]
+    sessions: dict[str, int]
+    timestamp: IsoTime
+
+
+class Liveness(BaseModel):
+    status: str
+
+
+class TaskAggregate(ResponseModel):
+    task_id: str
+    total_sessions: int
+    average_confidence: float | None
+    average_iterations: float | None
+    success_rate: float | None
+    best_session_id: str | None
+    best_confidence: float | None
+
+
+class MetricsResponse(BaseModel):
+    task_aggregates: dict[str, TaskAggregate]
+    timestamp: IsoTime
+
+
+class TrainingStats(ResponseModel):
+    """The state of the buffer, the verifiers and the policy that learns."""
+
+    total_experiences: int
+    buffer_utilization: float
+    verifier_accuracy: float | None
+    policy_entropy: float | None
+    ready_for_training: bool
+
+
+class GlobalStats(ResponseModel):
+    total_experiences: int
+    average_reward: float | None
+    reward_variance: float | None
+    success_rate: float | None
+    last_updated: IsoTime | None
+
+
+class Stats(BaseModel):
+    training_stats: TrainingStats
+    global_stats: GlobalStats
+    timestamp: IsoTime
+
+
+class ExperienceRow(ResponseModel):
+    """One verified answer. `rating` is the mean of people's ratings, null without one."""
+
+    id: int
+    session_id: str
+    task_id: str
+    iteration: int
+    sample: int
+    prompt: str
+    generated_output: str
+    verifier_feedback: VerifierFeedback
+    reward: float | None
+    outcome: str
+    rating: float | None
+    ratings: int
+    timestamp: IsoTime
+
+
+class Experiences(BaseModel):
+    """`count` is the task's total; `next_after` is the `after` of the next page, null on the last page."""
+
+    task_id: str
+    experiences: list[ExperienceRow]
+    count: int
+    next_after: int | None
+
+
+class TaskAnalysis(ResponseModel):
+    total_experiences: int
+    average_reward: float | None
+    median_reward: float | None
+    reward_variance: float | None
+    success_rate: float | None
+    improvement_trend: float | None
+    common_errors: dict[str, int]
+    confidence_distribution: dict[str, int]
+
+
+class AnalysisResponse(BaseModel):
+    task_id: str
+    analysis: TaskAnalysis
+
+
+class SessionRow(ResponseModel):
+    """`kind` is `train`, or `run` for a training run that writes into the store, which has a `name` and no task."""
+
+    session_id: str
+    task_id: str
+    kind: str
+    name: str
+    status: str
+    prompt: str
+    created: IsoTime
+    started: IsoTime | None
+    finished: IsoTime | None
+    iterations: int
+    confidence: float | None
+    converged: bool
+    error: dict[str, Any] | None
+
+
+class SessionPage(BaseModel):
+    """The newest first. `next_offset` is the `offset` of the next page, null on the last page."""
+
+    sessions: list[SessionRow]
+    next_offset: int | None
+
+
+class SessionState(SessionRow):
+    """`answer` is the response of /train, from the answers so far."""
+
+    answer: TrainResponse
+
+
+class RatingResponse(BaseModel):
+    """`rating` is the mean of people's ratings of this answer, `ratings` their number."""
+
+    experience_id: int
+    session_id: str
+    task_id: str
+    iteration: int
+    sample: int
+    rating: float
+    ratings: int
+
+
+class Grade(ResponseModel):
+    """`value` is null if the answer could not be judged; `outcome` and `reason` say why. `feedback` and `truth` come
+    from verifiers, as in a session, not from a grader."""
+
+    value: float | None
+    outcome: str
+    reason: str = ""
+    detail: str = ""
+    parts: dict[str, Any] = Field(default_factory=dict)
+    feedback: VerifierFeedback | None = None
+    truth: bool | None = None
+
+
+class GradeResponse(BaseModel):
+    results: list[Grade]
+    mean: float | None

@@ -1,1 +1,0 @@
-"""Sessions: refined until verified, kept in the store, and learned from."""

@@ -1,0 +1,151 @@
+"""`rlvr serve`: build the service from its settings and serve it with uvicorn until a signal.
+
+    rlvr serve --port 3035                      # LLM_ENDPOINT or RLVR_MODEL name the generator
+    rlvr serve --demo --no-dashboard
+
+Settings are checked before the port answers. A model is loaded after that; /health reports its progress.
+Exercised by tests/test_service_starts.py and, through tests/rlvr_service.py, by every test with a real service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from rlvr.service.settings import Settings
+from rlvr.web.auth import ApiKeys
+from rlvr.web.logs import get_logger, start_logging
+from rlvr.web.server import BACKLOG, bind_socket, check_exposure, run_server, server_url
+
+if TYPE_CHECKING:
+    from rlvr.service.http.runtime import Service
+
+EXTRA = 'pip install "rlvr[serve]"'
+PRUNE_SECONDS = 3_600.0
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM: sessions then finish the iteration they are at and are marked interrupted."""
+    try:
+        import uvicorn  # noqa: F401 - report a missing package before anything is opened
+
+        from rlvr.service.http.app import create_app
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; the service needs: {EXTRA}") from error
+
+    keys = ApiKeys.load(settings.keys_file)
+    check_exposure(settings.host, keys)
+    with bind_socket(settings.host, settings.port) as listening:
+        try:
+            listening.listen(BACKLOG)  # now, so that the second of two services on one port is told at once
+        except OSError as error:
+            raise ValueError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+        start_logging(settings.log, settings.log_format)
+        service = build(settings, keys, listening.getsockname()[1])
+
+        def announce() -> None:
+            for line in startup_lines(service, server_url(listening)):
+                say(line)
+
+        def begin_stop() -> None:  # in the signal handler: requests that wait for a session get their response
+            if service.loop is not None:
+                service.loop.call_soon_threadsafe(service.begin_stop)
+
+        try:
+            run_server(
+                create_app(service, lambda app: lifespan(service)),
+                listening,
+                on_ready=announce,
+                on_stop=begin_stop,
+                server_header=False,
+                lifespan="on",
+                ws="auto" if settings.dashboard else "none",
+                timeout_graceful_shutdown=int(settings.limits.grace_seconds) + 5,
+            )
+            say("stopped")
+        finally:
+            service.store.close()
+
+
+def build(settings: Settings, keys: ApiKeys, port: int) -> Service:
+    """Build the parts; none of them runs yet. ValueError if the database cannot be used."""
+    from rlvr.service.generators.build_generator import build_generator, build_judge
+    from rlvr.service.http.runtime import Service, claim_instance_name
+    from rlvr.service.sessions.sessions import Sessions
+    from rlvr.store import StoreDown, open_store
+
+    try:
+        settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"state={settings.state}: this folder cannot be made ({error.strerror}); give another --state"
+        ) from error
+    try:
+        store = open_store(settings.database_url, settings.training.experience_buffer_size)
+    except StoreDown as error:
+        raise ValueError(f"the database cannot be used: {error}; start it, or give another --database") from error
+    instance, holds = claim_instance_name(settings.state, port)
+    generator, judge = build_generator(settings, store), build_judge(settings)
+    sessions = Sessions(settings, store, generator, instance, judge=judge)
+    return Service(settings, store, sessions, generator, keys, instance, judge, holds)
+
+
+@asynccontextmanager
+async def lifespan(service: Service) -> AsyncIterator[None]:
+    """Start and end what runs beside the requests."""
+    service.loop = asyncio.get_running_loop()
+    # A verifier holds its thread while a judge answers: Python's few default threads would be one queue for all.
+    threads = ThreadPoolExecutor(max(32, 4 * service.settings.limits.sessions), thread_name_prefix="work")
+    service.loop.set_default_executor(threads)
+    await service.sessions.open()
+    if service.judge is not None:
+        service.judge.start()
+    pruning = asyncio.create_task(prune_periodically(service))
+    try:
+        yield
+    finally:
+        pruning.cancel()
+        with suppress(asyncio.CancelledError):
+            await pruning
+        await service.stop()
+
+
+async def prune_periodically(service: Service) -> None:
+    """Delete what is older than the retention settings allow, now and every hour."""
+    from rlvr.store import StoreDown
+
+    retention = service.settings.retention
+    while retention.keep_days or retention.keep_experiences:
+        try:
+            experiences, sessions = await asyncio.to_thread(service.store.prune, retention)
+            if experiences or sessions:
+                get_logger("rlvr.service").info("pruned", experiences=experiences, sessions=sessions)
+        except StoreDown as error:
+            get_logger("rlvr.service").warning("nothing pruned", reason=str(error))
+        await asyncio.sleep(PRUNE_SECONDS)
+
+
+def startup_lines(service: Service, url: str) -> list[str]:
+    """The address, the generator, and what to do next."""
+    settings, health = service.settings, service.generator.health()
+    lines = [f"listening at {url}"]
+    if health["state"] == "absent":
+        lines.append("no generator: /train answers 503 until LLM_ENDPOINT or RLVR_MODEL is set, or with --demo")
+    else:
+        name = health["name"] or settings.model or "demo"
+        state = "" if health["state"] == "ready" else f" ({health['state']})"  # an endpoint was not called yet
+        lines.append(f"generator: {health['kind']} {name}{state}, learns: {health['learns']}")
+    if service.judge is not None:
+        judge = service.judge.health()
+        lines.append(f"judge: {judge['kind']} {judge['name']} ({judge['state']})")
+    if not service.keys:
+        lines.append("no API keys: every account of this machine can use it")
+    from rlvr.store.connections import parse_url
+
+    lines.append(f"database: {parse_url(settings.database_url).render_as_string(hide_password=True)}")
+    if settings.dashboard:
+        lines.append(f"dashboard: {url}/")
+    return lines

@@ -1,0 +1,183 @@
+"""What a generator is given (`SessionJob`), what it returns (`SessionOutcome`), and what a `Generator` is.
+
+The generator passes every verified answer to the job's `record` before it samples the next one. The two generators are
+`rlvr.service.generators.endpoint_generator` (a model behind a URL) and `rlvr.service.generators.engine_generator`
+(weights that are trained); both play the environment `rlvr.envs.refine`. Exercised by tests/test_sessions.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlvr.core.types import Task
+from rlvr.envs.critics import Attempt
+from rlvr.reward.blend import session_reward
+from rlvr.reward.feedback import Feedback
+from rlvr.service.problems import NO_GENERATOR
+from rlvr.service.sessions.verification import EnvironmentTask, VerifiableTask
+from rlvr.store.records import Experience
+
+CONVERGED = ("confident", "converged")  # the end reasons of an episode that mean success
+NOTHING_LEARNED: dict[str, Any] = {"policy_entropy": None, "training_loss": None, "updates": 0, "learning_rate": None}
+
+AnswerKey = tuple[int, int]  # (sample, iteration): an answer's place in its session
+
+
+class SessionFailure(Exception):
+    """A session that ended early: a `code` for programs, a message for people."""
+
+    def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
+
+    def as_dict(self) -> dict[str, Any]:
+        error: dict[str, Any] = {"code": self.code, "message": str(self)}
+        return error if self.retry_after is None else {**error, "retry_after": self.retry_after}
+
+
+@dataclass
+class SessionJob:
+    """One session as a generator sees it.
+
+    `record` stores an answer; if it raises, only this job ends. `is_cancelled` is checked between iterations. `seed`
+    fixes the random draws. With `learn=False` (an evaluation) nothing is learned from the session.
+    """
+
+    session_id: str
+    target: VerifiableTask
+    max_iterations: int
+    min_confidence: float
+    convergence_threshold: float
+    record: Callable[[Experience, Feedback], Coroutine[Any, Any, None]]
+    is_cancelled: Callable[[], bool] = lambda: False
+    samples: int | None = None
+    seed: int | None = None
+    learn: bool = True
+
+    @property
+    def task(self) -> Task:
+        return self.target.task
+
+    @property
+    def draw_name(self) -> str:
+        """The name that the random draws depend on: with a seed it is the same in every session of the task."""
+        return self.session_id if self.seed is None else f"{self.task.id}/{self.seed}"
+
+
+@dataclass
+class SessionOutcome:
+    """How a job ended. `end_reasons` is by sample; `loss` and `entropy` are the policy's, None if unknown; `gains` (for
+    strategies) and `advantages` (for weights) are by answer."""
+
+    end_reasons: dict[int, str] = field(default_factory=dict[int, str])
+    loss: float | None = None
+    entropy: float | None = None
+    gains: dict[AnswerKey, float] = field(default_factory=dict[AnswerKey, float])
+    advantages: dict[AnswerKey, float] = field(default_factory=dict[AnswerKey, float])
+
+
+class Generator(Protocol):
+    """A model that works on sessions.
+
+    `health` never blocks. `task_from_prompt` makes a task of the model's own environment, or returns None. `decode`
+    returns the text of tokens with special tokens, or None if no model with a tokenizer is loaded. `run` raises
+    SessionFailure. `learn` is called after the gains of a job are stored.
+    """
+
+    kind: str
+    name: str
+
+    def start(self) -> None:
+        pass
+
+    def health(self) -> dict[str, Any]: ...
+
+    def task_from_prompt(self, text: str) -> EnvironmentTask | None:
+        return None
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        return None
+
+    async def run(self, job: SessionJob) -> SessionOutcome: ...
+
+    async def learn(self, result: float | None) -> None:
+        pass
+
+    def learning(self) -> dict[str, Any]: ...
+
+    async def close(self) -> None:
+        pass
+
+
+def build_experience(
+    job: SessionJob,
+    attempt: Attempt,
+    feedback: Feedback,
+    *,
+    sample: int = 0,
+    began: float,
+    num_tokens: int | None = None,
+    tokens: bool = False,
+    logprobs: list[float] | None = None,
+    action: str = "",
+    action_logprob: float | None = None,
+    policy_version: int = 0,
+    policy_fingerprint: str = "",
+) -> Experience:
+    """The stored form of a verified answer. `began` is when its sampling began (`time.time`)."""
+    now = time.time()
+    first = next(iter(feedback.scores.values()), None)
+    if feedback.truth is None:
+        passed = feedback.confidence is not None and feedback.confidence >= job.min_confidence
+    else:
+        passed = feedback.truth
+    unjudged = first.outcome.value if first is not None else "error"
+    return Experience(
+        session_id=job.session_id,
+        task_id=job.task.id,
+        iteration=attempt.number,
+        sample=sample,
+        prompt=attempt.prompt,
+        generated_output=attempt.answer,
+        feedback=feedback.as_dict(),
+        scores={
+            name: {**vars(score), "outcome": score.outcome.value, "detail": score.detail[:2000]}
+            for name, score in feedback.scores.items()
+        },
+        outcome=unjudged if feedback.confidence is None else "passed" if passed else "failed",
+        confidence=feedback.confidence,
+        correctness=feedback.correctness_score,
+        quality=feedback.quality_score,
+        reward=session_reward(feedback, attempt.number),
+        action=action,
+        action_logprob=action_logprob,
+        stop_reason=attempt.stop_reason.value if attempt.stop_reason else "",
+        tokens=list(attempt.tokens) if tokens else None,
+        logprobs=logprobs,
+        num_tokens=len(attempt.tokens) if num_tokens is None else num_tokens,
+        policy_version=policy_version,
+        policy_fingerprint=policy_fingerprint,
+        seconds=max(0.0, now - began),
+        created=now,
+    )
+
+
+class NoGenerator(Generator):
+    """The generator of a service without a model: the service answers queries, and sessions fail with the remedy.
+
+    The methods that it inherits do nothing.
+    """
+
+    kind, name = "none", ""
+
+    def health(self) -> dict[str, Any]:
+        return {"kind": "none", "name": "", "state": "absent", "detail": NO_GENERATOR, "learns": "nothing"}
+
+    async def run(self, job: SessionJob) -> SessionOutcome:
+        raise SessionFailure("no_generator", NO_GENERATOR)
+
+    def learning(self) -> dict[str, Any]:
+        return dict(NOTHING_LEARNED)

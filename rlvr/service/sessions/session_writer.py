@@ -1,0 +1,122 @@
+"""How sessions reach the store: writes are retried while the store is down, and never applied twice.
+
+A write is whole or not at all, and repeating it changes nothing (an experience is identified by its session, sample and
+iteration). A session waits `PATIENCE_S` for a store that is down, then fails as `store_down`; what it could not write
+stays in memory and is written with a later heartbeat. Exercised by tests/test_sessions_failures.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from rlvr.service.sessions import session_results
+from rlvr.service.sessions.live_session import LiveSession, Phase
+from rlvr.store import ExperienceStore, StoreDown
+from rlvr.store.records import Status
+from rlvr.web.logs import get_logger
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 5.0
+SILENT_S = 60.0  # an instance without a heartbeat for so long has lost its sessions
+PATIENCE_S = 30.0
+OPEN = (Status.QUEUED, Status.RUNNING)
+THREADS = 8  # for the store alone, so that a judge that hangs cannot delay the heartbeat
+FIXED_COLUMNS = ("id", "created", "instance", "heartbeat")  # never changed when a session ends
+
+log = get_logger("rlvr.service.sessions.sessions")
+
+
+class SessionWriter:
+    """This process's writes to the store. While `closing`, nothing is retried."""
+
+    def __init__(self, store: ExperienceStore, instance: str, patience_s: float = PATIENCE_S) -> None:
+        self.store, self.instance = store, instance
+        self.closing = False
+        self._patience_s = patience_s
+        self._pending: list[LiveSession] = []
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run a call of the store in one of its threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def write(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+        """Run a write, and repeat it while the store is down; StoreDown after `patience_s`."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        deadline, pause = time.monotonic() + patience_s, 0.1
+        while True:
+            try:
+                return await self.run(call)
+            except StoreDown:
+                if time.monotonic() + pause > deadline or self.closing:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2.0, 2 * pause)
+
+    async def save(self, live: LiveSession) -> None:
+        """Write the new answers of a running session."""
+        await self.write(lambda: self._save(live))
+
+    async def finish(self, live: LiveSession) -> None:
+        """Write the row of a session that ended. Never raises: what cannot be written now stays pending."""
+        try:
+            await self.write(lambda: self._close(live), None if live.store_error is None else 0.0)
+        except (StoreDown, asyncio.CancelledError):
+            self._pending.append(live)
+        except Exception as error:  # the tables refuse an answer: end the session without it
+            log.error("answers could not be written", session_id=live.session.id, exc_info=error)
+            live.unsaved.clear()
+            with contextlib.suppress(Exception):
+                await self.write(lambda: self._close(live))
+
+    def _save(self, live: LiveSession) -> None:
+        new = list(live.unsaved)
+        for e, id in zip(new, self.store.add_experiences(new), strict=True):
+            e.id = id
+        live.unsaved = [e for e in live.unsaved if e.id is None]
+        progress = session_results.session_progress([e for e in live.experiences if e.id is not None])
+        is_open = self.store.update_session(live.session.id, expect=Status.RUNNING, **progress)
+        if not is_open and live.phase < Phase.ENDING:  # another instance ended it
+            live.request_stop(Status.CANCELLED)
+
+    def _close(self, live: LiveSession) -> None:
+        if live.unsaved:
+            self._save(live)
+        row = {name: value for name, value in vars(live.session).items() if name not in FIXED_COLUMNS}
+        self.store.update_session(live.session.id, expect=OPEN, **row)
+
+    async def write_pending(self) -> None:
+        """Write the ended sessions whose rows could not be written before."""
+        for live in list(self._pending):
+            try:
+                await self.run(partial(self._close, live))
+            except StoreDown as error:
+                log.warning("sessions wait for the database", sessions=len(self._pending), reason=str(error))
+                return
+            except Exception as error:  # another attempt would fail too
+                log.error("a session could not be written", session_id=live.session.id, exc_info=error)
+            self._pending.remove(live)
+
+    async def run_heartbeat(self) -> None:
+        """Until cancelled: send heartbeats, write what is pending, and find sessions of dead instances."""
+        number = 0
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            number += 1
+            with contextlib.suppress(StoreDown):
+                await self.run(partial(self.store.heartbeat, self.instance))
+                await self.write_pending()
+                if number % int(SILENT_S / HEARTBEAT_S / 2) == 0:
+                    await self.interrupt_lost()
+
+    async def interrupt_lost(self) -> None:
+        lost = await self.run(partial(self.store.interrupt_lost, self.instance, SILENT_S))
+        if lost:
+            log.warning("sessions whose process is gone were marked interrupted", sessions=lost)

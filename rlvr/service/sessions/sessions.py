@@ -1,0 +1,392 @@
+"""Sessions: a generator works on a task, and everything it does is stored before it continues.
+
+    sessions = Sessions(settings, store, generator, "this-instance")
+    await sessions.open()
+    session = await sessions.start(SessionRequest("code_fibonacci", "Write ..."), owner="")
+    session = await sessions.wait(session.id)
+    await sessions.answer(session)                     # the response of /train
+
+The session's row is written before the work begins, and each answer, with the best one so far in the session's row,
+before the next one is sampled. After `kill -9` only the current iteration is lost; the next process marks the session
+interrupted. `rlvr.service.sessions.session_writer` says how writes survive a store that is down.
+
+`python -m pytest tests/test_sessions.py tests/test_sessions_failures.py` exercises it. Left out on purpose: continuing
+a session of another instance; it is marked, and the client may send the task again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from rlvr.reward.feedback import Feedback
+from rlvr.service.learning.credit import first_answer_reward
+from rlvr.service.problems import not_found
+from rlvr.service.service_options import SessionRequest
+from rlvr.service.sessions import session_results
+from rlvr.service.sessions.jobs import CONVERGED, Generator, SessionFailure, SessionJob, SessionOutcome
+from rlvr.service.sessions.live_session import (
+    Event,
+    LiveSession,
+    Phase,
+    end_event,
+    iteration_event,
+    opening_events,
+    status_event,
+)
+from rlvr.service.sessions.session_writer import OPEN, PATIENCE_S, SessionWriter
+from rlvr.service.sessions.verification import Judge, VerifiableTask, build_verifiable_task, measure_accuracy
+from rlvr.service.settings import Settings
+from rlvr.store import ExperienceStore, StoreDown
+from rlvr.store.records import Experience, Session, Status
+from rlvr.web.errors import HttpProblem
+from rlvr.web.logs import get_logger
+
+CANCEL_S = 2.0  # for the current iteration of a cancelled session to finish
+POLL_S = 0.5  # between two reads of a session that another process works on
+MOST_ANSWERS = 5_000  # experiences read for one response
+WATCH_PAGE = 5  # answers read at a time for a watcher: a slow one holds no more than these in memory
+MEASURED = 500  # newest sessions that `verifier_accuracy` covers
+CANCELLED_ERROR = {"code": "cancelled", "message": "cancelled on request"}
+
+log = get_logger("rlvr.service.sessions.sessions")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The final status of a session, and why if it did not finish."""
+
+    status: Status
+    error: dict[str, Any] | None = None
+
+
+class Sessions:
+    """The sessions of this process. All methods but `verifier_accuracy` belong to its event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: ExperienceStore,
+        generator: Generator,
+        instance: str,
+        *,
+        judge: Judge | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.settings, self.store, self.generator, self.instance = settings, store, generator, instance
+        self.judge = judge or settings.judge
+        self._live: dict[str, LiveSession] = {}
+        self._writer = SessionWriter(store, instance, patience_s)
+        self._slots = asyncio.Semaphore(settings.limits.sessions)
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def open(self) -> None:
+        """Mark the sessions that an earlier process lost, start the generator and the heartbeat."""
+        await self._writer.interrupt_lost()
+        self.generator.start()
+        self._heartbeat = asyncio.create_task(self._writer.run_heartbeat())
+
+    async def start(self, request: SessionRequest, owner: str) -> Session:
+        """Write a new session's row and queue it; HttpProblem 422, 429 or 503 if that is not possible."""
+        self._require_room()
+        verifiable = await self._build_verifiable_task(request)
+        self._require_room()  # again: other sessions may have started meanwhile
+        session = Session(
+            id=str(uuid.uuid4()),
+            task_id=request.task_id,
+            prompt=request.prompt,
+            request=asdict(request),
+            owner=owner,
+            instance=self.instance,
+            created=time.time(),
+        )
+        live = self._live[session.id] = LiveSession(session, verifiable)
+        try:
+            await self._writer.run(partial(self.store.add_session, session))
+            await live.publish(status_event(session.id, Status.QUEUED))
+            live.task = asyncio.create_task(self._work(live, request))
+            await asyncio.sleep(0)  # let the task begin: cancelling it before would skip its ending
+        except BaseException:
+            if live.task is None:
+                del self._live[session.id]
+            raise
+        finally:
+            live.advance(Phase.QUEUED if live.task is not None else Phase.OVER)
+        return replace(session)
+
+    def _require_room(self) -> None:
+        if self._closing:
+            raise HttpProblem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
+        limits = self.settings.limits
+        if len(self._live) >= limits.sessions + limits.queue:
+            message = f"{len(self._live)} sessions run or wait already; try again later"
+            raise HttpProblem(429, "busy", message, retry_after=5)
+
+    async def _build_verifiable_task(self, request: SessionRequest) -> VerifiableTask:
+        text = f"{request.prompt}\n\n{request.context}" if request.context.strip() else request.prompt
+        environment_task = self.generator.task_from_prompt(request.prompt)
+        try:  # in a thread: patterns and schemas are checked in another process, which takes time
+            verifiable = await asyncio.to_thread(
+                build_verifiable_task,
+                replace(request, prompt=text),
+                judge=self.judge,
+                generator=self.settings.generator,
+                environment_task=environment_task,
+            )
+        except ValueError as error:
+            raise HttpProblem(422, "invalid", str(error), field="verifiers") from error
+        try:
+            await asyncio.to_thread(verifiable.blend.start)
+        except ValueError as error:
+            raise HttpProblem(503, "verifier_unavailable", str(error)) from error
+        return verifiable
+
+    async def wait(self, session_id: str) -> Session:
+        """The session once it is over, whichever process works on it."""
+        if (live := self._live.get(session_id)) is not None:
+            await live.wait_for(Phase.OVER)
+            return replace(live.session)
+        while not (session := await self._load_session(session_id)).status.final:
+            await asyncio.sleep(POLL_S)
+        return session
+
+    async def watch(self, session_id: str) -> AsyncIterator[Event]:
+        """All events of a session from the first one on, waiting for those to come."""
+        if (live := self._live.get(session_id)) is not None:
+            async for event in live.events():
+                yield event
+            return
+        num_opening, last = 0, None
+        while True:
+            session = await self._load_session(session_id)
+            for event in opening_events(session)[num_opening:]:
+                num_opening += 1
+                yield event
+            page = partial(self.store.experiences, session_id=session_id, limit=WATCH_PAGE, tokens=False)
+            while experiences := await self._writer.run(partial(page, after=last)):
+                last = experiences[-1].id
+                for e in experiences:
+                    yield iteration_event(e)
+            if session.status.final:
+                yield end_event(session)
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def cancel(self, session_id: str) -> None:
+        """End a session after its current iteration, or during it if that takes longer than `CANCEL_S`."""
+        live = self._live.get(session_id)
+        if live is None:  # another instance reads the row between two iterations
+            await self._writer.write(lambda: self.store.update_session(
+                session_id, expect=OPEN, status=Status.CANCELLED, finished=time.time(), error=dict(CANCELLED_ERROR),
+            ))  # fmt: skip
+            return
+        live.request_stop(Status.CANCELLED)
+        await live.wait_for(Phase.QUEUED)
+        if live.task is None:  # its row could not be written
+            return
+        if live.phase is Phase.RUNNING:
+            await asyncio.wait({live.task}, timeout=CANCEL_S)
+        if live.phase < Phase.ENDING:
+            live.task.cancel()
+        await live.wait_for(Phase.OVER)
+
+    async def answer(self, session: Session) -> dict[str, Any]:
+        return session_results.train_response(session, await self._experiences(session.id))
+
+    async def evaluation(self, session: Session) -> dict[str, Any]:
+        return session_results.evaluate_response(session, await self._experiences(session.id))
+
+    def verifier_accuracy(self) -> float | None:
+        """The mean over the newest sessions with a known truth, weighted by checks; None if there are none."""
+        measured = [m for m in self.store.newest_metrics(MEASURED) if m.get("verifier_accuracy") is not None]
+        checks = sum(m.get("verifier_checks", 1) for m in measured)
+        return sum(m["verifier_accuracy"] * m.get("verifier_checks", 1) for m in measured) / checks if checks else None
+
+    async def close(self, grace_s: float) -> None:
+        """Let current iterations finish within `grace_s`, and mark unfinished sessions interrupted."""
+        self._closing = self._writer.closing = True
+        await asyncio.gather(*(live.wait_for(Phase.QUEUED) for live in self._live.values()))
+        tasks: set[asyncio.Task[None]] = set()
+        for live in self._live.values():
+            live.request_stop(Status.INTERRUPTED)
+            assert live.task is not None
+            tasks.add(live.task)
+            if live.phase is Phase.QUEUED:
+                live.task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._heartbeat
+        await self._writer.write_pending()
+
+    # One session
+
+    async def _work(self, live: LiveSession, request: SessionRequest) -> None:
+        """Take a session from the queue to its end. Never raises: the session's row says how it ended."""
+        session, outcome = live.session, SessionOutcome()
+        try:
+            async with self._slots:
+                if self._closing:
+                    live.request_stop(Status.INTERRUPTED)
+                    raise asyncio.CancelledError
+                if not await self._writer.write(lambda: self.store.claim(session.id, self.instance)):
+                    raise SessionFailure("cancelled", "it was ended while it was queued")
+                session.status, session.started = Status.RUNNING, time.time()
+                live.advance(Phase.RUNNING)
+                await live.publish(status_event(session.id, Status.RUNNING))
+                outcome = await self.generator.run(self._job(live, request))
+                ending = _ending_of(live, outcome)
+                await self._learn(live, request, outcome)
+        except asyncio.CancelledError:
+            ending = _ending_of_stop(live)
+        except SessionFailure as failure:
+            ending = Ending(Status.CANCELLED if failure.code == "cancelled" else Status.FAILED, failure.as_dict())
+        except StoreDown as failure:
+            ending = Ending(Status.FAILED, {"code": "store_down", "message": f"the database is down: {failure}"})
+        except Exception as failure:
+            log.error("a session failed by an internal error", session_id=session.id, exc_info=failure)
+            message = f"{type(failure).__name__}: {failure}"[:500]
+            ending = Ending(Status.FAILED, {"code": "internal", "message": message})
+        await self._end(live, ending, outcome)
+
+    def _job(self, live: LiveSession, request: SessionRequest) -> SessionJob:
+        config = self.settings.training
+        return SessionJob(
+            session_id=live.session.id,
+            target=live.target,
+            max_iterations=request.max_iterations or config.max_iterations,
+            min_confidence=config.min_confidence if request.min_confidence is None else request.min_confidence,
+            convergence_threshold=self._convergence_threshold(live),
+            record=lambda e, feedback: self._record(live, e, feedback),
+            is_cancelled=lambda: live.stop_status is not None,
+            samples=request.samples,
+            seed=request.seed,
+            learn=request.learn,
+        )
+
+    def _convergence_threshold(self, live: LiveSession) -> float:
+        """The change of reward below which a session ends; 0 (off) if a verifier knows the truth, because an answer
+        that is still wrong has not converged."""
+        return 0.0 if live.target.blend.verifiable else self.settings.training.convergence_threshold
+
+    async def _record(self, live: LiveSession, e: Experience, feedback: Feedback) -> None:
+        """Store a verified answer and publish it. Answers that arrive during a write are written together. An answer
+        that is played again after another session's failure is ignored."""
+        if any((e.sample, e.iteration) == (other.sample, other.iteration) for other in live.experiences):
+            return
+        live.experiences.append(e)
+        live.feedbacks.append(feedback)
+        live.unsaved.append(e)
+        if live.phase < Phase.ENDING:
+            vars(live.session).update(session_results.session_progress(live.experiences))
+        async with live.saving:
+            if e.id is not None:
+                return
+            if live.store_error is not None:
+                raise live.store_error
+            new = list(live.unsaved)
+            try:
+                await self._writer.save(live)
+            except StoreDown as error:
+                live.store_error = error
+                raise
+            for saved in new:
+                await live.publish(iteration_event(saved))
+
+    async def _learn(self, live: LiveSession, request: SessionRequest, outcome: SessionOutcome) -> None:
+        """Store the gains and advantages, and let the generator learn. A failure here does not fail the session."""
+        if not request.learn:
+            return
+        ids, store = live.ids, self.store
+        best = session_results.best_experience(live.experiences)
+        result = first_answer_reward(best) if best else None  # without the part of a reward that iterations change
+        try:
+            for write, values in ((store.set_gains, outcome.gains), (store.set_advantages, outcome.advantages)):
+                if by_id := {ids[key]: value for key, value in values.items() if key in ids}:
+                    await self._writer.write(partial(write, by_id))
+            if outcome.gains:
+                await self.generator.learn(result)
+                learning = self.generator.learning()
+                outcome.loss, outcome.entropy = learning["training_loss"], learning["policy_entropy"]
+        except (StoreDown, SessionFailure, RuntimeError) as error:
+            log.warning("nothing was learned from a session", session_id=live.session.id, reason=str(error))
+
+    async def _end(self, live: LiveSession, ending: Ending, outcome: SessionOutcome) -> None:
+        session, target = live.session, live.target
+        episode, best = (
+            session_results.best_episode(live.experiences),
+            session_results.best_experience(live.experiences),
+        )
+        session.converged = best is not None and outcome.end_reasons.get(best.sample) in CONVERGED
+        session.convergence_iteration = episode[-1].iteration if session.converged else None
+        accuracy = measure_accuracy(live.feedbacks, target.opinions)
+        session.metrics = session_results.train_metrics(
+            live.experiences,
+            convergence_iteration=session.convergence_iteration,
+            verifier_accuracy=accuracy and accuracy.share,
+            training_loss=outcome.loss,
+            policy_entropy=outcome.entropy,
+        ) | {
+            "verifier_checks": accuracy.count if accuracy else 0,
+            "self_judging": target.self_judging,
+            "verified_by": target.blend.voters,
+            "convergence_threshold": self._convergence_threshold(live),
+        }
+        session.status, session.error, session.finished = ending.status, ending.error, time.time()
+        live.advance(Phase.ENDING)
+        await self._writer.finish(live)
+        live.advance(Phase.OVER)
+        log.info(
+            "session over",
+            session_id=session.id,
+            task_id=session.task_id,
+            status=ending.status.value,
+            iterations=session.iterations,
+            confidence=session.final_confidence,
+            reason=(ending.error or {}).get("code"),
+        )
+        await live.publish(end_event(session))
+        self._live.pop(session.id, None)
+
+    async def _load_session(self, session_id: str) -> Session:
+        session = await self._writer.run(partial(self.store.session, session_id))
+        if session is None:
+            raise not_found("session", session_id)
+        return session
+
+    async def _experiences(self, session_id: str) -> list[Experience]:
+        if (live := self._live.get(session_id)) is not None:
+            return list(live.experiences)
+        return await self._writer.run(
+            lambda: self.store.experiences(session_id=session_id, limit=MOST_ANSWERS, tokens=False)
+        )
+
+
+def _ending_of(live: LiveSession, outcome: SessionOutcome) -> Ending:
+    """The ending of a job that its generator played to the end."""
+    if "cancelled" in outcome.end_reasons.values() and live.stop_status is not None:
+        return _ending_of_stop(live)
+    if live.experiences and not any(e.confidence is not None for e in live.experiences):
+        reasons = [f"{label}: {s.reason} {s.detail}" for label, s in live.feedbacks[-1].scores.items()]
+        message = "no verifier could judge an answer: " + "; ".join(reasons)[:600]
+        return Ending(Status.FAILED, {"code": "judge_failed", "message": message})
+    return Ending(Status.DONE)
+
+
+def _ending_of_stop(live: LiveSession) -> Ending:
+    if live.stop_status is Status.CANCELLED:
+        return Ending(Status.CANCELLED, dict(CANCELLED_ERROR))
+    message = "the service stopped; the answers so far are kept"
+    return Ending(Status.INTERRUPTED, {"code": "interrupted", "message": message})

@@ -1,0 +1,218 @@
+"""Turn a request into a `Task` and the `Blend` of verifiers that judges it.
+
+| the request has | what judges | what only watches |
+|---|---|---|
+| `verifiers` | these, by their weights | |
+| `tests` | `code`, in the sandbox | `draft`, and `judge` if one is set up |
+| `answer` | `math` | the same |
+| a prompt that the generator's environment recognizes | the environment's reward | `judge` if one is set up |
+| nothing of these | `draft` by .3 and `judge` by .7 if one is set up, else `draft` | |
+
+A request names verifiers by their registered names and sets only the options in `OPTIONS`: no path to code, no URL and
+no key comes from outside, and the judge is always the one of the service's settings. Watching verifiers do not count
+for the confidence: they are there to measure how well verifiers without the truth agree with those that know it
+(`verifier_accuracy`). Exercised by `python -m pytest tests/test_service_verification.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlvr.core.registry import did_you_mean
+from rlvr.core.types import Outcome, Task
+from rlvr.reward import Reward, resolve_reward
+from rlvr.reward.blend import Blend
+from rlvr.reward.code import CodeProblem
+from rlvr.reward.feedback import Feedback
+from rlvr.reward.judge import judge_with
+from rlvr.reward.registry import known_rewards
+from rlvr.service.service_options import SessionRequest
+from rlvr.service.sessions.local_judge import LocalJudge
+from rlvr.service.settings import TextEndpoint
+
+# The options that a request may set, by verifier. A verifier that is not listed takes none.
+OPTIONS: Mapping[str, frozenset[str]] = {
+    name: frozenset(options.split())
+    for name, options in {
+        "code": "partial",
+        "combined": "boxed_weight correct_weight",
+        "exact_match": "ignore_case",
+        "forbidden_words": "words match case",
+        "format_compliance": "required_format pattern match",
+        "json_schema": "schema part",
+        "judge": "rubric scale passed_at reference",
+        "keyword_contains": "keywords mode",
+        "length": "at_least at_most unit",
+        "length_penalty": "target_length penalty_per_token",
+        "math": "extract on_many_boxes percent decimals units",
+        "regex": "pattern match expect",
+        "repetition": "words at_most",
+        "required_words": "words match case",
+    }.items()
+}
+RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # without tests or an answer: rules on form, and an opinion
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+NESTED = ("composite",)  # names other rewards in its options; a request gives these as `verifiers` with weights
+NEED_MORE = ("environment", "first_attempt", "grader")  # need a run's episode or a configuration, which no session has
+MODULAR = ("boxed", "combined", "correct")  # need the modulus that the generator's arithmetic environment sets
+
+Judge = TextEndpoint | LocalJudge  # a model behind a URL, or one in this process
+
+
+@dataclass(frozen=True)
+class EnvironmentTask:
+    """A prompt as a task of the model's own environment, and the name of the reward that judges it."""
+
+    task: Task
+    reward: str
+
+
+@dataclass(frozen=True)
+class VerifiableTask:
+    """What a session works on. `opinions` are the labels of verifiers that do not know the truth; `self_judging` is
+    true if the judge is the model that generates."""
+
+    task: Task
+    blend: Blend
+    opinions: frozenset[str] = frozenset()
+    self_judging: bool = False
+
+
+def resolve_verifier(name: str, options: Mapping[str, Any], judge: Judge = TextEndpoint()) -> Reward:
+    """Build the verifier that a request names; ValueError for a name or option that a request may not use."""
+    available = [verifier for verifier in known_rewards() if verifier not in (*NESTED, *NEED_MORE)]
+    if name not in available:
+        remedy = "; give its parts as verifiers with weights" if name in NESTED else ""
+        raise ValueError(
+            f"verifier {name!r} is unknown here{did_you_mean(name, available)}{remedy}; "
+            f"known: {', '.join(sorted(available))}"
+        )
+    allowed = OPTIONS.get(name, frozenset())
+    if refused := sorted(set(options) - allowed):
+        expected = ", ".join(sorted(allowed)) or "no options"
+        raise ValueError(f"verifier {name!r}: a request cannot set the option {refused[0]!r}; it takes {expected}")
+    return build_judge_reward(judge, options) if name == "judge" else resolve_reward(name, **options)
+
+
+def build_judge_reward(judge: Judge, options: Mapping[str, Any] | None = None) -> Reward:
+    """Build the reward that asks the judge of the settings."""
+    if not judge or not judge.model:
+        raise ValueError(
+            "verifier 'judge': this service has no judge; set JUDGE_MODEL (a model's folder or hub name); for a model "
+            "behind an OpenAI-compatible API also set JUDGE_ENDPOINT (such as http://127.0.0.1:8000/v1)"
+        )
+    if isinstance(judge, LocalJudge):
+        return judge_with(judge, **(options or {}))
+    return resolve_reward(
+        "judge", base_url=judge.base_url, model=judge.model, api_key_env=judge.key_variable, **(options or {})
+    )
+
+
+def build_verifiable_task(
+    request: SessionRequest,
+    *,
+    judge: Judge = TextEndpoint(),
+    generator: TextEndpoint | str = "",
+    environment_task: EnvironmentTask | None = None,
+) -> VerifiableTask:
+    """Build the task and its verifiers; ValueError if the request's verifiers cannot judge it.
+
+    `generator` is the endpoint that generates, or the name of the model in this process. The reward of an
+    `environment_task` judges if the request has neither verifiers nor tests; the request's `answer` replaces the
+    task's.
+    """
+    meta: dict[str, Any] = {}
+    if request.tests:
+        row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
+        meta |= CodeProblem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {})).row()
+    if request.answer is not None:
+        meta["answer"] = request.answer
+    task = Task(request.task_id, request.prompt, meta)
+    if environment_task is not None:
+        task = Task(request.task_id, environment_task.task.prompt, {**environment_task.task.meta, **meta})
+    reward_name = environment_task.reward if environment_task is not None and not request.tests else ""
+    verifiers = _select_verifiers(request, judge, reward_name)
+    for reward, _ in verifiers:
+        needs = "tests" if reward.name == "code" else reward.spec.gold * reward.spec.verifiable
+        if needs and _is_missing(task.meta, needs):
+            raise ValueError(f"verifier {reward.name!r} compares with `{needs}`, which the request lacks; give it")
+        if reward.name in MODULAR and _is_missing(task.meta, "modulus"):
+            raise ValueError(
+                f"verifier {reward.name!r} judges tasks of the arithmetic environment only, and the generator has not "
+                "recognized this prompt as one; use `math` with an `answer`"
+            )
+    blend = Blend(verifiers)
+    opinions = frozenset(
+        label for label, (reward, _) in zip(blend.names, verifiers, strict=True) if not reward.spec.verifiable
+    )
+    has_judge = any(reward.name == "judge" for reward, _ in verifiers)
+    return VerifiableTask(task, blend, opinions, has_judge and same_model(judge, generator))
+
+
+def _is_missing(meta: Mapping[str, Any], key: str) -> bool:
+    return meta.get(key) is None or not str(meta[key]).strip()
+
+
+def _select_verifiers(request: SessionRequest, judge: Judge, environment_reward: str) -> list[tuple[Reward, float]]:
+    if request.verifiers:
+        return [(resolve_verifier(name, options, judge), weight) for name, weight, options in request.verifiers]
+    truth = ["code"] if request.tests else []
+    truth += [environment_reward] if environment_reward else ["math"] if request.answer is not None else []
+    opinion = build_judge_reward(judge) if judge and judge.model else None
+    if not truth:
+        rules = resolve_reward("draft")
+        return [(rules, 1.0)] if opinion is None else [(rules, RULES_WEIGHT), (opinion, JUDGE_WEIGHT)]
+    # Answers to an environment's tasks are short and no prose: `draft`, rules on form, would only object to that.
+    watching = [*([] if environment_reward else [resolve_reward("draft")]), *([] if opinion is None else [opinion])]
+    return [*((resolve_reward(name), 1.0) for name in truth), *((reward, 0.0) for reward in watching)]
+
+
+def same_model(judge: Judge, generator: TextEndpoint | str) -> bool:
+    """Whether the two are one model, judged by their addresses or folders."""
+    if not judge or not generator:
+        return False
+    if isinstance(judge, LocalJudge):
+        return isinstance(generator, str) and _folder(judge.model) == _folder(generator)
+    if isinstance(generator, str):
+        return False
+    same_name = not judge.model or not generator.model or judge.model == generator.model
+    return same_name and _address(judge) == _address(generator)
+
+
+def _folder(model: str) -> Path:
+    """The model as an absolute path. A hub name becomes one too, whether it exists or not."""
+    return Path(model).expanduser().resolve()
+
+
+def _address(endpoint: TextEndpoint) -> tuple[str, int]:
+    """The host, with one name for all names of this machine, and the port."""
+    url = urlsplit(endpoint.endpoint)
+    host = url.hostname or ""
+    return "localhost" if host in LOOPBACK else host, url.port or (443 if url.scheme == "https" else 80)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of checks in which an opinion agreed with the truth on pass or fail."""
+
+    share: float
+    count: int
+
+
+def measure_accuracy(feedbacks: Iterable[Feedback], opinions: Collection[str]) -> Accuracy | None:
+    """How often the verifiers without the truth agree with it; None if no truth is known.
+
+    `opinions` are their labels (`VerifiableTask.opinions`); each pair of an opinion and a truth is one check.
+    """
+    agreed = [
+        (score.outcome is Outcome.PASSED) == feedback.truth
+        for feedback in feedbacks
+        if feedback.truth is not None
+        for label, score in feedback.scores.items()
+        if label in opinions and score.value is not None
+    ]
+    return Accuracy(sum(agreed) / len(agreed), len(agreed)) if agreed else None

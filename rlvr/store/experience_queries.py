@@ -1,0 +1,180 @@
+"""Experiences in the store: written once even if repeated, read by task, session, outcome or step, rated by people.
+
+Exercised by tests/test_store.py. Replay draws are in `rlvr.store.replay`, statistics in `rlvr.store.analysis`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import postgresql, sqlite
+
+from rlvr.store.connections import Database
+from rlvr.store.records import Experience
+from rlvr.store.tables import error_types, experiences, ratings
+
+REWARD_SPAN = 2.0  # a session's reward is in [0, 2]: what a rating of 1 is worth
+CODE = 200  # characters of an error type by which it is counted: PostgreSQL's indexes take no long ones
+_WITHOUT_TOKENS = [c for c in experiences.c if c.name not in ("tokens", "logprobs")]
+Key = tuple[str, int, int]
+
+
+class ExperienceQueries(Database):
+    """The part of an `ExperienceStore` that keeps experiences and what people think of them."""
+
+    def add_experiences(self, new: Sequence[Experience]) -> list[int]:
+        """Write them, all or none; their ids, in the order given.
+
+        (session_id, sample, iteration) identifies an experience; an existing one is not changed. ValueError if one of
+        the sessions does not exist.
+        """
+        rows = {_key(e): _row(e) for e in new}
+        if not rows:
+            return []
+        with self.write() as connection:
+            insert = (sqlite if self.is_sqlite else postgresql).insert(experiences)
+            once = insert.on_conflict_do_nothing(index_elements=["session_id", "sample", "iteration"])
+            key = (experiences.c.session_id, experiences.c.sample, experiences.c.iteration)
+            try:
+                written = connection.execute(once.returning(experiences.c.id, *key), list(rows.values()))
+            except exc.IntegrityError as error:
+                known = ", ".join(sorted({session for session, _, _ in rows}))[:200]
+                raise ValueError(f"experiences: one of the sessions {known} does not exist; add it first") from error
+            ids: dict[Key, int] = {(session, sample, iteration): id for id, session, sample, iteration in written}
+            codes = [
+                {"experience_id": ids[_key(e)], "code": code, "task_id": e.task_id}
+                for e in {_key(e): e for e in new if _key(e) in ids}.values()
+                for code in dict.fromkeys(str(code)[:CODE] for code in e.feedback.get("error_types") or ())
+            ]
+            if codes:
+                connection.execute(sa.insert(error_types), codes)
+            missing = [key for key in rows if key not in ids]
+            for session, sample, iteration in missing:
+                same = zip(key, (session, sample, iteration), strict=True)
+                found = sa.select(experiences.c.id).where(*(column == value for column, value in same))
+                ids[session, sample, iteration] = connection.scalars(found).one()
+        return [ids[_key(e)] for e in new]
+
+    def experience(self, id: int) -> Experience | None:
+        with self.read() as connection:
+            return _one(connection, id)
+
+    def experiences(
+        self,
+        *,
+        task_id: str | None = None,
+        session_id: str | None = None,
+        outcome: str | None = None,
+        step: int | None = None,
+        after: int | None = None,
+        offset: int = 0,
+        limit: int = 100,
+        newest_first: bool = False,
+        tokens: bool = True,
+    ) -> list[Experience]:
+        """A page, in the order they were written or the other way round; `after` is the last id of the page before.
+
+        `tokens=False` leaves out token ids and log-probs, for a list that shows none.
+        """
+        id = experiences.c.id
+        rules = _where(task_id, session_id, outcome, step)
+        if after is not None:
+            rules.append(id < after if newest_first else id > after)
+        found = sa.select(experiences) if tokens else sa.select(*_WITHOUT_TOKENS)
+        found = found.where(*rules).order_by(id.desc() if newest_first else id).limit(limit).offset(offset)
+        with self.read() as connection:
+            return [Experience(**row) for row in connection.execute(found).mappings()]
+
+    def count(
+        self,
+        *,
+        task_id: str | None = None,
+        session_id: str | None = None,
+        outcome: str | None = None,
+        step: int | None = None,
+    ) -> int:
+        counted = sa.select(sa.func.count()).select_from(experiences)
+        with self.read() as connection:
+            return connection.scalar(counted.where(*_where(task_id, session_id, outcome, step))) or 0
+
+    def rate(self, id: int, owner: str, rating: float, comment: str = "", weight: float = 0.2) -> Experience | None:
+        """A person's rating of an answer, 0 to 1; a second one of the same owner replaces the first.
+
+        The mean of all ratings becomes `rating`, and `weight` of the reward: (1 - weight) x the verifiers' + weight x
+        2 x the mean (a session's reward is in [0, 2]). Where verifiers gave no reward, and in training runs, whose
+        rewards have other scales, it stays what it was. None where there is no such experience.
+        """
+        if not (math.isfinite(rating) and 0 <= rating <= 1):
+            raise ValueError(f"rating={rating}; expected a number from 0 (bad) to 1 (good)")
+        assert 0 <= weight <= 1, weight
+        e = experiences.c
+        with self.write() as connection:
+            # The lock keeps two people who rate at once from each missing the other's.
+            if connection.scalar(sa.select(e.id).where(e.id == id).with_for_update()) is None:
+                return None
+            insert = (sqlite if self.is_sqlite else postgresql).insert(ratings)
+            given = {"rating": rating, "comment": comment, "created": time.time()}
+            insert = insert.values(experience_id=id, owner=owner, **given)
+            connection.execute(insert.on_conflict_do_update(index_elements=["experience_id", "owner"], set_=given))
+            known = sa.select(sa.func.avg(ratings.c.rating), sa.func.count()).where(ratings.c.experience_id == id)
+            mean, number = connection.execute(known).one()
+            # NULL if the verifiers gave no reward: it stays NULL.
+            blended = e.verified_reward * (1 - weight) + weight * REWARD_SPAN * mean
+            changes = {
+                "rating": mean,
+                "ratings": number,
+                "reward": sa.case((e.step.is_(None), blended), else_=e.reward),
+            }
+            connection.execute(sa.update(experiences).where(e.id == id).values(changes))
+            return _one(connection, id)
+
+    def set_advantages(self, values: Mapping[int, float]) -> None:
+        self._set("advantage", values)
+
+    def set_gains(self, values: Mapping[int, float]) -> None:
+        self._set("gain", values)
+
+    def set_priorities(self, values: Mapping[int, float]) -> None:
+        """Replay priorities: how much there is to learn from each, such as the size of its last error."""
+        if bad := {id: value for id, value in values.items() if not (math.isfinite(value) and value >= 0)}:
+            raise ValueError(f"priorities: {dict(list(bad.items())[:3])}; expected finite numbers, not negative")
+        self._set("priority", values)
+
+    def _set(self, name: str, values: Mapping[int, float]) -> None:
+        """One field of many experiences. Ids that do not exist (pruned meanwhile) are skipped."""
+        if not values:
+            return
+        # In order of their ids, so that two instances setting the same rows cannot deadlock.
+        rows = [{"row": id, "new": values[id]} for id in sorted(values)]
+        update = sa.update(experiences).where(experiences.c.id == sa.bindparam("row"))
+        with self.write() as connection:
+            connection.execute(update.values({name: sa.bindparam("new", type_=experiences.c[name].type)}), rows)
+
+
+def _one(connection: sa.Connection, id: int) -> Experience | None:
+    row = connection.execute(sa.select(experiences).where(experiences.c.id == id)).mappings().first()
+    return Experience(**row) if row else None
+
+
+def _key(e: Experience) -> Key:
+    return e.session_id, e.sample, e.iteration
+
+
+def _row(e: Experience) -> dict[str, Any]:
+    row = {**vars(e), "created": e.created or time.time()}
+    if e.verified_reward is None:
+        row["verified_reward"] = e.reward
+    del row["id"]
+    return row
+
+
+def _where(
+    task_id: str | None, session_id: str | None, outcome: str | None, step: int | None
+) -> list[sa.ColumnElement[bool]]:
+    named = {"task_id": task_id, "session_id": session_id, "outcome": outcome, "step": step}
+    return [experiences.c[name] == value for name, value in named.items() if value is not None]

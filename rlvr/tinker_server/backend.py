@@ -1,0 +1,169 @@
+"""The Tinker server without HTTP. Every method is thread-safe and returns soon.
+
+    backend = TinkerBackend({"Qwen/Qwen3-8B": engine}, Path("state"))
+    session = backend.sessions.create("local")
+    request = backend.runs.create_model("local", session, 0, "Qwen/Qwen3-8B", {"rank": 32})
+    outcome = await backend.result("local", request, timeout=30)
+
+A request to a training run is written to the log before it is answered (`server_store.py`), executed in order of its
+seq_id by the engine thread (`engine_thread.py`, `executor.py`), and replayed from a snapshot after a kill
+(`adapter_cache.py`). Everything belongs to the owner who made it; another owner's id reads as not found. `http/app.py`
+serves it. Exercised by tests/test_tinker_backend*.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlvr.core.file_lock import lock_file
+from rlvr.tinker_server.client_sessions import ClientSessions
+from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, Pending, lost_error
+from rlvr.tinker_server.runs.adapter_cache import AdapterCache
+from rlvr.tinker_server.runs.engine_thread import EngineThread
+from rlvr.tinker_server.runs.executor import UNPUBLISHED_LOSS, RunExecutor
+from rlvr.tinker_server.runs.training_runs import TrainingRuns
+from rlvr.tinker_server.sampling.heartbeats import Heartbeats
+from rlvr.tinker_server.sampling.pending_samples import PendingSamples
+from rlvr.tinker_server.sampling.quotas import OwnerQuotas
+from rlvr.tinker_server.sampling.sample_requests import SampleRequests
+from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
+from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.storage.checkpoints import Checkpoints
+from rlvr.tinker_server.storage.queries import ServerQueries
+from rlvr.tinker_server.storage.server_store import ServerStore
+
+if TYPE_CHECKING:
+    from rlvr.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+class TinkerBackend:
+    """`sessions`, `runs` and `sampling` take requests, `queries` reads, `checkpoints` changes saved weights."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        state: Path,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        tokenizers: Mapping[str, str] | None = None,
+        limits: ServerLimits = ServerLimits(),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`tokenizers`: where clients find a model's tokenizer, if not under the model's name."""
+        if not engines:
+            raise ValueError("a server needs at least one model")
+        self._engines = engines = dict(engines)
+        aliases = validate_aliases(aliases or {})
+        self._limits = limits
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)  # training data is private
+        lock = lock_file(state / "lock")
+        if lock is None:
+            raise ValueError(f"{state} is in use by another server; give this one a folder of its own")
+        self._lock = lock
+        try:
+            self._store = store = ServerStore(state / "records.db")
+        except BaseException:
+            lock.close()
+            raise
+        self._futures = futures = FutureRegistry(limits.result_seconds, limits.result_bytes, clock)
+        self._pending_samples = PendingSamples(state / "samples.db")
+        self._pending_samples.resolve_leftovers(futures)
+        futures.on_discard = self._pending_samples.remove
+        self._quotas, self._heartbeats = OwnerQuotas(limits), Heartbeats(limits.session_seconds)
+        self.checkpoints = Checkpoints(store, state, limits, clock)
+        self.checkpoints.clean_up()
+        sampling_sessions = SamplingSessions(store, self.checkpoints, limits, clock)
+        self._adapters: dict[str, AdapterCache] = {}
+        self._engine_threads: dict[str, EngineThread] = {}
+        for name, engine in engines.items():
+            self._adapters[name] = adapters = AdapterCache(engine, store, futures, state, limits)
+            executor = RunExecutor(
+                engine, store, futures, adapters, self.checkpoints, sampling_sessions, state, aliases
+            )
+            self._engine_threads[name] = EngineThread(engine, executor, adapters, sampling_sessions, futures, limits)
+        self.sessions = ClientSessions(store, self._heartbeats, clock)
+        self.queries = ServerQueries(store, self.checkpoints, engines, tokenizers or {})
+        self.runs = TrainingRuns(
+            store, self.sessions, futures, self._quotas, self.checkpoints, self._engine_threads, limits, clock
+        )
+        self.sampling = SampleRequests(
+            engines, self._engine_threads, store, self.sessions, sampling_sessions, self.checkpoints, futures,
+            self._pending_samples, self._quotas, self._heartbeats, limits,
+        )  # fmt: skip
+        self.runs.resume()
+        for thread in self._engine_threads.values():
+            thread.start()
+        self._closing = threading.Event()
+        self._janitor = threading.Thread(target=self._clean, name="janitor", daemon=True)
+        self._janitor.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every engine's thread runs."""
+        return all(thread.is_alive for thread in self._engine_threads.values())
+
+    def close(self) -> None:
+        """Finish the current request, write a snapshot of every run, stop."""
+        self._closing.set()
+        for name, thread in self._engine_threads.items():
+            thread.stop()
+            self._adapters[name].close()
+        self._janitor.join()
+        self._store.close()
+        self._pending_samples.close()
+        self._lock.close()
+
+    def _clean(self) -> None:
+        while not self._closing.wait(min(5.0, self._limits.session_seconds / 4)):
+            try:
+                self.sampling.cancel_absent_clients()
+                self._futures.trim()
+                self.checkpoints.sweep()
+                self._store.delete_results(time.time() - self._limits.result_seconds)
+            except Exception:
+                log.exception("cleaning up failed; it is tried again")
+
+    def finish_session(self, owner: str, session_id: str, reason: str) -> None:
+        self.sessions.finish(owner, session_id, reason)
+        self.sampling.cancel_absent_clients()
+
+    async def result(self, owner: str, request_id: str, timeout: float) -> Outcome | Pending:
+        """Wait up to `timeout` seconds for the outcome of a request; GoneError if it is not known any more."""
+        future = self._futures.find_owned(owner, request_id)
+        if future is not None:
+            if future.session:
+                self._heartbeats.record(future.session)
+            outcome = await self._futures.wait(future, timeout)
+            if future.session and not isinstance(outcome, Pending):
+                self._pending_samples.remove(future)
+            return outcome
+        # On a thread: a read may have to wait for a write to the disk.
+        if stored := await asyncio.to_thread(self._find_stored, owner, request_id):
+            return stored
+        raise lost_error(request_id)
+
+    def _find_stored(self, owner: str, request_id: str) -> Outcome | None:
+        model, _, seq = request_id.rpartition(":")
+        own = self._store.one("SELECT 1 FROM models WHERE id = ? AND owner = ?", model, owner)
+        stored = self._store.find_result(model, int(seq[:18])) if own and seq.isdecimal() else None
+        return stored.outcome if stored else None
+
+
+def validate_aliases(aliases: Mapping[str, str]) -> dict[str, str]:
+    """Check the losses that stand for another one: only the one whose formula is not published may have one."""
+    from rlvr.algorithms.loss_specs import LOSS_SPECS
+
+    for name, loss in aliases.items():
+        if name != UNPUBLISHED_LOSS or loss not in LOSS_SPECS:
+            raise ValueError(
+                f"alias {name}={loss}: expected {UNPUBLISHED_LOSS}=<one of {', '.join(sorted(LOSS_SPECS))}>"
+            )
+    return dict(aliases)

@@ -1,0 +1,1 @@
+"""HTTP: routes, schemas and the binary encoding of the Tinker protocol."""

@@ -1,0 +1,70 @@
+"""HTTP for `TinkerBackend`: the calls of the `tinker` SDK, as FastAPI routes behind one middleware.
+
+    app = create_app(backend, Keys.load(None))
+
+A route reads the body, calls the backend and returns its result. Every error is JSON: the reason, whose fault it is
+and the id of the request, under a status that the SDK shows at once instead of retrying. Exercised by
+tests/test_tinker_http.py and, with the real SDK, by tests/test_tinker_sdk.py.
+
+Left out on purpose: the hosted service's accounts (projects, billing, audit, traces), refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from rlvr import __version__
+from rlvr.tinker_server.errors import StatusError, TinkerServerError, UserError
+from rlvr.tinker_server.http import routes_rest, routes_sampling, routes_session, routes_training
+from rlvr.tinker_server.http.long_poll import POLL_SECONDS, LongPolls
+from rlvr.tinker_server.http.tinker_middleware import MAX_BODY, TinkerMiddleware, internal_error
+from rlvr.tinker_server.http.wire import BadRequest
+from rlvr.web.auth import ApiKeys
+from rlvr.web.middleware import register_error_handlers
+
+if TYPE_CHECKING:
+    from rlvr.tinker_server.backend import TinkerBackend
+
+
+def create_app(
+    backend: TinkerBackend,
+    keys: ApiKeys,
+    *,
+    max_body: int = MAX_BODY,
+    poll_seconds: float = POLL_SECONDS,
+    loopback_only: bool | None = None,
+) -> TinkerMiddleware:
+    """The ASGI application. Without keys it answers on the loopback interface only."""
+    app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, docs_url=None, redoc_url=None)
+    app.state.backend, app.state.polls = backend, (polls := LongPolls(poll_seconds))
+    app.state.threads = {}
+    for routes in (routes_session, routes_training, routes_sampling, routes_rest):
+        app.include_router(routes.router, prefix="/api/v1")
+    register_error_handlers(app, describe_failure, (BadRequest, RequestValidationError, ClientDisconnect, Exception))
+    loopback_only = not keys if loopback_only is None else loopback_only
+    return TinkerMiddleware(app, keys, polls, max_body=max_body, loopback_only=loopback_only)
+
+
+def describe_failure(request: Request, error: Exception) -> TinkerServerError:
+    """The error that reports one of the framework, of the protocol, or of ours."""
+    match error:
+        case BadRequest():
+            return UserError(str(error))
+        case RequestValidationError():
+            faults = [
+                f"{'.'.join(str(part) for part in e['loc'][1:]) or 'body'}: {e['msg']}" for e in error.errors()[:5]
+            ]
+            return UserError("; ".join(faults)[:2_000])
+        case HTTPException(status_code=404):
+            return StatusError(404, f"this server has no call {request.method} {request.url.path[:200]}")
+        case HTTPException():
+            return StatusError(error.status_code, str(error.detail))
+        case ClientDisconnect():
+            return UserError("the connection was closed before the body was complete")
+        case _:
+            return internal_error(error)

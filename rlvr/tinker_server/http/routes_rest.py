@@ -1,0 +1,142 @@
+"""Routes of training runs, checkpoints and downloads, and calls that are refused by name.
+
+Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse
+from starlette.concurrency import run_in_threadpool
+
+from rlvr.tinker_server.errors import Forbidden, NotFound, StatusError
+from rlvr.tinker_server.http import schemas
+from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
+
+router = APIRouter()
+URL_SECONDS = 3_600
+SECRET = secrets.token_bytes(32)  # new at every start, which ends earlier addresses
+UNSUPPORTED_CALLS = {
+    "audit": ("GET", "an audit log"),
+    "billing/usage/events": ("GET", "billing"),
+    "billing/usage/checkpoints/current": ("GET", "billing"),
+    "sessions/search": ("POST", "a search of sessions (list_sessions lists yours)"),
+    "sessions/{session_id}/trace_export": ("GET", "traces of sessions"),
+    "sessions/{session_id}/project": ("PUT", "projects"),
+    "copy_weights": ("POST", "copies of weights (publish a checkpoint, and others can load it)"),
+}
+
+
+@router.get("/training_runs")
+async def training_runs(
+    caller: CallerDep, limit: int = 20, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
+) -> dict[str, Any]:
+    _no_project(project_id)
+    return await caller.call(caller.backend.queries.training_runs, limit, offset)
+
+
+@router.get("/training_runs/{run}")
+async def training_run(run: str, caller: CallerDep, access_scope: str = "owned") -> dict[str, Any]:
+    return await caller.call(caller.backend.queries.training_run, run)
+
+
+@router.get("/training_runs/{run}/checkpoints")
+async def run_checkpoints(run: str, caller: CallerDep) -> dict[str, Any]:
+    return await caller.call(caller.backend.queries.checkpoints, run, 1_000)
+
+
+@router.get("/checkpoints")
+async def checkpoints(
+    caller: CallerDep, limit: int = 100, offset: int = 0, access_scope: str = "owned", project_id: str | None = None
+) -> dict[str, Any]:
+    _no_project(project_id)
+    return await caller.call(caller.backend.queries.checkpoints, None, limit, offset)
+
+
+@router.delete("/training_runs/{run}/checkpoints/{kind}/{name}", status_code=204)
+async def delete(run: str, kind: str, name: str, caller: CallerDep) -> Response:
+    await caller.call(caller.backend.checkpoints.delete, f"tinker://{run}/{kind}/{name}")
+    return Response(status_code=204)
+
+
+@router.post("/training_runs/{run}/checkpoints/{kind}/{name}/publish", status_code=204)
+async def publish(run: str, kind: str, name: str, caller: CallerDep) -> Response:
+    await caller.call(caller.backend.checkpoints.publish, f"tinker://{run}/{kind}/{name}", True)
+    return Response(status_code=204)
+
+
+@router.delete("/training_runs/{run}/checkpoints/{kind}/{name}/publish", status_code=204)
+async def unpublish(run: str, kind: str, name: str, caller: CallerDep) -> Response:
+    await caller.call(caller.backend.checkpoints.publish, f"tinker://{run}/{kind}/{name}", False)
+    return Response(status_code=204)
+
+
+@router.put("/training_runs/{run}/checkpoints/{kind}/{name}/ttl", status_code=204)
+async def set_ttl(run: str, kind: str, name: str, body: schemas.SetTtlRequest, caller: CallerDep) -> Response:
+    await caller.call(caller.backend.checkpoints.set_ttl, f"tinker://{run}/{kind}/{name}", body.ttl_seconds)
+    return Response(status_code=204)
+
+
+@router.post("/weights_info")
+async def weights_info(body: schemas.WeightsInfoRequest, caller: CallerDep) -> dict[str, Any]:
+    return await caller.call(caller.backend.queries.weights_info, body.tinker_path)
+
+
+@router.get("/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls")
+async def external_weights_urls(run: str, kind: str, name: str, caller: CallerDep) -> dict[str, Any]:
+    """An address per file, valid for an hour without a key: it alone permits the download."""
+    if kind != "external_weights":
+        raise NotFound(f"tinker://{run}/{kind}/{name} has no files to download; save_weights_external makes some")
+    files = await caller.call(caller.backend.queries.external_files, run, name)
+    until, base = int(time.time()) + URL_SECONDS, str(caller.request.base_url).rstrip("/")
+    urls: dict[str, str] = {}
+    for file in files:
+        signed = sign_download(caller.owner, run, name, file, until)
+        place = f"{until}/{caller.owner}/{quote(run)}/{quote(name)}/{quote(file)}"
+        urls[file] = f"{base}{SIGNED_PREFIX}{signed}/{place}"
+    return {"urls": urls, "expires": datetime.fromtimestamp(until, UTC).isoformat()}
+
+
+@router.get("/external/{signed}/{until}/{owner}/{run}/{name}/{file:path}")
+async def external_file(
+    signed: str, until: int, owner: str, run: str, name: str, file: str, caller: CallerDep
+) -> FileResponse:
+    expected = sign_download(owner, run, name, file, until)
+    if not hmac.compare_digest(signed.encode(), expected.encode()) or until < time.time():
+        raise Forbidden("this address has expired; ask for external_weights_urls again")
+    files: dict[str, Path] = await run_in_threadpool(caller.backend.queries.external_files, owner, run, name)
+    found = files.get(file)
+    if found is None:
+        raise NotFound(f"there is no file {file[:200]!r}")
+    return FileResponse(found)
+
+
+def sign_download(owner: str, run: str, name: str, file: str, until: int) -> str:
+    message = "\n".join((owner, run, name, file, str(until))).encode()
+    return hmac.new(SECRET, message, hashlib.sha256).hexdigest()
+
+
+def _no_project(project: str | None) -> None:
+    if project:
+        raise StatusError(400, f"project_id {project[:100]!r}: this server has no projects; leave it out")
+
+
+def _refuse(path: str, method: str, what: str) -> None:
+    async def refuse() -> None:
+        raise StatusError(400, f"this server does not support {what}")
+
+    router.add_api_route(f"/{path}", refuse, methods=[method], name=f"refused {path}")
+
+
+for _path, (_method, _what) in UNSUPPORTED_CALLS.items():
+    _refuse(_path, _method, _what)

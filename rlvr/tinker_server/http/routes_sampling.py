@@ -1,0 +1,132 @@
+"""Routes of sampling sessions, samples, and results.
+
+Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from rlvr.tinker_server.errors import StatusError, UserError
+from rlvr.tinker_server.http import schemas
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep
+from rlvr.tinker_server.http.routes_training import PROTOBUF
+from rlvr.tinker_server.request_futures import (
+    FinishedSamples,
+    JsonResult,
+    Outcome,
+    Pending,
+    ProtoResult,
+    RequestFailure,
+)
+from rlvr.web.logs import get_logger
+
+router = APIRouter()
+log = get_logger("rlvr.tinker_server.http")
+INLINE = 1 << 20  # bytes; for a larger result a client may ask for its size first
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(body: schemas.CreateSamplerRequest, caller: CallerDep) -> dict[str, str]:
+    sampler = await caller.call(
+        caller.backend.sampling.create_sampler,
+        body.session_id,
+        body.sampling_session_seq_id,
+        body.base_model,
+        body.model_path,
+    )
+    return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+
+@router.get("/samplers/{sampler_id}")
+async def sampler(sampler_id: str, caller: CallerDep) -> dict[str, Any]:
+    return await caller.call(caller.backend.sampling.describe, sampler_id)
+
+
+@router.post("/asample")
+async def sample(body: schemas.SampleRequest, caller: CallerDep) -> dict[str, Any]:
+    session, seq = body.session()
+    options = {
+        "prompt_logprobs": bool(body.prompt_logprobs),
+        "topk_prompt": body.topk_prompt_logprobs,
+        "topk_sample": body.topk_sample_logprobs,
+    }
+    request_id, sequences = await caller.call(
+        caller.backend.sampling.sample,
+        session,
+        seq,
+        body.prompt,
+        body.num_samples,
+        body.sampling_params.params(),
+        options,
+    )
+    return {"request_id": request_id, "sample_sequence_ids": sequences}
+
+
+@router.post("/retrieve_future")
+async def retrieve_future(body: schemas.RetrieveFutureRequest, caller: CallerDep) -> Response:
+    result = await caller.polls.hold(caller.backend.result(caller.owner, body.request_id, caller.polls.poll_seconds))
+    return result_response(caller, body, result or Pending())
+
+
+def result_response(caller: Caller, body: schemas.RetrieveFutureRequest, outcome: Outcome | Pending) -> Response:
+    match outcome:
+        case Pending(state, reason):
+            again = {"type": "try_again", "request_id": body.request_id, "queue_state": state}
+            # 408 with this body makes the SDK ask again quietly: at a 200 it prints a warning each time.
+            return JSONResponse(again | ({"queue_state_reason": reason} if reason else {}), 408)
+        case RequestFailure(error, category):
+            log.warning("an operation failed", owner=caller.owner, future=body.request_id, reason=error[:2_000])
+            return JSONResponse({"error": error, "category": category})
+        case JsonResult(value):
+            return JSONResponse(value)
+        case ProtoResult(encoded):
+            accepted = caller.request.headers.get("accept", "*/*")
+            if PROTOBUF not in accepted and "*/*" not in accepted:
+                raise StatusError(
+                    406, f"this result is {PROTOBUF} (tinker SDK {schemas.SDK_VERSION}); update the client's SDK"
+                )
+            if body.allow_metadata_only and len(encoded) > INLINE:
+                return JSONResponse({"status": "complete_metadata", "response_payload_size": len(encoded)})
+            return Response(encoded, media_type=PROTOBUF)
+
+
+@router.post("/retrieve_futures")
+async def retrieve_futures(body: schemas.RetrieveFuturesRequest, caller: CallerDep) -> dict[str, Any]:
+    """The samples of one sampling session that finished since a cursor, for clients that wait for many."""
+    target = body.target
+    longest = caller.polls.poll_seconds
+    timeout = longest if body.timeout is None else min(max(body.timeout, 0.0), longest)
+    result = await caller.polls.hold(
+        caller.backend.sampling.wait_for_any(
+            caller.owner, target.sampling_session_id, target.cloned_sampler_id, body.prev_cursor,
+            body.retrieved_request_ids, timeout,
+        )
+    )  # fmt: skip
+    finished = result or FinishedSamples(body.prev_cursor, [])
+    return {
+        "cursor": finished.cursor,
+        "completions": [
+            {"state": "failed", "request_id": sample.request_id}
+            if sample.is_failed
+            else {
+                "state": "finished", "request_id": sample.request_id,
+                "response_payload_uncompressed_size": sample.size,
+            }
+            for sample in finished.samples
+        ],
+    }  # fmt: skip
+
+
+@router.post("/cancel_future", status_code=204)
+async def cancel_future(body: schemas.CancelFutureRequest, caller: CallerDep) -> Response:
+    await caller.call(caller.backend.sampling.cancel, body.request_id)
+    return Response(status_code=204)
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(body: schemas.JoinSamplerRequest) -> None:
+    raise UserError("join_sampling_session is not supported; a copied client chooses its own number (the default)")

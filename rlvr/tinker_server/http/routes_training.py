@@ -1,0 +1,109 @@
+"""Routes of training runs: create, load, forward_backward, optim_step, save. Each response is the id of a future.
+
+Exercised by tests/test_tinker_sdk.py and tests/test_tinker_http.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from rlvr.tinker_server.errors import StatusError, UserError
+from rlvr.tinker_server.http import schemas
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep
+from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward
+from rlvr.tinker_server.runs import run_operations
+from rlvr.tinker_server.runs.run_operations import Operation
+
+router = APIRouter()
+PROTOBUF = "application/x-protobuf"
+
+
+async def submit(caller: Caller, model_id: str, seq_id: int, operation: Operation) -> dict[str, Any]:
+    request_id = await caller.call(caller.backend.runs.submit, model_id, seq_id, operation)
+    return {"request_id": request_id, "model_id": model_id}
+
+
+@router.post("/create_model")
+async def create_model(body: schemas.CreateModelRequest, caller: CallerDep) -> dict[str, Any]:
+    lora = None if body.lora_config is None else body.lora_config.model_dump()
+    request_id = await caller.call(
+        caller.backend.runs.create_model, body.session_id, body.model_seq_id, body.base_model, lora, body.user_metadata
+    )
+    return {"request_id": request_id, "model_id": f"{body.session_id}:train:{body.model_seq_id}"}
+
+
+@router.post("/load_weights")
+async def load_weights(body: schemas.LoadWeightsRequest, caller: CallerDep) -> dict[str, Any]:
+    request_id = await caller.call(caller.backend.runs.load_weights, **body.model_dump(exclude={"optimizer_config"}))
+    return {"request_id": request_id, "model_id": body.model_id or f"{body.session_id}:train:{body.model_seq_id}"}
+
+
+@router.post("/get_info")
+async def get_info(body: schemas.GetInfoRequest, caller: CallerDep) -> dict[str, Any]:
+    return await caller.call(caller.backend.queries.model_info, body.model_id)
+
+
+@router.post("/forward_backward")
+async def forward_backward(caller: CallerDep) -> dict[str, Any]:
+    headers = caller.request.headers
+    if PROTOBUF not in headers.get("content-type", ""):
+        raise StatusError(
+            415, f"forward_backward takes {PROTOBUF} (tinker SDK {schemas.SDK_VERSION}); update the client's SDK"
+        )
+    raw, encoding = await caller.request.body(), headers.get("content-encoding", "")
+
+    def read_and_submit(owner: str) -> dict[str, Any]:
+        try:
+            parsed = parse_forward_backward(raw, encoding)
+        except BadRequest as error:
+            if error.model_id is None or error.seq_id is None:
+                raise
+            # It uses up its seq_id, or every later request would wait for it.
+            model_id, seq_id, operation = error.model_id, error.seq_id, run_operations.RejectedOperation(str(error))
+        else:
+            model_id, seq_id = parsed.model_id, parsed.seq_id
+            operation = run_operations.ForwardBackward(
+                parsed.data, parsed.loss_fn, parsed.config, parsed.forward_only, raw, encoding
+            )
+        return {"request_id": caller.backend.runs.submit(owner, model_id, seq_id, operation), "model_id": model_id}
+
+    return await caller.call(read_and_submit)
+
+
+@router.post("/optim_step")
+async def optim_step(body: schemas.OptimStepRequest, caller: CallerDep) -> dict[str, Any]:
+    try:
+        step: Operation = run_operations.OptimStep(body.adam())
+    except UserError as error:
+        step = run_operations.RejectedOperation(str(error))
+    return await submit(caller, body.model_id, body.seq_id, step)
+
+
+@router.post("/save_weights")
+async def save_weights(body: schemas.SaveWeightsRequest, caller: CallerDep) -> dict[str, Any]:
+    save = run_operations.SaveWeights(body.path, body.ttl_seconds, body.overwrite, body.user_metadata)
+    return await submit(caller, body.model_id, body.seq_id, save)
+
+
+@router.post("/save_weights_for_sampler")
+async def save_weights_for_sampler(body: schemas.SaveForSamplerRequest, caller: CallerDep) -> dict[str, Any]:
+    save = run_operations.SaveForSampler(
+        body.path, body.sampling_session_seq_id, body.kind, body.ttl_seconds, body.user_metadata
+    )
+    return await submit(caller, body.model_id, body.seq_id, save)
+
+
+@router.post("/save_weights_external")
+async def save_weights_external(body: schemas.SaveExternalRequest, caller: CallerDep) -> dict[str, Any]:
+    save = run_operations.SaveExternal(body.path, body.ttl_seconds, body.age_encryption_recipients or [])
+    return await submit(caller, body.model_id, body.seq_id, save)
+
+
+@router.post("/create_custom_loss")
+async def create_custom_loss() -> None:
+    raise StatusError(
+        400,
+        "this server does not run a client's loss: TrainingClient.forward_backward_custom runs it in the client",
+    )

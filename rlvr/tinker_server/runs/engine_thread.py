@@ -1,0 +1,267 @@
+"""The one thread that computes on an engine: training requests in order, sampling between them.
+
+Owners with a request that can run take turns, and so do the training runs of each owner. A turn is one request, which
+holds at most one message (the SDK splits at 1,024 rows or 5 MB). Sampling requests wait in a queue of their own
+(`fair_queue.py`) until the engine has room; one owner gets at most `owner_share` of it. Training and sampling get equal
+time: after each micro-batch of a training request, sampling runs for as long as that took, and after a request of
+another kind too, `MAX_SAMPLING_SECONDS` at most.
+
+An exception never ends the thread: it becomes the result of the request that raised it.
+Exercised by tests/test_tinker_backend.py, tests/test_tinker_backend_sampling.py and tests/test_tinker_attacks.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from rlvr.core.messages import NonFiniteError
+from rlvr.tinker_server.http.wire import encode_samples
+from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, ProtoResult, RequestFailure, ResultFuture
+from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
+from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
+from rlvr.tinker_server.sampling.fair_queue import FairQueue, QueuedSample
+from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
+from rlvr.tinker_server.server_limits import ServerLimits
+
+if TYPE_CHECKING:
+    from rlvr.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+MAX_SAMPLING_SECONDS = 1.0  # at a stretch, while training requests wait
+IDLE_CHECK_SECONDS = 5.0  # between searches for idle adapters
+
+
+def owner_share(places: int) -> int:
+    """The part of the rows, or of the weights in memory, that one owner may use; the rest is for other owners."""
+    return places - places // 4
+
+
+class EngineThread:
+    def __init__(
+        self,
+        engine: Engine,
+        executor: RunExecutor,
+        adapters: AdapterCache,
+        sampling_sessions: SamplingSessions,
+        futures: FutureRegistry,
+        limits: ServerLimits,
+    ) -> None:
+        self._engine, self._executor, self._adapters = engine, executor, adapters
+        self._sampling_sessions, self._futures, self._limits = sampling_sessions, futures, limits
+        self._wake = threading.Condition()
+        self._ready_runs: deque[RunQueue] = deque()  # whose next request has arrived
+        self._turns: dict[str, int] = {}  # owner -> the number of its last turn
+        self._turn_count = itertools.count(1)
+        self._samples = FairQueue()
+        self._cancelled: deque[ResultFuture] = deque()
+        self._gaps: dict[str, RunQueue] = {}  # runs that wait for a missing seq_id
+        self._pause = min(IDLE_CHECK_SECONDS, limits.gap_seconds / 4)
+        self._running: dict[Any, QueuedSample] = {}  # by the engine's request
+        self._training_since = 0.0  # when the current training request, or its last stretch, began
+        self._sampling_seconds = 0.0  # during it
+        self._stopping = False
+        executor.between_micro_batches = self._between
+        self._thread = threading.Thread(target=self._serve_requests, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the current request. Waiting requests stay in the log; clients send samples again (`GoneError`)."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def schedule(self, run: RunQueue) -> None:
+        """Tell the thread that the run's next request can be executed."""
+        with self._wake:
+            if run not in self._ready_runs:
+                self._ready_runs.append(run)
+                self._wake.notify()
+
+    def sample(self, sampling: QueuedSample) -> None:
+        with self._wake:
+            self._samples.add(sampling)
+            self._wake.notify()
+
+    def cancel(self, future: ResultFuture) -> None:
+        with self._wake:
+            self._cancelled.append(future)
+            self._wake.notify()
+
+    def _serve_requests(self) -> None:
+        sampling_debt, checked_at = 0.0, time.monotonic()  # seconds of sampling due before the next training request
+        while True:
+            with self._wake:
+                while not (self._stopping or self._ready_runs or self._samples or self._cancelled or self._running):
+                    if not self._wake.wait(timeout=self._pause):
+                        break
+                if self._stopping:
+                    break
+                run = self._next_run() if self._ready_runs and (sampling_debt <= 0 or not self._sampling) else None
+            try:
+                self._cancel_samples()
+                self._admit()
+                if run is not None:
+                    sampling_debt = min(self._train(run), MAX_SAMPLING_SECONDS)
+                if self._running:
+                    sampling_debt -= self._advance()
+                if time.monotonic() - checked_at > self._pause:
+                    checked_at = time.monotonic()
+                    self._close_gaps()
+                    if not self._running and run is None:
+                        self._engine.release()
+                    self._adapters.evict_idle(checked_at - self._limits.idle_seconds)
+            except Exception:
+                log.exception("the engine's thread goes on after an error outside any request")
+
+    @property
+    def _sampling(self) -> bool:
+        return bool(self._samples or self._running)
+
+    def _next_run(self) -> RunQueue:
+        """The first run of the owner whose last turn was longest ago."""
+        run = min(self._ready_runs, key=lambda run: self._turns.get(run.owner, 0))
+        self._ready_runs.remove(run)
+        self._turns[run.owner] = next(self._turn_count)
+        return run
+
+    def _train(self, run: RunQueue) -> float:
+        with run.lock:
+            if not run.is_ready:
+                if run.queue:
+                    self._gaps[run.model] = run
+                return 0.0
+        self._training_since, self._sampling_seconds = time.monotonic(), 0.0
+        took = self._executor.run_next(run)
+        self.schedule(run)  # to take its next turn, or to be watched for what it waits for
+        return took - 2 * self._sampling_seconds
+
+    def _between(self) -> None:
+        """Sample after a micro-batch, for as long as that took."""
+        earned, spent = time.monotonic() - self._training_since, 0.0
+        self._cancel_samples()
+        self._admit()
+        while self._running and spent < earned and not self._stopping:
+            spent += self._advance()
+        self._sampling_seconds += spent
+        self._training_since = time.monotonic()
+
+    def _close_gaps(self) -> None:
+        """Fail requests that waited too long for an earlier seq_id, and name the missing one."""
+        now = time.monotonic()
+        for run in list(self._gaps.values()):
+            with run.lock:
+                if run.is_ready or not run.queue:
+                    del self._gaps[run.model]
+                    continue
+                since = now - self._limits.gap_seconds
+                late = [(n, w) for n, w in run.queue.items() if max(w.queued_at, run.last_used) < since]
+            for seq, waiting in sorted(late, key=lambda pair: pair[0]):
+                missing = (
+                    f"request {seq} waited {self._limits.gap_seconds:g} s for seq_id {run.next_seq}, which never "
+                    "came, and requests run strictly in order. Go on from the last checkpoint with a new client"
+                )
+                self._executor.finish(run, seq, waiting, RequestFailure(missing, "user"))
+
+    def _admit(self) -> None:
+        """Pass queued samples to the engine as far as it has room; the engine checks and schedules them."""
+        if not self._samples:
+            return
+        limits, context = self._engine.limits, self._engine.model.context
+        most_weights, longest = self._limits.loaded_samplers, 0
+        request_rows = max(1, int(limits.max_rows * limits.one_request))
+        rows: Counter[str] = Counter()  # by owner, what is not finished
+        weights: defaultdict[str, set[Any]] = defaultdict(set)
+        for request, sampling in self._running.items():
+            rows[sampling.owner] += min(sampling.count - len(request.finished), request_rows)
+            weights[sampling.owner].add(sampling.weights)
+            longest = max(longest, request.reach)
+
+        def fits(sampling: QueuedSample) -> bool:
+            reach = min(context, sampling.prompt.length + (sampling.params.max_tokens or context))
+            places = limits.cache_tokens // max(reach, longest, 1) if limits.cache_tokens else limits.max_rows
+            most_rows, own = max(1, min(limits.max_rows, places)), weights[sampling.owner] | {sampling.weights}
+            if rows.total() >= most_rows or len(own.union(*weights.values())) > most_weights:
+                return False
+            if not rows[sampling.owner]:  # one request at a time is always admitted
+                return True
+            return rows[sampling.owner] + sampling.count <= owner_share(most_rows) and len(own) <= owner_share(
+                most_weights
+            )
+
+        while True:
+            with self._wake:
+                sampling = self._samples.pop(fits)
+            if sampling is None:
+                return
+            try:
+                snapshot = self._sampling_sessions.load(sampling.sampler, self._engine)
+                request = self._engine.enqueue(
+                    snapshot, sampling.prompt, sampling.count, sampling.params, **sampling.options
+                )
+            except Exception as error:
+                failure, is_ours = classify_error(error)
+                if is_ours:
+                    log.exception("%s failed", sampling.future.request_id)
+                self._end(sampling, failure)
+                continue
+            self._running[request] = sampling
+            rows[sampling.owner] += min(sampling.count, request_rows)
+            weights[sampling.owner].add(sampling.weights)
+            longest = max(longest, request.reach)
+
+    def _advance(self) -> float:
+        begun = time.monotonic()
+        try:
+            ended = self._engine.advance()
+        except Exception as error:  # the fault of no single request, which the engine would have named
+            log.exception("sampling failed")
+            failure = RequestFailure(classify_error(error)[0].error, "server")
+            for request in list(self._running):
+                self._engine.cancel(request)
+                self._end(self._running.pop(request), failure)
+            return time.monotonic() - begun
+        for request in ended:
+            if (sampling := self._running.pop(request, None)) is None:
+                continue
+            outcome: Outcome
+            try:
+                if request.error is not None:
+                    raise request.error
+                outcome = ProtoResult(encode_samples(request.response()))
+            except Exception as error:
+                outcome, _ = classify_error(error)
+                if not isinstance(error, NonFiniteError):  # mistakes of a request are found when it is queued
+                    outcome = RequestFailure(outcome.error, "server")
+            self._end(sampling, outcome)
+        return time.monotonic() - begun
+
+    def _cancel_samples(self) -> None:
+        """End the samples, queued or running, that their clients cancelled."""
+        with self._wake:
+            if not self._cancelled:
+                return
+            cancelled = set(self._cancelled)
+            self._cancelled.clear()
+            early = self._samples.remove(cancelled)
+        for request in [r for r, s in self._running.items() if s.future in cancelled]:
+            self._engine.cancel(request)
+            early.append(self._running.pop(request))
+        for sampling in early:
+            self._end(sampling, RequestFailure("cancelled by its client", "user"))
+
+    def _end(self, sampling: QueuedSample, outcome: Outcome) -> None:
+        sampling.release_quota()
+        self._futures.resolve(sampling.future, outcome)

@@ -1,0 +1,300 @@
+"""Executes the requests of training runs, one at a time, and turns exceptions into failures that the client gets.
+
+A request that fails changes nothing and uses up its seq_id. A wrong request is a `user` failure; a full disk, a lack
+of memory or a bug is a `server` failure. After a failure in the middle of an update, or one that left weights that
+are not finite, the adapter is restored from its snapshot and log. Only the engine thread calls these.
+
+Exercised by tests/test_tinker_backend.py, test_tinker_backend_kill.py and test_tinker_attacks.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlvr.core.files import new_folder
+from rlvr.core.messages import NonFiniteError
+from rlvr.tinker_server.errors import ServerError, TinkerServerError, UserError
+from rlvr.tinker_server.http.wire import encode_forward_backward
+from rlvr.tinker_server.request_futures import FutureRegistry, JsonResult, Outcome, ProtoResult, RequestFailure
+from rlvr.tinker_server.runs import run_operations as ops
+from rlvr.tinker_server.runs.adapter_cache import AdapterCache, FinishedRequest, QueuedRequest, RunQueue, lora_config
+from rlvr.tinker_server.sampling.sampling_sessions import KINDS, SamplingSessions
+from rlvr.tinker_server.storage.checkpoints import Checkpoints, run_folder, validate_ttl
+from rlvr.tinker_server.storage.encryption import encrypt_files, parse_recipients
+from rlvr.tinker_server.storage.paths import CheckpointPath
+from rlvr.tinker_server.storage.server_store import ServerStore
+
+if TYPE_CHECKING:
+    from rlvr.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+MAX_ERROR_CHARS = 2_000  # an error may quote what a client sent
+UNPUBLISHED_LOSS = "stable_reinforce"
+
+
+class DivergedStep(UserError):
+    """A step left weights that are not finite."""
+
+
+@dataclass(eq=False)
+class RunExecutor:
+    _engine: Engine
+    _store: ServerStore
+    _futures: FutureRegistry
+    _adapters: AdapterCache
+    _checkpoints: Checkpoints
+    _sampling_sessions: SamplingSessions
+    _root: Path
+    _aliases: dict[str, str]
+    between_micro_batches: Callable[[], None] | None = None  # called during a long request
+
+    def __post_init__(self) -> None:
+        self._adapters.replay = self._replay
+
+    def run_next(self, run: RunQueue) -> float:
+        """Execute the run's next request and resolve its future; returns the seconds it took."""
+        begun, seq, queued = time.monotonic(), run.next_seq, run.queue[run.next_seq]
+        operation, is_damaged = queued.operation, False
+        try:
+            if operation is None:
+                entry = self._store.log_entry(run.model, seq)
+                assert entry is not None
+                operation = ops.decode(entry)
+            if not isinstance(operation, ops.CreateRun):
+                self._adapters.get(run)
+            outcome: Outcome = self._execute(run, seq, operation)
+        except Exception as error:
+            outcome, is_damaged = classify_error(error)
+            if is_damaged:
+                log.exception("%s: request %d failed", run.model, seq)
+        took = time.monotonic() - begun
+        run.compute_seconds += took
+        self.finish(run, seq, queued, outcome)
+        if is_damaged:
+            self._adapters.drop(run)
+        else:
+            # A loaded checkpoint may be deleted or replaced, so the run keeps its own copy.
+            is_load = isinstance(operation, (ops.CreateRun, ops.LoadWeights)) and operation.path
+            if (is_load and not isinstance(outcome, RequestFailure)) or self._adapters.needs_snapshot(run):
+                self._adapters.snapshot(run)
+        return took
+
+    def finish(self, run: RunQueue, seq: int, queued: QueuedRequest, outcome: Outcome) -> None:
+        """Record a request's outcome and resolve its future; the next request may run."""
+        if isinstance(outcome, RequestFailure):
+            try:
+                self._store.record_failure(run.model, seq, queued.digest, outcome)
+            except Exception as error:  # the client gets it all the same
+                log.warning("%s: the failure of request %d could not be recorded: %s", run.model, seq, error)
+        with run.lock:
+            run.queue.pop(seq, None)
+            run.done[seq] = FinishedRequest(queued, outcome)
+            run.log_bytes += queued.size + queued.future.size
+            if isinstance(outcome, RequestFailure):
+                run.failures[seq] = outcome
+            if seq == run.next_seq:
+                run.next_seq += 1
+                run.skip_failures()
+        queued.operation = None
+        if queued.release_quota is not None:
+            queued.release_quota()
+        self._futures.resolve(queued.future, outcome)
+
+    def _execute(self, run: RunQueue, seq: int, operation: ops.Operation) -> Outcome:
+        match operation:
+            case ops.RejectedOperation():
+                raise (ServerError if operation.category == "server" else UserError)(operation.reason)
+            case ops.ForwardBackward():
+                return ProtoResult(encode_forward_backward(self._forward_backward(run, operation)))
+            case ops.OptimStep():
+                assert run.policy is not None
+                response = self._engine.optim_step(run.policy, operation.adam)
+                if not run.policy.has_finite_weights():
+                    raise DivergedStep(f"after a step with {operation.adam} a weight is not finite; it was taken back")
+                run.steps += 1
+                return JsonResult({"metrics": response.metrics})
+            case ops.SaveWeights():
+                path = CheckpointPath(run.model, "weights", operation.name)
+                self._save(run, seq, path, operation.ttl, operation.metadata, operation.overwrite)
+                return JsonResult({"path": str(path), "type": "save_weights"})
+            case ops.SaveForSampler(name=str(name)):
+                path = CheckpointPath(run.model, "sampler_weights", name)
+                self._save(run, seq, path, operation.ttl, operation.metadata, overwrite=True)
+                return JsonResult({"path": str(path), "type": "save_weights_for_sampler"})
+            case ops.SaveForSampler():
+                return self._save_ephemeral(run, seq, operation)
+            case ops.SaveExternal():
+                recipients = parse_recipients(operation.recipients)
+                path = CheckpointPath(run.model, "external_weights", operation.name)
+                size = self._save(run, seq, path, operation.ttl, None, overwrite=True, recipients=recipients)
+                return JsonResult({"path": str(path), "size_bytes": size, "type": "save_weights_external"})
+            case ops.LoadWeights() | ops.CreateRun():
+                self._replay(run, operation)
+                if operation.path:
+                    return JsonResult({"model_id": run.model, "type": "load_weights", "path": operation.path})
+                return JsonResult({"model_id": run.model, "type": "create_model"})
+
+    def _replay(self, run: RunQueue, operation: ops.Operation) -> None:
+        """Apply an operation to the run itself: all that replaying the log needs."""
+        match operation:
+            case ops.ForwardBackward(forward_only=False):
+                self._forward_backward(run, operation)
+            case ops.OptimStep():
+                assert run.policy is not None
+                self._engine.optim_step(run.policy, operation.adam)
+            case ops.LoadWeights():
+                self._load(run, operation.path, operation.optimizer)
+            case ops.CreateRun():
+                choice = {k: getattr(operation, k) for k in ("alpha", "attn", "mlp", "unembed")}
+                config = lora_config(self._engine, operation.rank, choice)
+                self._adapters.create(run, config, operation.seed)
+                if operation.path:
+                    try:
+                        self._load(run, operation.path, operation.optimizer)
+                    except BaseException:
+                        self._adapters.drop(run)
+                        raise
+            case _:
+                pass
+
+    def _forward_backward(self, run: RunQueue, request: ops.ForwardBackward) -> Any:
+        loss_fn, config = self.resolve_loss(request)
+        assert run.policy is not None
+        return self._engine.forward_backward(
+            run.policy,
+            request.data,
+            loss_fn,
+            config,
+            backward=not request.forward_only,
+            after_batch=self.between_micro_batches,
+        )
+
+    def resolve_loss(self, request: ops.ForwardBackward) -> tuple[str, dict[str, float]]:
+        """The engine's loss and settings for a request."""
+        from rlvr.algorithms.loss_specs import LOSS_SPECS
+
+        config = dict(request.config)
+        name = self._aliases.get(request.loss_fn, request.loss_fn)
+        if name == UNPUBLISHED_LOSS:
+            raise UserError(
+                f"loss_fn {UNPUBLISHED_LOSS!r}: its formula is not published, so this server does not guess it. Choose "
+                f"one of {', '.join(sorted(LOSS_SPECS))} (for example loss_fn=cispo), or start the server with "
+                f"--alias {UNPUBLISHED_LOSS}=<loss>"
+            )
+        if request.loss_fn == UNPUBLISHED_LOSS and (coefficient := config.pop("kl_coeff", 0)) != 0:
+            raise UserError(
+                f"loss_fn_config: kl_coeff={coefficient} has no effect, because this server computes "
+                f"{UNPUBLISHED_LOSS} as {name}, which has no such term. Leave it out or give 0"
+            )
+        if metadata_texts := [key for key, value in config.items() if isinstance(value, str)]:
+            raise UserError(f"loss_fn_config: {', '.join(metadata_texts)} is a text; {name} has only numbers")
+        return name, {key: float(value) for key, value in config.items()}
+
+    def _load(self, run: RunQueue, path: str, optimizer: bool) -> None:
+        from rlvr.engine.checkpoint import load_policy
+
+        assert run.policy is not None
+        place, row = self._checkpoints.find(run.owner, path)
+        own = run.policy.lora
+        assert own is not None
+        if (row["base_model"], row["rank"]) != (run.base_model, own.rank):
+            raise UserError(
+                f"{path} is of {row['base_model']} with LoRA rank {row['rank']}, this run of {run.base_model} with "
+                f"rank {own.rank}; make a run from the checkpoint (create_training_client_from_state) instead"
+            )
+        folder = self._checkpoints.folder(place, row["seq"])
+        try:
+            load_policy(folder, run.policy, self._engine.model, optimizer=optimizer)
+        except ValueError as error:
+            raise UserError(str(error).replace(str(folder), path)) from error
+
+    def _save(
+        self,
+        run: RunQueue,
+        seq: int,
+        path: CheckpointPath,
+        ttl: float | None,
+        metadata: Any,
+        overwrite: bool,
+        recipients: Sequence[Any] = (),
+    ) -> int:
+        """Write a named checkpoint, unless this same request did so before a restart; returns its size."""
+        from rlvr.engine.checkpoint import save_policy
+
+        assert run.policy is not None
+        row = self._checkpoints.find_row(path)
+        if row is not None and row["seq"] >= seq:  # a later request may have taken the name since
+            return row["size"]
+        if row is not None and self._checkpoints.is_alive(row) and not overwrite:
+            raise UserError(f"{path} exists already: choose another name, or give overwrite=True")
+        validate_ttl(ttl)
+        with new_folder(self._checkpoints.folder(path, seq)) as folder:
+            save_policy(folder, run.policy, self._engine.model, optimizer=path.kind == "weights")
+            encrypt_files(folder, list(recipients))
+        self._checkpoints.register(path, run.owner, seq, ttl, metadata)
+        saved = self._checkpoints.find_row(path)
+        assert saved is not None
+        return saved["size"]
+
+    def _save_ephemeral(self, run: RunQueue, seq: int, request: ops.SaveForSampler) -> Outcome:
+        from rlvr.engine.adapter_files import write_adapter
+
+        folder = run_folder(self._root, run.model) / "ephemeral" / str(seq)
+        if request.sampling_session_seq_id is None or request.kind not in KINDS:
+            raise UserError(
+                f"save_weights_for_sampler without a path: kind={request.kind!r}, "
+                f"sampling_session_seq_id={request.sampling_session_seq_id}; give a path, or that id and "
+                f"kind {' or '.join(KINDS)}"
+            )
+        assert run.policy is not None
+        session = run.model.rsplit(":train:", 1)[0]
+        sampler = f"{session}:sample:{request.sampling_session_seq_id}"
+        row = self._sampling_sessions.find(sampler)
+        if row is not None and (row["model"], row["number"]) != (run.model, seq):
+            raise UserError(
+                f"sampling_session_seq_id {request.sampling_session_seq_id} of this session is taken already"
+            )
+        if row is None:
+            with new_folder(folder) as new:
+                write_adapter(new, run.policy, self._engine.model)
+            self._sampling_sessions.create_from_run(
+                sampler, run, seq, folder, request.kind, self._engine.snapshot(run.policy)
+            )
+        return JsonResult({"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
+
+
+class ClassifiedError(NamedTuple):
+    failure: RequestFailure
+    is_damaged: bool  # whether the error may have left the adapter half changed
+
+
+def classify_error(error: Exception) -> ClassifiedError:
+    """The failure that the client gets for an exception."""
+    if isinstance(error, TinkerServerError):
+        return ClassifiedError(RequestFailure(str(error), error.category), isinstance(error, DivergedStep))
+    if isinstance(error, NonFiniteError):
+        detail = f"{error}; the weights and the gradients before this request are kept"
+        return ClassifiedError(RequestFailure(detail, "user"), False)
+    if isinstance(error, ValueError):
+        return ClassifiedError(RequestFailure(str(error)[:MAX_ERROR_CHARS], "user"), False)
+    hidden = re.search(r"\(os error (\d+)\)", str(error))  # safetensors puts the system's error into its message
+    if isinstance(error, OSError) or hidden:
+        number = int(hidden[1]) if hidden else getattr(error, "errno", None)
+        why = os.strerror(number) if number else str(error)
+        is_full = number in DISK_FULL_ERRORS
+        fault = "the server's disk is full" if is_full else f"the server cannot write or read its files ({why})"
+        return ClassifiedError(RequestFailure(f"{fault}; nothing was saved", "server"), False)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        detail = "the server has not enough memory for this request; send fewer or shorter rows"
+    else:
+        detail = f"the server failed at this request: {type(error).__name__}: {error}"
+    return ClassifiedError(RequestFailure(detail, "server"), True)

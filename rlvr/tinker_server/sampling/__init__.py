@@ -1,0 +1,1 @@
+"""Sampling: sessions, the fair queue, heartbeats and quotas."""

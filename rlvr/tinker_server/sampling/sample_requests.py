@@ -1,0 +1,175 @@
+"""Sampling as clients see it: sampling sessions are opened, samples requested, awaited in groups, cancelled.
+
+Exercised by tests/test_tinker_backend_sampling.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlvr.core import rng
+from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.tinker_server.client_sessions import ClientSessions
+from rlvr.tinker_server.errors import NotFound, UserError
+from rlvr.tinker_server.request_futures import FinishedSamples, FutureRegistry, LostRequest
+from rlvr.tinker_server.runs.engine_thread import EngineThread
+from rlvr.tinker_server.sampling.fair_queue import QueuedSample
+from rlvr.tinker_server.sampling.heartbeats import Heartbeats
+from rlvr.tinker_server.sampling.pending_samples import PendingSamples
+from rlvr.tinker_server.sampling.quotas import OwnerQuotas
+from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
+from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.storage.checkpoints import Checkpoints
+from rlvr.tinker_server.storage.server_store import Row, ServerStore
+
+if TYPE_CHECKING:
+    from rlvr.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+CLONE_STRIDE = 1_000_000_000  # a sampling client copied to another process counts its requests from a multiple of this
+# About how many bytes a request holds while it waits and runs: objects per prompt token, completion and top-k cell.
+TOKEN_BYTES, COMPLETION_BYTES, CELL_BYTES = 64, 1_024, 128
+
+
+@dataclass(eq=False)
+class SampleRequests:
+    _engines: dict[str, Engine]
+    _threads: Mapping[str, EngineThread]
+    _store: ServerStore
+    _sessions: ClientSessions
+    _sampling_sessions: SamplingSessions
+    _checkpoints: Checkpoints
+    _futures: FutureRegistry
+    _pending: PendingSamples
+    _quotas: OwnerQuotas
+    _heartbeats: Heartbeats
+    _limits: ServerLimits
+
+    def create_sampler(
+        self,
+        owner: str,
+        session_id: str,
+        seq_id: int,
+        base_model: str | None = None,
+        model_path: str | None = None,
+    ) -> str:
+        """Open a sampling session on a base model or on saved weights; a repeated request returns the same one."""
+        self._sessions.find(owner, session_id)
+        sampler, number = f"{session_id}:sample:{seq_id}", 0
+        with self._store.transaction():  # the weights that are at the path now stay for this sampler
+            if model_path is not None:
+                _, row = self._checkpoints.find(owner, model_path)
+                if base_model not in (None, row["base_model"]):
+                    raise UserError(f"{model_path} belongs to {row['base_model']}, not to base_model {base_model!r}")
+                base_model, number = row["base_model"], row["seq"]
+            if base_model not in self._engines:
+                raise UserError(f"base_model {base_model!r} is not served here; served: {', '.join(self._engines)}")
+            existing = self._sampling_sessions.find(sampler)
+            if existing is None:
+                self._sampling_sessions.create(sampler, session_id, owner, base_model, model_path, number)
+            elif (existing["base_model"], existing["path"], existing["model"]) != (base_model, model_path, None):
+                raise UserError(f"sampling_session_seq_id {seq_id} of this session is taken by another sampler")
+        return sampler
+
+    def describe(self, owner: str, sampler_id: str) -> dict[str, Any]:
+        row = self._find(owner, sampler_id)
+        fields = {"sampler_id": sampler_id, "base_model": row["base_model"]}
+        return fields if row["path"] is None else {**fields, "model_path": row["path"]}
+
+    def _find(self, owner: str, sampler_id: str) -> Row:
+        row = self._sampling_sessions.find(sampler_id)
+        if row is None or row["owner"] != owner:
+            raise NotFound(f"sampling session {sampler_id[:200]!r} is unknown")
+        if row["base_model"] not in self._engines:
+            raise NotFound(f"{sampler_id} is on {row['base_model']}, which is not served at the moment")
+        return row
+
+    def sample(
+        self,
+        owner: str,
+        sampling_session_id: str,
+        seq_id: int,
+        prompt: ModelInput,
+        count: int,
+        params: SamplingParams,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[str]]:
+        """Queue `count` completions; returns (request id, one id per completion).
+
+        `options`: prompt_logprobs, topk_prompt, topk_sample. The same message under the same seq_id is the same
+        request. Without a seed its random draws are a function of the session and the seq_id.
+        """
+        row = self._find(owner, sampling_session_id)
+        self._sampling_sessions.locate_weights(row)  # raises NotFound if they are gone
+        if not 1 <= count <= self._limits.max_samples:
+            raise UserError(f"num_samples={count}, expected 1 to {self._limits.max_samples}")
+        cells = self._count_cells(row["base_model"], prompt, count, params, options or {})
+        digest = hashlib.sha256(repr((prompt.to_ints(), count, params, options)).encode()).hexdigest()[:12]
+        request_id = f"{sampling_session_id}:{seq_id}:{digest}"
+        sequences = [f"{request_id}:{i}" for i in range(count)]
+        if params.seed is None:
+            params = replace(params, seed=rng.key("sampling session", sampling_session_id, seq_id))
+        self._heartbeats.record(row["session"])
+        size = TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + CELL_BYTES * cells
+        if self._futures.find(request_id) is None:
+            self._quotas.acquire(owner, size, samples=1)
+            release_quota = partial(self._quotas.release, owner, size, 1)
+            group = f"{sampling_session_id}/{seq_id // CLONE_STRIDE}"
+            if future := self._futures.create(request_id, owner, group=group, session=row["session"]):
+                self._pending.add(future)
+                queued = QueuedSample(future, row, prompt, count, params, dict(options or {}), release_quota)
+                self._threads[row["base_model"]].sample(queued)
+            else:  # the same message arrived twice at once
+                release_quota()
+        return request_id, sequences
+
+    def _count_cells(
+        self, base_model: str, prompt: ModelInput, count: int, params: SamplingParams, options: Mapping[str, Any]
+    ) -> int:
+        """Count the requested top-k log-probs over all positions; UserError if they exceed the limit."""
+        top_prompt, top_sample = options.get("topk_prompt", 0), options.get("topk_sample", 0)
+        if top_sample > self._limits.max_topk:
+            raise UserError(f"topk_sample_logprobs={top_sample}, expected at most {self._limits.max_topk}")
+        context = self._engines[base_model].model.context
+        cells = top_prompt * prompt.length + top_sample * count * min(params.max_tokens or context, context)
+        if cells > self._limits.max_cells:
+            raise UserError(
+                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens and topk_sample_logprobs={top_sample} "
+                f"for {count} samples (max_tokens={params.max_tokens}) may be {cells:,} log-probs, expected at most "
+                f"{self._limits.max_cells:,}; ask for fewer"
+            )
+        return max(0, cells)
+
+    async def wait_for_any(
+        self, owner: str, sampling_session_id: str, clone: int, cursor: int, retrieved: list[str], timeout: float
+    ) -> FinishedSamples:
+        """What a sampling session finished after `cursor`."""
+        row = await asyncio.to_thread(self._find, owner, sampling_session_id)
+        self._heartbeats.record(row["session"])
+        return await self._futures.wait_for_group(f"{sampling_session_id}/{clone}", cursor, retrieved, timeout)
+
+    def cancel(self, owner: str, request_id: str) -> None:
+        """End a sampling request; a finished or unknown one is left alone."""
+        future = self._futures.find_owned(owner, request_id)
+        if future is None or future.outcome is not None:
+            return
+        if not future.group:
+            raise UserError(f"request {request_id[:200]!r} trains: it will run, and cannot be cancelled")
+        for thread in self._threads.values():
+            thread.cancel(future)
+
+    def cancel_absent_clients(self) -> None:
+        """Cancel the samples of sessions without heartbeats. A client that returns sends them again (`GoneError`)."""
+        live = self._heartbeats.live_sessions()
+        for future in self._futures.unfinished_samples():
+            if future.session not in live:
+                log.info("%s is cancelled: no heartbeat of its client", future.request_id)
+                self._futures.resolve(future, LostRequest())
+                for thread in self._threads.values():
+                    thread.cancel(future)

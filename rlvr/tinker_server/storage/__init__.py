@@ -1,0 +1,1 @@
+"""Storage: the request log, checkpoints, their encryption, and read queries."""

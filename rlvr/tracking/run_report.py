@@ -1,0 +1,183 @@
+"""The results of a run for people: the final table and the reward curve."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvr.core.files import read_json, write_atomic
+
+_WIDTHS = (22, 24, 24, 12)
+_LABELS = {"pass@1": "Pass Rate (pass@1)", "mean_reward": "Mean Reward"}
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def final_table(summary: Mapping[str, Any]) -> str:
+    """Baseline against trained: each metric with its 95 % interval, the difference, and the paired test.
+
+    `summary` holds `baseline` and `final` (`{"pass@1": {"value", "low", "high"}, ..., "mean_reward": ...}`), `p_value`,
+    and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `beside` (the same for extra
+    held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or sft) and `unjudged` (completions left
+    out of all numbers).
+    Rates are percentages and their differences percentage points; rewards stay decimals.
+    """
+    trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
+    baseline: Mapping[str, Any] = summary["baseline"]
+    final: Mapping[str, Any] = summary["final"]
+    rows = [("Metric", "Baseline", trained, "Improvement")]
+    rows += [
+        _comparison_row(_LABELS.get(name) or name, baseline[name], final[name]) for name in baseline if name in final
+    ]
+    parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
+    parts += (summary.get("beside") or {}).items()
+    rows += [_comparison_row(f"pass@1, {part}", b["baseline"]["pass@1"], b["final"]["pass@1"]) for part, b in parts]
+    first = max(_WIDTHS[0], *(len(row[0]) + 2 for row in rows))
+    rule, thin = "=" * (first + sum(_WIDTHS[1:])), "-" * (first + sum(_WIDTHS[1:]))
+    head, *body = (_row(first, *row) for row in rows)
+    lines = [rule, "FINAL RESULTS", rule, head, thin, *body]
+    p = summary["p_value"]
+    basis = [f"paired test: p {'< 0.0001' if p < 1e-4 else f'= {p:.4f}'}", "[95% interval]"]
+    if "tasks" in summary:
+        samples = f" x {summary['samples']} samples" if "samples" in summary else ""
+        basis.append(f"{summary['tasks']:,} held-out tasks{samples}")
+    if "seconds" in summary:
+        basis.append(duration(summary["seconds"]))
+    lines += [thin, ", ".join(basis)]
+    if summary.get("unjudged", 0) > 0:
+        lines.append(f"{summary['unjudged']:,} completions of both evaluations could not be judged and are left out")
+    if summary.get("control", "none") != "none":
+        lines.append(f"CONTROL RUN ({summary['control']}): training used coin flips, not the verifier's verdicts")
+    return "\n".join([*lines, rule])
+
+
+def stored_summary(folder: Path) -> dict[str, Any]:
+    """The `summary.json` of a finished run; ValueError if it is damaged: what `final_table` shows must be present."""
+    path = folder / "summary.json"
+    remedy = "delete it, and the same command writes it again from evaluations/"
+    summary = read_json(path, "the summary of a finished run", remedy)
+    try:
+        if not all("pass@1" in summary[side] for side in ("baseline", "final")):
+            raise KeyError("pass@1")
+        final_table(summary)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{path} is not the summary of a finished run ({error!r:.120}); {remedy}") from None
+    return summary
+
+
+def evaluation_table(result: Mapping[str, Any]) -> str:
+    """One evaluation by itself, as `rlvr evaluate` returns it: each metric with its 95 % interval, then by level, then
+    on the extra held-out sets.
+    """
+    parts: list[tuple[str, Mapping[str, Any]]] = [("", result)]
+    parts += [(f", level {level}", measured) for level, measured in (result.get("by_level") or {}).items()]
+    parts += [(f", {name}", measured) for name, measured in (result.get("beside") or {}).items()]
+    rows = [("Metric", "Value [95% interval]")]
+    for part, measured in parts:
+        for name, estimate in measured.items():
+            if isinstance(estimate, Mapping) and "value" in estimate:
+                label, text = (_LABELS[name], _decimal) if name == "mean_reward" else (name, format_rate)
+                rows.append((label + part, text(estimate)))
+    first = max(_WIDTHS[0], *(len(label) + 2 for label, _ in rows))
+    rule = "=" * (first + _WIDTHS[1])
+    head, *body = (f"{label:<{first}}{text}" for label, text in rows)
+    lines = [rule, head, "-" * len(rule), *body, "-" * len(rule)]
+    lines += [f"{result['tasks']:,} held-out tasks, weights {result['checkpoint']}"]
+    if result.get("unjudged", 0) > 0:
+        lines.append(f"{result['unjudged']:,} completions could not be judged and are left out")
+    for name, measured in (result.get("beside") or {}).items():
+        left_out = f", {measured['unjudged']:,} completions left out unjudged" if measured["unjudged"] else ""
+        lines.append(f"{measured['tasks']:,} tasks of {name}{left_out}")
+    return "\n".join([*lines, rule])
+
+
+def _comparison_row(label: str, before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, str, str, str]:
+    change = after["value"] - before["value"]
+    if "Reward" in label:
+        return label, _decimal(before), _decimal(after), f"{change:+.3f}"
+    return label, format_rate(before), format_rate(after), f"{100 * change:+.1f}pp"
+
+
+def format_rate(estimate: Mapping[str, float]) -> str:
+    """`46.1% [44.9, 47.3]`"""
+    return f"{100 * estimate['value']:.1f}% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+
+
+def _decimal(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def _row(first: int, *cells: str) -> str:
+    widths = (first, *_WIDTHS[1:])
+    return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+_WATCHED = re.compile(r"rewards/([^/]+)/mean")
+_WATCHED_COLOURS = ("#aa3377", "#777777", "#66ccee")
+
+
+def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: str) -> None:
+    """The reward curve as PNG: reward and pass rate of training, watching verifiers, held-out pass rate.
+
+    Rows of another phase than the last (supervised fine-tuning) are drawn before step 0 on a grey ground, scaled to a
+    seventh of the width.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    last = next((row.get("phase") for row in reversed(rows) if "step" in row), None)
+    before = [row for row in rows if "step" in row and row.get("phase") != last]
+    after = [row for row in rows if "step" in row and row.get("phase") == last]
+    scale = max([row["step"] for row in after], default=1) / 7 / max(len(before), 1)
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = sorted({match[1] for row in after for key in row if (match := _WATCHED.fullmatch(key))})
+    names = [n for n in names if any(row.get(f"rewards/{n}/mean") != row.get("reward") for row in after)]
+    lines = [("reward", "reward", "#c98a1b", ""), ("env/all/correct", "pass rate, training", "#4477aa", "")]
+    lines += [(f"rewards/{n}/mean", f"{n} (watched)", c, "") for n, c in zip(names, _WATCHED_COLOURS, strict=False)]
+    lines += [("test/env/all/correct", "pass rate, held out", "#117733", "o")]
+    for key, label, colour, marker in lines:
+        points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if _drawable(row.get(key))]
+        points += [(row["step"], row[key]) for row in after if _drawable(row.get(key))]
+        if points:
+            x, y = zip(*points, strict=True)
+            smooth = _smooth(y) if not marker else y
+            if not marker and len(y) > 20:
+                axes.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
+            axes.plot(x, smooth, color=colour, label=label, marker=marker, markersize=4, linewidth=1.8)
+    if before:
+        axes.axvspan(-len(before) * scale, 0, color="#000000", alpha=0.05, linewidth=0)
+        label = f"fine-tuning, {len(before)} steps"
+        axes.text(-len(before) * scale, 1.01, label, transform=axes.get_xaxis_transform(), fontsize=8, color="#555555")
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False, pad=14)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 0 else "")
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="best", fontsize=9)
+    buffer = io.BytesIO()
+    canvas.print_png(buffer)
+    write_atomic(Path(path), buffer.getvalue())
+
+
+def _drawable(value: Any) -> bool:
+    """A number that an axis can hold (differences of such numbers must be floats too), or nan, which leaves a gap."""
+    return isinstance(value, (int, float)) and not abs(value) > 1e100
+
+
+def _smooth(values: tuple[float, ...]) -> list[float]:
+    """A centred mean over about a twentieth of the points."""
+    half = len(values) // 40
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]

@@ -1,0 +1,136 @@
+"""Which combinations of algorithm, sampling and sizes contradict each other, train nothing or mislead.
+
+`check_compatibility` refuses them before anything is built; `list_advice` speaks of those that run and are known to
+disappoint. Exercised by `python -m pytest tests/test_compatibility.py tests/test_schedule_compatibility.py`.
+"""
+
+from __future__ import annotations
+
+from rlvr.algorithms import Algorithm
+from rlvr.core.messages import SamplingParams
+from rlvr.training.training_options import TrainingOptions
+
+# Advantages computed within a group: minibatches that are learned from as they arrive need no others.
+GROUPWISE = frozenset({"group_mean", "group_normalized", "leave_one_out", "raw"})
+
+
+def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:
+    """Raise ValueError if algorithm, sampling and sizes contradict each other or nothing could be learned."""
+    updates = options.ppo_epochs * options.num_substeps
+    if algorithm.loss == "importance_sampling" and updates > 1:
+        raise ValueError(
+            f"algorithm.loss=importance_sampling does not clip, and {updates} updates a step make "
+            "the later ones stale; use a loss that clips (algorithm.name=ppo), or one substep and one epoch"
+        )
+    if options.refill and not (algorithm.has_group_baseline and algorithm.drop_equal_groups):
+        raise ValueError(
+            f"training.refill={options.refill} has no effect: it replaces groups without signal, and "
+            f"{algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
+        )
+    if algorithm.has_group_baseline and options.group_size == 1:
+        raise ValueError(
+            f"training.group_size=1 has no signal under the group baseline {algorithm.advantage!r}: a group of "
+            "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
+        )
+    if params.temperature == 0:
+        raise ValueError(
+            "rollout.temperature=0 samples the same completion every time: all rewards of a group are equal and "
+            "nothing is learned; use a temperature above 0 (1.0 is the default)"
+        )
+    if not params.max_tokens:
+        raise ValueError("rollout.max_tokens is missing: training needs a token budget per completion")
+    if algorithm.overlong_buffer is not None and algorithm.overlong_buffer > params.max_tokens:
+        raise ValueError(
+            f"algorithm.overlong_buffer={algorithm.overlong_buffer} is longer than the budget rollout.max_tokens="
+            f"{params.max_tokens}: every completion would be penalised; use a fifth of the budget, for example"
+        )
+    _check_sizes(options)
+    _check_staleness(algorithm, options)
+    if options.num_minibatches > 1:
+        _check_streaming(algorithm, options)
+
+
+def _check_sizes(options: TrainingOptions) -> None:
+    """Check that all optimizer steps of a batch, and all minibatches of one, have the same size."""
+    completions = options.prompts_per_step * options.group_size
+    streams = options.num_minibatches > 1
+    whole, of = (options.prompts_per_step, "groups") if streams else (completions, "completions")
+    if whole % options.num_substeps:
+        raise ValueError(
+            f"training.num_substeps={options.num_substeps} does not divide the batch of {whole} {of} "
+            f"({options.prompts_per_step} prompts x {options.group_size} completions); possible: {_divisors(whole)}"
+        )
+    substep = whole // options.num_substeps
+    if streams and substep % options.num_minibatches:
+        raise ValueError(
+            f"training.num_minibatches={options.num_minibatches} does not divide the {substep} groups of an optimizer "
+            f"step (prompts_per_step={options.prompts_per_step} / num_substeps={options.num_substeps}); "
+            f"possible: {_divisors(substep)}"
+        )
+
+
+def _divisors(total: int) -> str:
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    shown = divisors if len(divisors) <= 12 else [*divisors[:11], divisors[-1]]
+    return ", ".join(map(str, shown))
+
+
+def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
+    lag, order = options.max_steps_off_policy, options.order
+    if order == "sync" and (lag or options.num_minibatches > 1):
+        raise ValueError(
+            f"training.schedule=sync samples a batch and then learns from it; max_steps_off_policy={lag} and "
+            f"num_minibatches={options.num_minibatches} need fixed_lag or completion: leave schedule out, or choose one"
+        )
+    if lag and algorithm.loss == "importance_sampling" and algorithm.importance_cap is None:
+        raise ValueError(
+            f"training.max_steps_off_policy={lag} with algorithm.loss=importance_sampling: on stale completions its "
+            "importance weights have no bound; use a loss that clips them (algorithm.name=ppo or cispo), or give "
+            "algorithm.importance_cap=2"
+        )
+    if options.refill and order != "sync":
+        raise ValueError(
+            f"training.refill={options.refill} replaces groups once a whole batch is sampled; schedule={order} draws "
+            "the next prompts before that: leave refill out"
+        )
+
+
+def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
+    """Refuse what needs the whole batch: minibatches are learned from as they arrive."""
+    wrong: list[str] = []
+    if algorithm.reduction == "token_mean":
+        wrong.append("algorithm.reduction=token_mean divides by the tokens of the whole batch (use constant)")
+    if algorithm.advantage not in GROUPWISE:
+        wrong.append(
+            f"algorithm.advantage={algorithm.advantage} is computed over the whole batch "
+            f"(use {', '.join(sorted(GROUPWISE))})"
+        )
+    if options.ppo_epochs > 1:
+        wrong.append(f"training.ppo_epochs={options.ppo_epochs} goes through a whole batch again (use num_substeps)")
+    if options.target_kl:
+        wrong.append("training.target_kl is checked between whole passes (leave it out)")
+    if algorithm.importance_cap is not None and options.num_substeps > 1:
+        wrong.append("algorithm.importance_cap compares with the policy before the first of the num_substeps")
+    if wrong:
+        raise ValueError(f"training.num_minibatches={options.num_minibatches}: {'; '.join(wrong)}")
+
+
+def list_advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:
+    """Warnings about settings that run and are known to disappoint."""
+    warnings: list[str] = []
+    if algorithm.kl_coef and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+        warnings.append(
+            "algorithm.kl_in=loss with kl_estimator=k1: its gradient is 0 on average, so it does not keep the policy "
+            "near the reference; use k2 in the loss, or k1 in the reward"
+        )
+    if algorithm.has_penalty and algorithm.advantage == "group_normalized" and not algorithm.drop_equal_groups:
+        warnings.append(
+            "algorithm.advantage=group_normalized divides by the deviation of reward less penalty: in a group of equal "
+            "rewards the penalty alone is scaled up to 1; use group_mean, or drop_equal_groups=true"
+        )
+    if params.top_p < 1 or params.top_k != -1 or params.min_p > 0:
+        warnings.append(
+            "rollout: top_p, top_k or min_p cut the sampling distribution, while the gradient is that of the whole "
+            "one: tokens outside are never sampled, and the estimate is biased"
+        )
+    return warnings

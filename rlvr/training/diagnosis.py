@@ -1,0 +1,369 @@
+"""Diagnoses what keeps a run from learning: findings from its metric rows and failing groups, each with a remedy.
+
+    for finding in findings(rows):
+        print(finding.severity, finding.fact, finding.remedy)
+
+Everything is a pure function of the rows of `metrics.jsonl` (names in docs/metrics.md) and of the groups that
+`failure_groups` finds, so a resumed run reports what an uninterrupted one reports. The thresholds are our judgement:
+runs that learn must raise no alarm. Exercised by `python -m pytest tests/test_diagnosis.py` and `rlvr doctor RUN`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlvr.core.types import mean
+from rlvr.training.failure_groups import FailureGroup
+from rlvr.training.metric_values import (
+    STALL_STEPS,
+    WINDOW,
+    Rows,
+    get_mean,
+    get_pass_rate,
+    get_reward_range,
+    get_value,
+    get_values,
+    select_rl_rows,
+)
+from rlvr.training.stall import CEILING, TREND, has_no_signal, is_flat, is_near_best
+
+START = 5  # first steps of reinforcement learning, against which the last ones are compared
+SOLVED = 0.95  # pass rate from which little is left to learn
+HARD = 0.1  # pass rate up to which groups without signal mean that tasks are too hard
+IMITATED = 1.0  # nats that fine-tuning may lose on a whole demonstration and still reproduce it often
+NEVER = 0.15  # pass rate that guessing may reach
+LOW_ENTROPY = 0.05  # nats a token
+
+# What follows from another finding is left out: where all but one kind is solved, groups are equal and the policy sure.
+EXPLAINED = {
+    "unsolved_kind": ("too_easy", "solved", "equal_groups", "no_update", "entropy_gone", "flat", "ceiling"),
+    "demonstrations_refused": ("nothing_passes", "too_hard", "no_update", "entropy_gone", "flat"),
+    "nothing_passes": ("too_hard", "no_update", "flat"),
+    "one_reward": ("no_update", "entropy_gone", "flat"),
+    "solved": ("large_update",),
+    "too_easy": ("no_update", "large_update"),
+    "too_hard": ("no_update", "flat"),
+    "equal_groups": ("no_update",),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`severity` is problem (this alone can stop learning), hint (worth a look) or note. `code` groups findings."""
+
+    severity: str
+    code: str
+    fact: str
+    remedy: str
+
+
+def findings(rows: Rows, groups: Sequence[FailureGroup] = ()) -> list[Finding]:
+    """What in the last steps of RL, or in one kind of task, can keep a policy from learning; problems first."""
+    kinds = list(_kinds(groups))
+    sft, rows = [row for row in rows if row.get("phase") == "sft"], select_rl_rows(rows)
+    if not rows:
+        return [*kinds, Finding("note", "no_steps", "no step of reinforcement learning yet", "let it make some steps")]
+    recent = rows[-WINDOW:]
+    results = [
+        *kinds,
+        *_answers(recent),
+        *_demonstrations(sft, rows),
+        *_groups(recent, rows),
+        *_updates(recent),
+        *_entropy(recent, rows),
+        *_policy(recent),
+        *_trend(rows),
+    ]
+    explained = {code for finding in results for code in EXPLAINED.get(finding.code, ())}
+    if kinds and groups[0].others < CEILING:  # then the others are not solved either, and that has a cause of its own
+        explained -= {"no_update", "entropy_gone", "flat"}
+    order = ("problem", "hint", "note")
+    return sorted([f for f in results if f.code not in explained], key=lambda finding: order.index(finding.severity))
+
+
+def format_findings(results: Sequence[Finding]) -> str:
+    """The findings as lines of text; with nothing but notes, first that nothing stands in the way."""
+    lines = [f"  {f.severity}: {f.fact}\n    -> {f.remedy}" for f in results]
+    is_green = all(f.severity == "note" and f.code != "no_steps" for f in results)
+    return "\n".join(["  nothing stands in the way"] * is_green + lines)
+
+
+def _kinds(groups: Sequence[FailureGroup]) -> Iterator[Finding]:
+    """Kinds of task that are never solved while the others are."""
+    kinds = [group for group in groups if group.is_unsolved]
+    if kinds:
+        count = "one kind of task is" if len(kinds) == 1 else f"{len(kinds)} kinds of task are"
+        how = "never" if all(kind.rate <= NEVER for kind in kinds) else "rarely"
+        rates = ", ".join(f"{kind.name} passes {format_percent(kind.rate)}" for kind in kinds)
+        by_level = all(kind.property == "level" for kind in kinds)
+        more = "draw that level more often (curriculum.by=schedule; by=pass_rate gives it the least weight)"
+        yield Finding(
+            "problem",
+            "unsolved_kind",
+            f"{count} {how} solved: {rates} where the others pass {format_percent(kinds[0].others)}",
+            f"{more if by_level else 'give more such tasks'}, fine-tune on demonstrations until they pass (sft.steps, "
+            "sft.until, sft.until_each), or reward a part of their solution (reward.type)",
+        )
+
+
+def _answers(recent: Rows) -> Iterator[Finding]:
+    """Completions that could not be judged by their content."""
+    cut = get_mean(recent, "completions/clipped_ratio")
+    if cut >= 0.1:
+        yield Finding(
+            "problem" if cut >= 0.5 else "hint",
+            "truncated",
+            f"{format_percent(cut)} of completions ran out of tokens (mean length "
+            f"{get_mean(recent, 'completions/mean_length'):.0f})",
+            "raise rollout.max_tokens; if completions never end, teach the end token by fine-tuning first (sft.steps)",
+        )
+    silent = get_mean(recent, "verifier/no_answer_rate")
+    if silent >= 0.2:
+        yield Finding(
+            "problem" if silent >= 0.5 else "hint",
+            "no_answer",
+            f"{format_percent(silent)} of judged completions have no answer in the expected form",
+            "show the form in the prompt, reward it (reward.type=combined does), or fine-tune first (sft.steps)",
+        )
+    error = get_mean(recent, "verifier/error_rate")
+    if error > 0:
+        yield Finding(
+            "problem" if error >= 0.02 else "hint",
+            "errors",
+            f"the verifier failed on {format_percent(error)} of completions: nothing is learned from them",
+            "fix the reward (reward.type, reward.kwargs); rollouts/ has the completions and reasons",
+        )
+    invalid = get_mean(recent, "verifier/invalid_rate")
+    if invalid > 0:
+        yield Finding(
+            "problem" if invalid >= 0.1 else "hint",
+            "invalid_tasks",
+            f"{format_percent(invalid)} of completions belong to tasks that cannot be judged",
+            "fix or leave out these tasks (env.kwargs); rollouts/ names them",
+        )
+
+
+def _demonstrations(sft: Rows, rows: Rows) -> Iterator[Finding]:
+    """Demonstrations that the policy reproduces and the verifier refuses."""
+    length, passed = get_mean(sft[-START:], "completions/mean_length"), get_mean(rows[:START], "env/all/correct")
+    loss = get_mean(sft[-START:], "loss") * length
+    if len(sft) >= STALL_STEPS and loss <= IMITATED and passed <= 0.1 * math.exp(-loss):
+        yield Finding(
+            "problem",
+            "demonstrations_refused",
+            f"fine-tuning reproduces whole demonstrations (with chance {format_percent(math.exp(-loss))}), but only "
+            f"{format_percent(passed)} of the completions after it passed: the verifier may refuse right answers",
+            "judge a demonstration by `rlvr verify`; then fix the reward (reward.type, reward.kwargs) or the data "
+            "(env.kwargs)",
+        )
+
+
+def _groups(recent: Rows, rows: Rows) -> Iterator[Finding]:
+    """Groups without reward variance."""
+    correct, equal = get_mean(recent, "env/all/correct"), get_mean(recent, "frac_reward_zero_std")
+    low, high = get_reward_range(recent)
+    passes = format_percent(correct)
+    if high > low and get_mean(rows, "env/all/correct") == 0 and len(rows) >= STALL_STEPS:
+        yield Finding(
+            "hint",
+            "nothing_passes",
+            f"rewards differ ({low:.3g} to {high:.3g}) but no completion ever passed: the verifier may refuse right "
+            "answers, or pass rates mean nothing here",
+            "judge a right answer by `rlvr verify`; lower the reward's passed_at (or return a Score) if such rewards "
+            "mean success",
+        )
+    if correct >= SOLVED and equal >= 0.5:
+        start = get_mean(rows[:START], "env/all/correct")
+        if start >= SOLVED:
+            yield Finding(
+                "problem" if equal >= 0.8 else "hint",
+                "too_easy",
+                f"the tasks are too easy: {format_percent(start)} of completions passed from the first steps on, "
+                f"{format_percent(equal)} of groups have no signal",
+                "harder tasks (env.kwargs); check by `rlvr verify` that a wrong answer does not pass",
+            )
+        else:
+            yield Finding(
+                "note",
+                "solved",
+                f"{passes} of completions pass: {format_percent(equal)} of groups have no signal any more",
+                "stop here (training.until), or take harder tasks (env.kwargs, curriculum.by=pass_rate)",
+            )
+    elif low == high:
+        yield Finding(
+            "problem",
+            "one_reward",
+            f"every completion got the same reward, {low:.3g}; {passes} pass (last steps: {len(recent)})",
+            "the reward ignores whether a completion passes: fix it (reward.type, reward.kwargs)"
+            if correct > 0
+            else "easier tasks (env.kwargs), fine-tuning (sft.steps), or a reward with intermediate values "
+            "(reward.type); check by `rlvr verify` that a right answer gets more",
+        )
+    elif correct < CEILING and equal >= 0.5 and _group_size(recent) > 1.5:
+        yield _equal_groups(recent, correct, equal)
+
+
+def _equal_groups(recent: Rows, correct: float, equal: float) -> Finding:
+    """Why most groups have equal rewards, of a run that has not solved its tasks."""
+    fact = f"{format_percent(equal)} of groups have equal rewards and no signal"
+    passes = f"{format_percent(correct)} of completions pass"
+    if correct <= HARD:
+        return Finding(
+            "problem" if equal >= 0.8 else "hint",
+            "too_hard",
+            f"the tasks are too hard: {passes}, {fact}",
+            "easier ones (env.kwargs, curriculum.by=pass_rate), fine-tuning (sft.steps), more completions "
+            "(training.group_size), or a reward with intermediate values",
+        )
+    levels = _levels(recent)
+    if correct >= 0.8:
+        severity, remedy = (
+            "hint",
+            "training.refill=2 replaces such groups, curriculum.by=pass_rate draws mixed levels",
+        )
+    elif levels and (max(levels.values()) >= 0.9 or min(levels.values()) <= 0.1):
+        rates = ", ".join(f"{level}: {format_percent(rate)}" for level, rate in levels.items())
+        severity, remedy = (
+            "problem" if equal >= 0.8 else "hint",
+            (
+                f"solved or out of reach, level by level ({rates}): curriculum.by=pass_rate takes those in between, "
+                "training.refill=2 replaces such groups"
+            ),
+        )
+    else:
+        severity, remedy = (
+            "problem" if equal >= 0.8 else "hint",
+            (
+                "the completions of a group are too similar: rollout.temperature=1, an entropy bonus "
+                "(algorithm.entropy_coef), training.refill=2, or a lower training.optimizer.learning_rate"
+            ),
+        )
+    return Finding(severity, "equal_groups", f"{fact}; {passes}", remedy)
+
+
+def _updates(recent: Rows) -> Iterator[Finding]:
+    idle = [row for row in recent if get_value(row, "updates") == 0]
+    share = len(idle) / len(recent)
+    if share >= 0.1 and get_mean(recent, "env/all/correct") < CEILING:
+        yield Finding(
+            "problem" if share >= 0.5 else "hint",
+            "no_update",
+            f"{len(idle)} of the last {len(recent)} steps made no update: no group had signal",
+            "the other findings say why; training.refill=2 samples more prompts until enough groups have signal",
+        )
+
+
+def _entropy(recent: Rows, rows: Rows) -> Iterator[Finding]:
+    """The sampled entropy a token, against the first steps. Where nearly everything passes it is low of itself."""
+    start, now = get_mean(rows[:START], "entropy"), get_mean(recent[-START:], "entropy")
+    passes = get_pass_rate(rows)
+    if now > start + 0.5 and now > 2 * start:
+        yield Finding(
+            "problem",
+            "entropy_up",
+            f"entropy rose from {start:.3f} to {now:.3f} nats a token: the policy turns into noise",
+            "lower training.optimizer.learning_rate, or the entropy bonus (algorithm.entropy_coef)",
+        )
+    elif passes < CEILING and now < LOW_ENTROPY and now < 0.2 * start:
+        yield Finding(
+            "problem",
+            "entropy_gone",
+            f"entropy fell from {start:.3f} to {now:.3f} nats a token while only {format_percent(passes)} pass: the "
+            "policy hardly explores",
+            "an entropy bonus (algorithm.entropy_coef), a wider upper clip (algorithm.clip_high), or a lower "
+            "training.optimizer.learning_rate, from an earlier checkpoint",
+        )
+    elif passes < CEILING and now < 0.001:
+        yield Finding(
+            "problem",
+            "entropy_gone",
+            f"entropy is {now:.4f} nats a token while only {format_percent(passes)} pass: every completion is the same",
+            "a higher rollout.temperature, or less fine-tuning (sft.steps)",
+        )
+
+
+def _policy(recent: Rows) -> Iterator[Finding]:
+    """How far an update moves the policy, and whether sampler and trainer agree."""
+    gap = get_mean(recent, "sampling/sampling_logp_difference/mean")
+    if gap > 0.01:
+        yield Finding(
+            "problem" if gap > 0.1 else "hint",
+            "gap",
+            f"sampler and trainer differ by {gap:.3g} nats a token where they should agree: the gradient is wrong",
+            "model.dtype=float32, and rollout.temperature=1 where the client cannot score at another",
+        )
+    kl = max(get_values(recent, "optim/kl_after") + get_values(recent, "optim/approx_kl"), default=0.0)
+    if kl > 0.1:
+        yield Finding(
+            "problem" if kl > 1 else "hint",
+            "large_update",
+            f"a step moved the policy by {kl:.3g} nats a token (optim/kl_after)",
+            "lower training.optimizer.learning_rate or training.ppo_epochs, or set training.target_kl=0.05",
+        )
+    clipped = get_mean(recent, "clip_ratio/region_mean")
+    if clipped >= 0.2:
+        yield Finding(
+            "hint",
+            "clipped",
+            f"the clip removed the gradient of {format_percent(clipped)} of the trained tokens",
+            "fewer updates a batch (training.ppo_epochs, training.num_substeps), or a lower "
+            "training.optimizer.learning_rate",
+        )
+
+
+def _trend(rows: Rows) -> Iterator[Finding]:
+    """The reward over the run, and whether held-out tasks agree with it."""
+    reward, heldout = get_values(rows, "reward"), get_values(rows, "test/env/all/correct")
+    low, high = get_reward_range(rows)
+    third = len(reward) // 3
+    rise = mean(reward[-third:]) - mean(reward[:third]) if third else 0.0
+    if (
+        len(heldout) >= 3
+        and third >= 3
+        and rise >= 0.1 * (high - low)
+        and heldout[-1] <= min(heldout[0] + 0.01, CEILING)
+    ):
+        yield Finding(
+            "hint",
+            "reward_only",
+            f"reward rose by {rise:.3g} while the held-out pass rate went from {format_percent(heldout[0])} to "
+            f"{format_percent(heldout[-1])}: the policy may please the reward without solving tasks",
+            "read completions of rollouts/ with a high reward that fail; give correctness more weight (reward.kwargs)",
+        )
+    if not is_flat(rows) or has_no_signal(rows):
+        return
+    if get_pass_rate(rows) >= CEILING:
+        yield Finding(
+            "note",
+            "ceiling",
+            f"levelled off at its ceiling: {format_percent(get_pass_rate(rows))} pass, and no more than before "
+            f"{TREND} steps",
+            "accept it as the limit of this model, or stop there (training.until)",
+        )
+    elif not is_near_best(rows):
+        before, after = mean(reward[-TREND : -TREND // 2]), mean(reward[-TREND // 2 :])
+        yield Finding(
+            "hint",
+            "flat",
+            f"reward did not rise over the last {TREND} steps ({before:.3f}, then {after:.3f})",
+            "if there is no other finding: a higher or lower training.optimizer.learning_rate, more completions a step "
+            "(training.prompts_per_step, training.group_size), or accept it as the limit of this model",
+        )
+
+
+def _levels(rows: Rows) -> dict[str, float]:
+    """Pass rate by level of the tasks."""
+    names = {name for row in rows for name in row if name.startswith("env/level_") and name.endswith("/correct")}
+    return {name.split("/")[1].removeprefix("level_"): get_mean(rows, name) for name in sorted(names)}
+
+
+def _group_size(rows: Rows) -> float:
+    """Completions a group. Groups of one always have equal rewards and need no variance (reinforce)."""
+    answers = get_mean(rows, "rollout/tokens") / max(get_mean(rows, "completions/mean_length"), 1e-9)
+    return answers / max(get_mean(rows, "rollout/groups"), 1e-9)
+
+
+def format_percent(share: float) -> str:
+    return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{100 * share:.0f}%"

@@ -1,0 +1,83 @@
+"""The held-out tasks of a run, and their evaluation with the run's reward and sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlvr.core import rng
+from rlvr.core.messages import SamplingParams
+from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.core.types import Task
+from rlvr.reward import Reward
+from rlvr.training.evaluate import (
+    Evaluation,
+    EvaluationOptions,
+    evaluate,
+    evaluation_params,
+    extra_heldout,
+    heldout_split,
+)
+from rlvr.training.failure_groups import lowest_kind_rate
+
+
+@dataclass
+class HeldoutEvaluator:
+    """Evaluates samplers on three kinds of held-out tasks.
+
+    `tasks` are reported; `validation` tasks are only for interim evaluations, by which a run may stop; `extra` sets are
+    reported by name. `params` are the sampling parameters of training.
+    """
+
+    source: TaskSource
+    reward: Reward
+    watched: Sequence[Reward]
+    params: SamplingParams
+    options: EvaluationOptions
+    error_budget: float
+    has_interim: bool
+
+    def __post_init__(self) -> None:
+        self.tasks, self.validation = heldout_split(self.source, self.options, has_interim=self.has_interim)
+        self.extra = extra_heldout(self.source, self.options)
+
+    def evaluate(self, sampler: SamplingClient, seed: int, progress: Callable[[int], None]) -> Evaluation:
+        """Evaluate the reported tasks, then the extra sets. `progress` gets the number of finished tasks."""
+        samples = self.options.samples
+        result = self._evaluate(self.tasks, sampler, samples, seed, progress)
+        extra = {name: self._evaluate(tasks, sampler, samples, seed) for name, tasks in self.extra.items()}
+        return replace(result, extra_heldout=extra)
+
+    def evaluate_interim(self, sampler: SamplingClient, seed: int) -> dict[str, float]:
+        """Metrics of the validation tasks, which are never reported: pass rate (of the worst kind of task too), reward,
+        and the watched verifiers."""
+        result = self._evaluate(self.validation, sampler, self.options.quick_samples, rng.key("look", seed))
+        rates = result.metrics()
+        return {
+            "test/env/all/correct": rates["pass@1"].value,
+            "test/env/all/reward/total": rates["mean_reward"].value,
+            "test/kinds/lowest": lowest_kind_rate((r.features, r.passed / r.judged) for r in result.results),
+            **{f"test/{name}": rate.value for name, rate in rates.items() if name.startswith("watched/")},
+        }
+
+    def _evaluate(
+        self,
+        tasks: list[Task],
+        sampler: SamplingClient,
+        samples: int,
+        seed: int,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> Evaluation:
+        return evaluate(
+            self.source,
+            tasks,
+            sampler,
+            self.reward,
+            evaluation_params(self.params, self.options),
+            samples=samples,
+            k=min(self.options.k or self.options.samples, samples),
+            seed=seed,
+            error_budget=self.error_budget,
+            watched=self.watched,
+            progress=progress,
+        )

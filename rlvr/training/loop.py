@@ -1,0 +1,257 @@
+"""A run from beginning to end: supervised fine-tuning, baseline, reinforcement learning, the same evaluation again.
+
+The journal makes every phase resumable: running the same job again goes on where it stopped. A schedule
+(`rlvr.training.schedules`) makes the steps of reinforcement learning. Nothing here knows how the parts were made
+(`rlvr.config.build_run` does). Exercised by `python -m pytest tests/test_build.py tests/test_kill.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlvr.core import rng
+from rlvr.core.files import write_atomic
+from rlvr.core.messages import NonFiniteError
+from rlvr.tracking import MetricsLog, RunConsole, plot_curve
+from rlvr.training import rollout_rows
+from rlvr.training.curriculum import Curriculum
+from rlvr.training.errors import TrainingStoppedError
+from rlvr.training.evaluate import compare, stored_evaluation
+from rlvr.training.heldout import HeldoutEvaluator
+from rlvr.training.journal import Journal, Position
+from rlvr.training.parts import StepBatch
+from rlvr.training.run_checkpoints import RunCheckpoints
+from rlvr.training.run_diagnosis import stored_groups
+from rlvr.training.schedules import make_schedule
+from rlvr.training.sft import sft_step
+from rlvr.training.training_job import TrainingJob, freeze_collector
+
+# The baseline of reinforcement learning is the policy after fine-tuning; of supervised learning, that before it.
+PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
+
+EVALUATIONS = ("baseline", "final")  # the phases that leave a file in evaluations/
+
+REMEDY = (
+    "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand; "
+    "use a lower learning rate or tighter clipping, under another run.name"
+)
+
+
+class TrainingInterruptedError(Exception):
+    """The user asked to stop; everything done so far is safe."""
+
+
+class TrainingLoop:
+    """One attempt at a job. All state that outlives it is in the journal."""
+
+    def __init__(self, job: TrainingJob, journal: Journal, console: RunConsole) -> None:
+        self.job, self.journal, self.console = job, journal, console
+        parts = job.parts
+        self.sft_curriculum = Curriculum(parts.source, job.sft.curriculum, rng.key("sft", parts.seed))
+        self.heldout = HeldoutEvaluator(
+            parts.source,
+            parts.reward,
+            parts.watched,
+            parts.params,
+            job.evaluation,
+            parts.options.error_budget,
+            has_interim=bool(job.sft.until or job.evaluation.every),
+        )
+        self.phases = PHASES[parts.options.mode]
+        self.schedule = make_schedule(job.trainer, journal)
+        self.checkpoints = RunCheckpoints(job, journal, self.phases, self.sft_curriculum, self.schedule)
+        self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
+        self.stop_requested = False
+
+    def run(self) -> dict[str, Any]:
+        """Do what is left of the job; its summary. Raises TrainingInterruptedError or TrainingStoppedError."""
+        position = self.checkpoints.restore(self.console.note, self.console.warn)
+        self._discard_later_results(position)
+        rows = self.log.rows()
+        self.job.trainer.monitor.restore(rows, lambda step: stored_groups(self.job.folder, step))
+        with (
+            freeze_collector(),
+            self.log,
+            closing(self.schedule),
+            self._handle_interrupts(),
+            self.job.trackers.running(rows, (TrainingInterruptedError, KeyboardInterrupt)),
+        ):
+            for number, phase in enumerate(self.phases):
+                if number < position.phase:
+                    continue
+                if self.stop_requested:
+                    raise TrainingInterruptedError
+                first = position.step if number == position.phase else 0
+                match phase:
+                    case "sft":
+                        self._steps(number, first, self.job.sft.steps, self._sft_step)
+                    case "rl":
+                        self.checkpoints.save_reference(first)
+                        self._steps(number, first, self.job.parts.options.steps, self._rl_step)
+                        self.schedule.finish()
+                    case _:
+                        self._evaluate(number)
+            return self._finish()
+
+    def _discard_later_results(self, position: Position) -> None:
+        """Delete metric rows and evaluations of what will be done again; check those that stand."""
+        self.log.keep(lambda row: Position(self.phases.index(row["phase"]), int(row["step"])) < position)
+        for number, phase in enumerate(self.phases):
+            if number >= position.phase:
+                self._evaluation_file(phase).unlink(missing_ok=True)
+            elif phase in EVALUATIONS:  # a damaged one is reported before hours of work, not after them
+                stored_evaluation(self._evaluation_file(phase))
+
+    def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
+        """Do steps `first` to `steps` of a phase, saving now and then, at the end, and when asked to stop.
+
+        A step whose interim evaluation reaches the phase's `until` is its last one.
+        """
+        name, options = self.phases[phase], self.job.parts.options
+        goal, least = (self.job.sft.until, self.job.sft.until_each) if name == "sft" else (options.until, 0.0)
+        if name == "rl" and options.control != "none":  # a control run must not stop by the verifier's verdicts
+            goal = 0.0
+        if first < steps:
+            self.console.phase(name, steps, first)
+        for step in range(first, steps):
+            began = time.perf_counter()
+            metrics = do(step)
+            metrics["time/step"] = time.perf_counter() - began
+            metrics["time/total"] = self.checkpoints.seconds
+            if "rollout/tokens" in metrics:
+                metrics["tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
+            self.log.append({"phase": name, "step": step, **metrics})
+            self.job.trackers.log(name, step, metrics)
+            self.console.step(metrics, step + 1)
+            self.job.trainer.monitor.watch_stall(step, {"phase": name, **metrics})
+            reached = goal > 0 and metrics.get("test/env/all/correct", -1.0) >= goal
+            last = step + 1 == steps or (reached and metrics["test/kinds/lowest"] >= least)
+            if last or self.stop_requested or (step + 1) % self.job.options.checkpoint_every == 0:
+                self._save(Position(phase + 1, 0) if last else Position(phase, step + 1))
+            if last:
+                if name == "sft" and goal and "test/kinds/lowest" in metrics:
+                    self._note_fine_tuning(metrics, step + 1)
+                return
+            if self.stop_requested:
+                raise TrainingInterruptedError
+
+    def _note_fine_tuning(self, metrics: Mapping[str, float], steps: int) -> None:
+        """Say with what pass rates fine-tuning ended, and warn of a kind of task that it has not learned."""
+        rate, lowest, options = metrics["test/env/all/correct"], metrics["test/kinds/lowest"], self.job.sft
+        text = f"fine-tuning ended after {steps} steps: {100 * rate:.1f}% of held-out completions pass"
+        if options.until_each and lowest < options.until_each:
+            self.console.warn(
+                f"{text}, of one kind of task {100 * lowest:.1f}% (sft.until_each={options.until_each:g}): "
+                "reinforcement learning may not learn that kind; give more sft.steps"
+            )
+        elif rate < options.until:
+            self.console.note(f"{text} (sft.until={options.until:g} was not reached)")
+
+    def _save(self, position: Position) -> None:
+        self.log.sync()
+        self.checkpoints.save(position)
+
+    def _sft_step(self, step: int) -> dict[str, float]:
+        job, parts = self.job, self.job.parts
+        try:
+            metrics = sft_step(parts.client, parts.source, self.sft_curriculum, job.sft, step, parts.seed)
+        except NonFiniteError as error:
+            raise TrainingStoppedError(f"sft step {step}: {error}. {REMEDY} (sft.optimizer)") from error
+        if job.sft.until and (step + 1) % job.sft.check_every == 0:
+            metrics |= self._evaluate_interim()
+        return metrics
+
+    def _rl_step(self, step: int) -> dict[str, float]:
+        job = self.job
+        try:
+            metrics, collected = self.schedule.learn(step)
+        except NonFiniteError as error:
+            file = job.folder / f"failed-batch-{step:06d}.jsonl"
+            write_atomic(file, "".join(rollout_rows.trajectory_row(t) for t in job.trainer.current_batch))
+            raise TrainingStoppedError(
+                f"step {step}: {error}. The batch is in {file}. {REMEDY} (training.optimizer)"
+            ) from error
+        self._store_rollouts(step, collected)
+        every = job.evaluation.every
+        if every and (step + 1) % every == 0 and step + 1 < job.parts.options.steps:
+            metrics |= self._evaluate_interim()
+        return metrics
+
+    def _evaluate_interim(self) -> dict[str, float]:
+        sampler = self.job.parts.client.save_weights_and_get_sampling_client()
+        return self.heldout.evaluate_interim(sampler, self.job.parts.seed)
+
+    def _store_rollouts(self, step: int, collected: StepBatch) -> None:
+        """Show one completion of the step, and store the first few."""
+        trajectories = collected.all.trajectories
+        self.job.trackers.keep(step, trajectories)
+        example = trajectories[step % len(trajectories)]
+        self.console.sample(example.read_prompt, example.response, rollout_rows.format_scores(example))
+        if count := self.job.options.rollouts_per_step:
+            rows = "".join(rollout_rows.trajectory_row(t, self.job.parts.source) for t in trajectories[:count])
+            write_atomic(self.job.folder / "rollouts" / f"rl-{step:06d}.jsonl", rows)
+
+    def _evaluation_file(self, phase: str) -> Path:
+        return self.job.folder / "evaluations" / f"{phase}.json"
+
+    def _evaluate(self, phase: int) -> None:
+        """Evaluate all held-out sets; the checkpoint after it says that the result is on disk."""
+        name, parts = self.phases[phase], self.job.parts
+        self.console.phase(name, len(self.heldout.tasks), unit="tasks")
+        sampler = parts.client.save_weights_and_get_sampling_client()
+        evaluation = self.heldout.evaluate(sampler, parts.seed, self._progress)
+        write_atomic(self._evaluation_file(name), json.dumps(evaluation.to_json()))
+        self._save(Position(phase + 1, 0))
+
+    def _progress(self, done: int) -> None:
+        """Show the progress of an evaluation. An interrupted one is done again from its start."""
+        self.console.step({}, done)
+        if self.stop_requested and done < len(self.heldout.tasks):
+            raise TrainingInterruptedError
+
+    def _finish(self) -> dict[str, Any]:
+        before, after = (stored_evaluation(self._evaluation_file(phase)) for phase in EVALUATIONS)
+        options = self.job.parts.options
+        summary = {
+            **compare(before, after),
+            "seconds": self.checkpoints.seconds,
+            "weights_sha256": self.job.weights_sha256(),
+            "mode": options.mode,
+            "control": options.control,
+            "seed": self.job.parts.seed,
+        }
+        plot_curve(self.log.rows(), self.job.folder / "curve.png", self.job.folder.name)
+        self.job.trackers.finish(summary)
+        write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
+        self.journal.write("finished")
+        return summary
+
+    @contextmanager
+    def _handle_interrupts(self) -> Iterator[None]:
+        """The first Ctrl-C stops after the current step; a second one at once (nothing is lost either way)."""
+
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            if self.stop_requested:
+                raise KeyboardInterrupt
+            self.stop_requested = True
+            self.console.note("stopping after this step (press Ctrl-C again to stop at once)")
+
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: Ctrl-C is for another
+            yield
+            return
+        try:
+            before = signal.signal(signal.SIGINT, request_stop)
+        except ValueError:  # not the main thread: the caller there stops us by other means
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,52 @@
+"""Formats a trajectory: as a line for the console, and as a JSON row of `rollouts/` and of a failed batch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rlvr.core.protocols import TaskSource
+from rlvr.core.types import Score, Trajectory
+from rlvr.training.failure_groups import task_features
+
+HEAD, TAIL = 200, 300  # characters of a verdict's detail that are kept
+
+
+def format_scores(trajectory: Trajectory) -> str:
+    verdicts = [f"{s.outcome.value}{f' ({s.reason})' if s.reason else ''}" for s in trajectory.scores.values()]
+    reward = "no reward" if trajectory.reward is None else f"reward {trajectory.reward:.3g}"
+    return f"{reward}, {', '.join(verdicts)}"
+
+
+def score_to_json(score: Score) -> dict[str, Any]:
+    """A score as JSON. A long detail keeps its beginning and end: a traceback ends with the error."""
+    detail = score.detail
+    if len(detail) > HEAD + TAIL:
+        detail = f"{detail[:HEAD]} ... {detail[-TAIL:]}"
+    fields = {"value": score.value, "outcome": score.outcome.value, "reason": score.reason, "parts": score.parts}
+    return fields | ({"detail": detail} if detail else {})
+
+
+def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> str:
+    """A trajectory as one JSON line: everything but the token masks, and what its source says of the task."""
+    t = trajectory
+    row = {
+        "rollout_id": t.rollout_id,
+        "group_id": t.group_id,
+        "task_id": t.task.id if t.task else "",
+        "level": t.task.level if t.task else "",
+        **({"features": task_features(source, t.task)} if source and t.task else {}),
+        "prompt": t.prompt,
+        **({"rendered_prompt": t.rendered_prompt} if t.rendered_prompt else {}),  # what the model read
+        "response": t.response,
+        **({} if t.answer is None else {"answer": t.answer}),  # the last turn, which alone is judged
+        "reward": t.reward,
+        "advantage": t.advantage,
+        "scores": {name: score_to_json(score) for name, score in t.scores.items()},
+        "stop_reason": t.stop_reason.value if t.stop_reason else None,
+        "policy_version": t.policy_version,
+        "policy_fingerprint": t.policy_fingerprint,
+        "response_tokens": t.response_tokens,
+        "logprobs": [round(x, 6) for x in t.logprobs],
+    }
+    return json.dumps(row) + "\n"

@@ -1,0 +1,165 @@
+"""The update of one step of reinforcement learning: rewards to advantages to optimizer steps, with its metrics.
+
+`collector` samples what a step learns from, and a schedule (`rlvr.training.schedules`) calls both. Everything here is
+written against the protocols: the same code trains the engine in this process or a remote one.
+Exercised by `python -m pytest tests/test_training_step.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.update import Passes, StreamPlan, loss_config, measure_divergence, update, update_streamed
+from rlvr.algorithms.update_statistics import UpdateStatistics
+from rlvr.core import rng
+from rlvr.core.messages import AdamParams
+from rlvr.core.protocols import SamplingClient
+from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
+from rlvr.training.collector import Collector
+from rlvr.training.compatibility import check_compatibility, list_advice
+from rlvr.training.errors import TrainingStoppedError, check_error_budget
+from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level
+from rlvr.training.monitor import Monitor
+from rlvr.training.parts import StepBatch, TrainerParts
+
+
+class Trainer:
+    """Updates the policy. The client's weights, the curriculum and the running baseline outlive a step."""
+
+    def __init__(self, parts: TrainerParts, monitor: Monitor) -> None:
+        self.parts, self.monitor, self.options = parts, monitor, parts.options
+        self.collector = Collector(parts)
+        self.passes = Passes(parts.options.ppo_epochs, parts.options.num_substeps, parts.options.target_kl)
+        self.current_batch: list[Trajectory] = []  # of the step in progress: written to a file if the step fails
+        self.baseline = RunningBaseline(parts.algorithm.baseline_decay)
+        self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.kl_coef` is not 0
+        if parts.options.mode == "rlvr":
+            check_compatibility(parts.algorithm, parts.params, parts.options)
+            check_supported(parts.algorithm, parts.client.capabilities)
+            for text in list_advice(parts.algorithm, parts.params):
+                monitor.warn(text)
+
+    def accept(self, step: int, batch: TrajectoryBatch) -> None:
+        """Check a batch against the error budget, and let the curriculum see its verdicts."""
+        self._check_error_budget(step, batch)
+        if self.options.control == "none":  # a control run must learn nothing from the verifier, by the curriculum too
+            self.parts.curriculum.observe(verdicts_by_level(batch, self.parts.reward.name))
+
+    def update(self, step: int, collected: StepBatch) -> dict[str, float]:
+        """Make all optimizer steps of one training step; metrics of the completions and of the update."""
+        self.current_batch = collected.batch
+        statistics = update(
+            self.parts.client,
+            self.parts.algorithm,
+            collected.batch,
+            self._adam(step),
+            self.passes,
+            key=rng.key(self.parts.seed, step),
+            check=lambda first: self._check_gap(step, first.gap, collected.batch),
+            **self._update_options(),
+        )
+        return self._metrics(step, collected, statistics)
+
+    def learn_from(self, step: int, arriving: Iterable[Sequence[Trajectory]]) -> tuple[dict[str, float], StepBatch]:
+        """Update from a batch that arrives in parts: part by part with `num_minibatches`, else once it is whole."""
+        if self.options.num_minibatches > 1:
+            metrics, collected = self._update_streamed(step, arriving)
+            self.accept(step, collected.all)
+            return metrics, collected
+        batch = [t for part in arriving for t in part]
+        collected = StepBatch(TrajectoryBatch(batch), batch)
+        self.accept(step, collected.all)
+        return self.update(step, collected), collected
+
+    def _update_streamed(
+        self, step: int, arriving: Iterable[Sequence[Trajectory]]
+    ) -> tuple[dict[str, float], StepBatch]:
+        """`update` from minibatches that are still arriving, and what they were in the end."""
+        batch = self.current_batch = list[Trajectory]()
+        o = self.options
+
+        def record_parts() -> Iterator[Sequence[Trajectory]]:
+            for number, part in enumerate(arriving, 1):
+                batch.extend(part)
+                if number % o.num_minibatches == 0:  # the last one before an optimizer step
+                    self._check_error_budget(step, TrajectoryBatch(batch))
+                yield part
+
+        stream = StreamPlan(o.num_substeps, o.num_minibatches, o.prompts_per_step * o.group_size // o.num_substeps)
+        statistics = update_streamed(
+            self.parts.client,
+            self.parts.algorithm,
+            record_parts(),
+            self._adam(step),
+            stream,
+            check=lambda first: self._check_gap(step, first.gap, batch),
+            **self._update_options(),
+        )
+        collected = StepBatch(TrajectoryBatch(batch), batch)
+        return self._metrics(step, collected, statistics), collected
+
+    def _adam(self, step: int) -> Callable[[int], AdamParams]:
+        per_step = self.options.ppo_epochs * self.options.num_substeps
+        rates, steps = self.options.optimizer, self.options.steps * per_step
+        return lambda number: rates.at(step * per_step + number, steps)
+
+    def _update_options(self) -> dict[str, Any]:
+        return {
+            "baseline": self.baseline,
+            "max_tokens": self.parts.params.max_tokens or 0,
+            "temperature": self.parts.params.temperature,
+            "reference": self.reference,
+        }
+
+    def _metrics(self, step: int, collected: StepBatch, statistics: UpdateStatistics) -> dict[str, float]:
+        change = self._measure_change(step, collected) if statistics.updates else {}
+        completions = answer_statistics(collected.all, self.parts.reward.name)
+        if self.parts.algorithm.has_penalty:
+            completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
+        progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
+        updates = statistics.metrics()
+        self.monitor.watch_drift(step, updates)
+        return {**completions, "rollout/waves": float(collected.waves), **updates, **change, **progress}
+
+    def _measure_change(self, step: int, collected: StepBatch) -> dict[str, float]:
+        """Measure how far the updates took the policy from the one that sampled, by a forward pass over a few groups.
+
+        Whole groups: their completions share the computation of their prompt.
+        """
+        scored = [t for t in collected.batch if t.reward is not None and not t.is_empty]
+        groups = list(group_by(scored, lambda t: t.group_id).values())
+        few = [t for group in groups[:: max(1, len(groups) // max(2, len(groups) // 16))] for t in group]
+        config = loss_config(self.parts.algorithm, self.parts.client, self.parts.params.temperature)
+        change = measure_divergence(self.parts.client, few, config)
+        self.monitor.watch_policy_change(step, change)
+        return {"optim/kl_after": change}
+
+    def _check_gap(self, step: int, gap: float, batch: Sequence[Trajectory]) -> None:
+        """Raise TrainingStoppedError if sampler and trainer give too different log-probs for the same tokens."""
+        if any(t.policy_version < step for t in batch):
+            return  # stale completions differ on purpose: only those of this version say how well both agree
+        comparable = self.parts.params.temperature == 1 or self.parts.client.capabilities.scores_at_temperature
+        if gap > self.options.gap_stop and comparable:
+            raise TrainingStoppedError(
+                f"step {step}: sampler and trainer disagree by {gap:.3g} nats a token on average, more than "
+                f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Check that both run the "
+                "same weights in the same dtype, or raise the threshold knowingly"
+            )
+        self.monitor.watch_gap(step, gap)
+
+    def _check_error_budget(self, step: int, batch: TrajectoryBatch) -> None:
+        name = self.parts.reward.name
+        completions = last_of_rollouts(batch)
+        failed = [t.scores[name] for t in completions if t.reward is None and name in t.scores]
+        check_error_budget(f"step {step}", name, failed, len(completions), self.options.error_budget)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores beside the weights."""
+        return {"curriculum": self.parts.curriculum.state(), "baseline": self.baseline.value}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.parts.curriculum.restore(state["curriculum"])
+        self.baseline.value = state["baseline"]

@@ -1,0 +1,161 @@
+"""The options of RL training: sizes, limits, the schedule of sampling, and the learning rate.
+
+Three sizes are easily confused. A step's batch is cut into `num_substeps` optimizer steps; each of these may be made of
+`num_minibatches` forward-backward calls, as their groups arrive; and the batch is used `ppo_epochs` times.
+Exercised by `python -m pytest tests/test_compatibility.py`. What these options may not be combined with is in
+`rlvr.training.compatibility`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from rlvr.core.messages import AdamParams
+
+SCHEDULES = ("sync", "fixed_lag", "completion")
+
+
+def scaled_learning_rate(base: float, base_batch: int, batch: int) -> float:
+    """Scale a learning rate from batches of `base_batch` completions to `batch`: with the square root of the size.
+
+    The noise of a gradient falls as 1 / sqrt(batch), and Adam divides by it (arXiv:2205.10287).
+    """
+    if not base > 0 or base_batch < 1 or batch < 1:
+        raise ValueError(
+            f"scaled_learning_rate: base={base}, base_batch={base_batch}, batch={batch}; expected a rate above 0 and "
+            "batches of at least 1"
+        )
+    return base * math.sqrt(batch / base_batch)
+
+
+@dataclass(frozen=True)
+class LearningRateSchedule:
+    """AdamW and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
+
+    The rate decays to `final_rate` x `learning_rate`. `grad_clip` is the largest global norm, 0 for none.
+    """
+
+    learning_rate: float = 1e-5
+    warmup_steps: int = 0
+    decay: str = "constant"
+    final_rate: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise ValueError(f"decay={self.decay!r}; expected constant, linear or cosine")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate={self.learning_rate}, expected a number above 0")
+        if not self.eps > 0:
+            raise ValueError(f"eps={self.eps}, expected a number above 0: AdamW divides by it if there is no gradient")
+        if not 0 <= self.final_rate <= 1:
+            raise ValueError(f"final_rate={self.final_rate}, expected 0 to 1 (a share of learning_rate)")
+        if self.decay == "constant" and self.final_rate:
+            raise ValueError(f"final_rate={self.final_rate} has no effect with decay=constant; use linear or cosine")
+
+    def at(self, step: int, steps: int) -> AdamParams:
+        """The parameters of optimizer step `step` (from 0) of `steps`."""
+        rate = self.learning_rate * min(1.0, (step + 1) / (self.warmup_steps + 1))
+        if step >= self.warmup_steps and self.decay != "constant":
+            through = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+            left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
+            rate = self.learning_rate * (self.final_rate + (1 - self.final_rate) * left)
+        return AdamParams(rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip)
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Sizes and safety limits of RL training. `mode` is rlvr, or sft for supervised fine-tuning alone.
+
+    With `until` training ends as soon as an interim evaluation (`evaluation.every`) reaches that pass rate; 0 means all
+    `steps`. A step samples `prompts_per_step` groups of `group_size` completions; groups with equal rewards may be
+    replaced by up to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs` times
+    in `num_substeps` optimizer steps each; once the policy is further than `target_kl` (0: no limit) from the sampler,
+    the other updates of the step are skipped. The first step that ends further than `kl_warn` from it, measured on a
+    sixteenth of the completions, is a warning. `gap_warn` and `gap_stop` bound the mean absolute difference between the
+    log-probs of sampler and trainer; `error_budget` is the share of completions whose verifier may fail before the run
+    stops. A prompt of more than `max_prompt_tokens` (None: what fits the model) stops it too.
+
+    With `num_minibatches` above 1 every optimizer step adds up the gradients of that many forward-backward calls, each
+    made as soon as its groups are sampled. With `max_steps_off_policy` above 0 a completion may be that many steps
+    older than the policy that learns from it, so sampling never waits for training. `schedule` is sync (sample a batch,
+    learn from it), fixed_lag (batch b is sampled by version max(0, b - max_steps_off_policy), in order: a resumed run
+    is the same to the bit) or completion (what is sampled first is learned from first; nothing is older than
+    `max_steps_off_policy`). None means sync if both numbers have their minimum, else fixed_lag. Under completion a
+    group that would become too old is waited for (`stale=pace`) or discarded (`stale=discard`).
+
+    `control=random_reward` trains on coin flips instead of verdicts, which shows the gain without any signal
+    (arXiv:2506.10947). Rewards in the training metrics are then the coins; pass rates and evaluations stay true, but
+    neither `until` nor a curriculum uses them.
+    """
+
+    mode: str = "rlvr"
+    steps: int = 100
+    until: float = 0.0
+    prompts_per_step: int = 32
+    group_size: int = 8
+    refill: int = 0
+    num_substeps: int = 1
+    num_minibatches: int = 1
+    ppo_epochs: int = 1
+    max_steps_off_policy: int = 0
+    schedule: str | None = None
+    stale: str = "pace"
+    target_kl: float = 0.0
+    max_prompt_tokens: int | None = None
+    control: str = "none"
+    kl_warn: float = 0.1
+    gap_warn: float = 0.01
+    gap_stop: float = 0.1
+    error_budget: float = 0.05
+    optimizer: LearningRateSchedule = field(default_factory=LearningRateSchedule)
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[str | None, ...]] = {
+            "mode": ("rlvr", "sft"),
+            "control": ("none", "random_reward"),
+            "schedule": (*SCHEDULES, None),
+            "stale": ("pace", "discard"),
+        }
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                *others, last = ("null" if k is None else k for k in known)
+                raise ValueError(f"training.{name}={value!r}; expected {', '.join(others)} or {last}")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"training.max_prompt_tokens={self.max_prompt_tokens}, expected at least 1, or null")
+        if not self.kl_warn > 0:
+            raise ValueError(f"training.kl_warn={self.kl_warn}, expected a divergence above 0")
+        least = dict.fromkeys(("steps", "refill", "max_steps_off_policy"), 0) | dict.fromkeys(
+            ("prompts_per_step", "group_size", "num_substeps", "num_minibatches", "ppo_epochs"), 1
+        )
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"training.{name}={getattr(self, name)}, expected at least {low}")
+        if not 0 <= self.until <= 1:
+            raise ValueError(f"training.until={self.until}, expected a pass rate from 0 to 1")
+        if not 0 < self.gap_warn <= self.gap_stop:
+            raise ValueError(f"training: gap_warn={self.gap_warn}, gap_stop={self.gap_stop}; expected 0 < warn <= stop")
+        if not 0 <= self.error_budget <= 1:
+            raise ValueError(f"training.error_budget={self.error_budget}, expected a share from 0 to 1")
+        if not self.target_kl >= 0:
+            raise ValueError(f"training.target_kl={self.target_kl}, expected 0 (never) or a divergence above 0")
+        if self.target_kl and self.ppo_epochs * self.num_substeps == 1:
+            raise ValueError(
+                "training.target_kl has no effect with one update a step; raise ppo_epochs or num_substeps"
+            )
+
+    @property
+    def order(self) -> str:
+        """The schedule in effect: `schedule`, or the one that the other options imply."""
+        streams = self.max_steps_off_policy > 0 or self.num_minibatches > 1
+        return self.schedule or ("fixed_lag" if streams else "sync")
+
+    @property
+    def slots(self) -> int:
+        """The most groups in flight: sampled or being sampled, and not yet learned from."""
+        return self.prompts_per_step * (self.max_steps_off_policy + 1)

@@ -1,0 +1,1 @@
+"""What both servers stand on: authentication, errors, logs, sockets."""

@@ -1,0 +1,272 @@
+"""The ASGI middleware of both servers: API keys, Host and Origin checks, body limits, one log line per request.
+
+It wraps the whole application, so it also sees requests that match no route. A body is counted while it arrives and
+refused as soon as it is too large, whatever its headers say. Without keys a server answers on the loopback interface
+only, and then `Host` and `Origin` are checked: a web page in a browser on this machine must not reach the server by a
+name that resolves to 127.0.0.1.
+
+A server subclasses `Middleware` and overrides its rules: the form of errors, paths without a key, limits. Exercised by
+tests/test_service_middleware.py and tests/test_tinker_http.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rlvr.web.auth import ApiKeys
+from rlvr.web.errors import HttpError
+from rlvr.web.logs import FieldLogger, bind_ids, clear_ids
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Middleware:
+    """Rules that both servers share. `log` writes one line per request; without keys, `loopback_only` should be set."""
+
+    key_hint = "send it as Authorization: Bearer KEY, or as X-API-Key"
+    body_hint = ""  # how to send less, or where the limit is set
+    body_seconds: float | None = None  # within which a body must be complete
+    max_arriving_bytes = math.inf  # of the bodies that one owner is sending at a time
+    max_drained_bytes = 1 << 30  # of a refused body that are read and dropped, so that its client reads the response
+
+    def __init__(self, app: AsgiApp, keys: ApiKeys, log: FieldLogger, *, loopback_only: bool) -> None:
+        self._app, self._keys, self._log, self._loopback_only = app, keys, log, loopback_only
+        self._arriving: Counter[str] = Counter()  # owner -> bytes of bodies that are being received and read
+
+    # Rules
+
+    def error(self, status: int, code: str, detail: str, retry_after: float | None = None) -> HttpError:
+        raise NotImplementedError
+
+    def internal_error(self, error: Exception) -> HttpError:
+        raise NotImplementedError
+
+    def key_of(self, headers: dict[str, str]) -> str:
+        return headers.get("x-api-key", "")
+
+    def is_open(self, path: str) -> bool:
+        """Whether a path is served without a key."""
+        raise NotImplementedError
+
+    def is_quiet(self, scope: Scope, status: int) -> bool:
+        """Whether a request is logged at level debug only."""
+        raise NotImplementedError
+
+    def is_own_origin(self, origin: str, headers: dict[str, str]) -> bool:
+        """Whether a web page of this origin may use a server without keys."""
+        raise NotImplementedError
+
+    def max_body(self, path: str) -> int:
+        raise NotImplementedError
+
+    def logged_path(self, path: str) -> str:
+        return path
+
+    def check_rate(self, scope: Scope, owner: str) -> None:
+        """Raise an error if the owner sends too many requests."""
+
+    def is_preflight(self, scope: Scope) -> bool:
+        """Whether to answer 204 at once: a browser's question before a request from another origin has no key."""
+        return False
+
+    def response_headers(self, scope: Scope, headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """Further headers of a response that has these."""
+        return {}
+
+    def count_response(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a response for the server's metrics."""
+
+    # What is done with them
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._authenticate(scope, scope.setdefault("state", {}))
+        except HttpError as error:
+            self._log.warning("websocket refused", path=scope["path"][:300], reason=str(error))
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": getattr(error, "code", "refused")})
+            return
+        await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_at, request_id = time.perf_counter(), f"req-{secrets.token_hex(8)}"
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state |= {"request_id": request_id, "owner": "", "reason": ""}
+        clear_ids()
+        bind_ids(request_id=request_id)
+        status, received, is_started, is_complete = 0, 0, False, False
+        limit = self.max_body(scope["path"])
+        deadline = None if self.body_seconds is None else asyncio.get_running_loop().time() + self.body_seconds
+
+        async def drain() -> None:
+            """Read the rest of a refused body: clients retry when a connection closes while they still send."""
+            dropped = 0
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    while dropped < self.max_drained_bytes:
+                        message = await receive()
+                        dropped += len(message.get("body", b""))
+                        if message["type"] != "http.request" or not message.get("more_body", False):
+                            return
+
+        async def receive_counted() -> Message:
+            nonlocal received, is_complete
+            if is_complete:  # the next message is the client's disconnect, whenever it comes
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise self.error(408, "too_slow", f"the body was not complete after {self.body_seconds:g} s") from None
+            is_complete = not message.get("more_body", False)
+            if message["type"] == "http.request":
+                size, owner = len(message.get("body", b"")), state["owner"]
+                received += size
+                self._arriving[owner] += size
+                if received > limit or self._arriving[owner] > self.max_arriving_bytes:
+                    if not is_complete:
+                        await drain()
+                    raise self._too_large(limit) if received > limit else self._too_many_bytes(owner)
+            return message
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status, is_started
+            if message["type"] == "http.response.start":
+                status, is_started = message["status"], True
+                headers = {name.lower(): value for name, value in message.get("headers", ())}
+                added = {**self.response_headers(scope, headers), b"x-request-id": request_id.encode()}
+                added = [(name, value) for name, value in added.items() if name not in headers]
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        try:
+            if self.is_preflight(scope):
+                await send_marked({"type": "http.response.start", "status": 204, "headers": []})
+                await send_marked({"type": "http.response.body"})
+                return
+            self._authenticate(scope, state)
+            self.check_rate(scope, state["owner"])
+            if (declared := _declared_length(headers_of(scope))) > limit:
+                await drain()
+                raise self._too_large(limit, declared)
+            await self._app(scope, receive_counted, send_marked)
+        except HttpError as error:
+            if not is_started:
+                await send_error(send_marked, error, state)
+        except Exception as error:
+            self._log.exception("a request failed by our fault", path=self.logged_path(scope["path"])[:300])
+            if not is_started:
+                await send_error(send_marked, self.internal_error(error), state)
+        finally:
+            self._arriving[state["owner"]] -= received
+            self._arriving += Counter()  # drops owners at zero
+            seconds = time.perf_counter() - started_at
+            self.count_response(scope, status or 500, seconds)
+            self._log_request(scope, state, status, seconds)
+
+    def _log_request(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
+        """One line per request. `owner` is a hash of the key, `reason` the error that the client was sent."""
+        if self.is_quiet(scope, status):
+            write = self._log.debug
+        else:
+            write = self._log.info if status < 400 else self._log.error if status == 500 else self._log.warning
+        reason = {"reason": state["reason"][:2_000]} if state["reason"] else {}
+        write(
+            "request", method=scope["method"], path=self.logged_path(scope["path"])[:300], status=status,
+            owner=state["owner"], seconds=round(seconds, 4), **reason,
+        )  # fmt: skip
+
+    def _authenticate(self, scope: Scope, state: dict[str, Any]) -> None:
+        headers, path = headers_of(scope), scope["path"]
+        key = self.key_of(headers)
+        owner = state["owner"] = self._keys.owner(key) or ""
+        if self._loopback_only:
+            host, origin = headers.get("host", ""), headers.get("origin")
+            if host_name(host) not in LOOPBACK:
+                served = ", ".join(LOOPBACK)
+                detail = f"host {host[:100]!r}: a server without API keys answers on {served} only"
+                raise self.error(403, "wrong_host", detail)
+            if origin is not None and not self.is_own_origin(origin, headers):
+                raise self.error(403, "wrong_origin", f"a web page of {origin[:100]!r} may not use this server")
+        if not owner and not self.is_open(path):
+            fault = "unknown API key" if key else "the API key is missing"
+            raise self.error(401, "no_key", f"{fault}: {self.key_hint}")
+
+    def _too_large(self, limit: int, declared: int | None = None) -> HttpError:
+        size = f"more than {limit:,}" if declared is None else f"{declared:,}"
+        return self.error(
+            413, "body_too_large", f"the body has {size} bytes; at most {limit:,} are taken{self.body_hint}"
+        )
+
+    def _too_many_bytes(self, owner: str) -> HttpError:
+        detail = f"{self._arriving[owner]:,} bytes of yours are arriving at the same time; send fewer requests at once"
+        return self.error(429, "busy", detail, retry_after=1.0)
+
+
+async def send_error(send: Send, error: HttpError, state: dict[str, Any]) -> None:
+    state["reason"] = str(error)
+    body = error.body(state["request_id"])
+    headers = {**error.headers(), "content-length": str(len(body))}
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def register_error_handlers(
+    app: Starlette, convert: Callable[[Request, Exception], HttpError], kinds: tuple[type[Exception], ...]
+) -> None:
+    """Give every error of the application the one form: an `HttpError` as it is, `kinds` by `convert`."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        cause = error.__cause__ if isinstance(error, HTTPException) else None  # raised while the body was read
+        if isinstance(cause, HttpError):
+            error = cause
+        if not isinstance(error, HttpError):
+            error = convert(request, error)
+        state = request.scope.setdefault("state", {})
+        state["reason"] = str(error)
+        return Response(error.body(state.get("request_id", "")), error.status, error.headers())
+
+    for kind in (HttpError, HTTPException, *kinds):
+        app.add_exception_handler(kind, handle)
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def host_name(host: str) -> str:
+    """The host without its port; an IPv6 address keeps its brackets."""
+    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+def _declared_length(headers: dict[str, str]) -> int:
+    """The declared length of a body; 0 if it is missing or malformed (the body is counted while it arrives anyway)."""
+    declared = headers.get("content-length", "0")
+    return int(declared) if declared.isascii() and declared.isdecimal() and len(declared) < 20 else 0

@@ -1,0 +1,167 @@
+"""How both servers listen: the socket, who may reach it, how many connections, and a graceful stop.
+
+    with bind_socket(host, port) as listening:
+        run_server(app, listening, on_ready=lambda: print(server_url(listening)), on_stop=release)
+
+Exercised by tests/test_service_starts.py and tests/test_tinker_serve.py. Left out on purpose: TLS, which a proxy in
+front of the server does better (see docs/tinker.md).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rlvr.web.auth import KEYS_VARIABLE, ApiKeys
+
+MAX_OPEN_FILES = 65_536  # every client that waits holds a connection
+BACKLOG = 2_048  # connections that wait to be accepted
+MAX_HEAD_BYTES = 512 << 10  # of a request's head, with what arrived in one piece behind it
+HEAD_SECONDS = 30.0  # within which a connection's next head must be complete, once it has begun
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ValueError(f"--host {host!r}: expected an IP address of this machine, or localhost") from error
+
+
+def check_exposure(host: str, keys: ApiKeys, prefix: str = "") -> None:
+    """Refuse an address that other machines can reach if there are no keys."""
+    if not is_loopback(host) and not keys:
+        each = f", each beginning with {prefix}" if prefix else ""
+        raise ValueError(
+            f"--host {host} can be reached from other machines, and no API key is set: anyone could train and read "
+            f"here. Give --keys FILE (one key a line{each}) or {KEYS_VARIABLE}, or listen on 127.0.0.1"
+        )
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A bound socket, made before anything is loaded so that a taken port is reported at once. Port 0: any free one."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ValueError(
+            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); give another --port "
+            "(0 takes any that is free)"
+        ) from error
+    return listening
+
+
+def server_url(listening: socket.socket) -> str:
+    """The address of a socket, e.g. http://127.0.0.1:3035."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def max_connections() -> int:
+    """The limit of open files, less what the server itself opens: a save must not fail because of many clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):  # some systems allow less than their hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(64, min(MAX_OPEN_FILES, MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) - 256)
+
+
+def run_server(
+    app: Any,
+    listening: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    on_stop: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> None:
+    """Serve with uvicorn until SIGINT or SIGTERM; `options` are uvicorn's.
+
+    `on_ready` is called once requests are answered, `on_stop` in the signal handler: it ends requests that are held.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            on_ready()
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Unlike uvicorn's own, leaves the exit code to the caller."""
+
+            def stop(number: int, frame: Any) -> None:
+                on_stop()
+                self.handle_exit(number, frame)  # a second Ctrl-C does not wait for connections
+
+            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    defaults = {
+        "http": protocol_class(), "log_config": None, "access_log": False, "timeout_keep_alive": 75,
+        "limit_concurrency": max_connections(),
+    }  # fmt: skip
+    Server(uvicorn.Config(app, **{**defaults, **options})).run(sockets=[listening])
+
+
+def protocol_class() -> Any:
+    """uvicorn's HTTP on httptools, with bounds on a request's head: in bytes, which would fill memory, and in time,
+    since a slow one would hold its connection forever. Without httptools, h11 has bounds of its own."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "auto"
+
+    class BoundedHttpProtocol(HttpToolsProtocol):
+        _head_bytes, _timer = 0, None  # of the head that is being read; the timer is None between two heads
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._timer is not None:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._abort()
+                    return
+            super().data_received(data)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if self._timer is None:  # the first request's timer starts with the connection
+                self._start_timer()
+
+        def on_headers_complete(self) -> None:
+            self._stop_timer()
+            super().on_headers_complete()
+
+        def _start_timer(self) -> None:
+            self._head_bytes, self._timer = 0, self.loop.call_later(HEAD_SECONDS, self._abort)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _abort(self) -> None:
+            self._stop_timer()
+            if not self.transport.is_closing():
+                self.transport.abort()
+
+    return BoundedHttpProtocol

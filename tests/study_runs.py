@@ -1,0 +1,34 @@
+"""A study whose runs take a second each: a table of logits in place of a model."""
+
+from __future__ import annotations
+
+from rlvr.cli.main import run
+from rlvr.study.study_folder import open_study
+from rlvr.study.study_plan import StudyPlan, read_plan
+
+MOCK = """
+client: mock
+env: {name: toy}
+rollout: {max_tokens: 8}
+reward: {type: keyword_contains, kwargs: {keywords: [answer, solution]}}
+training: {steps: 5, prompts_per_step: 2, group_size: 4, optimizer: {learning_rate: 0.01}}
+evaluation: {tasks: 4, samples: 4}
+"""
+
+
+def planned(*overrides: str, environment: tuple[str, ...] = (), name: str | None = None) -> StudyPlan:
+    """The plan of `rlvr study --config=mock.yaml ...`."""
+    return read_plan(overrides, environment, name, config="mock.yaml")
+
+
+def studied(*words: str) -> list[str]:
+    """The command."""
+    return ["study", "--config=mock.yaml", *words]
+
+
+def make_runs(plan: StudyPlan, *without: str) -> None:
+    """Make the runs of a plan, except those named, in this process: as the study would, and faster."""
+    with open_study(plan):
+        for planned_run in plan.runs:
+            if planned_run.name not in without:
+                assert run(plan.command(planned_run)) == 0

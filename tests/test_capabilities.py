@@ -1,0 +1,136 @@
+"""What works where: every option of the table is tried on every client, and works or is refused as the table says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlvr.algorithms import ALGORITHMS, Algorithm, resolve_algorithm
+from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.capabilities import check_supported, list_options, support_table
+from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.algorithms.update import Passes, update
+from rlvr.clients.local import LocalTrainingClient
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
+from rlvr.clients.registry import known_clients, resolve_client
+from rlvr.core.messages import AdamParams
+from rlvr.core.protocols import ClientCapabilities
+from rlvr.core.types import Trajectory
+
+CLIENTS = {"local": LocalTrainingClient.capabilities, "mock": MockTrainingClient.capabilities}
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+# The table's first column, and a row of the algorithm table that uses just this option.
+OPTIONS: dict[str, Algorithm] = {
+    **{
+        f"loss={name}": resolve_algorithm("reinforce", loss=name, **(CLIP if LOSS_SPECS[name].has_clip else {}))
+        for name in RL_LOSSES
+    },
+    "kl_in=reward": resolve_algorithm("reinforce", kl_coef=0.1),
+    "kl_in=loss": resolve_algorithm("reinforce", kl_coef=0.1, kl_in="loss"),
+    "entropy=sampled": resolve_algorithm("reinforce", entropy_coef=0.1),
+    "entropy=exact": resolve_algorithm("reinforce", entropy_coef=0.1, entropy="exact"),
+    "importance_cap": resolve_algorithm("reinforce", importance_cap=2.0),
+    "mask_truncated": resolve_algorithm("reinforce", mask_truncated=True),
+    "overlong_buffer": resolve_algorithm("reinforce", overlong_buffer=1),
+}
+TABLE = support_table(CLIENTS.values())
+ROWS = {line[0]: dict(zip(("needs", *CLIENTS), line[1:], strict=True)) for line in TABLE[1:]}
+
+
+def make_client(kind: str, client: Callable[..., Any]) -> Any:
+    return client("qwen3") if kind == "local" else MockTrainingClient(TablePolicy(["a", "b", "c"], spread=2.0))
+
+
+def train(trainer: Any, row: Algorithm) -> Any:
+    """A real update of three answers; the reference is the policy itself as it is now."""
+    batch = [
+        Trajectory("p", [2], "r", tokens, [-1.0] * len(tokens), reward=reward, group_id="g", rollout_id=str(i))
+        for i, (tokens, reward) in enumerate((([2], 1.0), ([3, 4], 0.0), ([4], 0.0)))
+    ]
+    reference = trainer.save_weights_and_get_sampling_client()
+    return update(
+        trainer,
+        row,
+        batch,
+        lambda n: AdamParams(0.01),
+        Passes(),
+        baseline=RunningBaseline(),
+        max_tokens=2,
+        reference=reference,
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(CLIENTS))
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_every_option_works_or_is_refused_as_the_table_says(option: str, kind: str, client: Callable[..., Any]) -> None:
+    """yes: an update steps the weights. no: `check_supported` names option and client, and the client refuses."""
+    trainer, row = make_client(kind, client), OPTIONS[option]
+    if ROWS[option][kind] == "yes":
+        check_supported(row, trainer.capabilities)
+        assert train(trainer, row).updates == 1
+        assert trainer.policy.version == 1
+        return
+    with pytest.raises(ValueError) as refused:
+        check_supported(row, trainer.capabilities)
+    assert f"algorithm.{option}" in str(refused.value) and f"client={kind}" in str(refused.value)
+    with pytest.raises(ValueError):
+        train(trainer, row)
+    assert trainer.policy.version == 0
+
+
+def test_the_table_has_every_option_once() -> None:
+    """The losses, and whatever `list_options` can say of an algorithm."""
+    assert set(ROWS) == set(OPTIONS)
+    assert {f"loss={loss}" for loss in RL_LOSSES} <= set(ROWS)
+    for option, row in OPTIONS.items():
+        assert option in {o.key for o in list_options(row)}
+    assert TABLE[0] == ["option", "needs", "local", "mock"]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_is_supported_by_every_client(name: str) -> None:
+    for client in known_clients():
+        check_supported(ALGORITHMS[name], resolve_client(client).capabilities)
+
+
+def test_a_refusal_names_the_option_the_client_the_missing_capability_and_the_remedy() -> None:
+    with pytest.raises(ValueError) as refused:
+        check_supported(OPTIONS["entropy=exact"], MockTrainingClient.capabilities)
+    assert str(refused.value) == (
+        "algorithm.entropy=exact is not supported by client=mock (it needs full logits); use entropy=sampled"
+    )
+
+
+PLAIN = ClientCapabilities("plain", frozenset(RL_LOSSES))
+NARROW = ClientCapabilities("narrow", frozenset({"ppo"}))
+
+
+def test_a_client_without_features_accepts_options_that_change_only_advantages() -> None:
+    check_supported(resolve_algorithm("ppo", entropy_coef=0.1, importance_cap=2.0), PLAIN)
+    for overrides, remedy in (
+        ({"kl_coef": 0.1, "kl_in": "loss"}, "use kl_in=reward"),
+        ({"entropy_coef": 0.1, "entropy": "exact"}, "use entropy=sampled"),
+        ({"kl_coef": 0.1}, "set kl_coef=0"),
+    ):
+        with pytest.raises(ValueError, match=f"client=plain .*; {remedy}"):
+            check_supported(resolve_algorithm("ppo", **overrides), PLAIN)
+    # The protocol's dro has no mask: it would pull on the prompt too.
+    with pytest.raises(ValueError, match=r"loss=dro is not supported by client=plain .*inputs beside"):
+        check_supported(resolve_algorithm("dro"), PLAIN)
+
+
+def test_every_unsupported_option_is_named_at_once_and_a_missing_loss_with_those_there_are() -> None:
+    row = resolve_algorithm("gspo", kl_coef=0.1, kl_in="loss", entropy_coef=0.1, entropy="exact")
+    with pytest.raises(ValueError) as refused:
+        check_supported(row, NARROW)
+    message = str(refused.value)
+    assert "algorithm.loss=gspo is not supported by client=narrow (its losses: ppo)" in message
+    assert "algorithm.kl_in=loss" in message and "algorithm.entropy=exact" in message
+
+
+def test_the_table_says_no_where_a_loss_or_a_feature_is_missing() -> None:
+    rows = {line[0]: line[2:] for line in support_table([NARROW, PLAIN])[1:]}
+    assert rows["loss=ppo"] == ["yes", "yes"] and rows["loss=gspo"] == ["no", "yes"]
+    assert rows["loss=dro"] == ["no", "no"]

@@ -1,0 +1,196 @@
+"""Words of TRL's GRPOConfig and of verl's config: each is translated, or refused with what to do instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composing import BASE, compose_base, refusal_of
+
+from rlvr.config import load
+from rlvr.config.aliases import ALIASES_BY_WORD, find_alias, is_ours
+from rlvr.config.build_config import build_config
+from rlvr.config.foreign_words import FOREIGN, TRL, VERL
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with base.yaml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE)
+    return tmp_path
+
+
+def read_words(*words: str) -> dict[str, Any]:
+    """What words of the command line make of our keys, those of the base config left out."""
+    before, after = compose_base("").values, compose_base("", *words).values
+    return dict(changes(before, after))
+
+
+def changes(before: Any, after: Any, prefix: str = "") -> Any:
+    for key, value in after.items():
+        old = before.get(key) if isinstance(before, dict) else None
+        if isinstance(value, dict):
+            yield from changes(old, value, f"{prefix}{key}.")
+        elif value != old:
+            yield f"{prefix}{key}", value
+
+
+def test_the_tables_name_keys_that_exist_and_no_word_twice() -> None:
+    assert len(FOREIGN) == len(TRL) + len(VERL) and not set(FOREIGN) & set(ALIASES_BY_WORD)
+    assert all(is_ours(key) for alias in FOREIGN.values() if alias.targets for key in alias.key.split(", "))
+    assert all(alias.meaning for alias in FOREIGN.values()) and not any(map(is_ours, FOREIGN))
+
+
+def test_every_word_of_trl_is_known() -> None:
+    pytest.importorskip("trl")
+    code = "import dataclasses; from trl import GRPOConfig; print(*(f.name for f in dataclasses.fields(GRPOConfig)))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    fields = told.stdout.split()
+    assert len(fields) > 150
+    assert [name for name in fields if not is_ours(name) and find_alias(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "lr_scheduler_type=cosine warmup_steps=10",
+            {"training.optimizer.decay": "cosine", "training.optimizer.warmup_steps": 10},
+        ),
+        ("warmup_ratio=0.03 max_steps=101", {"training.steps": 101, "training.optimizer.warmup_steps": 4}),
+        (
+            "adam_beta2=0.99 weight_decay=0.1 max_grad_norm=0.2",
+            {
+                "training.optimizer.beta2": 0.99,
+                "training.optimizer.weight_decay": 0.1,
+                "training.optimizer.grad_clip": 0.2,
+            },
+        ),
+        ("beta=0.04", {"algorithm.kl_coef": 0.04, "algorithm.kl_in": "loss", "algorithm.kl_estimator": "k3"}),
+        (
+            "beta=0.04 algorithm.kl_estimator=k1",
+            {"algorithm.kl_coef": 0.04, "algorithm.kl_in": "loss", "algorithm.kl_estimator": "k1"},
+        ),
+        ("beta=0.0", {"algorithm.kl_coef": 0.0}),
+        (
+            "loss_type=dr_grpo scale_rewards=none",
+            {"algorithm.reduction": "constant", "algorithm.advantage": "group_mean"},
+        ),
+        (
+            "loss_type=grpo scale_rewards=true",
+            {"algorithm.reduction": "sequence_mean", "algorithm.advantage": "group_normalized"},
+        ),
+        (
+            "per_device_train_batch_size=8 gradient_accumulation_steps=4 num_generations=8",
+            {"training.prompts_per_step": 4, "training.group_size": 8},
+        ),
+        ("bf16=true use_cpu=true", {"model.dtype": "bfloat16", "model.device": "cpu"}),
+        ("bf16=false report_to=none use_vllm=false num_train_epochs=null push_to_hub=false", {}),
+        ("report_to=[mlflow,tensorboard]", {"tracking.mlflow": True, "tracking.tensorboard": True}),
+        ("lora_r=16 lora_alpha=32", {"model.lora.rank": 16, "model.lora.alpha": 32}),
+        ("save_steps=50 eval_steps=10 logging_steps=1", {"run.checkpoint_every": 50, "evaluation.every": 10}),
+        (
+            "data.train_batch_size=64 actor_rollout_ref.rollout.n=5 actor_rollout_ref.actor.ppo_mini_batch_size=32",
+            {"training.prompts_per_step": 64, "training.group_size": 5, "training.num_substeps": 2},
+        ),
+        (
+            "actor_rollout_ref.actor.use_kl_loss=true actor_rollout_ref.actor.kl_loss_coef=0.002",
+            {"algorithm.kl_coef": 0.002, "algorithm.kl_in": "loss", "algorithm.kl_estimator": "k3"},
+        ),
+        ("actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.kl_loss_coef=0.002", {}),
+        (
+            "algorithm.adv_estimator=grpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+            {"algorithm.advantage": "group_normalized", "algorithm.reduction": "sequence_mean"},
+        ),
+        (
+            "trainer.test_freq=5 trainer.save_freq=-1 trainer.logger=[console,mlflow]",
+            {"evaluation.every": 5, "tracking.mlflow": True},
+        ),
+    ],
+)
+def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
+    assert read_words(*words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("use_vllm=true", ["use_vllm=true (from the command line): sampling is built in"]),
+        ("lora_dropout=0.05", ["log-probs", "leave it out"]),
+        ("report_to=wandb", ["'wandb' is not supported", "tracking.mlflow"]),
+        ("num_train_epochs=3", ["training.steps = epochs"]),
+        ("push_to_hub=true", ["huggingface_hub"]),
+        ("loss_type=cispo", ["algorithm.name=cispo"]),
+        ("importance_sampling_level=sequence", ["algorithm.name=gspo"]),
+        ("warmup_steps=0.1", ["warmup_ratio"]),
+        ("warmup_ratio=3", ["expected a share"]),
+        ("warmup_ratio=some", ["expected a share"]),
+        ("beta=high", ["beta=high", "expected a number"]),
+        ("gradient_accumulation_steps=4", ["per_device_train_batch_size"]),
+        ("per_device_train_batch_size=9 num_generations=8", ["not a multiple of 8"]),
+        ("bf16=yes-please", ["bf16", "expected true or false"]),
+        ("fp16=true", ["model.dtype"]),
+        ("lr_scheduler_type=polynomial", ["expected linear, cosine"]),
+        ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
+        ("actor_rollout_ref.rollout.name=vllm", ["sampling is built in"]),
+        ("actor_rollout_ref.rollout.m=5", ["a section of verl's", "actor_rollout_ref.rollout.n"]),
+        ("data.nothing_like_this_at_all=1", ["a section of verl's"]),
+        ("trainer.n_gpus_per_node=8", ["one process trains on one device"]),
+        ("critic.optim.lr=1e-5", ["there is no critic"]),
+        ("algorithm.adv_estimator=gae", ["no critic"]),
+        ("data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=48", ["not a multiple of 48"]),
+        ("max_steps=7 trainer.total_training_steps=9", ["disagree"]),
+    ],
+)
+def test_a_word_without_a_counterpart_says_what_to_do(words: str, said: list[str]) -> None:
+    text = refusal_of("", *words.split())
+    assert all(part in text for part in said), text
+
+
+@pytest.mark.parametrize("word", [alias.word for alias in FOREIGN.values() if not alias.targets])
+def test_a_refused_word_gives_its_remedy_and_passes_where_it_is_off(word: str) -> None:
+    text = refusal_of("", f"{word}=something-else")
+    assert text.startswith(f"{word}=something-else (from the command line)")
+    if word != "importance_sampling_level":
+        assert FOREIGN[word].meaning in text
+        assert read_words(f"{word}=null") == {} == read_words(f"{word}=false")
+
+
+def test_a_published_verl_command_trains_what_it_says() -> None:
+    """The keys of verl's GSM8K LoRA script of `docs/gsm8k.md`, those of one GPU."""
+    words = (
+        "algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=512 "
+        "data.max_response_length=1024 "
+        "actor_rollout_ref.model.path=./m actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.lora_alpha=32 "
+        "actor_rollout_ref.actor.optim.lr=3e-5 actor_rollout_ref.model.use_remove_padding=true "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.use_kl_loss=true "
+        "actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl "
+        "actor_rollout_ref.actor.entropy_coeff=0.001 actor_rollout_ref.rollout.n=5 algorithm.use_kl_in_reward=false "
+        "trainer.critic_warmup=0 trainer.val_before_train=true trainer.n_gpus_per_node=1 trainer.nnodes=1"
+    )
+    Path("verl.yaml").write_text("env: {name: rpn_arithmetic}\n")
+    built = build_config(load(None, "verl.yaml", words.split()), warn=pytest.fail)
+    assert (built.training.prompts_per_step, built.training.group_size, built.training.num_substeps) == (64, 5, 1)
+    assert (built.algorithm.kl_coef, built.algorithm.kl_in, built.algorithm.kl_estimator) == (0.001, "loss", "k3")
+    assert built.model.lora is not None and (built.model.lora.rank, built.model.lora.alpha) == (32, 32)
+    assert built.training.optimizer.learning_rate == 3e-5 and built.rollout.max_tokens == 1024
+
+
+def test_the_page_shows_the_tables_as_they_are() -> None:
+    """`python docs/gen.py` writes them."""
+    spec = importlib.util.spec_from_file_location("gen", ROOT / "docs" / "gen.py")
+    assert spec and spec.loader
+    gen = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gen)
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    assert gen.fill(page) == page and page.count("<!-- filled: ") == 4
+    words = {f"`{alias.word}`" for alias in FOREIGN.values()}
+    assert not [word for word in words if word not in page] and dataclasses.is_dataclass(TRL[0])

@@ -1,0 +1,201 @@
+"""The layers of docs/architecture.md hold: who may import whom, and what never comes with `import rlvr`."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlvr
+
+ROOT = Path(rlvr.__file__).parent
+LAYERS = {
+    "core": 0,
+    **dict.fromkeys(("algorithms", "sandbox", "web"), 1),
+    **dict.fromkeys(("engine", "reward"), 2),
+    **dict.fromkeys(("clients", "compat.model_info", "compat.renderers"), 3),
+    **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
+    **dict.fromkeys(("compat", "training"), 5),
+    "config": 6,
+    **dict.fromkeys(("audit", "service", "study", "tinker_server"), 7),
+    "cli": 8,
+    **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 9),
+}
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "peft",
+    "datasets",
+    "matplotlib",
+    "scipy",
+    "mlflow",
+    "tensorboard",
+)
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def layer(module: str) -> tuple[str, int] | None:
+    """(part, number) of a dotted name: the longest entry of LAYERS that it lies in; None for `rlvr` itself."""
+    parts = module.removeprefix("rlvr.").split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next(((name, LAYERS[name]) for name in names if name in LAYERS), None)
+
+
+def module_name(path: Path, root: Path = ROOT) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def list_imports(path: Path, module_level: bool = False) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of every import; with `module_level` only of those that run when the file is imported."""
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write `from rlvr...`, not a relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif module_level and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        elif module_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            todo.extend(node.orelse)
+            continue
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def upward(path: Path, root: Path = ROOT) -> Iterator[str]:
+    """Each import by `path` from another part of its own layer, or from a higher layer."""
+    own, number = layer(module_name(path, root)) or ("", 0)
+    for name, line in list_imports(path):
+        if not name.startswith("rlvr.") or name == "rlvr.__version__":
+            continue
+        place = f"{path.relative_to(root)}:{line}"
+        if (other := layer(name)) is None:  # `from rlvr import Score`: the exported names
+            yield f"{place} imports {name}; import it from the module that defines it"
+        elif other[0] != own and other[1] >= number:
+            yield f"{place} (layer {number}) imports {name} (layer {other[1]})"
+
+
+def test_every_file_has_a_layer():
+    assert [str(path) for path in FILES if layer(module_name(path)) is None] == []
+
+
+def test_a_file_imports_only_from_lower_layers_or_its_own_package():
+    assert [mistake for path in FILES for mistake in upward(path)] == []
+
+
+def test_torch_is_imported_at_module_level_only_by_the_engine():
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in FILES
+        if not module_name(path).startswith("engine")
+        for name, line in list_imports(path, module_level=True)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rlvr",
+        "import rlvr.config, rlvr.tracking",
+        "import rlvr.cli.main, sys; sys.argv = ['rlvr', '--help']; rlvr.cli.main.main()",
+    ],
+    ids=["import", "config", "help"],
+)
+def test_light_imports_stay_light(code: str):
+    """`import rlvr` and `rlvr --help` load none of the heavy libraries."""
+    report = f"import sys; print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+    script = f"try:\n    {code}\nexcept SystemExit as end:\n    assert not end.code, end.code\n{report}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_no_test_file_imports_another():
+    """What tests share is in files of its own, which pytest does not collect."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    found = [
+        f"{path.name}:{line} imports {name}"
+        for path in files
+        for name, line in list_imports(path)
+        if name.removeprefix("tests.").startswith("test_")
+    ]
+    assert found == []
+
+
+def test_exported_names_are_sorted_and_there():
+    assert rlvr.__all__ == sorted(rlvr.__all__)
+    assert [name for name in rlvr.__all__ if getattr(rlvr, name, None) is None] == []
+
+
+def test_no_file_is_too_long_to_read():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}
+
+
+def test_the_rule_catches_a_neighbour_and_a_higher_layer_and_looks_into_functions(tmp_path: Path):
+    source = tmp_path / "reward" / "fake.py"
+    source.parent.mkdir()
+    source.write_text(
+        "import torch\nfrom rlvr.core.types import Score\ndef f():\n    from rlvr.engine import model\n"
+        "    import rlvr.training\n    from rlvr import Task\n    from rlvr.reward import text\n"
+    )
+    assert sorted(upward(source, tmp_path)) == [
+        "reward/fake.py:4 (layer 2) imports rlvr.engine.model (layer 2)",
+        "reward/fake.py:5 (layer 2) imports rlvr.training (layer 5)",
+        "reward/fake.py:6 imports rlvr.Task; import it from the module that defines it",
+    ]
+    assert sorted(list_imports(source, module_level=True)) == [("rlvr.core.types.Score", 2), ("torch", 1)]
+
+
+def test_the_modules_a_user_names_are_there_after_importing_the_package():
+    """`import rlvr; rlvr.algorithms`, without loading them before they are asked for."""
+    code = "import sys, rlvr; assert 'rlvr.algorithms' not in sys.modules; rlvr.algorithms.PPO, rlvr.reward; rlvr.nope"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "module 'rlvr' has no attribute 'nope'" in done.stderr
+
+
+def test_the_picture_of_the_layers_shows_every_part() -> None:
+    picture = (ROOT.parent / "docs" / "images" / "layers.svg").read_text(encoding="utf-8")
+    drawn = set(re.findall(r'font-weight="bold"[^>]*>([\w.]+)<', picture))
+    assert drawn == set(LAYERS) - {"__main__", "run_rlvr", "compat.model_info", "compat.renderers"}
+
+
+def test_every_file_that_the_architecture_page_names_exists() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`([a-z_]+/[\w./]*)`", page)) - {
+        "rlvr/",
+        "benchmarks/",
+        "tests/test_layers.py",
+        "tests/test_kill.py",
+    }
+    assert len(paths) > 50
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    """No cycle among the files of the package, imports inside functions included."""
+    files = {f"rlvr.{module_name(path)}": path for path in FILES}
+    graph = {
+        name: {
+            found
+            for target, _ in list_imports(path)
+            if (found := next((t for t in (target, target.rpartition(".")[0]) if t in files), name)) != name
+        }
+        for name, path in files.items()
+    }
+    sorter = graphlib.TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
