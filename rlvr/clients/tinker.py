@@ -157,6 +157,7 @@ class TinkerTrainingClient:
         return LazyFuture.from_value(two_passes(self, data, loss_fn))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
+        self.capabilities.check_optimizer(adam_params)
         self._steps += 1
         with translate_errors():
             future = self._client.optim_step(import_sdk().types.AdamParams(**vars(adam_params)))

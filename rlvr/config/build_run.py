@@ -18,7 +18,7 @@ from rlvr.config.build_config import add_defaults, build_config, resolved_values
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import find_damage, write_atomic
-from rlvr.core.protocols import TaskSource
+from rlvr.core.protocols import Feature, TaskSource
 from rlvr.envs import resolve_environment
 from rlvr.envs.prompt import PromptOptions, apply_chat, encode_prompt, has_template
 from rlvr.reward import Reward, resolve_reward
@@ -100,10 +100,25 @@ def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
     return folder, (folder / "summary.json").exists()
 
 
+def _check_optimizers(config: RunConfig) -> None:
+    """ValueError if a phase of the run is to use Muon where there is none."""
+    phases = {"sft": config.sft.steps > 0, "training": config.training.mode == "rlvr"}
+    for phase in (name for name, used in phases.items() if used and getattr(config, name).optimizer.name == "muon"):
+        given = f"{phase}.optimizer.name=muon"
+        if Feature.MUON not in resolve_client(config.client).capabilities.features:
+            raise ValueError(f"{given} is not supported by client={config.client}, whose optimizer is AdamW; use adamw")
+        if config.model.lora:
+            raise ValueError(
+                f"{given} with model.lora: Muon is for whole weight matrices, and the factors of an adapter are not; "
+                "use adamw, or train all weights (leave model.lora out)"
+            )
+
+
 def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     """Describe the run in words and numbers, as printed before it starts; ValueError if it could not train."""
     t, e = config.training, config.evaluation
     algorithm = config.algorithm.resolve()
+    _check_optimizers(config)
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)

@@ -97,6 +97,10 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.sft.steps == 0:
         decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")
         idle += [(f"sft.{key}", "sft.steps is 0") for key in decided]
+    for phase in ("sft", "training"):
+        if getattr(config, phase).optimizer.name != "muon":
+            muon = ("matrix_learning_rate", "momentum")
+            idle += [(f"{phase}.optimizer.{key}", f"{phase}.optimizer.name is not muon") for key in muon]
     if config.curriculum.by != "pass_rate":
         idle += [(f"curriculum.{key}", "curriculum.by is not pass_rate") for key in ("floor", "decay")]
     if config.curriculum.by != "threshold":

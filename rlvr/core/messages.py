@@ -225,13 +225,25 @@ class AdamParams:
     grad_clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        below_one = ("beta1", "beta2")
+        below_one, kind = ("beta1", "beta2", "momentum"), type(self).__name__
         for name, value in vars(self).items():
             if not 0 <= value < (1 if name in below_one else float("inf")):
                 expected = "in [0, 1)" if name in below_one else "a finite number, at least 0"
-                raise ValueError(f"AdamParams: {name}={value!r}, expected {expected}")
+                raise ValueError(f"{kind}: {name}={value!r}, expected {expected}")
         if not self.eps > 0:
-            raise ValueError(f"AdamParams: eps={self.eps!r}, expected a finite number above 0 (1e-8, say)")
+            raise ValueError(f"{kind}: eps={self.eps!r}, expected a finite number above 0 (1e-8, say)")
+
+
+@dataclass(frozen=True)
+class MuonParams(AdamParams):
+    """One step of Muon (`rlvr.engine.muon`) for the matrices inside the model, and of AdamW for all other weights.
+
+    Matrices take `matrix_learning_rate` and `momentum`; the other weights what AdamW takes. Both take `weight_decay`
+    and the gradient clipped to `grad_clip_norm`.
+    """
+
+    matrix_learning_rate: float = 0.02
+    momentum: float = 0.95
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rlvr.core.messages import (
     Datum,
     ForwardBackwardOutput,
     ModelInput,
+    MuonParams,
     OptimStepResponse,
     SampleResponse,
     SamplingParams,
@@ -43,6 +44,7 @@ class Feature(str, Enum):
     EXTRA_INPUTS = "inputs beside those of the named loss"  # kl_weights, beta_weights: `rlvr.clients.custom_loss`
     FULL_LOGITS = "full logits"
     REFERENCE = "log-probs under reference weights"
+    MUON = "the optimizer Muon"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class ClientCapabilities:
     can_overlap: bool = False
     runs_in_process: bool = False
     world_size: int = 1
+
+    def check_optimizer(self, params: AdamParams) -> None:
+        """ValueError if a step with these parameters needs an optimizer that the client does not have."""
+        if isinstance(params, MuonParams) and Feature.MUON not in self.features:
+            raise ValueError(f"optim_step: client={self.name} has no Muon, its optimizer is AdamW; use AdamParams")
 
 
 @runtime_checkable

@@ -1,8 +1,9 @@
 """Weights and optimizer state on disk: safetensors and JSON.
 
 A full policy is saved as an ordinary `transformers` folder (weights, config, tokenizer), an adapter in peft's format;
-both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments (and fp32 masters where the weights
-are narrower) and `policy.json` the counters. The caller makes a folder atomic (`rlvr.core.files.new_folder`).
+both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments, Muon's momenta and fp32 masters
+(where the weights are narrower), and `policy.json` the counters. The caller makes a folder atomic
+(`rlvr.core.files.new_folder`).
 """
 
 from __future__ import annotations
@@ -102,6 +103,11 @@ def load_policy(
         policy.masters[key].grad = gradient.to(policy.masters[key].device)
     policy.version = counters["version"]
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
+    policy.momenta = {
+        key: state[f"momentum.{key}"].to(policy.masters[key].device, copy=True)
+        for key in policy.masters
+        if f"momentum.{key}" in state
+    }
     if steps:
         _load_optimizer(policy, state, steps)
 
@@ -197,6 +203,7 @@ def _find_mismatch(policy: Policy, tensors: dict[str, torch.Tensor], steps: Any)
             return f"policy.json: optimizer_steps of {key[:80]} are {count!r:.40}, expected a whole number of a weight"
     expected = [(f"{m}.{key}", policy.masters[key]) for key in steps for m in ("exp_avg", "exp_avg_sq")]
     expected += [(f"master.{key}", p) for key, p in policy.masters.items() if p is not policy.parameters[key]]
+    expected += [(f"momentum.{key}", p) for key, p in policy.masters.items() if f"momentum.{key}" in tensors]
     for name, p in expected:
         if name not in tensors or tensors[name].shape != p.shape:
             return f"optimizer.safetensors has no {name} of shape {list(p.shape)}"
@@ -217,6 +224,7 @@ def _optimizer_state(policy: Policy) -> tuple[dict[str, torch.Tensor], dict[str,
             steps[key] = int(state["step"])
             for moment in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{moment}.{key}"] = state[moment].detach().cpu().contiguous()
+    tensors |= {f"momentum.{key}": momentum.cpu().contiguous() for key, momentum in policy.momenta.items()}
     return tensors, steps
 
 

@@ -36,6 +36,7 @@ from rlvr.engine.engine_options import EngineLimits, LoraConfig
 from rlvr.engine.learner import Learner, check_data, with_zero_weights
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
+from rlvr.engine.muon import hidden_matrices
 from rlvr.engine.policy import NO_ADAPTER, Policy, Snapshot
 from rlvr.engine.sampler import Sampler
 from rlvr.engine.scheduler import SamplingRequest
@@ -86,7 +87,8 @@ class Engine:
             for p in self.model.parameters().values():
                 p.requires_grad_(lora is None)
             parameters = self.model.parameters() if lora is None else self.bank.init_weights(lora, seed)
-            self.policies[name] = Policy(name, parameters, lora)
+            matrices = hidden_matrices(self.model.module) if lora is None else frozenset[str]()
+            self.policies[name] = Policy(name, parameters, lora, matrices)
             return self.policies[name]
 
     def drop_policy(self, name: str) -> None:

@@ -20,11 +20,20 @@ import torch
 from torch import Tensor
 
 from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LOSS_SPECS, check_batch, find_row, list_inputs
-from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse, TensorData
+from rlvr.core.messages import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    MuonParams,
+    NonFiniteError,
+    OptimStepResponse,
+    TensorData,
+)
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs
 from rlvr.engine.model import LanguageModel
+from rlvr.engine.muon import muon_step
 from rlvr.engine.packing import MicroBatch, make_micro_batches
 from rlvr.engine.policy import Policy, Snapshot
 from rlvr.engine.tree_attention import use_tree_attention
@@ -232,8 +241,14 @@ class Learner:
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         """One AdamW step (Loshchilov & Hutter, arXiv:1711.05101) on the accumulated gradients, which are then cleared.
 
-        Metrics: `grad_norm`, the global L2 norm before clipping.
+        With `MuonParams` the matrices take a step of Muon instead. Metrics: `grad_norm`, the global L2 norm before
+        clipping. ValueError where there are no gradients, or Muon is asked for an adapter.
         """
+        if isinstance(adam, MuonParams) and policy.lora:
+            raise ValueError(
+                "optim_step: MuonParams for an adapter; Muon is for whole weight matrices, and the factors of one are "
+                "not: use AdamParams"
+            )
         masters = [m for m in policy.masters.values() if m.grad is not None]
         if not masters:
             raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
@@ -251,6 +266,17 @@ class Learner:
                 eps=adam.eps,
                 weight_decay=adam.weight_decay,
             )
+        if isinstance(adam, MuonParams):
+            matrices = {name: policy.masters[name] for name in policy.matrices}
+            muon_step(
+                dict(sorted(matrices.items())),
+                policy.momenta,
+                learning_rate=adam.matrix_learning_rate,
+                momentum=adam.momentum,
+                weight_decay=adam.weight_decay,
+            )
+            for matrix in matrices.values():
+                matrix.grad = None  # AdamW skips a weight without a gradient
         policy.optimizer.step()
         with torch.no_grad():
             for name, p in policy.parameters.items():

@@ -20,13 +20,22 @@ from rlvr.engine.engine_options import LoraConfig
 class Policy:
     """A set of trainable weights (an adapter, or all of the model's) with its optimizer.
 
-    `parameters` are the live trainable tensors by name; `version` counts optimizer steps.
+    `parameters` are the live trainable tensors by name; `version` counts optimizer steps. `matrices` names those that
+    Muon steps, and `momenta` is its state.
     """
 
-    def __init__(self, name: str, parameters: dict[str, nn.Parameter], lora: LoraConfig | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: dict[str, nn.Parameter],
+        lora: LoraConfig | None,
+        matrices: frozenset[str] = frozenset(),
+    ) -> None:
         self.name = name
         self.parameters = parameters
         self.lora = lora
+        self.matrices = matrices
+        self.momenta: dict[str, Tensor] = {}
         self.version = 0
         # Low-precision weights lose small updates: the optimizer then works on fp32 masters.
         self.masters: dict[str, nn.Parameter] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rlvr.core.messages import AdamParams
+from rlvr.core.messages import AdamParams, MuonParams
 
 SCHEDULES = ("sync", "fixed_lag", "completion")
 
@@ -31,9 +31,11 @@ def scaled_learning_rate(base: float, base_batch: int, batch: int) -> float:
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """AdamW and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
+    """An optimizer and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
 
-    The rate decays to `final_rate` x `learning_rate`. `grad_clip` is the largest global norm, 0 for none.
+    The rate decays to `final_rate` x `learning_rate`. `grad_clip` is the largest global norm, 0 for none. `name` is
+    adamw, or muon (all weights of a model in this process): then the matrices inside the model take
+    `matrix_learning_rate`, with the same warm-up and decay, and `momentum`; all other weights take AdamW's.
     """
 
     learning_rate: float = 1e-5
@@ -45,12 +47,20 @@ class LearningRateSchedule:
     eps: float = 1e-8
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    name: str = "adamw"
+    matrix_learning_rate: float = 0.02
+    momentum: float = 0.95
 
     def __post_init__(self) -> None:
+        if self.name not in ("adamw", "muon"):
+            raise ValueError(f"name={self.name!r}; expected adamw or muon")
         if self.decay not in ("constant", "linear", "cosine"):
             raise ValueError(f"decay={self.decay!r}; expected constant, linear or cosine")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate}, expected a number above 0")
+        for key in ("learning_rate", "matrix_learning_rate"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key}={getattr(self, key)}, expected a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}, expected 0 to below 1")
         if not self.eps > 0:
             raise ValueError(f"eps={self.eps}, expected a number above 0: AdamW divides by it if there is no gradient")
         if not 0 <= self.final_rate <= 1:
@@ -60,12 +70,15 @@ class LearningRateSchedule:
 
     def at(self, step: int, steps: int) -> AdamParams:
         """The parameters of optimizer step `step` (from 0) of `steps`."""
-        rate = self.learning_rate * min(1.0, (step + 1) / (self.warmup_steps + 1))
+        share = min(1.0, (step + 1) / (self.warmup_steps + 1))
         if step >= self.warmup_steps and self.decay != "constant":
             through = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
             left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
-            rate = self.learning_rate * (self.final_rate + (1 - self.final_rate) * left)
-        return AdamParams(rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip)
+            share = self.final_rate + (1 - self.final_rate) * left
+        adam = (share * self.learning_rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip)
+        if self.name == "muon":
+            return MuonParams(*adam, matrix_learning_rate=share * self.matrix_learning_rate, momentum=self.momentum)
+        return AdamParams(*adam)
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,7 @@ class MockTrainingClient:
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
         """One AdamW step, as `torch.optim.AdamW` does it, at `policy.rate` times the rate."""
+        self.capabilities.check_optimizer(adam_params)
         policy, a = self.policy, adam_params
         if policy.gradient is None:
             raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
