@@ -326,6 +326,30 @@ def test_config_prints_every_setting_and_the_plan(tiny: Path, capsys: Any) -> No
     assert "7 steps x 2 prompts x 4 completions = 56 completions" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--config-name=jsonl", "model.name=x/y", "env.kwargs.path=nowhere.jsonl"], "nowhere.jsonl does not exist"),
+        (["--config-name=jsonl", "model.name=./nowhere"], "model.name=./nowhere: no such folder; give a folder that"),
+        (["--config-name=gsm8k", "model.name=empty"], "model.name=empty: no config.json"),  # before a hub is asked
+    ],
+)
+def test_config_prints_the_settings_before_it_tries_model_and_data(
+    tiny: Path, capsys: Any, words: list[str], told: str
+) -> None:
+    (tiny / "empty").mkdir()
+    assert run(["config", *words]) == 2
+    said = capsys.readouterr()
+    assert "gap_stop: 0.1" in said.out and told in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize("device", ["cuda:0,cuda:1", "gpu", "cuda:x", ""])
+def test_a_mistyped_device_is_refused_at_once(tiny: Path, capsys: Any, device: str) -> None:
+    assert run(["config", "--config=tiny.yaml", f"model.device={device!r}"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"model.device={device!r}, expected one device: auto, cpu, cuda or cuda:N" in told
+
+
 def test_secrets_from_the_environment_are_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret-value")
     text = TINY.replace("run: {", "run: {name: '${oc.env:MY_TOKEN}', ")

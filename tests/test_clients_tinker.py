@@ -383,4 +383,8 @@ def test_an_unreachable_address_is_an_error_at_once(tmp_path: Path, capsys: pyte
         address = f"http://127.0.0.1:{unused.getsockname()[1]}"
         asked = ["client=tinker", f"base_url={address}", "model.name=x", f"run.root={tmp_path}"]
         assert run(["train", "--config-name=arithmetic", *asked]) == 2
+        told = " ".join(capsys.readouterr().err.split())
+        assert "client=tinker, which has AdamW; use sft.optimizer.name=adamw and training.optimizer.name=adamw" in told
+        asked += ["sft.optimizer.name=adamw", "training.optimizer.name=adamw"]
+        assert run(["train", "--config-name=arithmetic", *asked]) == 2
     assert f"{address}: no server answers there" in " ".join(capsys.readouterr().err.split())

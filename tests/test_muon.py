@@ -167,7 +167,10 @@ def test_a_client_without_muon_says_so() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["training.optimizer.name=muon"], "training.optimizer.name=muon is not supported by client=mock, whose"),
+        (
+            ["training.optimizer.name=muon"],
+            "training.optimizer.name=muon is not supported by client=mock, which has AdamW; use training",
+        ),
         (["sft.optimizer.name=muon", "sft.steps=3"], "sft.optimizer.name=muon is not supported by client=mock"),
         (["training.optimizer.name=muon", "client=local", "model.lora.rank=4"], "with model.lora: Muon is for whole"),
         (["training.optimizer.name=sgd"], "name='sgd'; expected adamw or muon"),

@@ -148,7 +148,7 @@ def test_a_bad_path_is_one_message(path, message):
         (np.float32(2.0), Score(2.0, Outcome.PASSED)),
         (np.array(0.5), Score(0.5, Outcome.FAILED)),
         (Fraction(1, 2), Score(0.5, Outcome.FAILED)),
-        (None, Score(None, Outcome.INVALID, "not_applicable")),
+        (None, Score(None, Outcome.INVALID, "not_applicable", detail="the reward returned None")),
         (
             {"score": 1.0, "acc": True, "length": 3, "note": "x", "bad": float("nan")},
             Score(1.0, Outcome.PASSED, parts={"acc": 1.0, "length": 3.0}),

@@ -194,6 +194,20 @@ def test_sampled_text_brings_no_control_codes_and_no_markup(live: bool):
     assert live or ("\x1b" not in text and text.isprintable() is False and set(text) & {"\r", "\x08"} == set())
 
 
+def test_a_long_plan_breaks_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    with RunConsole(out, live=True) as console:
+        console.plan({"steps": "150 steps x 64 prompts x 16 completions = 153,600 completions", "seed": "1"})
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()]
+    assert [line for line in lines if line][:4] == [
+        "plan",
+        "  steps  150 steps x 64 prompts x 16",
+        "         completions = 153,600",
+        "         completions",
+    ]
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_notes_and_warnings_are_shown_at_length_and_without_control_codes(live: bool):
     """They may quote a model: a reward's `raise ValueError(response)`. Line breaks stay line breaks."""

@@ -119,12 +119,15 @@ def show_config(
 ) -> None:
     """Print every setting of a run, and the plan that follows from them."""
     from rlvr.config import dump
+    from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_config import resolved_values
     from rlvr.config.build_run import build_source
     from rlvr.tracking import RunConsole
 
     loaded, settings = _load_config(config_name, config, config_path, overrides)
-    source = build_source(settings)
+    # The settings first: they are there whatever the data, which may have to come from a hub, turn out to be.
     typer.echo(dump(resolved_values(settings, loaded)))
+    check_model_folder(settings)
+    source = build_source(settings)
     with RunConsole() as console:
         console.plan(_masked_plan(settings, source))

@@ -9,6 +9,7 @@ Exercised by `tests/test_client_registry.py`. Left out on purpose: samplers that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,12 @@ class ModelOptions:
     start_from: str | None = None
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device):
+            raise ValueError(
+                f"model.device={self.device!r}, expected one device: auto, cpu, cuda or cuda:N (a run computes on one)"
+            )
 
 
 def _ignore(text: str) -> None:

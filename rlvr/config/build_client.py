@@ -12,12 +12,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rlvr.clients.local_engine import is_model
 from rlvr.clients.registry import ClientRequest, resolve_client
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.reward import resolve_reward
 from rlvr.training.initial_weights import resolve_start
+
+
+def check_model_folder(config: RunConfig) -> None:
+    """ValueError if `model.name` is written as a path, or is a folder, and no model is there. A hub is not asked."""
+    name = config.model.name or ""
+    if not resolve_client(config.client).capabilities.runs_in_process:
+        return
+    if (name.startswith((".", "/", "~")) or Path(name).is_dir()) and name and not is_model(Path(name)):
+        found = "no config.json" if Path(name).is_dir() else "no such folder"
+        raise ValueError(f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, or a hub name")
 
 
 def core_shares(config: RunConfig, source: TaskSource, total: int | None = None) -> CoreShares:

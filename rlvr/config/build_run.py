@@ -102,16 +102,16 @@ def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
 
 def _check_optimizers(config: RunConfig) -> None:
     """ValueError if a phase of the run is to use Muon where there is none."""
-    phases = {"sft": config.sft.steps > 0, "training": config.training.mode == "rlvr"}
-    for phase in (name for name, used in phases.items() if used and getattr(config, name).optimizer.name == "muon"):
-        given = f"{phase}.optimizer.name=muon"
-        if Feature.MUON not in resolve_client(config.client).capabilities.features:
-            raise ValueError(f"{given} is not supported by client={config.client}, whose optimizer is AdamW; use adamw")
-        if config.model.lora:
-            raise ValueError(
-                f"{given} with model.lora: Muon is for whole weight matrices, and the factors of an adapter are not; "
-                "use adamw, or train all weights (leave model.lora out)"
-            )
+    phases = [*(["sft"] if config.sft.steps else []), *(["training"] if config.training.mode == "rlvr" else [])]
+    muon = [f"{name}.optimizer.name" for name in phases if getattr(config, name).optimizer.name == "muon"]
+    instead = " and ".join(f"{key}=adamw" for key in muon)
+    if muon and Feature.MUON not in resolve_client(config.client).capabilities.features:
+        raise ValueError(f"{muon[0]}=muon is not supported by client={config.client}, which has AdamW; use {instead}")
+    if muon and config.model.lora:
+        raise ValueError(
+            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, and the factors of an adapter are not; "
+            f"use {instead}, or train all weights (leave model.lora out)"
+        )
 
 
 def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:

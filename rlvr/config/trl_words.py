@@ -144,9 +144,14 @@ TRL: tuple[Alias, ...] = (
     *words("adam_beta2", f"{ADAMW}.beta2", "AdamW's"),
     *words("adam_epsilon", f"{ADAMW}.eps", "AdamW's"),
     *words("max_grad_norm", f"{ADAMW}.grad_clip", "largest norm of the gradient", _at_least_0),
-    *refuse("optim", "the optimizer is AdamW: leave it out", "adamw_torch", "adamw_torch_fused"),
+    *refuse(
+        "optim",
+        "the optimizer is AdamW, or Muon with training.optimizer.name=muon: leave it out",
+        "adamw_torch",
+        "adamw_torch_fused",
+    ),
     *refuse("lr_scheduler_kwargs", "give training.optimizer.final_rate"),
-    *refuse("optim_args optim_target_modules", "the optimizer is AdamW, with training.optimizer.*"),
+    *refuse("optim_args optim_target_modules", "give training.optimizer.*"),
     *refuse("label_smoothing_factor neftune_noise_alpha", "there is no such change of the loss: leave it out"),
     # the model
     *words("model_name_or_path", "model.name", "a model's folder or hub name"),

@@ -204,7 +204,7 @@ def to_score(value: Any, passed_at: float) -> Score:
             _check_size(value.value)
         return replace(value, parts={k: v for k, v in value.parts.items() if _is_bounded(v)})
     if value is None:
-        return Score(None, Outcome.INVALID, "not_applicable")
+        return Score(None, Outcome.INVALID, "not_applicable", detail="the reward returned None")
     parts: dict[str, float] = {}
     if isinstance(value, Mapping):
         if "score" not in value:

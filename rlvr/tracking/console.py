@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -120,8 +121,10 @@ class RunConsole:
         """Show the plan derived from the config, one `name  value` line each."""
         width = max((len(name) for name in lines), default=0)
         self._print("plan", style="bold")
+        room = self.rich.width - width - 4 if self.live else max(map(len, lines.values()), default=1)
         for name, value in lines.items():
-            self._print(f"  {name:<{width}}  {value}")
+            first, *more = textwrap.wrap(value, max(20, room), break_long_words=False, break_on_hyphens=False) or [""]
+            self._print("\n".join([f"  {name:<{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in more)]))
 
     def phase(self, name: str, total: int, done: int = 0, unit: str = "steps") -> None:
         """Begin a phase of the run: `total` steps (or tasks), of which `done` were done before a restart."""
