@@ -109,7 +109,7 @@ def _check_optimizers(config: RunConfig) -> None:
         raise ValueError(f"{muon[0]}=muon is not supported by client={config.client}, which has AdamW; use {instead}")
     if muon and config.model.lora:
         raise ValueError(
-            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, and the factors of an adapter are not; "
+            f"{muon[0]}=muon with model.lora: Muon is for whole weight matrices, the factors of an adapter are not; "
             f"use {instead}, or train all weights (leave model.lora out)"
         )
 
