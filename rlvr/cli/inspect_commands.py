@@ -13,7 +13,10 @@ from rlvr.cli.user_messages import print_message
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="A run folder; without one the installation is checked.")] = None,
 ) -> None:
-    """Diagnose why a run learns nothing; without a run, check this installation."""
+    """Diagnose why a run learns nothing; without a run, check this installation.
+
+    rlvr doctor runs/arithmetic
+    """
     from rlvr.cli.doctor import format_checks, installation, report
     from rlvr.tracking import RunConsole
 
@@ -34,7 +37,10 @@ def view(
         str, typer.Option("--host", help="The address to listen on; only addresses of this machine.")
     ] = "127.0.0.1",
 ) -> None:
-    """Show a run in the browser: curves, stored completions with their verdicts, steps side by side. Read-only."""
+    """Show a run in the browser: curves, stored completions with their verdicts, steps side by side. Read-only.
+
+    rlvr view runs/arithmetic
+    """
     from rlvr.service.dashboard.view_command import view
 
     view(run, host, port, print_message)

@@ -46,12 +46,17 @@ app = typer.Typer(
 # What typer raises for an unknown command or option; it exports no name for it.
 UsageError: type[Exception] = typer.BadParameter.mro()[1]
 
-for _command in (train, study, evaluate, verify, audit, doctor, view):
-    app.command()(_command)
-app.command("config")(show_config)
-app.add_typer(serve_app, name="serve")
-app.command("evaluate-service")(evaluate_service)
-app.command("bench")(bench)
+# In the order of the help, under the heading of each group.
+_COMMANDS = {
+    "Train and evaluate": {"train": train, "evaluate": evaluate, "study": study, "config": show_config},
+    "Look at runs": {"view": view, "doctor": doctor},
+    "Verifiers": {"verify": verify, "audit": audit},
+    "Measure": {"bench": bench, "evaluate-service": evaluate_service},
+}
+for _group, _members in _COMMANDS.items():
+    for _name, _command in _members.items():
+        app.command(_name, rich_help_panel=_group)(_command)
+app.add_typer(serve_app, name="serve", rich_help_panel="Servers")
 
 
 @app.callback(invoke_without_command=True)

@@ -50,7 +50,12 @@ def train(
     config: ConfigFile = None,
     config_path: ConfigPath = None,
 ) -> None:
-    """Train a model. The same command resumes a stopped run."""
+    """Train a model. The same command resumes a stopped run.
+
+    rlvr train --config-name=arithmetic seed=1
+
+    rlvr train --config-name=jsonl model.name=./my-model env.kwargs.path=tasks.jsonl
+    """
     from rlvr.clients.registry import close_client
     from rlvr.config.build_run import build, build_source, open_run, start_rewards
     from rlvr.tracking import RunConsole
@@ -98,6 +103,8 @@ def evaluate(
 ) -> None:
     """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals.
 
+    rlvr evaluate runs/arithmetic evaluation.samples=16
+
     This builds what the run's resolved.yaml names, and imports functions given as module:function: evaluate a run
     folder of another person only if you would run their code.
     """
@@ -117,7 +124,10 @@ def show_config(
     config: ConfigFile = None,
     config_path: ConfigPath = None,
 ) -> None:
-    """Print every setting of a run, and the plan that follows from them."""
+    """Print every setting of a run, and the plan that follows from them.
+
+    rlvr config --config-name=arithmetic seed=1
+    """
     from rlvr.config import dump
     from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_config import resolved_values
