@@ -24,13 +24,14 @@ model:
   LORA
 rollout: {max_tokens: 10}
 curriculum: {by: pass_rate}
-sft: {steps: 12, batch_size: 16, until: 0.9, check_every: 5, optimizer: {learning_rate: 0.01}}
+sft: {steps: 12, batch_size: 16, until: 0.9, check_every: 5, optimizer: {MUON learning_rate: 0.01}}
 training: {steps: 14, prompts_per_step: 6, group_size: 4, refill: 1, num_substeps: 2,
            optimizer: {learning_rate: 0.001}}
 evaluation: {tasks: 30, samples: 2, every: 5, quick_tasks: 10, quick_samples: 2}
 run: {checkpoint_every: 4, rollouts_per_step: 4}
 engine: {threads: 1}
 """
+MUON = "name: muon, matrix_learning_rate: 0.02,"  # not for an adapter; the RL steps after it are AdamW's
 
 
 DRIVER = """
@@ -82,7 +83,7 @@ def run_until_done(
     folder: Path, seed: int, kills: int, lora: str, *words: str
 ) -> tuple[int, dict[str, object], list[dict[str, object]]]:
     folder.mkdir()
-    (folder / "tiny.yaml").write_text(CONFIG.replace("LORA", lora))
+    (folder / "tiny.yaml").write_text(CONFIG.replace("LORA", lora).replace("MUON", "" if lora else MUON))
     command = ["train", f"--config={folder / 'tiny.yaml'}", f"run.root={folder / 'runs'}", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     longest = 0.4 * CALM.get((lora, *words), 1.0)  # what one life may have: too little for the whole run

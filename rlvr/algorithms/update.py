@@ -184,7 +184,7 @@ def _step(
         check(statistics)
     parameters = adam(statistics.updates - 1)
     stepped = client.optim_step(parameters).result()
-    statistics.learning_rate = parameters.learning_rate
+    statistics.rates = parameters.rates
     statistics.grad_norm = stepped.metrics.get("grad_norm", math.nan)
 
 

@@ -105,7 +105,8 @@ class UpdateStatistics:
         self.loss = self.entropy_loss = self.kl_loss = 0.0  # means over the optimizer steps
         self.clipped = {"low": 0, "high": 0}
         self.ratio_max = 1.0
-        self.grad_norm = self.learning_rate = 0.0
+        self.grad_norm = 0.0
+        self.rates: dict[str, float] = {}  # of the last optimizer step
         self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
         self._epoch = Differences()  # of every token when it was first trained on
         self._last = Differences()  # of the optimizer step under way
@@ -210,8 +211,8 @@ class UpdateStatistics:
         kl = {"kl": self.kl} if self.algorithm.kl_coef else {}
         return {
             **done,
-            "learning_rate": self.learning_rate,
-            "optim/lr": self.learning_rate,
+            **self.rates,
+            "optim/lr": self.rates["learning_rate"],
             "grad_norm": self.grad_norm,
             "loss": self.loss,
             **kl,

@@ -26,8 +26,9 @@ def check_model_folder(config: RunConfig) -> None:
     name = config.model.name or ""
     if not resolve_client(config.client).capabilities.runs_in_process:
         return
-    if (name.startswith((".", "/", "~")) or Path(name).is_dir()) and name and not is_model(Path(name)):
-        found = "no config.json" if Path(name).is_dir() else "no such folder"
+    folder = Path(name).expanduser()
+    if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not is_model(folder):
+        found = "no config.json" if folder.is_dir() else "no such folder"
         raise ValueError(f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, or a hub name")
 
 

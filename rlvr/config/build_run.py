@@ -136,7 +136,9 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         goal = f", or until {100 * config.sft.until:g}% of held-out completions pass" if config.sft.until else ""
         if config.sft.until and config.sft.until_each:
             goal += f" (of each kind of task {100 * config.sft.until_each:g}%)"
-        lines["fine-tuning"] = f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}"
+        lines["fine-tuning"] = (
+            f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
+        )
     if (share := core_shares(config, source)).concurrent:
         lines["cores"] = str(share)
     if t.mode == "rlvr":
@@ -145,7 +147,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
-            "updates": f"{updates} a step, {t.steps * updates} in all",
+            "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
         }
     tasks, _ = heldout_split(source, e, has_interim=bool(config.sft.until or e.every))
     return lines | {"evaluation": f"{len(tasks)} held-out tasks x {e.samples} completions, before and after"}

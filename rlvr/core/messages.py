@@ -233,13 +233,18 @@ class AdamParams:
         if not self.eps > 0:
             raise ValueError(f"{kind}: eps={self.eps!r}, expected a finite number above 0 (1e-8, say)")
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The learning rates, by name."""
+        return {name: value for name, value in vars(self).items() if name.endswith("learning_rate")}
+
 
 @dataclass(frozen=True)
 class MuonParams(AdamParams):
     """One step of Muon (`rlvr.engine.muon`) for the matrices inside the model, and of AdamW for all other weights.
 
-    Matrices take `matrix_learning_rate` and `momentum`; the other weights what AdamW takes. Both take `weight_decay`
-    and the gradient clipped to `grad_clip_norm`.
+    Matrices take `matrix_learning_rate` and `momentum`; the other weights what AdamW takes. Both take the gradient
+    clipped to `grad_clip_norm`, and `weight_decay`, each times its own learning rate.
     """
 
     matrix_learning_rate: float = 0.02

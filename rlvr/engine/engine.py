@@ -87,7 +87,7 @@ class Engine:
             for p in self.model.parameters().values():
                 p.requires_grad_(lora is None)
             parameters = self.model.parameters() if lora is None else self.bank.init_weights(lora, seed)
-            matrices = hidden_matrices(self.model.module) if lora is None else frozenset[str]()
+            matrices = hidden_matrices(self.model.module) if lora is None else None
             self.policies[name] = Policy(name, parameters, lora, matrices)
             return self.policies[name]
 

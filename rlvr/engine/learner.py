@@ -269,14 +269,18 @@ class Learner:
         if isinstance(adam, MuonParams):
             matrices = {name: policy.masters[name] for name in policy.matrices}
             muon_step(
-                dict(sorted(matrices.items())),
+                matrices,
                 policy.momenta,
+                transposed=policy.matrices,
                 learning_rate=adam.matrix_learning_rate,
                 momentum=adam.momentum,
                 weight_decay=adam.weight_decay,
             )
             for matrix in matrices.values():
                 matrix.grad = None  # AdamW skips a weight without a gradient
+                policy.optimizer.state.pop(matrix, None)
+        else:
+            policy.momenta.clear()
         policy.optimizer.step()
         with torch.no_grad():
             for name, p in policy.parameters.items():

@@ -21,7 +21,8 @@ class Policy:
     """A set of trainable weights (an adapter, or all of the model's) with its optimizer.
 
     `parameters` are the live trainable tensors by name; `version` counts optimizer steps. `matrices` names those that
-    Muon steps, and `momenta` is its state.
+    Muon steps, each with whether it is stored as [in, out]; `momenta` is its state. A weight has the state of one
+    optimizer only, the last that stepped it.
     """
 
     def __init__(
@@ -29,12 +30,12 @@ class Policy:
         name: str,
         parameters: dict[str, nn.Parameter],
         lora: LoraConfig | None,
-        matrices: frozenset[str] = frozenset(),
+        matrices: Mapping[str, bool] | None = None,
     ) -> None:
         self.name = name
         self.parameters = parameters
         self.lora = lora
-        self.matrices = matrices
+        self.matrices = matrices or {}
         self.momenta: dict[str, Tensor] = {}
         self.version = 0
         # Low-precision weights lose small updates: the optimizer then works on fp32 masters.

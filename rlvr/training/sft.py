@@ -70,7 +70,7 @@ def sft_step(
     stepped = client.optim_step(adam).result()
     return {
         "loss": output.metrics["loss:sum"],
-        "learning_rate": adam.learning_rate,
+        **adam.rates,
         "grad_norm": stepped.metrics.get("grad_norm", math.nan),
         "tokens_trained": float(count),
         "completions/mean_length": count / len(pairs),

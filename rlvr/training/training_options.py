@@ -35,7 +35,7 @@ class LearningRateSchedule:
 
     The rate decays to `final_rate` x `learning_rate`. `grad_clip` is the largest global norm, 0 for none. `name` is
     adamw, or muon (all weights of a model in this process): then the matrices inside the model take
-    `matrix_learning_rate`, with the same warm-up and decay, and `momentum`; all other weights take AdamW's.
+    `matrix_learning_rate` (required), with the same warm-up and decay, and `momentum`; all other weights take AdamW's.
     """
 
     learning_rate: float = 1e-5
@@ -48,7 +48,7 @@ class LearningRateSchedule:
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     name: str = "adamw"
-    matrix_learning_rate: float = 0.02
+    matrix_learning_rate: float | None = None
     momentum: float = 0.95
 
     def __post_init__(self) -> None:
@@ -56,9 +56,12 @@ class LearningRateSchedule:
             raise ValueError(f"name={self.name!r}; expected adamw or muon")
         if self.decay not in ("constant", "linear", "cosine"):
             raise ValueError(f"decay={self.decay!r}; expected constant, linear or cosine")
+        if self.name == "muon" and self.matrix_learning_rate is None:
+            raise ValueError("name=muon needs matrix_learning_rate: 0.01 to 0.03 from random weights, else far less")
         for key in ("learning_rate", "matrix_learning_rate"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key}={getattr(self, key)}, expected a number above 0")
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise ValueError(f"{key}={value}, expected a number above 0")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}, expected 0 to below 1")
         if not self.eps > 0:
@@ -68,6 +71,11 @@ class LearningRateSchedule:
         if self.decay == "constant" and self.final_rate:
             raise ValueError(f"final_rate={self.final_rate} has no effect with decay=constant; use linear or cosine")
 
+    def __str__(self) -> str:
+        muon = f"Muon at {self.matrix_learning_rate:g} for matrices, " if self.matrix_learning_rate else ""
+        rest = " for the rest" if muon else ""
+        return f"{muon}AdamW at {self.learning_rate:g}{rest}"
+
     def at(self, step: int, steps: int) -> AdamParams:
         """The parameters of optimizer step `step` (from 0) of `steps`."""
         share = min(1.0, (step + 1) / (self.warmup_steps + 1))
@@ -76,7 +84,7 @@ class LearningRateSchedule:
             left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
             share = self.final_rate + (1 - self.final_rate) * left
         adam = (share * self.learning_rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip)
-        if self.name == "muon":
+        if self.name == "muon" and self.matrix_learning_rate is not None:
             return MuonParams(*adam, matrix_learning_rate=share * self.matrix_learning_rate, momentum=self.momentum)
         return AdamParams(*adam)
 
