@@ -75,7 +75,7 @@ def test_epochs_times_minibatches_are_the_optimizer_steps() -> None:
     measured = run(client, PPO, Passes(2, 3), batch)
     assert client.calls == [x for n in range(6) for x in ("forward_backward", f"step {0.1 * (n + 1)}")]
     assert (measured.updates, measured.tokens) == (6, 2 * sum(t.num_action_tokens for t in batch))
-    assert measured.learning_rate == pytest.approx(0.6)
+    assert measured.rates == {"learning_rate": pytest.approx(0.6)}
 
 
 def test_more_minibatches_than_answers_are_as_many_as_answers() -> None:

@@ -83,11 +83,11 @@ def muon_step(
         rate = learning_rate * max(1.0, outputs / inputs) ** 0.5
         # Many at once: the products of a small model's layers cost more to start than to compute.
         most = max(1, CHUNK_BYTES // (4 * shape[-2] * shape[-1]))
-        for stacks in _chunks([_stacked(n, matrices[n], momenta) for n in names], most):
+        for stacks in _chunks([_as_stacks(n, matrices[n], momenta) for n in names], most):
             _step_stacks(stacks, rate, momentum, learning_rate * weight_decay)
 
 
-def _stacked(name: str, matrix: nn.Parameter, momenta: dict[str, Tensor]) -> list[Tensor]:
+def _as_stacks(name: str, matrix: nn.Parameter, momenta: dict[str, Tensor]) -> list[Tensor]:
     """The weight, gradient and momentum [E, M, N] of a matrix (E = 1) or a stack of them."""
     assert matrix.grad is not None
     if name not in momenta:
