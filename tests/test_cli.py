@@ -343,7 +343,7 @@ def test_config_prints_the_settings_before_it_tries_model_and_data(
     assert "gap_stop: 0.1" in said.out and told in " ".join(said.err.split())
 
 
-@pytest.mark.parametrize("device", ["cuda:0,cuda:1", "gpu", "cuda:x", ""])
+@pytest.mark.parametrize("device", ["cuda:0,cuda:1", "gpu", "cuda:x", "cpu:0", ""])
 def test_a_mistyped_device_is_refused_at_once(tiny: Path, capsys: Any, device: str) -> None:
     assert run(["config", "--config=tiny.yaml", f"model.device={device!r}"]) == 2
     told = " ".join(capsys.readouterr().err.split())

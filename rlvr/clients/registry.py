@@ -53,7 +53,7 @@ class ModelOptions:
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device):
+        if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:\d+)?", self.device):
             raise ValueError(
                 f"model.device={self.device!r}, expected one device: auto, cpu, cuda or cuda:N (a run computes on one)"
             )
