@@ -29,8 +29,8 @@ GROUP_A = 0.5 / 0.500001
 ROWS_BY_HAND = {
     # (position in the batch, advantage, weight) of what is sent to the loss, and its thresholds
     "reinforce": ([(0, 0.625, 0.25), (1, -0.125, 0.25), (2, -0.375, 0.25), (3, -0.375, 0.25), (5, -0.125, 0.25)], {}),
-    # Group b has equal rewards: no gradient, so it is not sent; grpo and dr_grpo still count it, ppo's filter does not.
-    "grpo": (
+    # Group b has equal rewards, so no gradient: it is not sent. grpo_original and dr_grpo count it, grpo does not.
+    "grpo_original": (
         [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
@@ -38,9 +38,12 @@ ROWS_BY_HAND = {
         [(0, 0.5, 1 / 40), (2, -0.5, 1 / 40), (3, -0.5, 1 / 40)],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
-    "ppo": (
-        [(0, 0.5, 1 / 6), (2, -0.5, 1 / 6), (3, -0.5, 1 / 6)],
-        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+    **dict.fromkeys(
+        ("grpo", "ppo"),
+        (
+            [(0, 0.5, 1 / 6), (2, -0.5, 1 / 6), (3, -0.5, 1 / 6)],
+            {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+        ),
     ),
     "importance_sampling": ([(0, 0.5, 1 / 6), (2, -0.5, 1 / 6), (3, -0.5, 1 / 6)], {}),
     "reinforce_ema": (
@@ -145,7 +148,7 @@ def test_equal_rewards_with_unequal_penalties_teach_unless_filtered() -> None:
     """Two right answers, one overlong: the shorter is better, for a row that keeps such groups."""
     items = groups_of([[1.0, 1.0]])
     items[1].penalty = 0.5
-    row = resolve_algorithm("grpo", advantage="group_mean")
+    row = resolve_algorithm("grpo_original", advantage="group_mean")
     assert [(t.rollout_id, t.advantage) for t, _ in row.weigh(row.select(items), 5)] == [
         ("g0/0", 0.25),
         ("g0/1", -0.25),
@@ -156,8 +159,8 @@ def test_equal_rewards_with_unequal_penalties_teach_unless_filtered() -> None:
 @pytest.mark.parametrize(
     ("name", "cells"),
     [
-        ("dro", {}), ("grpo", {"kl_coef": 0.1, "kl_in": "loss"}), ("grpo", {"entropy_coef": 0.1}),
-        ("grpo", {"entropy_coef": 0.1, "entropy": "exact"}),
+        ("dro", {}), ("grpo_original", {"kl_coef": 0.1, "kl_in": "loss"}), ("grpo_original", {"entropy_coef": 0.1}),
+        ("grpo_original", {"entropy_coef": 0.1, "entropy": "exact"}),
     ],
 )  # fmt: skip
 def test_rows_without_advantage_are_sent_where_they_have_a_gradient(name: str, cells: dict[str, Any]) -> None:
@@ -165,7 +168,7 @@ def test_rows_without_advantage_are_sent_where_they_have_a_gradient(name: str, c
     items = groups_of([[1.0, 0.0, 0.5]])
     row = resolve_algorithm(name, **cells)
     assert len(row.weigh(row.select(items), 5)) == 3
-    plain = resolve_algorithm("grpo", kl_coef=0.1)  # in the reward: no gradient without advantage
+    plain = resolve_algorithm("grpo_original", kl_coef=0.1)  # in the reward: no gradient without advantage
     assert len(plain.weigh(plain.select(items), 5)) == 2
 
 

@@ -170,7 +170,9 @@ K = {
 
 def test_grpo_with_k3_in_the_loss(client: Callable[..., Any]) -> None:
     """1/N sum 1/n sum [min(ratio A, clip A) - beta k3], arXiv:2402.03300, eq. 3 and 4; TRL's loss_type grpo."""
-    found = first_pass(client, resolve_algorithm("grpo", kl_coef=0.3, kl_in="loss", kl_estimator="k3"), noise=0.5)
+    found = first_pass(
+        client, resolve_algorithm("grpo_original", kl_coef=0.3, kl_in="loss", kl_estimator="k3"), noise=0.5
+    )
     A = of_groups(found.answers, rewards(found.answers), standard)
     terms = [clipped_objective(x, a, 0.8, 1.2) - 0.3 * k3(x) for x, a in zip(found.answers, A, strict=True)]
     found.agrees_with(-mean_of_means(terms))
@@ -320,7 +322,7 @@ EVERYTHING = {"kl_coef": 0.3, "kl_in": "loss", "kl_estimator": "k3", "entropy_co
 @pytest.mark.parametrize(
     "row",
     [
-        resolve_algorithm("grpo", **EVERYTHING),
+        resolve_algorithm("grpo_original", **EVERYTHING),
         resolve_algorithm("dro", reduction="sequence_mean", importance_cap=1.5, **EVERYTHING),
         resolve_algorithm("gspo", clip_low=0.1, clip_high=0.1, kl_coef=0.2, entropy_coef=0.1),
     ],
@@ -337,7 +339,7 @@ def test_leaving_out_rows_without_advantage_changes_no_gradient(client: Callable
     """Group c sent along with its zero advantages, by hand: the same gradient as without it."""
     from rlvr.algorithms.update import make_datum
 
-    row = resolve_algorithm("grpo")
+    row = resolve_algorithm("grpo_original")
     found = first_pass(client, row)
     trainer = client("qwen3", name="all")
     trainer._engine.model.module.load_state_dict(found.module.state_dict())

@@ -51,21 +51,21 @@ DAPO = {"loss_type": "dapo", **CLIP}
 CASES = [
     Case("dapo", "dapo", DAPO),
     Case("dr_grpo", "dr_grpo", {"loss_type": "dr_grpo", "epsilon": 0.2}),
-    Case("grpo", "grpo", {"loss_type": "grpo", "epsilon": 0.2}),
+    Case("grpo", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}),
     Case("ppo", "ppo", DAPO),
     Case("gspo", "gspo", {"loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4,
                           "importance_sampling_level": "sequence"}),
     Case("cispo", "cispo", {"loss_type": "cispo", "epsilon_high": 1.5}, {"clip_high": 0.5}),
     Case("on-policy", "dapo", DAPO, on_policy=True),
-    Case("kl", "grpo", {"loss_type": "grpo", "epsilon": 0.2, "beta": 0.04},
+    Case("kl", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2, "beta": 0.04},
          {"kl_coef": 0.04, "kl_in": "loss", "kl_estimator": "k3"}),
     Case("cold", "dapo", DAPO, temperature=0.7),
     Case("truncated-masked", "dapo", DAPO, {"mask_truncated": True}, temperature=1.3),
-    Case("turns", "grpo", {"loss_type": "grpo", "epsilon": 0.2}, turns=True),
+    Case("turns", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, turns=True),
     Case("untied", "dr_grpo", {"loss_type": "dr_grpo", "epsilon": 0.2}, model="llama"),
-    Case("window", "grpo", {"loss_type": "grpo", "epsilon": 0.2}, model="mistral"),
+    Case("window", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, model="mistral"),
     Case("soft-capped", "dapo", DAPO, model="gemma2"),
-    Case("lora", "grpo", {"loss_type": "grpo", "epsilon": 0.2}, lora=True),
+    Case("lora", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, lora=True),
 ]  # fmt: skip
 PLAIN = {"tree": False, "pack": False}
 SHORTCUTS: dict[str, dict[str, Any]] = {
@@ -241,7 +241,7 @@ def test_the_answers_lie_on_both_sides_of_both_bounds(name: str, setting: Callab
 
 # Where our denominators count less than TRL's, everything else is the same: (row, cells, TRL's loss, who counts).
 FEWER: list[tuple[str, dict[str, Any], Callable[[Trajectory], int]]] = [
-    ("grpo", {"mask_truncated": True}, lambda t: 1),
+    ("grpo_original", {"mask_truncated": True}, lambda t: 1),
     ("dr_grpo", {"mask_truncated": True}, lambda t: 1),
     ("dapo", {"drop_equal_groups": True}, lambda t: t.num_action_tokens),
 ]
@@ -271,7 +271,8 @@ def test_a_whole_step_of_trl_has_the_gradient_of_ours(
 ) -> None:
     """TRL's loop from answers and rewards to the optimizer: its advantages, masks, batches and denominators."""
     advantage, factor = SCALES[scale]
-    case = Case("step", loss, {"loss_type": loss, "scale_rewards": scale}, {"advantage": advantage, "clip_high": 0.2})
+    name = "grpo_original" if loss == "grpo" else loss
+    case = Case("step", name, {"loss_type": loss, "scale_rewards": scale}, {"advantage": advantage, "clip_high": 0.2})
     answers = rollouts(groups=EQUAL_GROUPS)
     for t in answers:
         t.reward = 1000.0 * (t.reward or 0.0)  # beside which what both add to a std, 1e-4 and 1e-6, is nothing

@@ -47,7 +47,7 @@ def test_a_rollout_of_several_parts_pays_once_and_for_all() -> None:
     items = [answer(3, rollout="a"), answer(14, rollout="a"), answer(2, rollout="b")]
     for t in items:
         t.reference_logprobs = [-1.5] * len(t.logprobs)  # k1 = log p - log ref = 0.5 a token
-    row = resolve_algorithm("grpo", overlong_buffer=4, kl_coef=0.1)
+    row = resolve_algorithm("grpo_original", overlong_buffer=4, kl_coef=0.1)
     penalize(items, row, 16)
     assert [t.penalty for t in items] == pytest.approx([0.5 + 0.1 * 0.5 * 17] * 2 + [0.1 * 0.5 * 2])
     row.select(items)

@@ -189,7 +189,7 @@ def test_losses_add_up_and_are_means_over_the_steps() -> None:
 def test_a_kl_without_a_reference_names_the_missing_reference() -> None:
     client = table()
     with pytest.raises(ValueError, match="reference"):
-        run(client, resolve_algorithm("grpo", kl_coef=0.1), Passes(), sample_answers(client))
+        run(client, resolve_algorithm("grpo_original", kl_coef=0.1), Passes(), sample_answers(client))
 
 
 def test_an_answer_without_tokens_is_an_error_and_never_left_out_in_silence() -> None:

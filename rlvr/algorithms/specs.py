@@ -1,12 +1,14 @@
 """Algorithms as specs: advantage estimator x token loss x reduction x clip bounds x group filter, and options.
 
 A new algorithm is a new spec, here with a golden file or by `register_algorithm` in a user's code. A config can
-override any field (`algorithm.name=grpo algorithm.reduction=token_mean`), and the fields alone decide what is computed.
-Losses are sums (`rlvr.algorithms.loss_specs`); the reduction is a weight per trajectory that folds into its advantage,
-so splitting a batch never changes a gradient. Exercised by `python -m pytest tests/test_algorithms.py`.
+override any field (`algorithm.name=dr_grpo algorithm.reduction=token_mean`), and the fields alone decide what is
+computed. Losses are sums (`rlvr.algorithms.loss_specs`); the reduction is a weight per trajectory that folds into its
+advantage, so splitting a batch never changes a gradient. Exercised by `python -m pytest tests/test_algorithms.py`.
 
-Defaults follow each paper; `ppo`, the default, is what current work agrees on: group mean without std (Dr. GRPO), token
-mean over the batch and the asymmetric clip 0.2 / 0.28 (DAPO), groups with equal rewards left out.
+The specs follow their papers, but for `grpo`, the default: the group's mean as the baseline and PPO's clip (GRPO,
+arXiv:2402.03300), no division by the standard deviation (Dr. GRPO, arXiv:2503.20783); token mean over the batch, the
+asymmetric clip 0.2 / 0.28, and groups with equal rewards left out (DAPO, arXiv:2503.14476). The first paper's own form
+is `grpo_original`. `ppo` is `grpo` by another name until there is a critic: PPO's clip without a value model.
 """
 
 from __future__ import annotations
@@ -212,7 +214,7 @@ for _spec in (
         source="arXiv:2402.14740",
     ),
     Algorithm(
-        "grpo", "group_normalized", "ppo", "sequence_mean", 0.2, 0.2, drop_equal_groups=False,
+        "grpo_original", "group_normalized", "ppo", "sequence_mean", 0.2, 0.2, drop_equal_groups=False,
         source="arXiv:2402.03300; its KL is kl_coef with k3 in the loss",
     ),
     Algorithm(
@@ -224,8 +226,12 @@ for _spec in (
         source="arXiv:2503.14476; with training.refill and overlong_buffer",
     ),
     Algorithm(
+        "grpo", "group_mean", "ppo", "token_mean", 0.2, 0.28,
+        source="the default: arXiv:2402.03300, without std as in 2503.20783, mean and clip of 2503.14476",
+    ),
+    Algorithm(
         "ppo", "group_mean", "ppo", "token_mean", 0.2, 0.28,
-        source="loss arXiv:1707.06347; fields arXiv:2503.20783 and 2503.14476",
+        source="arXiv:1707.06347, its clip without a critic: the same as grpo",
     ),
     Algorithm(
         "gspo", "group_normalized", "gspo", "sequence_mean", 3e-4, 4e-4, drop_equal_groups=False,

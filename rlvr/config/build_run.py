@@ -143,7 +143,8 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         lines["cores"] = str(share)
     if t.mode == "rlvr":
         lines |= {
-            "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}, {algorithm.reduction}",
+            "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}"
+            f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' else ''}, {algorithm.reduction}",
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",

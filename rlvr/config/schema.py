@@ -46,7 +46,7 @@ class RewardOptions:
 # `name`, and every field of a spec that can be overridden, with None for the spec's own value.
 _SPEC_TYPES = get_type_hints(Algorithm)
 _Overrides: Any = make_dataclass(
-    "_Overrides", [("name", str, "ppo"), *((name, _SPEC_TYPES[name] | None, None) for name in FIELDS)], frozen=True
+    "_Overrides", [("name", str, "grpo"), *((name, _SPEC_TYPES[name] | None, None) for name in FIELDS)], frozen=True
 )
 
 
