@@ -28,9 +28,13 @@ def load(config_name: str | None = None, config_path: str | None = None, overrid
 
 
 def translate(loaded: LoadedConfig) -> LoadedConfig:
-    """The config in our keys. Our own keys stay; unknown ones are left for the schema to report."""
+    """The config in our keys; ValueError that names every word that is refused.
+
+    Our own keys stay; unknown ones are left for the schema to report.
+    """
     candidates = Candidates()
     moved: dict[str, tuple[str, ...]] = {}
+    refused: list[str] = []
     values, raw = deepcopy(loaded.values), deepcopy(loaded.raw)
     for key, value, text in list(_leaves(loaded.values, loaded.raw)):
         origin = _origin(loaded.origin, key)
@@ -43,12 +47,13 @@ def translate(loaded: LoadedConfig) -> LoadedConfig:
         given = Candidate(key, shown, value, text, origin, rank(origin))
         try:
             converted = value if value is None else alias.convert(value)
-        except NotSupportedError as why:
-            raise ValueError(f"{given.words}: {why}") from None
-        except ValueError as expected:
-            raise ValueError(f"{given.words}: expected {expected}") from None
+        except ValueError as why:
+            refused.append(f"{given.words}: {'' if isinstance(why, NotSupportedError) else 'expected '}{why}")
+            continue
         for target in alias.targets if value != {} and (converted is not None or value is None) else ():
             candidates.add(target, given if converted is value else replace(given, value=converted, raw=converted))
+    if refused:
+        raise ValueError("\n".join(refused))
     for section in SECTIONS.keys() - {"training"}:  # those that were empty
         _delete(values, section)
         _delete(raw, section)
