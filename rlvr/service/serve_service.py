@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
 
 EXTRA = 'pip install "rlvr[serve]"'
+REPORT_SECONDS = 2.5
 PRUNE_SECONDS = 3_600.0
 
 
@@ -56,7 +57,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
         try:
             run_server(
-                create_app(service, lambda app: lifespan(service)),
+                create_app(service, lambda app: lifespan(service, say)),
                 listening,
                 on_ready=announce,
                 on_stop=begin_stop,
@@ -94,7 +95,7 @@ def build(settings: Settings, keys: ApiKeys, port: int) -> Service:
 
 
 @asynccontextmanager
-async def lifespan(service: Service) -> AsyncIterator[None]:
+async def lifespan(service: Service, say: Callable[[str], None]) -> AsyncIterator[None]:
     """Start and end what runs beside the requests."""
     service.loop = asyncio.get_running_loop()
     # A verifier holds its thread while a judge answers: Python's few default threads would be one queue for all.
@@ -103,14 +104,27 @@ async def lifespan(service: Service) -> AsyncIterator[None]:
     await service.sessions.open()
     if service.judge is not None:
         service.judge.start()
-    pruning = asyncio.create_task(prune_periodically(service))
+    tasks = [asyncio.create_task(prune_periodically(service)), asyncio.create_task(report_loading(service, say))]
     try:
         yield
     finally:
-        pruning.cancel()
-        with suppress(asyncio.CancelledError):
-            await pruning
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await service.stop()
+
+
+async def report_loading(service: Service, say: Callable[[str], None]) -> None:
+    """Tell how far the generator is, every few seconds until it is loaded."""
+    told = ""
+    while (health := service.generator.health())["state"] == "loading":
+        await asyncio.sleep(REPORT_SECONDS)
+        if health["detail"] != told:
+            told = health["detail"]
+            say(f"generator: {told}")
+    if told:
+        say(f"generator: {health['state']}, {health['detail']}")
 
 
 async def prune_periodically(service: Service) -> None:

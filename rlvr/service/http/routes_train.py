@@ -75,7 +75,7 @@ async def start_session(body: TrainBody, service: Service, owner: str, learn: bo
     ):
         if size > most:
             raise HttpProblem(422, "invalid", f"{field}: {size:,} {unit}; the limit is {most:,}", field=field)
-    service.require_generator()
+    await service.wait_for_generator()
     return await service.sessions.start(body.request(learn), owner)
 
 

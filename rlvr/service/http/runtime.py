@@ -35,6 +35,7 @@ ACCURACY_S = 2.0  # the most often that the verifiers' accuracy is computed: it 
 THREADS = 16  # for calls of the database
 GRADES = 4  # requests to /grade that run at once: each may take minutes
 GRADES_WAIT = 64  # more that may wait, with their texts in memory
+LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model that loads, and how often it looks
 
 
 class CoalescedQuery(Generic[T]):
@@ -73,6 +74,7 @@ class Service:
     instance: str
     judge: LocalJudge | None = None
     name_lock: IO[str] | None = None
+    waiting_to_load: int = 0
     started: float = field(default_factory=time.time)
     loop: asyncio.AbstractEventLoop | None = None
     stopping: asyncio.Task[None] | None = None
@@ -126,15 +128,26 @@ class Service:
         if self.stopping is not None:
             raise HttpProblem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
 
-    def require_generator(self) -> None:
-        """HttpProblem with the remedy if no session can run now."""
-        self.require_running()
-        health = self.generator.health()
-        if health["state"] == "absent":
-            raise HttpProblem(503, "no_generator", NO_GENERATOR)
-        if health["state"] == "loading":
-            message = f"the model is not ready yet: {health.get('detail') or 'loading'}; see /health"
-            raise HttpProblem(503, "generator_loading", message, retry_after=5)
+    async def wait_for_generator(self) -> None:
+        """Wait while the model loads or, with --demo, is trained; HttpProblem with the remedy if no session can run."""
+        limits, end = self.settings.limits, time.monotonic() + LOAD_WAIT_S
+        if self.waiting_to_load >= limits.sessions + limits.queue:
+            raise HttpProblem(429, "busy", "too many requests wait for the model; see /health", retry_after=5)
+        self.waiting_to_load += 1
+        try:
+            while True:
+                self.require_running()
+                health = self.generator.health()
+                if health["state"] == "absent":
+                    raise HttpProblem(503, "no_generator", NO_GENERATOR)
+                if health["state"] != "loading":
+                    return
+                if time.monotonic() > end:
+                    message = f"the model is not ready yet: {health.get('detail') or 'loading'}; see /health"
+                    raise HttpProblem(503, "generator_loading", message, retry_after=5)
+                await asyncio.sleep(LOAD_POLL_S)
+        finally:
+            self.waiting_to_load -= 1
 
 
 def store_unavailable(error: Exception) -> HttpProblem:
