@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlvr.cli.user_messages import mask_secrets, print_message
+from rlvr.cli.user_messages import announce_if_slow, mask_secrets, print_message
 
 if TYPE_CHECKING:
     from rlvr.config import LoadedConfig
@@ -57,6 +57,7 @@ def train(
     rlvr train --config-name=jsonl model.name=./my-model env.kwargs.path=tasks.jsonl
     """
     from rlvr.clients.registry import close_client
+    from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_run import build, build_source, open_run, start_rewards
     from rlvr.tracking import RunConsole
     from rlvr.tracking.run_report import stored_summary
@@ -65,8 +66,11 @@ def train(
     from rlvr.training.run_diagnosis import closing_remark
 
     loaded, settings = _load_config(config_name, config, config_path, overrides)
-    source = build_source(settings)
-    start_rewards(settings, source)
+    with announce_if_slow(f"reading the tasks of {settings.env.name}"):
+        source = build_source(settings)
+    check_model_folder(settings)
+    with announce_if_slow("starting the verifiers"):
+        start_rewards(settings, source)
     folder, finished = open_run(loaded, settings)
     with RunConsole() as console:
 
@@ -79,7 +83,8 @@ def train(
             return
         console.plan({"run": str(folder), **_masked_plan(settings, source)})
         with Journal(folder) as journal:
-            job = build(settings, folder, console.note, warn)
+            with announce_if_slow("loading the libraries and the model"):
+                job = build(settings, folder, console.note, warn)
             journal.attempt(job.parts.client.describe_environment(), warn)
             try:
                 summary = TrainingLoop(job, journal, console).run()
@@ -138,6 +143,7 @@ def show_config(
     # The settings first: they are there whatever the data, which may have to come from a hub, turn out to be.
     typer.echo(dump(resolved_values(settings, loaded)))
     check_model_folder(settings)
-    source = build_source(settings)
+    with announce_if_slow(f"reading the tasks of {settings.env.name}"):
+        source = build_source(settings)
     with RunConsole() as console:
         console.plan(_masked_plan(settings, source))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 
 
 def print_message(text: str) -> None:
@@ -17,3 +21,24 @@ def mask_secrets(text: str) -> str:
     from rlvr.config import interpolate
 
     return interpolate.mask_secrets(text)
+
+
+@contextmanager
+def announce_if_slow(text: str, after: float = 2.0, every: float = 30.0) -> Iterator[None]:
+    """Print TEXT if the block takes longer than `after` seconds, and `every` so many how long it has taken."""
+    ended, began = Event(), time.monotonic()
+
+    def report() -> None:
+        if ended.wait(after):
+            return
+        print_message(f"{text} ...")
+        while not ended.wait(every):
+            print_message(f"{text}: {time.monotonic() - began:.0f} s so far")
+
+    thread = Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
