@@ -44,6 +44,12 @@ def _words(words: str, targets: str, meaning: str, convert: Callable[[Any], Any]
 
 
 _CLIP = "algorithm.clip_low algorithm.clip_high"
+
+
+def _top_k(value: Any) -> Any:
+    return -1 if type(value) is int and value == 0 else value
+
+
 ALIASES: tuple[Alias, ...] = (
     # sizes and lengths
     *_words("num_iterations max_steps", "training.steps", "training steps"),
@@ -66,7 +72,7 @@ ALIASES: tuple[Alias, ...] = (
     # sampling
     *_words("temperature", "rollout.temperature", "sampling temperature"),
     *_words("top_p", "rollout.top_p", "nucleus sampling"),
-    *_words("top_k", "rollout.top_k", "sampling from the k most likely tokens"),
+    *_words("top_k", "rollout.top_k", "sampling from the k most likely tokens; 0 is off", _top_k),
     # the update
     *_words("learning_rate", "training.optimizer.learning_rate", "AdamW's rate in reinforcement learning"),
     *_words("clip_range cliprange", _CLIP, "epsilon around 1, both sides: 0.2 clips at 0.8 and 1.2", number),
