@@ -17,7 +17,8 @@ from rlvr.config import dump, load, read
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source, evaluate_saved
 from rlvr.engine.engine_options import LoraConfig
-from rlvr.envs.prompt import apply_chat, encode_prompt
+from rlvr.envs.prompt import encode_prompt
+from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.tracking import RunConsole
 from rlvr.training.training_options import LearningRateSchedule
@@ -75,7 +76,7 @@ def test_the_model_reads_what_the_published_logs_show(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = TEMPLATE
     c = build_config(load("gsm8k_0.5b", None, [f"env.kwargs.path={write_rows(tmp_path)}"]))
-    source = apply_chat(build_source(c), tokenizer, c.prompt)
+    source = apply_prompt_options(build_source(c), tokenizer, c.prompt)
     (task,) = [t for t in source.heldout(None) if t.id == "gsm8k-test-1"]
     assert tokenizer.decode(encode_prompt(task, tokenizer)) == (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
@@ -141,7 +142,7 @@ def test_a_run_begun_before_there_was_a_prompt_section_goes_on_reading_text(mode
         attempt(file, *begun, "prompt.chat=off", killed_at=1)
     folder = tmp_path / "begun" / "gsm8k"
     stored = read(folder / "resolved.yaml")
-    assert stored.pop("prompt") == {"chat": "off", "system": None}
+    assert stored.pop("prompt")["chat"] == "off"
     (folder / "resolved.yaml").write_text(dump(stored))
     with pytest.raises(ValueError, match=r"differs in prompt\.chat"):
         attempt(file, *begun, "prompt.chat=on")

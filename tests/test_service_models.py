@@ -142,7 +142,7 @@ def test_a_run_s_model_reads_prompts_as_in_its_run(chat: str):
             return chat_tokenizer()
 
     client: Any = Client()
-    assert ServedModel(client, "run", "local", prompt=PromptOptions(chat)).chat == (chat != "off")
+    assert ServedModel(client, "run", "local", prompt=PromptOptions(chat)).prompt_writer.is_chat == (chat != "off")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):

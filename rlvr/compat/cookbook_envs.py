@@ -38,8 +38,8 @@ class SourceDataset(RLDataset):
     """Batches of a task source's training tasks, `len` of them an epoch or `batches` of them; or its held-out ones.
 
     `reward` is the name of a verifier, by default the source's own. Text prompts are encoded as they stand; for a chat
-    model give `rlvr.envs.prompt.apply_chat(source, tokenizer, PromptOptions())`. A prompt ends where its tokens say;
-    answers end at the end-of-sequence token, or where the environment says.
+    model give `apply_prompt_options(source, tokenizer, PromptOptions())` (`rlvr.envs.prompted_source`). A prompt ends
+    where its tokens say; answers end at the end-of-sequence token, or where the environment says.
     """
 
     def __init__(

@@ -20,7 +20,9 @@ from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import find_damage, write_atomic
 from rlvr.core.protocols import Feature, TaskSource
 from rlvr.envs import resolve_environment
-from rlvr.envs.prompt import PromptOptions, apply_chat, encode_prompt, has_template
+from rlvr.envs.chat_template import has_template
+from rlvr.envs.prompt import PromptOptions, encode_prompt
+from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
 from rlvr.tracking import RunConsole
 from rlvr.tracking.trackers import Trackers
@@ -213,10 +215,10 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
         warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
     trackers = build_trackers(config, folder, warn)
     client = build_client(config, source, folder / "checkpoints", say, warn)
-    read_as_text, options = source, prompt_options(config, folder)
-    source = apply_chat(source, client.get_tokenizer(), options)
-    if source is not read_as_text:
-        say("the model reads each prompt as a chat, by the tokenizer's template (prompt.chat=off: text as it stands)")
+    options = prompt_options(config, folder)
+    source = apply_prompt_options(source, client.get_tokenizer(), options)
+    if isinstance(source, PromptedSource):
+        say(f"the model reads each prompt {source.writer}")
     elif options != config.prompt and has_template(client.get_tokenizer()):
         say("this run began before there was prompt.chat: it goes on without the tokenizer's chat template")
     check_prompts(config, source, client.get_tokenizer())
@@ -282,7 +284,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> di
     start_rewards(config, source)
     client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
     client.load_state(journal.weights_path(place)).result()
-    source = apply_chat(source, client.get_tokenizer(), prompt_options(config, folder))
+    source = apply_prompt_options(source, client.get_tokenizer(), prompt_options(config, folder))
     options = config.evaluation
     heldout = HeldoutEvaluator(
         source,

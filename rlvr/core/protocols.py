@@ -230,6 +230,13 @@ class TaskSource(Protocol):
         assert isinstance(task.prompt, str)
         return [{"role": "user", "content": task.prompt}]
 
+    def example_prompt(self, task: Task) -> str | list[dict[str, str]]:
+        """The prompt of a task where it is an example before other prompts (`prompt.examples`), as the model reads it.
+
+        By default its `model_prompt`. A source that writes examples into its prompts leaves them out here.
+        """
+        return task.model_prompt
+
     def parse_task(self, text: str) -> Task | None:
         """The task that a text typed by a user states; None if it states none."""
         return None

@@ -66,20 +66,22 @@ class Score:
 class Task:
     """One task: `prompt` is text or chat messages, `meta` what the verifiers need (`{"answer": "7"}`).
 
-    `level` is the difficulty a curriculum chooses by ("1", "2", ...; "" if there is none). `chat` is what a chat model
-    reads instead of `prompt` (`rlvr.envs.prompt`); verifiers are given `prompt` all the same.
+    `level` is the difficulty a curriculum chooses by ("1", "2", ...; "" if there is none). `shown_prompt` is what the
+    model reads instead of `prompt`: text with examples before it, or chat messages, which the tokenizer's template
+    renders with `template_arguments` (`rlvr.envs.prompt`). Verifiers are given `prompt` all the same.
     """
 
     id: str
     prompt: str | list[dict[str, str]]
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     level: str = ""
-    chat: list[dict[str, str]] | None = None
+    shown_prompt: str | list[dict[str, str]] | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def model_prompt(self) -> str | list[dict[str, str]]:
         """What the model reads: text as it stands, or chat messages through the tokenizer's template."""
-        return self.prompt if self.chat is None else self.chat
+        return self.prompt if self.shown_prompt is None else self.shown_prompt
 
     @property
     def prompt_text(self) -> str:

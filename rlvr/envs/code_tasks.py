@@ -62,6 +62,13 @@ class CodeSource(RowSource):
         """The problem as a chat asks for it, after the worked examples that were asked for (`shots`)."""
         return _chat_messages(CodeProblem.of(task.meta), self._visible, self._shots)
 
+    def example_prompt(self, task: Task) -> str | list[dict[str, str]]:
+        """The problem without the worked examples of `few_shot`."""
+        problem = CodeProblem.of(task.meta)
+        if isinstance(task.model_prompt, str):
+            return problem.prefix or _text_prompt(problem, self._visible)
+        return _chat_messages(problem, self._visible, [])
+
     def env(self, task: Task, tokenizer: Any) -> RefineEnv:
         return code_env(task, tokenizer, stop=_stop(task, tokenizer), visible=self._visible, max_turns=self.max_turns)
 

@@ -1,140 +1,148 @@
-"""How a task's prompt becomes tokens, and the single-turn episode: show a prompt, take one answer, done.
+"""What the model reads of a task, and its tokens; the single-turn episode: show a prompt, take one answer, done.
 
-Text is tokenized as it stands: no special token is added. Chat messages go through the tokenizer's own template.
-`apply_chat` decides by `PromptOptions` whether the tasks of a source, whose prompts are text, are shown as chat
-messages; everything that encodes a prompt reads `Task.model_prompt`. Verifiers are given the task's own prompt.
-`python -m pytest tests/test_env_prompt.py tests/test_prompt_options.py` exercises it.
+`PromptOptions` are the config's section `prompt`. A `PromptWriter` writes `Task.shown_prompt` by them, for every task
+of a run (`rlvr.envs.prompted_source`) and of the service; everything that encodes a prompt reads `Task.model_prompt`.
+Text is tokenized as it stands: no special token is added. Chat messages go through the tokenizer's own template
+(`rlvr.envs.chat_template`). Verifiers are given the task's own prompt.
+`python -m pytest tests/test_env_prompt.py tests/test_prompt_options.py tests/test_prompt_examples.py` exercises it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
-from rlvr.core.futures import run_to_end
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import Env, StepResult, TaskSource
+from rlvr.core.protocols import StepResult
 from rlvr.core.types import Task
+from rlvr.envs.chat_template import has_template
+
+
+@dataclass(frozen=True)
+class PromptExample:
+    """A worked example: a prompt, text or chat messages, and its completion. Both are kept as they are, with spaces."""
+
+    prompt: str | list[dict[str, str]]
+    completion: str
+
+    def __post_init__(self) -> None:
+        if not (self.prompt and self.completion.strip()):
+            raise ValueError(f"prompt.examples: {self.prompt!r} with {self.completion!r}; give both a text")
+
+    @property
+    def text(self) -> str:
+        if not isinstance(self.prompt, str):
+            raise ValueError(
+                "prompt.examples: this prompt is text, and an example is chat messages; give the example as text, or "
+                "use a tokenizer with a chat template"
+            )
+        return f"{self.prompt}{self.completion}\n\n"
+
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """The example in a chat."""
+        return [*build_turns(self.prompt), {"role": "assistant", "content": self.completion}]
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """How the model reads text prompts. `chat`: auto, on or off.
+    """How a prompt becomes what the model reads.
 
-    With `auto` a text prompt becomes one message of the user where the tokenizer has a chat template, and stays as it
-    stands elsewhere; `on` needs a template; `off` never uses one for text. Prompts that are chat messages always need
-    it. `system` is a system message before every prompt.
+    With `chat=auto` a text prompt becomes one message of the user where the tokenizer has a chat template, and stays as
+    it stands elsewhere; `on` needs a template; `off` never uses one for text. Prompts that are chat messages always
+    need it. `system` is a system message before every prompt. `thinking` is `on`, `off`, or a number of tokens to think
+    in, for a template with a switch for it; null leaves it to the template. `template_arguments` are other variables of
+    the template: `{reasoning_effort: low}`. `examples` stand before every prompt: a list of {prompt, completion}, or
+    how many of the environment's training demonstrations, which are then no tasks of the run.
     """
 
     chat: str | bool = "auto"
     system: str | None = None
+    thinking: str | bool | int | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    examples: int | list[PromptExample] = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.chat, bool):  # YAML reads `on` and `off` as truth values
-            object.__setattr__(self, "chat", "on" if self.chat else "off")
+        for name in ("chat", "thinking"):
+            if isinstance(value := getattr(self, name), bool):  # YAML reads `on` and `off` as truth values
+                object.__setattr__(self, name, "on" if value else "off")
         if self.chat not in ("auto", "on", "off"):
             raise ValueError(f"prompt.chat={self.chat!r}, expected auto, on or off")
         if self.system is not None and not self.system.strip():
             raise ValueError(f"prompt.system={self.system!r} has no words; leave it out for no system message")
-        if self.system is not None and self.chat == "off":
+        if self.thinking not in (None, "on", "off") and not (isinstance(self.thinking, int) and self.thinking > 0):
+            raise ValueError(f"prompt.thinking={self.thinking!r}, expected on, off, or a number of tokens above 0")
+        if isinstance(self.examples, int) and self.examples < 0:
+            raise ValueError(f"prompt.examples={self.examples}, expected a number from 0, or a list of examples")
+        if self.chat == "off" and self.needs_template:
             raise ValueError(
-                "prompt.system needs a chat template, and prompt.chat=off leaves it out; give one of the two"
+                f"{self.needs_template[0]} needs a chat template, and prompt.chat=off leaves it out; "
+                "give one of the two"
             )
 
-
-class ChatSource:
-    """A task source whose tasks have `Task.chat`; everything else is that of `source`."""
-
-    def __init__(self, source: TaskSource, system: str | None) -> None:
-        self._source, self._system = source, system
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def train(self, seed: int, index: int, level: str) -> Task:
-        return self._add_chat(self._source.train(seed, index, level))
-
-    def heldout(self, count: int | None) -> list[Task]:
-        return [self._add_chat(task) for task in self._source.heldout(count)]
-
-    def extra_heldout(self, count: int) -> dict[str, list[Task]]:
-        return {name: [self._add_chat(t) for t in tasks] for name, tasks in self._source.extra_heldout(count).items()}
-
-    def _add_chat(self, task: Task) -> Task:
-        messages = self._source.chat_messages(task) if isinstance(task.prompt, str) else task.prompt
-        return add_chat(task, messages, self._system)
+    @property
+    def needs_template(self) -> list[str]:
+        """What was asked for that only a chat template can do, in the user's words."""
+        asked = {
+            "prompt.chat=on": self.chat == "on",
+            "prompt.system": self.system is not None,
+            f"prompt.thinking={self.thinking}": self.thinking is not None,
+            "prompt.template_arguments": bool(self.template_arguments),
+        }
+        return [key for key, is_asked in asked.items() if is_asked]
 
 
-def add_chat(task: Task, messages: Sequence[dict[str, str]], system: str | None) -> Task:
-    """The task, shown as these chat messages after a `system` message (None: without one)."""
-    if system is None:
-        return replace(task, chat=list(messages))
-    if messages[0].get("role") == "system":
-        raise ValueError(f"prompt.system: task {task.id!r} has a system message of its own; leave prompt.system out")
-    return replace(task, chat=[{"role": "system", "content": system}, *messages])
+@dataclass(frozen=True)
+class PromptWriter:
+    """Writes what the model reads instead of a task's prompt: a chat (`is_chat`), or text after examples.
 
+    `arguments` go to the chat template. `rlvr.envs.prompted_source.make_writer` makes one from `PromptOptions`.
+    """
 
-def has_template(tokenizer: Any) -> bool:
-    return getattr(tokenizer, "chat_template", None) is not None
+    is_chat: bool = False
+    system: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    examples: Sequence[PromptExample] = ()
 
+    def write(self, task: Task, messages: Sequence[dict[str, str]] | None = None) -> Task:
+        """The task with its `shown_prompt`. `messages` is a text prompt as a chat; by default one message of the user.
 
-def apply_chat(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSource:
-    """The source as the model will read it, tried on its first task; ValueError where the options cannot be met."""
-    is_asked = options.chat == "on" or options.system is not None
-    key = "prompt.chat=on" if options.system is None else "prompt.system"
-    if not is_asked and (options.chat == "off" or not has_template(tokenizer) or source.group_builder):
-        return source
-    if not has_template(tokenizer):
-        raise ValueError(
-            f"{key} needs a chat template, and the tokenizer has none; name an instruction-tuned model's tokenizer "
-            f"(model.tokenizer), or leave {key.partition('=')[0]} out"
+        In a chat the order is: the system message, the examples as turns of user and assistant, the prompt.
+        """
+        if isinstance(task.prompt, str) and not self.is_chat:
+            before = "".join(example.text for example in self.examples)
+            return replace(task, shown_prompt=before + task.prompt) if before else task
+        asked = list(messages or build_messages(task.prompt))
+        system = [message for message in asked[:1] if message.get("role") == "system"]
+        if system and self.system is not None:
+            raise ValueError(
+                f"prompt.system: task {task.id!r} has a system message of its own; leave prompt.system out"
+            )
+        if self.system is not None:
+            asked.insert(0, {"role": "system", "content": self.system})
+            system = asked[:1]
+        turns = [turn for example in self.examples for turn in example.turns]
+        shown = [*system, *turns, *asked[len(system) :]]
+        return replace(task, shown_prompt=shown, template_arguments=dict(self.arguments))
+
+    def __str__(self) -> str:
+        how = (
+            "as a chat, by the tokenizer's template (prompt.chat=off: text as it stands)" if self.is_chat else "as text"
         )
-    if source.group_builder:
-        raise ValueError(f"{key} has no effect: the episodes of this environment write their own prompts; leave it out")
-    shown, first = ChatSource(source, options.system), (0, 0, source.levels[0])
-    text, task = source.train(*first), shown.train(*first)
-    _try_template(ChatSource(source, None).train(*first), task, tokenizer, options.system)
-    if is_asked and task.model_prompt != text.model_prompt:
-        seen = [run_to_end(_observe(source.env(one, tokenizer))) for one in (text, task)]
-        if seen[0] == seen[1]:
-            raise ValueError(
-                f"{key} has no effect: the episodes of this environment encode their own prompts; leave it out"
-            )
-    return cast(TaskSource, shown)
+        given = f", with {', '.join(f'{k}={v}' for k, v in self.arguments.items())}" if self.arguments else ""
+        return f"{how}{given}{f', after {len(self.examples)} examples' if self.examples else ''}"
 
 
-def _try_template(plain: Task, task: Task, tokenizer: Any, system: str | None) -> None:
-    """Render a task without and with the system message; ValueError with the template's own error."""
-
-    def render(one: Task) -> str:
-        return str(tokenizer.apply_chat_template(one.chat, add_generation_prompt=True, tokenize=False))
-
-    other = "another tokenizer (model.tokenizer)"
-    try:
-        render(plain)
-    except Exception as error:  # each template raises its own
-        remedy = f"use prompt.chat=off or {other}" if isinstance(plain.prompt, str) else f"use {other}"
-        raise ValueError(
-            f"the tokenizer's chat template cannot render the prompt of task {plain.id!r} ({error}); {remedy}"
-        ) from error
-    if system is None:
-        return
-    remedy = f"leave it out and put its words into the prompts, or use {other}"
-    try:
-        text = render(task)
-    except Exception as error:
-        raise ValueError(
-            f"prompt.system: the tokenizer's chat template takes no system message ({error}); {remedy}"
-        ) from error
-    if system.strip() not in text:
-        raise ValueError(f"prompt.system: the tokenizer's chat template leaves system messages out; {remedy}")
+def build_messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    """A prompt as chat messages: text is one message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-async def _observe(env: Env) -> list[int] | None:
-    given = await env.initial_observation()
-    return given[0].to_ints() if isinstance(given, tuple) else None
+def build_turns(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    """A prompt as chat messages, without a system message of its own."""
+    return [message for message in build_messages(prompt) if message.get("role") != "system"]
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
@@ -153,7 +161,9 @@ def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
             "use an instruction-tuned model's tokenizer, set `tokenizer.chat_template`, or give the prompt as text"
         )
     else:
-        tokens = tokenizer.apply_chat_template(task.model_prompt, add_generation_prompt=True, tokenize=True)
+        tokens = tokenizer.apply_chat_template(
+            task.model_prompt, add_generation_prompt=True, tokenize=True, **task.template_arguments
+        )
         tokens = tokens["input_ids"] if isinstance(tokens, Mapping) else tokens
     tokens = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
     if tokens and isinstance(tokens[0], list):  # a batch of one

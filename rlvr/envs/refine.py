@@ -32,6 +32,7 @@ from rlvr.core import rng
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import StepResult, TaskSource
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
+from rlvr.envs.chat_template import render_chat
 from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge, Critic, feedback_text
 from rlvr.envs.prompt import PromptEnv, encode_prompt, special_token_texts
 from rlvr.envs.registry import register_environment, resolve_environment
@@ -133,7 +134,7 @@ class RefineEnv:
     def _compose_prompt(self, feedback: str) -> list[int]:
         assert self._compose is not None
         prompt = self._compose(self.task, tuple(self._answers), feedback)
-        return encode_prompt(replace(self.task, prompt=prompt, chat=None), self._tokenizer)
+        return encode_prompt(replace(self.task, prompt=prompt, shown_prompt=None), self._tokenizer)
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -157,7 +158,7 @@ class RefineEnv:
             {"role": "assistant", "content": _ATTEMPT},
             {"role": "user", "content": feedback},
         ]
-        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        rendered = render_chat(messages, self._tokenizer, self.task.template_arguments)
         _, found, after = rendered.rpartition(_ATTEMPT)
         if not found:
             raise ValueError(
@@ -236,6 +237,9 @@ class RefineSource(TaskSource):
     def chat_messages(self, task: Task) -> list[dict[str, str]]:
         return self.inner.chat_messages(task)
 
+    def example_prompt(self, task: Task) -> Prompt:
+        return self.inner.example_prompt(task)
+
     def parse_task(self, text: str) -> Task | None:
         return self.inner.parse_task(text)
 
@@ -284,7 +288,9 @@ class RefineSource(TaskSource):
         if not answers:
             return prompt
         text = self._fill_template(task, answers[-1], feedback)
-        return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
+        if isinstance(prompt, str):
+            return prompt.removesuffix(task.prompt_text) + text  # the examples stay before it
+        return [*prompt[:-1], {**prompt[-1], "content": text}]
 
     def _fill_template(self, task: Task, answer: str, feedback: str) -> str:
         prompt = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].get("content", "")

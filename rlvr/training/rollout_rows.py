@@ -46,6 +46,7 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         "stop_reason": t.stop_reason.value if t.stop_reason else None,
         "policy_version": t.policy_version,
         "policy_fingerprint": t.policy_fingerprint,
+        "prompt_tokens": t.prompt_tokens,
         "response_tokens": t.response_tokens,
         "logprobs": [round(x, 6) for x in t.logprobs],
     }

@@ -27,7 +27,7 @@ from typing import Any
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task, Trajectory, group_by
 from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge
-from rlvr.envs.prompt import add_chat, encode_prompt
+from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.refine import RefineEnv
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
@@ -254,9 +254,7 @@ class EngineGenerator:
         job, model = waiting.job, self._model
         assert model is not None and self.learner is not None
         tokenizer = model.client.get_tokenizer()
-        task = job.task
-        if model.chat and isinstance(task.prompt, str):
-            task = add_chat(task, [{"role": "user", "content": task.prompt}], model.prompt.system)
+        task = model.prompt_writer.write(job.task)
         if not can_encode(task, tokenizer, model.reads_text):  # fails this session only
             message = f"{model.name} has a fixed vocabulary of words, and the prompt has others; use its words only"
             raise SessionFailure("prompt_not_understood", message)
@@ -317,7 +315,8 @@ def can_encode(task: Task, tokenizer: Any, reads_text: bool) -> bool:
         raise
     except Exception:  # a vocabulary without an unknown token: each library raises its own error
         return False
-    return tokenizer.decode(tokens, skip_special_tokens=False).split() == task.prompt_text.split()
+    text = task.model_prompt if isinstance(task.model_prompt, str) else task.prompt_text
+    return tokenizer.decode(tokens, skip_special_tokens=False).split() == text.split()
 
 
 def _as_session_failure(error: Exception) -> SessionFailure:

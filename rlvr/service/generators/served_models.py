@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.protocols import TaskSource, TrainingClient
-from rlvr.envs.prompt import PromptOptions, has_template
+from rlvr.envs.prompt import PromptOptions, PromptWriter
+from rlvr.envs.prompted_source import make_writer
 
 VARIABLE = "RLVR_MODEL"  # the setting that names the model, for messages
 LORA_RANK = 16
@@ -58,9 +59,10 @@ class ServedModel:
     prompt: PromptOptions = field(default_factory=PromptOptions)
     notes: list[str] = field(default_factory=list[str])
 
-    @property
-    def chat(self) -> bool:
-        return self.prompt.chat != "off" and has_template(self.client.get_tokenizer())
+    @cached_property
+    def prompt_writer(self) -> PromptWriter:
+        """Writes a user's prompt as the model read those of its run."""
+        return make_writer(self.source, self.client.get_tokenizer(), self.prompt)
 
     @cached_property
     def reads_text(self) -> bool:
@@ -105,7 +107,7 @@ def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
     from rlvr.config import load
     from rlvr.config.build_client import build_client
     from rlvr.config.build_config import build_config
-    from rlvr.config.build_run import build_source
+    from rlvr.config.build_run import build_source, prompt_options
     from rlvr.training import journal
 
     checkpoint = journal.newest_checkpoint(place)
@@ -116,7 +118,9 @@ def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
     client = build_client(config, source, folder, lambda text: None, notes.append, fresh=False)
     client.load_state(journal.weights_path(checkpoint)).result()
     kind = "tinker" if config.client == "tinker" else "local"
-    return ServedModel(client, f"run {place.name}", kind, source, config.rollout.max_tokens, config.prompt, notes)
+    return ServedModel(
+        client, f"run {place.name}", kind, source, config.rollout.max_tokens, prompt_options(config, place), notes
+    )
 
 
 def _open_pretrained(name: str, folder: Path, seed: int) -> ServedModel:
