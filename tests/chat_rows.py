@@ -31,13 +31,13 @@ def write_rows(folder: Path, rows: Any = ROWS) -> Path:
     return folder
 
 
-def qwen_folder(folder: Path) -> Path:
+def qwen_folder(folder: Path, template: str = TEMPLATE) -> Path:
     """Qwen2.5's architecture and template with two layers, a small byte-level vocabulary and random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = chat_tokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,

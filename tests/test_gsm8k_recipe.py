@@ -20,6 +20,7 @@ from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.service.dashboard.run_source import RunSource
+from rlvr.service.generators.served_models import open_model
 from rlvr.tracking import RunConsole
 from rlvr.training.training_options import LearningRateSchedule
 
@@ -157,3 +158,4 @@ def test_a_run_begun_before_there_was_a_prompt_section_goes_on_reading_text(mode
         again = evaluate_saved(folder, [], console)
     assert again["pass@1"] == resumed["final"]["pass@1"]
     assert again["mean_reward"] == resumed["final"]["mean_reward"]
+    assert not open_model(str(folder), tmp_path / "served").prompt_writer.is_chat

@@ -100,6 +100,18 @@ def test_a_folder_from_before_there_was_a_prompt_section_counts_as_prompt_chat_o
     assert "prompt" not in read(folder / "resolved.yaml")
 
 
+def test_a_folder_from_before_there_were_examples_is_resumed_without(tiny: Path) -> None:
+    folder, _ = open_folder()
+    stored = read(folder / "resolved.yaml")
+    stored["prompt"] = {"chat": "auto", "system": None}
+    (folder / "resolved.yaml").write_text(dump(stored))
+    (folder / "metrics.jsonl").write_text('{"phase": "sft", "step": 0}\n')
+    assert open_folder() == (folder, False)
+    assert prompt_options(build_config(load_base()), folder) == PromptOptions()
+    for word in ("prompt.examples=1", "prompt.thinking=off", "prompt.template_arguments.a=1"):
+        assert word.partition("=")[0] in refusal_of(word)
+
+
 def test_a_key_that_the_stored_config_lacks_counts_as_its_default(tiny: Path) -> None:
     """A run from before there was `sft.until_each` goes on; one that asks for another value is another run."""
     folder, _ = open_folder()

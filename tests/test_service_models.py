@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs.prompt import PromptOptions
+from rlvr.core.types import Task
+from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.rpn_arithmetic import RPNArithmetic
 from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
 from rlvr.service.generators.served_models import ServedModel, check_name, open_model, train_demo
@@ -17,6 +18,7 @@ from rlvr.service.learning.session_learner import LearnerOptions
 from rlvr.service.service_options import SessionRequest
 from rlvr.store.records import Status
 from tests.code_rows import chat_tokenizer, model_folder
+from tests.prompt_cases import ENABLE_THINKING, first, rows, with_template
 from tests.session_fixtures import open_sessions, run_session, settings_of
 from tests.tinker_server import TinkerServer
 
@@ -143,6 +145,22 @@ def test_a_run_s_model_reads_prompts_as_in_its_run(chat: str):
 
     client: Any = Client()
     assert ServedModel(client, "run", "local", prompt=PromptOptions(chat)).prompt_writer.is_chat == (chat != "off")
+
+
+def test_a_run_s_model_reads_a_user_s_prompt_after_the_examples_of_its_run():
+    class Client:
+        def get_tokenizer(self) -> Any:
+            return with_template(ENABLE_THINKING)
+
+    client: Any = Client()
+    options = PromptOptions(system="Add.", thinking="off", examples=1)
+    source = rows("1 + 1?", "2 + 2?")
+    task = ServedModel(client, "run", "local", source, prompt=options).prompt_writer.write(Task("own", "3 + 1?"))
+    assert client.get_tokenizer().decode(encode_prompt(task, client.get_tokenizer())) == (
+        f"<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n{first(source).prompt}<|im_end|>\n"
+        "<|im_start|>assistant\n4<|im_end|>\n<|im_start|>user\n3 + 1?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):
