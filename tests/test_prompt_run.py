@@ -72,7 +72,7 @@ def test_a_run_without_thinking_after_two_examples_is_resumed_evaluated_shown_an
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert stored_steps(folder) == stored_steps(tmp_path / "whole" / "gsm8k")
 
-    tokenizer = load_tokenizer(str(model))
+    tokenizer, view = load_tokenizer(str(model)), RunSource(folder)
     asked = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     examples = [resolve_environment("gsm8k", path=str(rows)).train(0, index, "") for index in (0, 1)]
     before = "".join(f"{asked.format(task.prompt)}{task.meta['answer']}<|im_end|>\n" for task in examples)
@@ -82,7 +82,7 @@ def test_a_run_without_thinking_after_two_examples_is_resumed_evaluated_shown_an
         for place, row in enumerate(map(json.loads, lines)):
             assert row["rendered_prompt"] == expected.format(row["prompt"])
             assert tokenizer.decode(row["prompt_tokens"]) == row["rendered_prompt"]
-            shown = RunSource(folder).detail(f"gsm8k:{step}:{place}")
+            shown = view.detail(f"gsm8k:{step}:{place}")
             assert shown is not None and shown.prompt == row["rendered_prompt"]
     with RunConsole() as console:
         again = evaluate_saved(folder, [], console)
