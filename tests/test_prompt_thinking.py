@@ -31,6 +31,7 @@ from rlvr.envs import resolve_environment
 from rlvr.envs.chat_template import list_variables
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.service.sessions.local_judge import ChatFormatter
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.rollout_rows import trajectory_row
 from rlvr.training.sft import SftOptions, sft_step
@@ -131,6 +132,16 @@ def test_every_attempt_of_a_refinement_begins_with_the_empty_thought(history: st
         assert t.response == f"#### 1<|im_end|>\n{asked}#### 2"
     else:
         assert (t.rendered_prompt, t.response) == (asked, "#### 2")
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [(ENABLE_THINKING, NO_THOUGHT), (BUDGET, "[budget]0[assistant]"), (CHAT.chat_template, "assistant\n")],
+)
+def test_a_local_judge_does_not_think(template: str, end: str) -> None:
+    tokenizer = with_template(template)
+    prompt = ChatFormatter(tokenizer).prompt([{"role": "user", "content": "2 + 2?"}])
+    assert tokenizer.decode(prompt.to_ints()).endswith(end)
 
 
 # --- the config -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from rlvr.core.chat_client import ChatError, ChatReply, Cost
 from rlvr.core.messages import ModelInput, SampledSequence, SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import StopReason
+from rlvr.envs.chat_template import render_chat, turn_off_thinking
 from rlvr.service.generators.batch_queue import take_batch
 from rlvr.service.generators.served_models import open_model
 
@@ -47,7 +48,8 @@ class ChatFormatter:
     def __init__(self, tokenizer: Any) -> None:
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError("the tokenizer of this judge has no chat template; use an instruction-tuned model")
-        self._tokenizer = tokenizer
+        # Thinking would spend the token budget of a verdict.
+        self._tokenizer, self._arguments = tokenizer, turn_off_thinking(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         longest_first = sorted(filter(str.strip, special), key=len, reverse=True)
@@ -73,10 +75,7 @@ class ChatFormatter:
         return ChatError("unfinished" if cut else "empty", "the judge's reply is empty", text_at_fault=True)
 
     def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        # Thinking would spend the token budget of a verdict; templates of other models ignore the option.
-        return self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, enable_thinking=False
-        )
+        return render_chat(messages, self._tokenizer, self._arguments)
 
 
 def _escape_control_token(match: re.Match[str]) -> str:
