@@ -33,6 +33,7 @@ class PromptExample:
 
     @property
     def text(self) -> str:
+        """The example before a text prompt; ValueError for one of chat messages."""
         if not isinstance(self.prompt, str):
             raise ValueError(
                 "prompt.examples: this prompt is text, and an example is chat messages; give the example as text, or "
