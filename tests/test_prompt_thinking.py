@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rlvr.config.build_config import build_config, resolved_values
 from rlvr.core.types import Task
 from rlvr.envs import resolve_environment
 from rlvr.envs.chat_template import list_variables
-from rlvr.envs.prompt import PromptOptions
+from rlvr.envs.prompt import PromptExample, PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.service.sessions.local_judge import ChatFormatter
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
@@ -38,6 +39,7 @@ from rlvr.training.sft import SftOptions, sft_step
 
 ASKED = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
 NO_THOUGHT = "<think>\n\n</think>\n\n"
+EXAMPLES = [PromptExample("1 + 1?", "2")]
 BOTH = ENABLE_THINKING + "{% if thinking_budget %}[{{ thinking_budget }}]{% endif %}"
 
 
@@ -99,6 +101,50 @@ def test_template_arguments_set_any_variable_that_the_template_reads() -> None:
     assert read_with(EFFORT, template_arguments={"reasoning_effort": "low"}).startswith("[effort]low[user]")
     assert read_with(EFFORT, template_arguments={"reasoning_effort": "medium"}).startswith("[effort]medium[user]")
     assert read_with(BOTH, thinking="off", template_arguments={"thinking_budget": 7}) == f"{ASKED}{NO_THOUGHT}[7]"
+
+
+def published(name: str) -> str:
+    """A template as a model brings it, of those that come with TRL."""
+    trl = find_spec("trl")
+    file = Path(trl.origin).parent / "chat_templates" / f"{name}.jinja" if trl and trl.origin else None
+    if file is None or not file.is_file():
+        pytest.skip("TRL's chat templates are not installed")
+    return file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "gemma4", "nemotron_3_nano"])
+def test_the_switch_of_a_published_template_is_found(name: str) -> None:
+    template = published(name)
+    on, off = (read_with(template, thinking=thinking, examples=EXAMPLES) for thinking in ("on", "off"))
+    assert on != off and read_with(template, examples=EXAMPLES) in (on, off)
+    if name.startswith("qwen3"):
+        assert off == on.removesuffix("<think>\n") + NO_THOUGHT
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "text"),
+    [
+        ("gptoss", "reasoning_effort", "low", "Reasoning: low"),
+        ("gptoss", "reasoning_effort", "medium", "Reasoning: medium"),
+        ("llama3_2", "date_string", "26 Jul 2024", "Today Date: 26 Jul 2024"),
+    ],
+)
+def test_a_variable_of_a_published_template_is_set(name: str, argument: str, value: str, text: str) -> None:
+    assert text in read_with(published(name), template_arguments={argument: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lfm2_2_5_v2", {"thinking": "on"}),
+        ("llama3_1", {"template_arguments": {"system_message": "x"}}),
+        ("qwen3", {"template_arguments": {"content": "x"}}),
+    ],
+)
+def test_a_variable_that_a_published_template_sets_itself_is_no_switch(name: str, options: dict[str, Any]) -> None:
+    assert {"thinking", "system_message", "content"} & list_variables(with_template(published(name)))
+    with pytest.raises(ValueError, match=r"has no effect: the tokenizer's chat template writes the same prompt"):
+        read_with(published(name), **options)
 
 
 # --- the same way everywhere ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-SWITCHES = ("enable_thinking", "thinking")  # Qwen3, GLM-4.5, SmolLM3 | DeepSeek-V3.1, Granite 3.2
+SWITCHES = ("enable_thinking", "thinking")  # Qwen3, GLM-4.5, Gemma 4 | DeepSeek-V3.1, Granite 3.2
 BUDGET = "thinking_budget"  # Seed-OSS, in tokens: 0 is no thinking, -1 no limit
 # What transformers itself hands to every template.
 _BUILT_IN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -27,7 +27,10 @@ def render_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, arguments
 
 
 def list_variables(tokenizer: Any) -> set[str]:
-    """The variables that the chat template takes from its caller, beside those that transformers always gives."""
+    """The variables that the chat template may take from its caller, beside those that transformers always gives.
+
+    Jinja also counts some that a template sets itself in one of its branches.
+    """
     from jinja2 import Environment, TemplateSyntaxError, meta
     from jinja2.ext import Extension
 

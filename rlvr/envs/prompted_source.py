@@ -163,7 +163,7 @@ def _make_example(source: TaskSource, task: Task) -> PromptExample:
 def _try_template(source: TaskSource, task: Task, tokenizer: Any, options: PromptOptions) -> None:
     """Render a task by the template, with one option after the other; ValueError with the template's own error.
 
-    Also where the template leaves out the system message or an example.
+    Also where the template leaves out the system message or an example, or an argument changes nothing.
     """
 
     def render(writer: PromptWriter, said: str, remedy: str) -> str:
@@ -173,6 +173,13 @@ def _try_template(source: TaskSource, task: Task, tokenizer: Any, options: Promp
             return render_chat(shown.model_prompt, tokenizer, shown.template_arguments)
         except Exception as error:  # each template raises its own
             raise ValueError(f"{said} ({error}); {remedy}") from error
+
+    def try_value(name: str, value: Any) -> str:
+        """The text with another value of an argument, or the template's error."""
+        try:
+            return render(replace(writer, arguments={**writer.arguments, name: value}), name, "")
+        except ValueError as error:
+            return repr(error)
 
     other = "another tokenizer (model.tokenizer)"
     writer = replace(make_writer(source, tokenizer, options), is_chat=True)
@@ -194,6 +201,12 @@ def _try_template(source: TaskSource, task: Task, tokenizer: Any, options: Promp
             raise ValueError(
                 f"prompt.examples: the tokenizer's chat template does not write the completion {missing[0][:80]!r} as "
                 f"it is; {remedy}"
+            )
+    for name, value in options.template_arguments.items():
+        if len({try_value(name, other) for other in (value, True, False, "\u2063")}) == 1:
+            raise ValueError(
+                f"prompt.template_arguments.{name} has no effect: the tokenizer's chat template writes the same prompt "
+                "with any value; leave it out"
             )
 
 
