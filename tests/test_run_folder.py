@@ -91,6 +91,7 @@ def test_a_folder_from_before_there_was_a_prompt_section_counts_as_prompt_chat_o
     stored = read(folder / "resolved.yaml")
     assert stored["prompt"]["chat"] == "off"
     del stored["prompt"]
+    stored["algorithm"]["name"] = "ppo"  # the default's name then
     (folder / "resolved.yaml").write_text(dump(stored))
     (folder / "metrics.jsonl").write_text('{"phase": "sft", "step": 0}\n')  # something was done
     assert open_folder() == open_folder("prompt.chat=off") == open_folder("prompt.chat=auto") == (folder, False)
@@ -104,12 +105,25 @@ def test_a_folder_from_before_there_were_examples_is_resumed_without(tiny: Path)
     folder, _ = open_folder()
     stored = read(folder / "resolved.yaml")
     stored["prompt"] = {"chat": "auto", "system": None}
+    stored["algorithm"]["name"] = "ppo"
     (folder / "resolved.yaml").write_text(dump(stored))
     (folder / "metrics.jsonl").write_text('{"phase": "sft", "step": 0}\n')
     assert open_folder() == (folder, False)
     assert prompt_options(build_config(load_base()), folder) == PromptOptions()
     for word in ("prompt.examples=1", "prompt.thinking=off", "prompt.template_arguments.a=1"):
         assert word.partition("=")[0] in refusal_of(word)
+
+
+def test_an_algorithm_of_an_older_folder_is_compared_by_its_present_name(tiny: Path) -> None:
+    """`grpo` was the first paper's form, and `ppo` the name of the default."""
+    folder, _ = open_folder("algorithm.name=grpo_original")
+    stored = read(folder / "resolved.yaml")
+    stored["prompt"] = {"chat": "auto", "system": None}
+    stored["algorithm"]["name"] = "grpo"
+    (folder / "resolved.yaml").write_text(dump(stored))
+    (folder / "metrics.jsonl").write_text('{"phase": "sft", "step": 0}\n')
+    assert open_folder("algorithm.name=grpo_original") == (folder, False)
+    assert "algorithm.name" in refusal_of()
 
 
 def test_a_key_that_the_stored_config_lacks_counts_as_its_default(tiny: Path) -> None:

@@ -47,7 +47,7 @@ def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text
 def add_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The content of an older `resolved.yaml` with the default of each key that has been added since.
 
-    The default of a new key does what was done before there was the key.
+    The default of a new key does what was done before there was the key, and an algorithm has its present name.
     """
 
     def merge(default: Any, held: Any) -> Any:
@@ -55,7 +55,11 @@ def add_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
             return held
         return {**held, **{k: merge(value, held[k]) if k in held else value for k, value in default.items()}}
 
-    return merge(asdict(RunConfig(EnvOptions("any"), client="mock")), stored)
+    values = merge(asdict(RunConfig(EnvOptions("any"), client="mock")), stored)
+    if "thinking" not in stored.get("prompt", {}):  # older than the name `grpo` for the default
+        name = values["algorithm"]["name"]
+        values["algorithm"]["name"] = {"grpo": "grpo_original", "ppo": "grpo"}.get(name, name)
+    return values
 
 
 def resolved_values(config: RunConfig, loaded: LoadedConfig) -> dict[str, Any]:
