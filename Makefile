@@ -1,9 +1,10 @@
-# make setup   an environment in .venv with everything pinned in constraints.txt
-# make train   the main job: rlvr train --config-name=arithmetic
-# make test    ruff, pyright and the tests that are not marked `slow`: minutes
-# make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning
-# make bench   every benchmark beside its peers, into benchmarks/results/ (BENCH_ARGS="--quick" for minutes)
-# make docs    the documentation, built into site/ (make docs-serve shows it while it is written)
+# make setup   an environment in .venv with everything pinned in constraints.txt: a few minutes the first time
+# make train   the main job, rlvr train --config-name=arithmetic: one and a half to four minutes on one core
+# make test    ruff, pyright and the tests that are not marked `slow`: about five minutes on two cores
+# make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:
+#              about nine minutes
+# make bench   every benchmark beside its peers, into benchmarks/results/: about an hour (BENCH_ARGS="--quick": minutes)
+# make docs    the tables and the API reference in docs/, then the site (make docs-serve shows it while it is written)
 # Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
 
 SHELL := /bin/sh
@@ -69,6 +70,7 @@ bench: setup
 	$(VENV)/bin/rlvr bench end-to-end --dtype bfloat16 --out benchmarks/results $(BENCH_ARGS)
 
 docs: setup
+	$(VENV)/bin/python docs/gen.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 docs-serve: setup

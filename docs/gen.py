@@ -1,9 +1,13 @@
-"""Writes what the code knows best into the pages while the site is built: tables of settings, words, rows, formulas.
+"""Writes what the code knows best into the pages: tables of settings and words, formulas, the API reference.
 
-A line `<!-- generated: settings -->` in a page is replaced by what the function of that name in `PARTS` returns, and so
-is the line `NOTE` below it, for readers of the file itself. What stands between `<!-- filled: NAME -->` and
-`<!-- end: NAME -->` is in the file: `python docs/gen.py` writes it, and a test holds it current. Used by mkdocs as a
-hook (`mkdocs.yml`); `tests/test_docs.py` exercises it.
+    python docs/gen.py              # after a change of a spec, a setting, a signature or a docstring
+    python docs/gen.py --check      # changes nothing; exit code 1, and the names of the pages that are out of date
+
+What stands between `<!-- filled: NAME -->` and `<!-- end: NAME -->` in a page is written here: by the function of that
+name in `PARTS`, or of the part before a colon, which is given the part after it (`loss:ppo`). The same on every
+machine: nothing is read from the environment, and what has no order of its own is sorted.
+
+`tests/test_docs.py` holds every page current.
 """
 
 from __future__ import annotations
@@ -12,17 +16,14 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-NOTE = "*(filled in by `make docs`, in `site/`)*"
-_MARK = re.compile(rf"^<!-- generated: (\S+) -->\n{re.escape(NOTE)}$", re.MULTILINE)
+from stubs import ROOT, find_home, make_stub, read_docstring
 
 _FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
-
 REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a run refuses it
 
 # What else the keys of open lists take.
@@ -62,11 +63,6 @@ def choices() -> dict[str, tuple[str, ...]]:
     return {**_CHOICES, **{f"algorithm.{cell}": tuple(table) for cell, table in tables.items()}}
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs calls this for every page. A name that is not in `PARTS` is a KeyError, which fails the build."""
-    return _MARK.sub(lambda mark: PARTS[mark[1]](), markdown)
-
-
 def results() -> str:
     """The table of the main job, as the README shows it."""
     blocks = re.findall(r"^```text\n.*?^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
@@ -82,19 +78,22 @@ def seeds() -> str:
 
 
 def algorithms() -> str:
-    """The rows of the algorithm table."""
+    """The specs by name, in two tables: the six fields that all have, then the others and the source."""
     from rlvr.algorithms import ALGORITHMS, Algorithm
 
     named = ("name", "advantage", "loss", "reduction", "clip_low", "clip_high", "drop_equal_groups", "source")
     defaults = {f.name: f.default for f in dataclasses.fields(Algorithm) if f.name not in named}
     rows: list[list[str]] = []
-    for row in ALGORITHMS.values():
-        clip = "" if row.clip_low is None else f"{1 - row.clip_low:.6g} ... {1 + (row.clip_high or 0):.6g}"
-        more = [f"`{k}={_yaml(getattr(row, k))}`" for k, v in defaults.items() if getattr(row, k) != v]
-        filtered = "dropped" if row.drop_equal_groups else "kept"
-        cells = [f"`{row.name}`", f"`{row.advantage}`", f"`{row.loss}`", f"`{row.reduction}`", clip, filtered]
-        rows.append([*cells, _text(", ".join([*more, row.source]))])
-    return _table(["row", "advantage", "loss", "reduction", "ratio clip", "equal groups", "source and more"], rows)
+    sources: list[list[str]] = []
+    for spec in ALGORITHMS.values():
+        clip = "" if spec.clip_low is None else f"{1 - spec.clip_low:.6g} ... {1 + (spec.clip_high or 0):.6g}"
+        more = [f"`{k}={_yaml(getattr(spec, k))}`" for k, v in defaults.items() if getattr(spec, k) != v]
+        groups = "dropped" if spec.drop_equal_groups else "kept"
+        words = [f"`{word}`" for word in (spec.name, spec.advantage, spec.loss, spec.reduction)]
+        rows.append([*words, clip, groups])
+        sources.append([f"`{spec.name}`", _text(", ".join([*more, spec.source]))])
+    fields = _table(["name", "advantage", "loss", "reduction", "ratio clip", "equal groups"], rows)
+    return f"{fields}\n\n{_table(['name', 'source and other fields'], sources)}"
 
 
 def advantages() -> str:
@@ -109,17 +108,27 @@ def reductions() -> str:
     return _formulas(REDUCTIONS)
 
 
-def losses() -> str:
-    """The engine's named losses: formula, inputs, settings."""
+def loss(name: str) -> str:
+    """One named loss: formula, inputs, settings, and the algorithms that use it."""
+    from rlvr.algorithms import ALGORITHMS
     from rlvr.algorithms.loss_specs import LOSS_SPECS
-    from rlvr.engine.losses import kl_penalty
 
-    rows: list[list[str]] = []
-    for name, spec in LOSS_SPECS.items():
-        settings = ", ".join(f"`{key}={value:g}`" for key, value in spec.config.items())
-        rows.append([f"`{name}`", spec.formula, ", ".join(f"`{n}`" for n in spec.required), settings])
-    table = _table(["loss", "term of a token", "inputs beside the targets", "settings"], rows)
-    return f"{table}\n\nBeside any of them, a KL penalty: {_cell(kl_penalty)}"
+    spec = LOSS_SPECS[name]
+    shape = "[T], or [T, K] with K targets per token" if spec.allows_many_targets else "[T]"
+    users = [f"`{algorithm.name}`" for algorithm in ALGORITHMS.values() if algorithm.loss == name]
+    facts = {
+        "Term of a token": _text(spec.formula),
+        "Inputs": ", ".join(f"`{i}`" for i in ("target_tokens", *spec.required)) + f", each {shape}",
+        "Optional input": ", ".join(f"`{i}` [T]" for i in spec.weight_inputs),
+        "Settings": ", ".join(f"`{key}` ({value:g})" for key, value in spec.config.items()),
+        "Algorithms": ", ".join(users),
+    }
+    return "\n".join(f"- {what}: {fact}" for what, fact in facts.items() if fact)
+
+
+def kl_penalty() -> str:
+    """The KL term that any loss may have beside its own."""
+    return _text(read_docstring("rlvr.engine.losses.kl_penalty"))
 
 
 def options() -> str:
@@ -149,9 +158,8 @@ def rewards() -> str:
         if not spec.function.__module__.startswith("rlvr."):
             continue
         parameters = inspect.signature(spec.options or spec.function).parameters.values()
-        options = [p for p in parameters if spec.options or p.kind is p.KEYWORD_ONLY]
-        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={_yaml(p.default)}" for p in options)
-        parts.append(f"### `{name}`\n\n{_paragraphs(spec.function)}" + (f"\n\nOptions: `{shown}`." if shown else ""))
+        taken = _list_options(p for p in parameters if spec.options or p.kind is p.KEYWORD_ONLY)
+        parts.append(f"### `{name}`\n\n{_paragraphs(spec.function)}{taken}")
     return "\n\n".join(parts)
 
 
@@ -164,9 +172,8 @@ def environments() -> str:
         factory = _environments.get(name)
         if not factory.__module__.startswith("rlvr."):
             continue
-        parameters = inspect.signature(factory).parameters.values()
-        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={_yaml(p.default)}" for p in parameters)
-        parts.append(f"### `{name}`\n\n{_paragraphs(factory)}\n\nOptions: `{shown}`.")
+        taken = _list_options(inspect.signature(factory).parameters.values())
+        parts.append(f"### `{name}`\n\n{_paragraphs(factory)}{taken}")
     return "\n\n".join(parts)
 
 
@@ -184,36 +191,29 @@ def spellings() -> str:
     return _table(["word", "our key", "meaning"], [[f"`{s.word}`", f"`{s.key}`", s.meaning] for s in ALIASES])
 
 
-def foreign_words(aliases: Iterable[Any]) -> str:
-    """Words that set keys of ours."""
-    rows = [[f"`{a.word}`", ", ".join(f"`{k}`" for k in a.key.split(", ")), a.meaning] for a in aliases if a.targets]
+def foreign_words(system: str) -> str:
+    """Words of `TRL` or `VERL` that set keys of ours."""
+    rows = [
+        [f"`{a.word}`", ", ".join(f"`{k}`" for k in a.key.split(", ")), a.meaning]
+        for a in _list_foreign(system)
+        if a.targets
+    ]
     return _table(["word", "our key", "meaning"], rows)
 
 
-def refused_words(aliases: Iterable[Any]) -> str:
-    """Words without a counterpart, those with the same remedy together."""
+def refused_words(system: str) -> str:
+    """Words of `TRL` or `VERL` without a counterpart, those with the same remedy together."""
     by_reason: dict[str, list[str]] = {}
-    for alias in aliases:
+    for alias in _list_foreign(system):
         if not alias.targets:
             by_reason.setdefault(alias.meaning, []).append(f"`{alias.word}`")
     return _table(["words", "instead"], [[", ".join(words), reason] for reason, words in by_reason.items()])
 
 
-def fill(markdown: str) -> str:
-    """The page with what belongs between each `<!-- filled: NAME -->` and `<!-- end: NAME -->` written there."""
-    from rlvr.config.foreign_words import TRL, VERL
+def _list_foreign(system: str) -> Iterable[Any]:
+    from rlvr.config import foreign_words
 
-    tables = {
-        "trl": foreign_words(TRL),
-        "trl_refused": refused_words(TRL),
-        "verl": foreign_words(VERL),
-        "verl_refused": refused_words(VERL),
-    }
-
-    def write(mark: re.Match[str]) -> str:
-        return f"<!-- filled: {mark[1]} -->\n{tables[mark[1]]}\n<!-- end: {mark[1]} -->"
-
-    return _FILLED.sub(write, markdown)
+    return getattr(foreign_words, system)
 
 
 def sections() -> str:
@@ -251,13 +251,32 @@ def service_settings() -> str:
     return _table(["in the file", "in the environment", "default"], sorted(rows))
 
 
-PARTS: dict[str, Callable[[], str]] = {
+def api(dotted: str) -> str:
+    """A class or function: where to import it from, its docstring, and a stub of its signature, fields and methods."""
+    name = dotted.rpartition(".")[2]
+    imported = f"`from {find_home(dotted)} import {name}`"
+    code = f"```pyi\n{make_stub(dotted)}\n```"
+    return "\n\n".join(filter(None, [f"### `{name}`", imported, _text(read_docstring(dotted)), code]))
+
+
+PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        results, seeds, algorithms, advantages, reductions, losses, options, capabilities, rewards, environments,
-        settings, service_settings, spellings, sections, configs,
+        results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
+        environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, api,
     )
 }  # fmt: skip
+
+
+def fill(markdown: str) -> str:
+    """The page with what belongs between its marks. A name that is not in `PARTS` is a KeyError."""
+
+    def write(mark: re.Match[str]) -> str:
+        name, _, of = mark[1].partition(":")
+        part = PARTS[name](of) if of else PARTS[name]()
+        return f"<!-- filled: {mark[1]} -->\n\n{part}\n\n<!-- end: {mark[1]} -->"
+
+    return _FILLED.sub(write, markdown)
 
 
 def _section(schema: Any, prefix: str, title: str) -> Iterator[str]:
@@ -290,12 +309,22 @@ def _kind(hint: Any, chosen: Iterable[str] = (), more: str | None = None) -> str
     """What a value may be: a type, or one of the words `chosen`, or `more` than those."""
     words = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "anything"}
     if chosen:
-        words[str] = ", ".join([*(f"`{word}`" for word in chosen), *([more] if more else [])])
+        words[str] = ", ".join([*(f"`{word}`" for word in chosen if word != "null"), *([more] if more else [])])
 
     def named(part: Any) -> str:
         return words.get(part) or {dict: "mapping"}.get(typing.get_origin(part), "list")
 
     return " or ".join(dict.fromkeys(named(part) for part in _alternatives(hint)))
+
+
+def _list_options(parameters: Iterable[inspect.Parameter]) -> str:
+    """A line with the options and their defaults, long ones cut; nothing if there are none."""
+    shown: list[str] = []
+    for p in parameters:
+        value = "" if p.default is p.empty else _yaml(p.default)
+        text = p.name if p.default is p.empty else f"{p.name}={value if len(value) < 60 else value[:40] + ' ...'}"
+        shown.append(f"`{text}`")
+    return f"\n\nOptions: {', '.join(shown)}." if shown else ""
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -335,9 +364,18 @@ def _text(text: str) -> str:
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 
+def main(check: bool) -> int:
+    """Write the pages that are not as they should be, or only `check`."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    filled = {page: fill(page.read_text(encoding="utf-8")) for page in pages}
+    changed = [page for page in pages if filled[page] != page.read_text(encoding="utf-8")]
+    for page in changed:
+        if not check:
+            page.write_text(filled[page], encoding="utf-8")
+        print(f"{'out of date, run python docs/gen.py:' if check else 'wrote'} {page.relative_to(ROOT)}")
+    return 1 if check and changed else 0
+
+
 if __name__ == "__main__":
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        before = page.read_text(encoding="utf-8")
-        if (after := fill(before)) != before:
-            page.write_text(after, encoding="utf-8")
-            print(f"wrote {page}")
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -3,7 +3,7 @@
     from rlvr import MockRolloutSampler, REINFORCE, REINFORCEConfig, resolve_reward
 
 The names below are what a hand-written loop needs; they are loaded when they are first asked for, so that `import rlvr`
-costs nothing. Whole runs are configured: `rlvr train --config-name=arithmetic`.
+costs nothing. docs/api/rlvr.md describes each. Whole runs are configured: `rlvr train --config-name=arithmetic`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,28 @@ if TYPE_CHECKING:
         resolve_algorithm,
         save_checkpoint,
     )
+    from rlvr.clients.local import LocalSamplingClient, LocalTrainingClient, ServiceClient
     from rlvr.clients.mock.mock_client import MockTrainingClient
+    from rlvr.core.messages import (
+        AdamParams,
+        Datum,
+        ForwardBackwardOutput,
+        ModelInput,
+        MuonParams,
+        NonFiniteError,
+        OptimStepResponse,
+        SampledSequence,
+        SampleResponse,
+        SamplingParams,
+        SaveWeightsResponse,
+        TensorData,
+    )
+    from rlvr.core.protocols import Env, SamplingClient, StepResult, TaskSource, TrainingClient
     from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory, TrajectoryBatch
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.engine_options import EngineLimits, LoraConfig
+    from rlvr.engine.model_loading import build_model, load_model
+    from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
     from rlvr.envs import register_environment, resolve_environment
     from rlvr.reward import register_reward, resolve_reward
     from rlvr.training.toy_sampler import MockRolloutSampler
@@ -38,31 +58,68 @@ _HOMES = {
         "Algorithm", "PPO", "PPOConfig", "REINFORCE", "REINFORCEConfig", "UpdateResult", "load_checkpoint",
         "register_advantage", "register_algorithm", "resolve_algorithm", "save_checkpoint",
     ),
+    "rlvr.clients.local": ("LocalSamplingClient", "LocalTrainingClient", "ServiceClient"),
     "rlvr.clients.mock.mock_client": ("MockTrainingClient",),
+    "rlvr.core.messages": (
+        "AdamParams", "Datum", "ForwardBackwardOutput", "ModelInput", "MuonParams", "NonFiniteError",
+        "OptimStepResponse", "SampleResponse", "SampledSequence", "SamplingParams", "SaveWeightsResponse", "TensorData",
+    ),
+    "rlvr.core.protocols": ("Env", "SamplingClient", "StepResult", "TaskSource", "TrainingClient"),
+    "rlvr.core.types": ("Outcome", "Score", "StopReason", "Task", "Trajectory", "TrajectoryBatch"),
+    "rlvr.engine.engine": ("Engine",),
+    "rlvr.engine.engine_options": ("EngineLimits", "LoraConfig"),
+    "rlvr.engine.model_loading": ("build_model", "load_model"),
+    "rlvr.engine.tokenizer": ("build_tokenizer", "load_tokenizer"),
     "rlvr.envs": ("register_environment", "resolve_environment"),
     "rlvr.reward": ("register_reward", "resolve_reward"),
     "rlvr.training.toy_sampler": ("MockRolloutSampler",),
-    "rlvr.core.types": ("Outcome", "Score", "StopReason", "Task", "Trajectory", "TrajectoryBatch"),
 }  # fmt: skip
 _MODULES = ("algorithms", "envs", "reward", "rollout")
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdamParams",
     "Algorithm",
+    "Datum",
+    "Engine",
+    "EngineLimits",
+    "Env",
+    "ForwardBackwardOutput",
+    "LocalSamplingClient",
+    "LocalTrainingClient",
+    "LoraConfig",
     "MockRolloutSampler",
     "MockTrainingClient",
+    "ModelInput",
+    "MuonParams",
+    "NonFiniteError",
+    "OptimStepResponse",
     "Outcome",
     "PPO",
     "PPOConfig",
     "REINFORCE",
     "REINFORCEConfig",
+    "SampleResponse",
+    "SampledSequence",
+    "SamplingClient",
+    "SamplingParams",
+    "SaveWeightsResponse",
     "Score",
+    "ServiceClient",
+    "StepResult",
     "StopReason",
     "Task",
+    "TaskSource",
+    "TensorData",
+    "TrainingClient",
     "Trajectory",
     "TrajectoryBatch",
     "UpdateResult",
+    "build_model",
+    "build_tokenizer",
     "load_checkpoint",
+    "load_model",
+    "load_tokenizer",
     "register_advantage",
     "register_algorithm",
     "register_environment",
@@ -79,7 +136,14 @@ def __getattr__(name: str) -> Any:
         return import_module(f"rlvr.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'rlvr' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rlvr"):
+            raise
+        raise ModuleNotFoundError(
+            f"rlvr.{name} needs {error.name}: pip install 'rlvr[train]'", name=error.name
+        ) from error
     globals()[name] = value
     return value
 

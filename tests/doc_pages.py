@@ -9,7 +9,8 @@ A page is run from top to bottom as a reader would type it, in a folder of its o
   the Makefile and `pip install` in pyproject.toml, for they would install (`make train` is the training it starts);
 - yaml: written where its first line `# name.yaml` says, then loaded and checked as a config (a file of a group by
   itself says nothing); without a name it is a part of a config and is checked on top of `arithmetic`;
-- toml: parsed; text: what a program printed. Any other language fails the page;
+- toml: parsed; pyi: a stub of the API reference, parsed; text: what a program printed. Any other language fails the
+  page;
 - indented by four: bash where every line starts with one of the commands, else text.
 """
 
@@ -336,8 +337,10 @@ def _run(found: list[Block], page: str, namespace: dict[str, Any], serving: list
                 yaml(block)
             elif block.language == "toml":
                 tomllib.loads(block.text)
+            elif block.language == "pyi":
+                ast.parse(block.text)
             else:
-                pytest.fail(f"language {block.language!r}: python, bash, yaml and toml are run, text is output")
+                pytest.fail(f"language {block.language!r}: python, bash and yaml are run, toml and pyi parsed")
         except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"in the block at {page}:{block.line}")
             raise

@@ -227,7 +227,7 @@ for _spec in (
     ),
     Algorithm(
         "grpo", "group_mean", "ppo", "token_mean", 0.2, 0.28,
-        source="the default: arXiv:2402.03300, without std as in 2503.20783, mean and clip of 2503.14476",
+        source="the default: arXiv:2402.03300, without std as in arXiv:2503.20783, mean and clip of arXiv:2503.14476",
     ),
     Algorithm(
         "ppo", "group_mean", "ppo", "token_mean", 0.2, 0.28,

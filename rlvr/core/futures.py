@@ -21,7 +21,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Future(Protocol[T_co]):
     """A result that may not be there yet: block with `.result()`, or await it."""
 
-    def result(self, timeout: float | None = None) -> T_co: ...
+    def result(self, timeout: float | None = None) -> T_co:
+        """The result, or the error of the call. TimeoutError after `timeout` seconds; None waits without end."""
+        ...
 
     async def result_async(self, timeout: float | None = None) -> T_co: ...
 

@@ -45,6 +45,7 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
+        """The input of these token ids."""
         return cls(list(tokens))
 
     @classmethod
@@ -86,7 +87,9 @@ _FLOATS = ("weights", "advantages", "logprobs", "clip_low_threshold", "clip_high
 class Datum:
     """One row of training: `model_input` [T] and arrays of length T, e.g. `target_tokens`, `logprobs`, `advantages`.
 
-    An array may be given as a `TensorData`, a list, or a numpy or torch array.
+    At place t the model has read the tokens 0 to t and predicts `target_tokens[t]`. docs/loss-functions.md says which
+    arrays a loss takes. An array may be given as a `TensorData`, a list, or a numpy or torch array; token ids become
+    int64, all else float32.
     """
 
     model_input: ModelInput
@@ -152,8 +155,10 @@ def _tensor(name: str, given: Any) -> TensorData:
 class SamplingParams:
     """How to sample. `stop` None ends at the end-of-sequence token, [] never, else strings or token ids.
 
-    `seed` makes every draw a function of (seed, sample index, token position); None lets the client choose one.
-    Log-probs come back at `temperature`, before `top_k`, `top_p` and `min_p`; temperature 0 is greedy.
+    `max_tokens` None samples to the end of the model's context. `top_k` -1, `top_p` 1 and `min_p` 0 are off; `min_p`
+    leaves out tokens of less than that share of the likeliest one's probability. `seed` makes every draw a function of
+    (seed, sample index, token position); None lets the client choose one. Log-probs come back at `temperature`, before
+    `top_k`, `top_p` and `min_p`; temperature 0 is greedy.
     """
 
     max_tokens: int | None = None
@@ -215,7 +220,11 @@ class SampleResponse:
 
 @dataclass(frozen=True)
 class AdamParams:
-    """One AdamW step. `grad_clip_norm` 0 means no clipping. With eps 0 a weight without gradient would become 0 / 0."""
+    """One AdamW step (Loshchilov and Hutter, arXiv:1711.05101), with the defaults of the Tinker protocol.
+
+    `weight_decay` is decoupled: a weight shrinks by learning rate x decay. `grad_clip_norm` bounds the global L2 norm
+    of the gradient; 0 means no clipping. With eps 0 a weight without gradient would become 0 / 0.
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -253,7 +262,12 @@ class MuonParams(AdamParams):
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """Per datum `{"logprobs": [T]}`, and metrics named `name:reduction`; `loss:sum` is always there."""
+    """What a forward or a forward-backward pass returns.
+
+    `loss_fn_outputs` has per datum `{"logprobs": [T]}`: log-probs of the targets in nats, at the temperature of the
+    call. `metrics` are named `name:reduction`; `loss:sum`, the loss summed over all tokens of the call, is always
+    there.
+    """
 
     loss_fn_outputs: list[dict[str, TensorData]]
     metrics: dict[str, float]
@@ -262,13 +276,15 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """What the step reports, e.g. `grad_norm` before clipping."""
+    """What the step reports: `grad_norm`, the global L2 norm of the gradient before clipping."""
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
 class SaveWeightsResponse:
+    """Where weights were saved: a folder, or an address at a server."""
+
     path: str
 
 

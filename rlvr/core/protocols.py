@@ -29,7 +29,7 @@ from rlvr.core.types import Task
 
 
 class Tokenizer(Protocol):
-    """The part of a `transformers` tokenizer that the loops use."""
+    """The part of a `transformers` tokenizer that the loops use. `eos_token_id` ends a completion."""
 
     eos_token_id: int | None
 
@@ -75,10 +75,12 @@ class ClientCapabilities:
 
 @runtime_checkable
 class SamplingClient(Protocol):
-    """Samples from one immutable set of weights. `fingerprint` names them; "" where the client cannot know them."""
+    """Samples from one immutable set of weights."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Names the weights; "" where the client cannot know them."""
+        ...
 
     def sample(
         self,
@@ -86,9 +88,16 @@ class SamplingClient(Protocol):
         num_samples: int,
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
-    ) -> Future[SampleResponse]: ...
+    ) -> Future[SampleResponse]:
+        """`num_samples` completions of the prompt; with `include_prompt_logprobs` also the log-probs [P] of its tokens.
 
-    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]: ...
+        ValueError for a prompt that is empty or leaves no room in the context.
+        """
+        ...
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        """The log-prob of every token given those before it, [P] in nats; None for the first."""
+        ...
 
     def get_tokenizer(self) -> Tokenizer: ...
 
@@ -100,8 +109,7 @@ CustomLoss = Callable[[list[Datum], list[Any]], tuple[Any, dict[str, float]]]
 class TrainingClient(Protocol):
     """Trains one policy. Gradients accumulate over `forward_backward` calls until `optim_step`; losses are sums.
 
-    `weights_sha256` is "" for weights on a server. `describe_environment` gives what the bits of a run depend on beside
-    its config: versions, threads, device. `close` ends a session at a server; elsewhere it does nothing.
+    Saved weights are at the `path` of the response, which the methods that load take.
     """
 
     @property
@@ -109,40 +117,74 @@ class TrainingClient(Protocol):
 
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
-    ) -> Future[ForwardBackwardOutput]: ...
+    ) -> Future[ForwardBackwardOutput]:
+        """Add the gradient of the summed loss over all data to the policy's; returns the log-probs of the targets.
+
+        ValueError for an unknown loss, setting or input, NonFiniteError for a loss that is nan or infinite.
+        """
+        ...
 
     def forward(
         self, data: list[Datum], loss_fn: str = ..., loss_fn_config: dict[str, float] | None = None
-    ) -> Future[ForwardBackwardOutput]: ...
+    ) -> Future[ForwardBackwardOutput]:
+        """The same without a gradient."""
+        ...
 
-    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]: ...
+    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
+        """The gradient of any function `loss_fn(data, [logprobs [T] of each]) -> (loss, metrics)` in torch."""
+        ...
 
-    def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]: ...
+    def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
+        """One step with the accumulated gradients, which are gone afterwards. ValueError if there are none."""
+        ...
 
-    def save_state(self, name: str) -> Future[SaveWeightsResponse]: ...
+    def save_state(self, name: str) -> Future[SaveWeightsResponse]:
+        """Save weights and optimizer."""
+        ...
 
-    def load_state(self, path: str) -> Future[None]: ...
+    def load_state(self, path: str) -> Future[None]:
+        """Load the weights of a saved state, with a fresh optimizer."""
+        ...
 
-    def load_state_with_optimizer(self, path: str) -> Future[None]: ...
+    def load_state_with_optimizer(self, path: str) -> Future[None]:
+        """Go on from a saved state as if training had never stopped."""
+        ...
 
-    def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]: ...
+    def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]:
+        """Save the weights alone."""
+        ...
 
-    def save_weights_and_get_sampling_client(self, name: str | None = None) -> SamplingClient: ...
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> SamplingClient:
+        """A sampler of the weights as they are now; with a name they are saved too."""
+        ...
 
-    def create_sampling_client(self, model_path: str | None = None) -> SamplingClient: ...
+    def create_sampling_client(self, model_path: str | None = None) -> SamplingClient:
+        """A sampler of the weights as they are now, or of those saved at `model_path`."""
+        ...
 
     def get_tokenizer(self) -> Tokenizer: ...
 
-    def weights_sha256(self) -> str: ...
+    def weights_sha256(self) -> str:
+        """A hash of the weights; "" if they are on a server."""
+        ...
 
-    def describe_environment(self) -> dict[str, str | int]: ...
+    def describe_environment(self) -> dict[str, str | int]:
+        """What the bits of a run depend on beside its config: versions, threads, device."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the session at a server; elsewhere this does nothing."""
+        ...
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an environment answers to an action. `next_observation` is None exactly when the episode is done."""
+    """What an environment answers to an action. `next_observation` is None exactly when the episode is done.
+
+    If it begins with what the policy has seen so far, the episode stays one trajectory; else a new one begins.
+    `next_stop_condition` are stop strings or token ids of the next turn, None for those of the turn before. `metrics`
+    are averaged over the batch and logged as `env/all/NAME`.
+    """
 
     reward: float
     episode_done: bool
@@ -167,9 +209,13 @@ class InitialObservationOverflow:
 class Env(Protocol):
     """One episode of one task; single use, no reset. The contract is the Tinker cookbook's."""
 
-    def initial_observation(self) -> Awaitable[tuple[ModelInput, Any] | InitialObservationOverflow]: ...
+    def initial_observation(self) -> Awaitable[tuple[ModelInput, Any] | InitialObservationOverflow]:
+        """The prompt, and the stop strings or token ids of the first turn (None: the end token)."""
+        ...
 
-    def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> Awaitable[StepResult]: ...
+    def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> Awaitable[StepResult]:
+        """Take the token ids of a completion, its stop token included; `extra["stop_reason"]` says why it ended."""
+        ...
 
 
 class TaskSource(Protocol):

@@ -65,6 +65,7 @@ class TensorData:
         return self.data
 
     def to_torch(self) -> Any:
+        """A copy as a torch tensor on the CPU."""
         import torch
 
         return torch.from_numpy(self.data.copy())  # pyright: ignore[reportUnknownMemberType]

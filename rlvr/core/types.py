@@ -109,6 +109,10 @@ class Trajectory:
     verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
     leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens`
     where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
+
+    `scores` are the verdicts by verifier. `group_id` names the group that a baseline is taken over, `rollout_id` the
+    episode: an episode that writes its history anew has several trajectories. `temperature` (of sampling),
+    `policy_version` (optimizer steps before it) and `policy_fingerprint` say which policy sampled; `metadata` is free.
     """
 
     prompt: str

@@ -59,14 +59,18 @@ class LogprobRequest:
 
 
 class Engine:
-    """`bank` owns the adapters' hooks on the model; sampler and learner use it."""
+    """One model with the policies that are trained on it: adapters, or all of its weights.
+
+    `LocalTrainingClient(engine, policy, folder)` is its interface for loops. `model` is what `load_model` or
+    `build_model` gave, `policies` are those made here, by name, `lock` is held by every call that computes.
+    """
 
     def __init__(self, model: LanguageModel, limits: EngineLimits = EngineLimits()) -> None:
         malloc.keep_freed_memory()
         self.model = model
         self.limits = limits
         self.lock = threading.RLock()
-        self.bank = LoraBank(model)
+        self.bank = LoraBank(model)  # owns the adapters' hooks on the model; sampler and learner use it
         self.policies: dict[str, Policy] = {}
         self._sampler = Sampler(model, self.bank, limits)
         self._learner = Learner(model, self.bank, limits)
@@ -245,6 +249,10 @@ class Engine:
         backward: bool = True,
         after_batch: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
+        """Add the gradient of a named loss to the policy's, or with `backward=False` only compute log-probs [T].
+
+        `after_batch` is called after each micro-batch. It may sample, and must not change policies.
+        """
         with self.lock:
             self._check_current(policy)
             return self._learner.forward_backward(
@@ -252,6 +260,7 @@ class Engine:
             )
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
+        """One step of AdamW, or of Muon for `MuonParams`, with the policy's accumulated gradients."""
         with self.lock:
             self._check_current(policy)
             return self._learner.optim_step(policy, adam)

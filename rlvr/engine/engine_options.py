@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """`alpha / rank` scales the adapter; `targets` are names of linear layers, empty for all but the head."""
+    """A low-rank adapter: a layer's output gains (alpha / rank) B A x, A [rank, in], B [out, rank]. arXiv:2106.09685.
+
+    `targets` are names of linear layers (`q_proj`, say); empty for all but the head.
+    """
 
     rank: int = 32
     alpha: float = 32.0

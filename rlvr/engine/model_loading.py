@@ -55,7 +55,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: str, dtype: str) -> LanguageModel:
     """Build a model with random weights from `config` (`model_type` and fields of its `transformers` config).
 
-    The vocabulary and the special tokens come from the tokenizer. The weights depend on `seed` alone.
+    The vocabulary and the special tokens come from the tokenizer. The weights depend on `seed` alone. `device` and
+    `dtype` as in `load_model`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -83,7 +84,11 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
 
 
 def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> LanguageModel:
-    """Load a pretrained model from a local folder or the hub, without running remote code."""
+    """Load a pretrained model from a local folder or the hub, without running remote code.
+
+    `device` is auto, cpu, cuda or cuda:N; `dtype` auto, float32 or bfloat16. `auto` is a GPU with bfloat16 where there
+    is one, else the CPU with float32.
+    """
     from transformers import AutoModelForCausalLM
 
     where = pick_device(device)

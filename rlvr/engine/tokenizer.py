@@ -19,7 +19,7 @@ CHARACTER = r"[\s\S]"  # `.` leaves out line breaks, and `(?s)` is no option of 
 
 
 def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str) -> Any:
-    """A tokenizer with ids in the order of `vocabulary`; `kind` is one of `KINDS`.
+    """A tokenizer with ids in the order of `vocabulary`; `kind` is words, characters or pieces (of source code).
 
     `end` and `pad` are appended if missing. Decoding gives the text back: words joined by one blank, characters and
     pieces by nothing. A piece outside the vocabulary is split into the longest known ones, from the left, so a

@@ -64,7 +64,7 @@ class SelfFuture:
 
 
 class LocalSamplingClient(SelfFuture):
-    """Samples from the weights of one moment, whatever is trained later."""
+    """Samples from the weights of one moment, whatever is trained later. Made by `create_sampling_client`."""
 
     def __init__(self, engine: Engine, snapshot: Snapshot) -> None:
         self._engine = engine
@@ -83,6 +83,10 @@ class LocalSamplingClient(SelfFuture):
         topk_prompt_logprobs: int = 0,
         topk_sample_logprobs: int = 0,
     ) -> Future[SampleResponse]:
+        """`num_samples` completions. All calls made before a result is first read are computed together.
+
+        The `topk` arguments ask for the likeliest tokens of each position, of the prompt and of the completions.
+        """
         return self._engine.sample(
             self._snapshot,
             ModelInput(prompt.to_ints()),
@@ -121,7 +125,8 @@ def _params(given: Any) -> SamplingParams:
 class LocalTrainingClient(SelfFuture):
     """Trains one policy of an engine. Calls run when they are made: the futures are already done.
 
-    What is saved for samplers goes to `sampler_folder`, by default where states go.
+    `policy` comes from `engine.create_policy`. States are saved in `folder` under their names; what is saved for
+    samplers goes to `sampler_folder`, by default the same. Most methods have a form `NAME_async`, to be awaited.
     """
 
     capabilities = LOCAL_CAPABILITIES
@@ -156,11 +161,13 @@ class LocalTrainingClient(SelfFuture):
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
+        """Add the gradient of a named loss, summed over all data, to the policy's; log-probs [T] of the targets."""
         return LazyFuture.from_value(self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config))
 
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
+        """The same without a gradient."""
         return LazyFuture.from_value(
             self._engine.forward_backward(self._policy, data, loss_fn, loss_fn_config, backward=False)
         )
@@ -172,6 +179,7 @@ class LocalTrainingClient(SelfFuture):
         return LazyFuture.from_value(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
+        """One step of AdamW, or of Muon for `MuonParams`, with the accumulated gradients."""
         return LazyFuture.from_value(self._engine.optim_step(self._policy, adam_params))
 
     def save_state(
@@ -199,9 +207,11 @@ class LocalTrainingClient(SelfFuture):
         return LazyFuture.from_value(SaveWeightsResponse(str(path)))
 
     def load_state(self, path: str) -> Future[None]:
+        """Load saved weights, with a fresh optimizer."""
         return self._load(path, optimizer=False)
 
     def load_state_with_optimizer(self, path: str) -> Future[None]:
+        """Go on from a saved state as if training had never stopped."""
         return self._load(path, optimizer=True)
 
     def _load(self, path: str, *, optimizer: bool) -> Future[None]:
@@ -226,9 +236,11 @@ class LocalTrainingClient(SelfFuture):
         return self._engine.model.tokenizer
 
     def weights_sha256(self) -> str:
+        """A hash over names, dtypes, shapes and bytes of the trained weights."""
         return self._policy.sha256()
 
     def describe_environment(self) -> dict[str, str | int]:
+        """Version of torch, threads and device."""
         import torch
 
         device = self._engine.model.device

@@ -59,7 +59,10 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
     ) -> LocalTrainingClient:
-        """An adapter that starts as the base model. The same `seed` (None: 0) gives the same one."""
+        """An adapter that starts as the base model. The same `seed` (None: 0) gives the same one.
+
+        `train_mlp`, `train_attn` and `train_unembed` choose the linear layers that it adapts.
+        """
         engine = self._engine(base_model)
         targets = lora_targets(engine.model, attn=train_attn, mlp=train_mlp, unembed=train_unembed)
         return self._client(engine, LoraConfig(rank, targets=targets), seed or 0, user_metadata)
@@ -73,7 +76,7 @@ class ServiceClient:
     def create_training_client_from_state_with_optimizer(
         self, path: str, base_model: str | None = None, user_metadata: dict[str, str] | None = None
     ) -> LocalTrainingClient:
-        """Goes on from a saved state as if it had never stopped."""
+        """Go on from a saved state as if training had never stopped."""
         return self._from_state(path, base_model, user_metadata, optimizer=True)
 
     def create_sampling_client(
