@@ -224,6 +224,26 @@ def test_the_page_of_losses_has_every_loss_and_input() -> None:
     assert re.findall(r"^<!-- filled: loss:(\S+) -->$", page, re.M) == list(LOSS_SPECS)
 
 
+def slugs(page: Path) -> set[str]:
+    """The anchors that a code host gives to the headings of a page."""
+    prose = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_links_work_in_the_repository_too(page: str) -> None:
+    """The site's build checks those among its own pages; here also those of the README, as a code host reads them."""
+    prose = re.sub(r"^(```|~~~).*?^\1", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
+    for link in re.findall(r"\]\(<?([^)\s>]+)>?\)", prose):
+        if link.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{link}: there is no such file"
+        assert not anchor or anchor in slugs(target), f"{link}: that page has no such heading"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
 def test_a_page_opens_with_a_title_and_a_sentence(page: str) -> None:
     """What it helps the reader do comes before any heading, code or table."""
