@@ -17,12 +17,14 @@ A page is run from top to bottom as a reader would type it, in a folder of its o
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import os
 import re
 import shlex
 import signal
 import subprocess
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -106,6 +108,13 @@ RECIPES = {  # commands of the form `python -m rlvr.compat.recipes.NAME`
 CONFIGURED = ("examples/run_rlvr.py", "rlvr/run_rlvr.py")  # scripts that take a config's name, by default this one:
 DEFAULT = "train_rlvr_model"
 COMMANDS = ("rlvr", "python", "python3", "make", "pip")
+
+
+def load_gen() -> Any:
+    """The program that fills the pages, docs/gen.py."""
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.append(str(ROOT / "docs"))
+    return importlib.import_module("gen")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from code_rows import mbpp_file
 from doc_pages import ROOT, blocks, run_page, trainings
+from doc_pages import load_gen as gen
 
 import rlvr
 from rlvr.algorithms import ALGORITHMS
@@ -170,13 +171,6 @@ def test_a_page_that_is_wrong_fails(what: str, tmp_path: Path, monkeypatch: pyte
 
 
 # ---- what docs/gen.py writes
-
-
-def gen() -> Any:
-    """The program that fills the pages, docs/gen.py."""
-    if str(ROOT / "docs") not in sys.path:
-        sys.path.append(str(ROOT / "docs"))
-    return importlib.import_module("gen")
 
 
 def test_the_pages_show_what_the_code_has() -> None:

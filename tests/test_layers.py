@@ -121,6 +121,12 @@ def test_light_imports_stay_light(code: str):
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+def test_an_exported_name_that_needs_torch_says_how_to_install_it():
+    code = "import sys; sys.modules['torch'] = None; import rlvr; rlvr.Datum; rlvr.LoraConfig; rlvr.Engine"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "rlvr.Engine needs torch: pip install 'rlvr[train]'" in done.stderr, done.stderr
+
+
 def test_no_test_file_imports_another():
     """What tests share is in files of its own, which pytest does not collect."""
     files = sorted(Path(__file__).parent.rglob("*.py"))

@@ -57,6 +57,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_page_of_losses_that_it_points_to_has_those_that_it_names(blocks: list[str]) -> None:
+    page = (ROOT / "docs" / "loss-functions.md").read_text(encoding="utf-8")
+    text = sorted(SEEDS.glob("003*"))[0].read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\w+)` \|", text.partition("## Loss Functions for RL")[2], re.M)
+    assert len(named) == 4 and not [name for name in named if f"### `{name}`" not in page]
+
+
 def runs(code: str, place: Path, **environment: str) -> None:
     """Four batches of two questions, all answers rewarded, and no two states of the weights alike."""
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TINKER_TELEMETRY": "0", **environment}
