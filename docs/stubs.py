@@ -26,7 +26,9 @@ def find_home(dotted: str) -> str:
     module, _, name = dotted.rpartition(".")
     parts = module.split(".")
     for package in (parts[:length] for length in range(1, len(parts))):
-        if f'"{name}"' in ROOT.joinpath(*package, "__init__.py").read_text(encoding="utf-8"):
+        source = ROOT.joinpath(*package, "__init__.py").read_text(encoding="utf-8")
+        exported = re.search(r"^__all__ = \[(.*?)\]", source, re.MULTILINE | re.DOTALL)
+        if exported and f'"{name}"' in exported[1]:
             return ".".join(package)
     return module
 

@@ -112,8 +112,8 @@ def rollout(
     `seed` names the purpose (run, phase, step): the draws of a completion depend on it, the group's id, the sample's
     index and the turn, on nothing else. `version` is recorded as `policy_version`. A first observation of more than
     `max_prompt_tokens` is a ValueError that names the task. `on_group_end` gets the trajectories of a group as soon
-    as its last
-    episode ends, while those of other groups go on; groups whose builder rewards them come only with the rest.
+    as its last episode ends, while those of other groups go on; groups whose builder rewards them come only with the
+    rest.
     """
     return run_to_end(_rollout(groups, sampler, params, seed, version, max_prompt_tokens, read_blocking, on_group_end))
 

@@ -49,7 +49,7 @@ DEFAULT_MAX_TOKENS = 64  # tokens of an answer without max_tokens: a table has n
 
 
 class MockSamplingClient:
-    """Samples from a copy of the table, so later training does not change it."""
+    """Samples from a copy of the table, so later training does not change it. Methods as in `SamplingClient`."""
 
     def __init__(self, policy: TablePolicy) -> None:
         self._policy = copy.copy(policy)
@@ -134,7 +134,7 @@ class MockSamplingClient:
 
 
 class MockTrainingClient:
-    """Trains a `TablePolicy` by exact gradients. `folder` is where saved states go."""
+    """Trains a `TablePolicy` by exact gradients; methods as in `TrainingClient`. States are saved in `folder`."""
 
     capabilities = ClientCapabilities(
         "mock",
