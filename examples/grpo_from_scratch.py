@@ -3,9 +3,8 @@
     python examples/grpo_from_scratch.py            # about a minute on two cores, no GPU
 
 A two-layer transformer with random weights learns to answer `1 + 2 =` mod 5 from the verdict alone: it never sees a
-solution. What a real run adds (supervised fine-tuning, curriculum, evaluation, resume, curves) is `rlvr train`; what
-is below is the
-whole algorithm:
+solution. What a real run adds (supervised fine-tuning, curriculum, evaluation, resume, curves) is `rlvr train`. This is
+the whole algorithm:
 
     1. put each problem to the policy G times                         sample
     2. reward each answer by checking it                              verify
@@ -20,13 +19,19 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from rlvr.clients.local import LocalTrainingClient
+from rlvr import (
+    AdamParams,
+    Datum,
+    Engine,
+    LocalTrainingClient,
+    ModelInput,
+    SamplingParams,
+    Trajectory,
+    build_model,
+    build_tokenizer,
+)
 from rlvr.core import rng
-from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
-from rlvr.core.types import Trajectory, mean
-from rlvr.engine.engine import Engine
-from rlvr.engine.model_loading import build_model
-from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.core.types import mean
 
 P = 5  # arithmetic is modulo P
 GROUP = 8  # answers per problem
