@@ -228,7 +228,8 @@ def configs() -> str:
     """The configs that come with the package: those that are whole, then the options of every group."""
     from rlvr.config.compose import PACKAGED
 
-    rows: list[list[str]] = []
+    whole: list[list[str]] = []
+    options: list[list[str]] = []
     for path in sorted(PACKAGED.rglob("*.yaml"), key=lambda p: (len(p.parts), p)):
         about: list[str] = []
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -236,8 +237,9 @@ def configs() -> str:
                 break
             about.append(line.removeprefix("#").strip())
         name = path.relative_to(PACKAGED).with_suffix("")
-        rows.append([f"`{name}`", _text(" ".join(about).replace("<", "&lt;"))])
-    return _table(["config or group/option", "what it is"], rows)
+        row = [f"`{name}`", _text(" ".join(about).replace("<", "&lt;"))]
+        (options if len(name.parts) > 1 else whole).append(row)
+    return f"{_table(['config', 'what it is'], whole)}\n\n{_table(['group/option', 'what it is'], options)}"
 
 
 def service_settings() -> str:
