@@ -89,11 +89,17 @@ def train(
             try:
                 summary = TrainingLoop(job, journal, console).run()
             except (TrainingInterruptedError, KeyboardInterrupt):
+                console.close()  # shows the last step first
                 console.note(f"stopped; the same command goes on from here ({folder})")
                 raise typer.Exit(130) from None
             finally:
                 close_client(job.parts.client)
             console.table(summary)
+            if (best := summary.get("best")) and best["step"] < summary["steps"] and summary["report"] == "last":
+                rate, place = best["pass_rate"]["value"], folder / "checkpoints" / best["checkpoint"]
+                console.note(
+                    f"best interim evaluation: {100 * rate:.1f}% after step {best['step']}, weights in {place}"
+                )
             newest = newest_checkpoint(folder)
             weights = str(folder) if newest is None else weights_path(newest)
             if remark := closing_remark(folder, summary):

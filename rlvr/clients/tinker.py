@@ -103,6 +103,7 @@ class TinkerTrainingClient:
         losses=frozenset(LOSS_SPECS),
         features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE}),
         can_overlap=True,
+        is_remote=True,
     )
 
     def __init__(self, service: Any, client: Any, *, tokenizer: Any = None) -> None:

@@ -27,6 +27,7 @@ from rlvr.reward import Reward, resolve_reward
 from rlvr.tracking import RunConsole
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
+from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.compatibility import check_compatibility
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import heldout_split
@@ -116,6 +117,11 @@ def _check_optimizers(config: RunConfig) -> None:
         )
 
 
+def has_interim(config: RunConfig) -> bool:
+    """Whether the run makes interim evaluations."""
+    return bool(config.sft.until or config.evaluation.every)
+
+
 def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     """Describe the run in words and numbers, as printed before it starts; ValueError if it could not train."""
     t, e = config.training, config.evaluation
@@ -152,7 +158,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
         }
-    tasks, _ = heldout_split(source, e, has_interim=bool(config.sft.until or e.every))
+    tasks, _ = heldout_split(source, e, has_interim=has_interim(config))
     return lines | {"evaluation": f"{len(tasks)} held-out tasks x {e.samples} completions, before and after"}
 
 
@@ -254,9 +260,11 @@ def build_trackers(config: RunConfig, folder: Path, warn: Callable[[str], None])
 
 
 def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> dict[str, Any]:
-    """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run.
+    """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run, where
+    `checkpoints/best` is the best one.
 
-    `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Nothing is written.
+    `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Tasks by whose interim
+    evaluations the run stopped or chose are never among those evaluated. Nothing is written.
     """
     for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
         if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
@@ -264,13 +272,14 @@ def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> di
                 f"{key} cannot be changed here: saved weights are evaluated with the settings of their run. Only "
                 "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
             )
-    place = place.expanduser()
+    place = resolve_best(place.expanduser())
     inside = place.parent.name == "checkpoints"
     folder = place.parent.parent if inside else place
     stored = folder / "resolved.yaml"
     if not stored.exists():
         raise ValueError(f"{place} is neither a run folder nor a checkpoint in one (no resolved.yaml)")
     # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
+    begun = build_config(load(None, str(stored), []))
     config = build_config(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
     seed = build_config(load(None, str(stored), overrides)).seed
     if not inside:
@@ -293,8 +302,17 @@ def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> di
         config.rollout,
         options,
         config.training.error_budget,
-        has_interim=bool(config.sft.until or options.every),
+        has_interim=has_interim(config),
     )
+    _, chosen_by = heldout_split(source, begun.evaluation, has_interim=has_interim(begun))
+    if begun.evaluation.quick_tasks is not None:  # with other sizes the split is another one
+        ids = {task.id for task in chosen_by}
+        heldout.tasks = [task for task in heldout.tasks if task.id not in ids]
+    elif place.name.startswith("best-"):
+        console.warn(
+            "the run chose its best checkpoint by the tasks that are evaluated here (evaluation.quick_tasks=null): the "
+            "pass rate is overstated"
+        )
     tasks = len(heldout.tasks)
     if tasks < options.tasks and any("evaluation.tasks=" in text for text in overrides):
         console.warn(f"evaluation.tasks={options.tasks}, but {config.env.name} holds out {tasks} tasks to report on")

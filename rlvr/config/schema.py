@@ -87,11 +87,15 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:
             shown = str(self.seed) if abs(self.seed) < 10**30 else "a number of more than 30 digits"
             raise ValueError(f"seed={shown}; expected a whole number from 0 to 2**63 - 1")
-        if self.evaluation.quick_tasks is None and (self.training.until or self.sft.until):
+        chooses = self.training.until or self.training.patience or self.sft.until or self.evaluation.report == "best"
+        if self.evaluation.quick_tasks is None and chooses:
             raise ValueError(
-                "evaluation.quick_tasks=null evaluates the reported tasks between steps, and a run that stops by them "
-                "(training.until, sft.until) would overstate its result; give a number, or leave `until` out"
+                "evaluation.quick_tasks=null evaluates the reported tasks between steps, and a run that stops or "
+                "chooses its policy by them (training.until, training.patience, sft.until, evaluation.report=best) "
+                "would overstate its result; give a number, or leave these out"
             )
+        if self.evaluation.report == "best" and not self.run.keep_best:
+            raise ValueError("evaluation.report=best needs the best checkpoint; leave run.keep_best=false out")
         check_client(self.client)
         if self.client == "tinker" and not (self.model.name or self.model.start_from):
             raise ValueError(

@@ -209,10 +209,12 @@ TRL: tuple[Alias, ...] = (
         "save_only_model enable_jit_checkpoint save_on_each_node",
         "a checkpoint has all that a resume needs: leave it out",
     ),
+    *words("load_best_model_at_end", "evaluation.report", "true is best: report the best checkpoint", _flag("best")),
     *refuse(
-        "load_best_model_at_end metric_for_best_model greater_is_better",
-        "the last checkpoint is the result; training.until stops at a pass rate",
+        "metric_for_best_model greater_is_better", "the best has the highest held-out pass rate: leave it out", True
     ),
+    *words("early_stopping_patience", "training.patience", "interim evaluations without a new best beyond noise"),
+    *refuse("early_stopping_threshold", "a new best is one standard error above the last: leave it out", 0.0),
     *refuse("output_dir", "give run.root (the folder of all runs) and run.name"),
     *refuse(
         "resume_from_checkpoint restore_callback_states_from_checkpoint",

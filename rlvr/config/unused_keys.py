@@ -107,7 +107,8 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         opens = ("first", "every", "highest")
         idle += [(f"curriculum.{key}", "curriculum.by is not threshold") for key in opens]
     if config.evaluation.every == 0:
-        idle.append(("training.until", "evaluation.every is 0: there is no interim evaluation"))
+        by_interim = ("training.until", "training.patience", "run.keep_best", "evaluation.report")
+        idle += [(key, "evaluation.every is 0: there is no interim evaluation") for key in by_interim]
     if config.sft.until == 0:
         idle += [(f"sft.{key}", "sft.until is 0") for key in ("check_every", "until_each")]
         if config.evaluation.every == 0:
@@ -122,13 +123,14 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     elif config.training.max_steps_off_policy == 0:
         idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
     if config.training.control != "none":
-        idle.append(("training.until", "a control run must not stop by the verifier's verdicts"))
+        stops = ("training.until", "training.patience")
+        idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
     if config.training.mode == "sft":
         used = ("mode", "error_budget")  # evaluation has verifiers too
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]
         idle += [
             (key, "training.mode is sft, which reads sft.*")
-            for key in (*learned, "algorithm", "curriculum", "evaluation.every")
+            for key in (*learned, "algorithm", "curriculum", "evaluation.every", "evaluation.report", "run.keep_best")
         ]
         return idle
     return idle + _unused_algorithm_keys(config)

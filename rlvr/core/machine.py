@@ -18,7 +18,7 @@ def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
     `packages` are names of distributions.
     """
     return {
-        "cpu": _processor(),
+        "cpu": describe_processor(),
         "cores": available_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
@@ -34,7 +34,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def describe_processor() -> str:
+    """The processor's model, as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

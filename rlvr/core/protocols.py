@@ -56,6 +56,7 @@ class ClientCapabilities:
     - `scores_at_temperature`: `loss_fn_config={"temperature": T}` is taken; without it log-probs are at temperature 1.
     - `can_overlap`: sampling goes on while a step is made, because the model is not in this process.
     - `runs_in_process`: the model computes here, so its threads share the cores with the sandbox's workers.
+    - `is_remote`: a server keeps the weights, and a checkpoint is their path there.
     - `world_size`: how many processes share one optimizer step.
     """
 
@@ -65,6 +66,7 @@ class ClientCapabilities:
     scores_at_temperature: bool = False
     can_overlap: bool = False
     runs_in_process: bool = False
+    is_remote: bool = False
     world_size: int = 1
 
     def check_optimizer(self, params: AdamParams) -> None:

@@ -159,9 +159,14 @@ class RunConsole:
         self.step({}, done)
 
     def note(self, text: str) -> None:
+        """Show a message, in plain output after the step before it."""
+        if not self.live:
+            self._flush()
         self._print(text)
 
     def warn(self, text: str) -> None:
+        if not self.live:
+            self._flush()
         self._print(f"warning: {text}", style="yellow")
 
     def table(self, summary: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +27,44 @@ def final_table(summary: Mapping[str, Any]) -> str:
 
     `summary` holds `baseline` and `final` (`{"pass@1": {"value", "low", "high"}, ..., "mean_reward": ...}`), `p_value`,
     and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `beside` (the same for extra
-    held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or sft) and `unjudged` (completions left
-    out of all numbers).
+    held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or sft), `steps` (0: nothing was trained,
+    so there is one column), `stopped` (why it ended before the last step), `report` and `best` (of which policy the
+    last evaluation is) and `unjudged` (completions left out of all numbers).
     Rates are percentages and their differences percentage points; rewards stay decimals.
     """
     trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
     baseline: Mapping[str, Any] = summary["baseline"]
     final: Mapping[str, Any] = summary["final"]
-    rows = [("Metric", "Baseline", trained, "Improvement")]
+    rows: list[tuple[str, ...]] = [("Metric", "Baseline", trained, "Improvement")]
     rows += [
         _comparison_row(_LABELS.get(name) or name, baseline[name], final[name]) for name in baseline if name in final
     ]
     parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
     parts += (summary.get("beside") or {}).items()
     rows += [_comparison_row(f"pass@1, {part}", b["baseline"]["pass@1"], b["final"]["pass@1"]) for part, b in parts]
-    first = max(_WIDTHS[0], *(len(row[0]) + 2 for row in rows))
-    rule, thin = "=" * (first + sum(_WIDTHS[1:])), "-" * (first + sum(_WIDTHS[1:]))
-    head, *body = (_row(first, *row) for row in rows)
-    lines = [rule, "FINAL RESULTS", rule, head, thin, *body]
     p = summary["p_value"]
     basis = [f"paired test: p {'< 0.0001' if p < 1e-4 else f'= {p:.4f}'}", "[95% interval]"]
+    if summary.get("steps") == 0:
+        rows, basis = [row[:2] for row in rows], basis[1:]
+    first = max(_WIDTHS[0], *(len(row[0]) + 2 for row in rows))
+    width = first + sum(_WIDTHS[1 : len(rows[0])])
+    rule, thin = "=" * width, "-" * width
+    head, *body = (_row(first, *row) for row in rows)
+    lines = [rule, "FINAL RESULTS", rule, head, thin, *body]
     if "tasks" in summary:
         samples = f" x {summary['samples']} samples" if "samples" in summary else ""
         basis.append(f"{summary['tasks']:,} held-out tasks{samples}")
     if "seconds" in summary:
         basis.append(duration(summary["seconds"]))
     lines += [thin, ", ".join(basis)]
+    if summary.get("stopped"):
+        lines.append(f"ended after {summary['steps']:,} steps: {summary['stopped']}")
+    if summary.get("report") == "best":
+        step = summary["best"]["step"]
+        lines.append(f"{trained}: the policy after step {step:,}, chosen by its interim evaluation on other tasks")
     if summary.get("unjudged", 0) > 0:
-        lines.append(f"{summary['unjudged']:,} completions of both evaluations could not be judged and are left out")
+        both = "" if summary.get("steps") == 0 else " of both evaluations"
+        lines.append(f"{summary['unjudged']:,} completions{both} could not be judged and are left out")
     if summary.get("control", "none") != "none":
         lines.append(f"CONTROL RUN ({summary['control']}): training used coin flips, not the verifier's verdicts")
     return "\n".join([*lines, rule])
@@ -118,18 +128,21 @@ def _decimal(estimate: Mapping[str, float]) -> str:
 
 def _row(first: int, *cells: str) -> str:
     widths = (first, *_WIDTHS[1:])
-    return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, widths, strict=True)).rstrip()
+    return "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 
 _WATCHED = re.compile(r"rewards/([^/]+)/mean")
 _WATCHED_COLOURS = ("#aa3377", "#777777", "#66ccee")
 
 
-def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: str) -> None:
+def plot_curve(
+    rows: list[dict[str, Any]], path: str | os.PathLike[str], title: str, ends: Sequence[float] = ()
+) -> None:
     """The reward curve as PNG: reward and pass rate of training, watching verifiers, held-out pass rate.
 
     Rows of another phase than the last (supervised fine-tuning) are drawn before step 0 on a grey ground, scaled to a
-    seventh of the width.
+    seventh of the width. Without interim evaluations, the held-out pass rate is a line between `ends`, the pass rates
+    before and after the last phase.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -149,6 +162,8 @@ def plot_curve(rows: list[dict[str, Any]], path: str | os.PathLike[str], title: 
     for key, label, colour, marker in lines:
         points = [((i - len(before)) * scale, row[key]) for i, row in enumerate(before) if _drawable(row.get(key))]
         points += [(row["step"], row[key]) for row in after if _drawable(row.get(key))]
+        if marker and after and not any(key in row for row in after):
+            points += zip((0, after[-1]["step"] + 1), ends, strict=False)
         if points:
             x, y = zip(*points, strict=True)
             smooth = _smooth(y) if not marker else y

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlvr.core.types import mean
 from rlvr.training.failure_groups import FailureGroup
@@ -80,7 +80,16 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = ()) -> list[Finding]:
     if kinds and groups[0].others < CEILING:  # then the others are not solved either, and that has a cause of its own
         explained -= {"no_update", "entropy_gone", "flat"}
     order = ("problem", "hint", "note")
-    return sorted([f for f in results if f.code not in explained], key=lambda finding: order.index(finding.severity))
+    left = sorted([f for f in results if f.code not in explained], key=lambda finding: order.index(finding.severity))
+    return name_rates(left, rows)
+
+
+def name_rates(results: Sequence[Finding], rows: Rows) -> list[Finding]:
+    """Let the remedies name the rate of Muon too, if the rows are of a run with it: it moves most of the weights."""
+    if not get_values(rows, "matrix_learning_rate"):
+        return list(results)
+    both = "training.optimizer.matrix_learning_rate (and learning_rate)"
+    return [replace(f, remedy=f.remedy.replace("training.optimizer.learning_rate", both)) for f in results]
 
 
 def format_findings(results: Sequence[Finding]) -> str:
@@ -209,9 +218,10 @@ def _equal_groups(recent: Rows, correct: float, equal: float) -> Finding:
     """Why most groups have equal rewards, of a run that has not solved its tasks."""
     fact = f"{format_percent(equal)} of groups have equal rewards and no signal"
     passes = f"{format_percent(correct)} of completions pass"
+    severity = "problem" if equal >= 0.8 else "hint"
     if correct <= HARD:
         return Finding(
-            "problem" if equal >= 0.8 else "hint",
+            severity,
             "too_hard",
             f"the tasks are too hard: {passes}, {fact}",
             "easier ones (env.kwargs, curriculum.by=pass_rate), fine-tuning (sft.steps), more completions "
@@ -219,26 +229,17 @@ def _equal_groups(recent: Rows, correct: float, equal: float) -> Finding:
         )
     levels = _levels(recent)
     if correct >= 0.8:
-        severity, remedy = (
-            "hint",
-            "training.refill=2 replaces such groups, curriculum.by=pass_rate draws mixed levels",
-        )
+        severity, remedy = "hint", "training.refill=2 replaces such groups, curriculum.by=pass_rate draws mixed levels"
     elif levels and (max(levels.values()) >= 0.9 or min(levels.values()) <= 0.1):
         rates = ", ".join(f"{level}: {format_percent(rate)}" for level, rate in levels.items())
-        severity, remedy = (
-            "problem" if equal >= 0.8 else "hint",
-            (
-                f"solved or out of reach, level by level ({rates}): curriculum.by=pass_rate takes those in between, "
-                "training.refill=2 replaces such groups"
-            ),
+        remedy = (
+            f"solved or out of reach, level by level ({rates}): curriculum.by=pass_rate takes those in between, "
+            "training.refill=2 replaces such groups"
         )
     else:
-        severity, remedy = (
-            "problem" if equal >= 0.8 else "hint",
-            (
-                "the completions of a group are too similar: rollout.temperature=1, an entropy bonus "
-                "(algorithm.entropy_coef), training.refill=2, or a lower training.optimizer.learning_rate"
-            ),
+        remedy = (
+            "the completions of a group are too similar: rollout.temperature=1, an entropy bonus "
+            "(algorithm.entropy_coef), training.refill=2, or a lower training.optimizer.learning_rate"
         )
     return Finding(severity, "equal_groups", f"{fact}; {passes}", remedy)
 

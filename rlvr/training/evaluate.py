@@ -35,7 +35,8 @@ class EvaluationOptions:
 
     `quick_tasks` and `quick_samples` are the sizes of that one. Its tasks are others than the reported ones, by which a
     run may stop; with `quick_tasks` None it takes the reported ones, and no run may stop by them. `k` is the k of
-    pass@k; None means `samples`.
+    pass@k; None means `samples`. The evaluation at the end reports the last policy, or with `report=best` the one that
+    had the best interim evaluation.
     """
 
     tasks: int = 1000
@@ -45,6 +46,7 @@ class EvaluationOptions:
     every: int = 0
     quick_tasks: int | None = 200
     quick_samples: int = 2
+    report: str = "last"
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("samples", 1), ("quick_tasks", 1), ("quick_samples", 1), ("every", 0)):
@@ -53,6 +55,8 @@ class EvaluationOptions:
                 raise ValueError(f"evaluation.{name}={value}, expected at least {least}")
         if self.k is not None and not 1 <= self.k <= self.samples:
             raise ValueError(f"evaluation.k={self.k}, expected 1 to samples={self.samples}: pass@k needs k samples")
+        if self.report not in ("last", "best"):
+            raise ValueError(f"evaluation.report={self.report!r}; expected last or best")
 
 
 @dataclass(frozen=True)

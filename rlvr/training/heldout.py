@@ -19,6 +19,7 @@ from rlvr.training.evaluate import (
     heldout_split,
 )
 from rlvr.training.failure_groups import lowest_kind_rate
+from rlvr.training.interim import PASS_RATE
 
 
 @dataclass
@@ -49,12 +50,14 @@ class HeldoutEvaluator:
         return replace(result, extra_heldout=extra)
 
     def evaluate_interim(self, sampler: SamplingClient, seed: int) -> dict[str, float]:
-        """Metrics of the validation tasks, which are never reported: pass rate (of the worst kind of task too), reward,
-        and the watched verifiers."""
+        """Metrics of the validation tasks, which are never reported: pass rate with its interval (and that of the worst
+        kind of task), reward, and the watched verifiers."""
         result = self._evaluate(self.validation, sampler, self.options.quick_samples, rng.key("look", seed))
         rates = result.metrics()
         return {
-            "test/env/all/correct": rates["pass@1"].value,
+            PASS_RATE: rates["pass@1"].value,
+            f"{PASS_RATE}/low": rates["pass@1"].low,
+            f"{PASS_RATE}/high": rates["pass@1"].high,
             "test/env/all/reward/total": rates["mean_reward"].value,
             "test/kinds/lowest": lowest_kind_rate((r.features, r.passed / r.judged) for r in result.results),
             **{f"test/{name}": rate.value for name, rate in rates.items() if name.startswith("watched/")},

@@ -1,7 +1,7 @@
 """Resolves `model.start_from`: the weights that a run starts from instead of the model's own.
 
-Of a run folder, its newest whole checkpoint; anything else is what it says it is. The clients check what they find
-(`rlvr.clients.local_engine`, `rlvr.clients.tinker`). Exercised by
+Of a run folder, its newest whole checkpoint; `RUN/checkpoints/best` is the best one; anything else is what it says it
+is. The clients check what they find (`rlvr.clients.local_engine`, `rlvr.clients.tinker`). Exercised by
 `python -m pytest tests/seeds/test_seed_001.py tests/test_clients_tinker.py`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.journal import newest_checkpoint, weights_path
 
 
@@ -18,8 +19,9 @@ def resolve_start(given: str) -> str:
 
 
 def newest_weights(given: str, key: str) -> Path:
-    """The newest undamaged checkpoint of a run folder, else the folder itself; `key` is for messages."""
-    place = Path(given).expanduser()
+    """The newest undamaged checkpoint of a run folder, else the folder itself, or the best one for `checkpoints/best`;
+    `key` is for messages."""
+    place = resolve_best(Path(given).expanduser())
     if not (place / "resolved.yaml").exists():
         return place
     newest = newest_checkpoint(place)

@@ -119,10 +119,10 @@ class Journal:
         return self.folder / "inflight" / f"{Path(path).name}.json"
 
     @property
-    def oldest_kept(self) -> Position:
-        """The earliest position that a resume could need, if all checkpoints but the oldest are damaged."""
-        there = [e for e in _standing(self.events) if self.resolve(e["path"]).exists()]
-        return Position(there[-1]["phase"], there[-1]["step"]) if there else Position()
+    def kept(self) -> list[Position]:
+        """The positions that a resume could go on from, newest first: it takes the first that is not damaged."""
+        there = (e for e in _standing(self.events) if self.resolve(e["path"]).exists())
+        return [Position(event["phase"], event["step"]) for event in there]
 
     def resolve(self, path: str) -> Path:
         """The full path of a checkpoint; stored paths are relative to the run folder, so a run can be moved."""

@@ -21,11 +21,14 @@ from rlvr.core.files import write_atomic
 from rlvr.core.messages import NonFiniteError
 from rlvr.tracking import MetricsLog, RunConsole, plot_curve
 from rlvr.training import rollout_rows
+from rlvr.training.best_checkpoint import BestCheckpoint
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.evaluate import compare, stored_evaluation
 from rlvr.training.heldout import HeldoutEvaluator
-from rlvr.training.journal import Journal, Position
+from rlvr.training.interim import PASS_RATE, describe_plateau
+from rlvr.training.journal import Journal, Position, weights_path
+from rlvr.training.metric_values import get_value
 from rlvr.training.parts import StepBatch
 from rlvr.training.run_checkpoints import RunCheckpoints
 from rlvr.training.run_diagnosis import stored_groups
@@ -36,7 +39,7 @@ from rlvr.training.training_job import TrainingJob, freeze_collector
 # The baseline of reinforcement learning is the policy after fine-tuning; of supervised learning, that before it.
 PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft", "final")}
 
-EVALUATIONS = ("baseline", "final")  # the phases that leave a file in evaluations/
+EVALUATIONS = ("baseline", "final")  # the phases that leave a file in evaluations/, before and after training
 
 REMEDY = (
     "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand; "
@@ -66,7 +69,13 @@ class TrainingLoop:
         )
         self.phases = PHASES[parts.options.mode]
         self.schedule = make_schedule(job.trainer, journal)
-        self.checkpoints = RunCheckpoints(job, journal, self.phases, self.sft_curriculum, self.schedule)
+        steps = {phase: {"sft": job.sft.steps, "rl": parts.options.steps}.get(phase, 0) for phase in self.phases}
+        self.trained = self.phases[-2]  # the phase between the two evaluations
+        self.steps_to_train = steps[self.trained]
+        self.checkpoints = RunCheckpoints(job, journal, steps, self.sft_curriculum, self.schedule)
+        keeps_best = job.options.keep_best and job.evaluation.every > 0
+        save_best = self.checkpoints.save_weights if keeps_best else None
+        self.best = BestCheckpoint(job.folder, len(self.heldout.validation), save_best)
         self.log = MetricsLog(job.folder / "metrics.jsonl", self.phases)
         self.stop_requested = False
 
@@ -75,6 +84,9 @@ class TrainingLoop:
         position = self.checkpoints.restore(self.console.note, self.console.warn)
         self._discard_later_results(position)
         rows = self.log.rows()
+        is_over = "rl" in self.phases[: position.phase]
+        self.best.restore(rows, is_over, self.console.warn)
+        self.best.publish(self.checkpoints.kept_steps())
         self.job.trainer.monitor.restore(rows, lambda step: stored_groups(self.job.folder, step))
         with (
             freeze_collector(),
@@ -112,12 +124,9 @@ class TrainingLoop:
     def _steps(self, phase: int, first: int, steps: int, do: Callable[[int], dict[str, float]]) -> None:
         """Do steps `first` to `steps` of a phase, saving now and then, at the end, and when asked to stop.
 
-        A step whose interim evaluation reaches the phase's `until` is its last one.
+        A step after which `_end_reason` has one is the last.
         """
-        name, options = self.phases[phase], self.job.parts.options
-        goal, least = (self.job.sft.until, self.job.sft.until_each) if name == "sft" else (options.until, 0.0)
-        if name == "rl" and options.control != "none":  # a control run must not stop by the verifier's verdicts
-            goal = 0.0
+        name = self.phases[phase]
         if first < steps:
             self.console.phase(name, steps, first)
         for step in range(first, steps):
@@ -127,24 +136,46 @@ class TrainingLoop:
             metrics["time/total"] = self.checkpoints.seconds
             if "rollout/tokens" in metrics:
                 metrics["tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
-            self.log.append({"phase": name, "step": step, **metrics})
+            row = {"phase": name, "step": step, **metrics}
+            self.log.append(row)
             self.job.trackers.log(name, step, metrics)
             self.console.step(metrics, step + 1)
-            self.job.trainer.monitor.watch_stall(step, {"phase": name, **metrics})
-            reached = goal > 0 and metrics.get("test/env/all/correct", -1.0) >= goal
-            last = step + 1 == steps or (reached and metrics["test/kinds/lowest"] >= least)
+            self.job.trainer.monitor.watch_stall(step, row)
+            self.best.collect(row)
+            reason = self._end_reason(row)
+            last = step + 1 == steps or bool(reason)
+            self.best.save(row, is_last=last)
             if last or self.stop_requested or (step + 1) % self.job.options.checkpoint_every == 0:
                 self._save(Position(phase + 1, 0) if last else Position(phase, step + 1))
             if last:
-                if name == "sft" and goal and "test/kinds/lowest" in metrics:
+                if name == "sft":
                     self._note_fine_tuning(metrics, step + 1)
+                elif step + 1 < steps:
+                    self.console.note(f"reinforcement learning ended after {step + 1} of {steps} steps: {reason}")
                 return
             if self.stop_requested:
                 raise TrainingInterruptedError
 
+    def _end_reason(self, row: Mapping[str, Any]) -> str:
+        """Why the phase of a new row ends with it before its last step, '' if it goes on."""
+        sft, options = self.job.sft, self.job.parts.options
+        rate = get_value(row, PASS_RATE)  # nan without an evaluation
+        passing = f"{100 * rate:.1f}% of held-out completions pass"
+        if row["phase"] == "sft":
+            reached = 0 < sft.until <= rate and row["test/kinds/lowest"] >= sft.until_each
+            return f"{passing} (sft.until={sft.until:g})" if reached else ""
+        if options.control != "none":  # a control run must not stop by the verifier's verdicts
+            return ""
+        if 0 < options.until <= rate:
+            return f"{passing} (training.until={options.until:g})"
+        return describe_plateau(self.best.results, options.patience)
+
     def _note_fine_tuning(self, metrics: Mapping[str, float], steps: int) -> None:
         """Say with what pass rates fine-tuning ended, and warn of a kind of task that it has not learned."""
-        rate, lowest, options = metrics["test/env/all/correct"], metrics["test/kinds/lowest"], self.job.sft
+        options = self.job.sft
+        if not options.until or PASS_RATE not in metrics:
+            return
+        rate, lowest = metrics[PASS_RATE], metrics["test/kinds/lowest"]
         text = f"fine-tuning ended after {steps} steps: {100 * rate:.1f}% of held-out completions pass"
         if options.until_each and lowest < options.until_each:
             self.console.warn(
@@ -157,6 +188,7 @@ class TrainingLoop:
     def _save(self, position: Position) -> None:
         self.log.sync()
         self.checkpoints.save(position)
+        self.best.publish(self.checkpoints.kept_steps())
 
     def _sft_step(self, step: int) -> dict[str, float]:
         job, parts = self.job, self.job.parts
@@ -179,8 +211,8 @@ class TrainingLoop:
                 f"step {step}: {error}. The batch is in {file}. {REMEDY} (training.optimizer)"
             ) from error
         self._store_rollouts(step, collected)
-        every = job.evaluation.every
-        if every and (step + 1) % every == 0 and step + 1 < job.parts.options.steps:
+        every, is_last = job.evaluation.every, step + 1 == job.parts.options.steps
+        if every and (job.options.keep_best if is_last else (step + 1) % every == 0):  # the last may be the best
             metrics |= self._evaluate_interim()
         return metrics
 
@@ -202,13 +234,33 @@ class TrainingLoop:
         return self.job.folder / "evaluations" / f"{phase}.json"
 
     def _evaluate(self, phase: int) -> None:
-        """Evaluate all held-out sets; the checkpoint after it says that the result is on disk."""
-        name, parts = self.phases[phase], self.job.parts
+        """Evaluate all held-out sets; the checkpoint after it says that the result is on disk.
+
+        If nothing was trained since the first evaluation, the last one is the same.
+        """
+        name = self.phases[phase]
+        if name == "final" and not self.steps_to_train:
+            text = self._evaluation_file("baseline").read_text()
+        elif name == "final" and (best := self._policy_to_report()):
+            self.job.parts.client.load_state(weights_path(best)).result()
+            text = self._evaluate_policy(name)
+            self.checkpoints.reload()
+        else:
+            text = self._evaluate_policy(name)
+        write_atomic(self._evaluation_file(name), text)
+        self._save(Position(phase + 1, 0))
+
+    def _evaluate_policy(self, name: str) -> str:
+        """Evaluate the client's weights; the content of the file of an evaluation."""
+        parts = self.job.parts
         self.console.phase(name, len(self.heldout.tasks), unit="tasks")
         sampler = parts.client.save_weights_and_get_sampling_client()
-        evaluation = self.heldout.evaluate(sampler, parts.seed, self._progress)
-        write_atomic(self._evaluation_file(name), json.dumps(evaluation.to_json()))
-        self._save(Position(phase + 1, 0))
+        return json.dumps(self.heldout.evaluate(sampler, parts.seed, self._progress).to_json())
+
+    def _policy_to_report(self) -> Path | None:
+        """The checkpoint that the last evaluation is to report, None for the last policy."""
+        best = self.best.describe() if self.job.evaluation.report == "best" else None
+        return self.job.folder / "checkpoints" / best["checkpoint"] if best else None
 
     def _progress(self, done: int) -> None:
         """Show the progress of an evaluation. An interrupted one is done again from its start."""
@@ -218,17 +270,27 @@ class TrainingLoop:
 
     def _finish(self) -> dict[str, Any]:
         before, after = (stored_evaluation(self._evaluation_file(phase)) for phase in EVALUATIONS)
-        options = self.job.parts.options
+        options, rows = self.job.parts.options, self.log.rows()
+        made = [row for row in rows if row["phase"] == self.trained]
+        best = self.best.describe()
         summary = {
             **compare(before, after),
+            **({} if self.steps_to_train else {"unjudged": before.unjudged}),  # one evaluation
             "seconds": self.checkpoints.seconds,
             "weights_sha256": self.job.weights_sha256(),
             "mode": options.mode,
             "control": options.control,
             "seed": self.job.parts.seed,
+            "steps": len(made),
+            "stopped": self._end_reason(made[-1]) if len(made) < self.steps_to_train else "",
+            "report": "best" if self._policy_to_report() else "last",
+            **({"best": best} if best else {}),
+            "machine": self.job.parts.client.describe_environment(),
         }
-        plot_curve(self.log.rows(), self.job.folder / "curve.png", self.job.folder.name)
+        ends = [e.metrics()["pass@1"].value for e in (before, after)] if self.steps_to_train else []
+        plot_curve(rows, self.job.folder / "curve.png", self.job.folder.name, ends)
         self.job.trackers.finish(summary)
+        self.best.publish([])  # no resume follows
         write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
         self.journal.write("finished")
         return summary

@@ -1,17 +1,20 @@
 """Saves the state of a run at safe points, and restores the newest whole one.
 
-A checkpoint is the weights, what is in flight, and a line of the journal with all other state.
+A checkpoint is the weights, what is in flight, and a line of the journal with all other state. An evaluation changes no
+weights, so the checkpoint after it is the one before it, with a new line.
 Exercised by `python -m pytest tests/test_kill.py tests/test_damaged_runs.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import find_damage
+from rlvr.core.futures import Future
+from rlvr.core.messages import SaveWeightsResponse
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.journal import Checkpoint, Journal, Position, describe_mismatch, store_remote_path, weights_path
@@ -22,18 +25,20 @@ REFERENCE = "reference"  # the checkpoint that a KL compares with
 
 
 class RunCheckpoints:
-    """The checkpoints of one attempt at a job. `phases` are the phases of the run in order."""
+    """The checkpoints of one attempt at a job. `phases` are the phases of the run in order, with their steps."""
 
     def __init__(
         self,
         job: TrainingJob,
         journal: Journal,
-        phases: tuple[str, ...],
+        phases: Mapping[str, int],
         sft_curriculum: Curriculum,
         schedule: Schedule,
     ) -> None:
-        self.job, self.journal, self.phases = job, journal, phases
+        self.job, self.journal = job, journal
+        self.phases, self.steps = [*phases, "done"], [*phases.values(), 0]
         self.sft_curriculum, self.schedule = sft_curriculum, schedule
+        self._present = ""  # the checkpoint with the weights that the client has now
         self._began = time.perf_counter()
         self._seconds_before = 0.0
 
@@ -48,27 +53,45 @@ class RunCheckpoints:
         position = checkpoint.position if checkpoint else Position()
         if checkpoint:
             self._check(checkpoint)
-            weights = weights_path(self.journal.resolve(checkpoint.path))
-            self.job.parts.client.load_state_with_optimizer(weights).result()
+            self._present = Path(checkpoint.path).name
+            self.reload()
             self.sft_curriculum.restore(checkpoint.state["sft"])
             self.job.trainer.restore(checkpoint.state["rl"])
             self._seconds_before = checkpoint.state["seconds"]
-            note(f"resuming: {(*self.phases, 'done')[position.phase]}, {position.step} steps done")
-        self.schedule.restore(checkpoint, self._rl_steps(position))
+            note(f"resuming: {self.phases[position.phase]}, {position.step} steps done")
+        self.schedule.restore(checkpoint, self.rl_steps(position))
         return position
+
+    def reload(self) -> None:
+        """Give the client the weights and the optimizer of the checkpoint that was saved or restored last."""
+        weights = weights_path(self.journal.resolve(f"checkpoints/{self._present}"))
+        self.job.parts.client.load_state_with_optimizer(weights).result()
 
     def save(self, position: Position) -> None:
         name = self._name(position)
         inflight = self.schedule.store_inflight(name) if position.step else ""
-        saved = self.job.parts.client.save_state(name).result()
-        path = Path(saved.path)
-        if "://" in saved.path:
-            path = self.job.folder / "checkpoints" / name
-            store_remote_path(path, saved.path)
-        relative = str(path.relative_to(self.job.folder)) if path.is_relative_to(self.job.folder) else saved.path
-        checkpoint = Checkpoint(position, relative, self._state(), inflight)
+        if name != self._present:
+            self._write(name, self.job.parts.client.save_state)
+            self._present = name
+        checkpoint = Checkpoint(position, f"checkpoints/{name}", self._state(), inflight)
         self.journal.checkpoint(checkpoint, self.job.options.keep_checkpoints)
-        self.schedule.delete_before(self._rl_steps(self.journal.oldest_kept))
+        self.schedule.delete_before(min(self.kept_steps()))
+
+    def kept_steps(self) -> list[int]:
+        """The steps of reinforcement learning that are done at each checkpoint that a resume may go on from."""
+        return [self.rl_steps(position) for position in self.journal.kept] or [0]
+
+    def save_weights(self, name: str) -> None:
+        """Save the weights without the optimizer; at a server, which can only load a whole state, with it."""
+        client = self.job.parts.client
+        self._write(name, client.save_state if client.capabilities.is_remote else client.save_weights_for_sampler)
+
+    def _write(self, name: str, save: Callable[[str], Future[SaveWeightsResponse]]) -> Path:
+        """Save weights as the checkpoint `name`; its folder, which for weights at a server holds their path."""
+        path, folder = save(name).result().path, self.job.folder / "checkpoints" / name
+        if "://" in path:
+            store_remote_path(folder, path)
+        return folder
 
     def save_reference(self, first: int) -> None:
         """Save the policy before step 0 of RL if a KL compares with it; a resumed run (`first` > 0) reads it back."""
@@ -82,13 +105,15 @@ class RunCheckpoints:
                 "back: it cannot be made again from later weights. Or start anew under another run.name"
             )
         if not folder.exists():
-            saved = client.save_weights_for_sampler(REFERENCE).result()
-            if "://" in saved.path:
-                store_remote_path(folder, saved.path)
+            self._write(REFERENCE, client.save_weights_for_sampler)
         job.trainer.reference = client.create_sampling_client(weights_path(folder))
 
     def _name(self, position: Position) -> str:
-        return f"{(*self.phases, 'done')[position.phase]}-{position.step:06d}"
+        """The checkpoint of a position: at the end of a phase, of the next one that changes weights."""
+        phase, done = position.phase, len(self.phases) - 1
+        while phase < done and self.steps[phase] == 0:
+            phase += 1
+        return f"{self.phases[phase]}-{position.step:06d}"
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint stores beside the weights."""
@@ -99,10 +124,12 @@ class RunCheckpoints:
     def _check(self, checkpoint: Checkpoint) -> None:
         """Raise ValueError for a checkpoint in the journal that no run of this job can have written."""
         at, name = checkpoint.position, Path(checkpoint.path).name
-        steps = {"sft": self.job.sft.steps, "rl": self.job.parts.options.steps}
-        most = [*(steps.get(phase, 0) for phase in self.phases), 0]
         problem = describe_mismatch(checkpoint.state, self._state())
-        if at.phase >= len(most) or at.step > most[at.phase] or name != self._name(at):
+        if (
+            at.phase >= len(self.phases)
+            or at.step > self.steps[at.phase]
+            or name not in (self._name(at), f"{self.phases[at.phase]}-{at.step:06d}")  # the second of older versions
+        ):
             problem = f"phase {at.phase}, step {at.step} is not where this run saved {name[:80]}"
         if problem:
             raise ValueError(
@@ -110,8 +137,9 @@ class RunCheckpoints:
                 "delete it to go on from the checkpoint before"
             )
 
-    def _rl_steps(self, at: Position) -> int:
+    def rl_steps(self, at: Position) -> int:
         """Steps of RL that are done at a position of the run."""
         if "rl" not in self.phases or at.phase < self.phases.index("rl"):
             return 0
-        return at.step if at.phase == self.phases.index("rl") else self.job.parts.options.steps
+        rl = self.phases.index("rl")
+        return at.step if at.phase == rl else self.steps[rl]

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr.core.files import read_json
 from rlvr.core.types import Outcome, mean
-from rlvr.training.diagnosis import SOLVED, Finding, findings, format_percent
+from rlvr.training.diagnosis import SOLVED, Finding, findings, format_percent, name_rates
 from rlvr.training.evaluate import Evaluation, stored_evaluation
 from rlvr.training.failure_groups import LENGTH, FailureGroup, TaskOutcome, find_failure_groups, split_words
 from rlvr.training.metric_values import Rows, select_rl_rows
@@ -60,7 +60,7 @@ def diagnose_run(folder: Path, rows: Rows | None = None) -> RunDiagnosis:
         groups, basis = find_failure_groups(outcomes), f"{len(outcomes):,} tasks with stored completions"
     results = findings(rows, groups)
     if all(finding.severity == "note" for finding in results):
-        results = [*_outcome_findings(folder), *results]
+        results = [*name_rates(list(_outcome_findings(folder)), select_rl_rows(rows)), *results]
     return RunDiagnosis(results, groups, basis if outcomes else "")
 
 
@@ -80,6 +80,8 @@ def format_groups(diagnosis: RunDiagnosis) -> str:
 
 def closing_remark(folder: Path, summary: Mapping[str, Any]) -> str:
     """One line for the end of a run that gained nothing or never solves one kind of task, with the next command."""
+    if summary.get("steps") == 0:  # nothing was trained
+        return ""
     worth = [finding for finding in diagnose_run(folder).findings if finding.severity != "note"]
     main = f"{worth[0].fact}; `rlvr doctor {folder}` says more" if worth else ""
     if _has_gained(summary):
@@ -102,6 +104,8 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
     """A finished run that gained nothing, has tasks left to learn, and shows no other reason."""
     try:
         summary = read_json(folder / "summary.json", "the summary of a finished run")
+        if summary.get("steps") == 0:  # nothing was trained
+            return
         before, after = (summary[side]["pass@1"]["value"] for side in ("baseline", "final"))
         has_gained, has_lost, is_solved = _has_gained(summary), _has_lost(summary), after >= SOLVED
         low, high = summary["change"]["low"], summary["change"]["high"]

@@ -36,7 +36,8 @@ def freeze_collector() -> Iterator[None]:
 class RunOptions:
     """The folder of a run (`root`/`name`; default: the name of the config) and how often it saves.
 
-    `rollouts_per_step` completions a step are stored to read, 0 for none.
+    `rollouts_per_step` completions a step are stored to read, 0 for none. With `keep_best`, and interim evaluations
+    (`evaluation.every`), the weights with the best one are kept too; the last step is then evaluated as well.
     """
 
     root: str = "runs"
@@ -44,6 +45,7 @@ class RunOptions:
     resume: bool = True
     checkpoint_every: int = 20
     keep_checkpoints: int = 2
+    keep_best: bool = True
     rollouts_per_step: int = 32
 
     def __post_init__(self) -> None:

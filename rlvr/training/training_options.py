@@ -94,13 +94,15 @@ class TrainingOptions:
     """Sizes and safety limits of RL training. `mode` is rlvr, or sft for supervised fine-tuning alone.
 
     With `until` training ends as soon as an interim evaluation (`evaluation.every`) reaches that pass rate; 0 means all
-    `steps`. A step samples `prompts_per_step` groups of `group_size` completions; groups with equal rewards may be
-    replaced by up to `refill` further waves of prompts (DAPO's dynamic sampling). The batch is used `ppo_epochs` times
-    in `num_substeps` optimizer steps each; once the policy is further than `target_kl` (0: no limit) from the sampler,
-    the other updates of the step are skipped. The first step that ends further than `kl_warn` from it, measured on a
-    sixteenth of the completions, is a warning. `gap_warn` and `gap_stop` bound the mean absolute difference between the
-    log-probs of sampler and trainer; `error_budget` is the share of completions whose verifier may fail before the run
-    stops. A prompt of more than `max_prompt_tokens` (None: what fits the model) stops it too.
+    `steps`. With `patience` it also ends after that many interim evaluations in a row without a new best beyond noise,
+    that is, by more than one standard error; 0 means never. A step samples `prompts_per_step` groups of `group_size`
+    completions; groups with equal rewards may be replaced by up to `refill` further waves of prompts (DAPO's dynamic
+    sampling). The batch is used `ppo_epochs` times in `num_substeps` optimizer steps each; once the policy is further
+    than `target_kl` (0: no limit) from the sampler, the other updates of the step are skipped. The first step that ends
+    further than `kl_warn` from it, measured on a sixteenth of the completions, is a warning. `gap_warn` and `gap_stop`
+    bound the mean absolute difference between the log-probs of sampler and trainer; `error_budget` is the share of
+    completions whose verifier may fail before the run stops. A prompt of more than `max_prompt_tokens` (None: what fits
+    the model) stops it too.
 
     With `num_minibatches` above 1 every optimizer step adds up the gradients of that many forward-backward calls, each
     made as soon as its groups are sampled. With `max_steps_off_policy` above 0 a completion may be that many steps
@@ -112,12 +114,13 @@ class TrainingOptions:
 
     `control=random_reward` trains on coin flips instead of verdicts, which shows the gain without any signal
     (arXiv:2506.10947). Rewards in the training metrics are then the coins; pass rates and evaluations stay true, but
-    neither `until` nor a curriculum uses them.
+    neither `until`, `patience` nor a curriculum uses them.
     """
 
     mode: str = "rlvr"
     steps: int = 100
     until: float = 0.0
+    patience: int = 0
     prompts_per_step: int = 32
     group_size: int = 8
     refill: int = 0
@@ -151,7 +154,7 @@ class TrainingOptions:
             raise ValueError(f"training.max_prompt_tokens={self.max_prompt_tokens}, expected at least 1, or null")
         if not self.kl_warn > 0:
             raise ValueError(f"training.kl_warn={self.kl_warn}, expected a divergence above 0")
-        least = dict.fromkeys(("steps", "refill", "max_steps_off_policy"), 0) | dict.fromkeys(
+        least = dict.fromkeys(("steps", "patience", "refill", "max_steps_off_policy"), 0) | dict.fromkeys(
             ("prompts_per_step", "group_size", "num_substeps", "num_minibatches", "ppo_epochs"), 1
         )
         for name, low in least.items():

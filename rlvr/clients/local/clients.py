@@ -20,6 +20,7 @@ from rlvr.clients.local.types import GetInfoResponse, ModelData
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
+from rlvr.core.machine import describe_processor
 from rlvr.core.messages import (
     AdamParams,
     Datum,
@@ -244,8 +245,11 @@ class LocalTrainingClient(SelfFuture):
         import torch
 
         device = self._engine.model.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-        return {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": name}
+        described = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+        if device.type == "cuda":
+            return {**described, "device": torch.cuda.get_device_name(device)}
+        instructions = torch.backends.cpu.get_cpu_capability()  # they decide how a sum is rounded
+        return {**described, "device": str(device), "cpu": describe_processor(), "capability": instructions}
 
     def close(self) -> None:
         """Nothing to close: the engine ends with the process."""

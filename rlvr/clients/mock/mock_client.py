@@ -27,6 +27,7 @@ from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core import rng
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
+from rlvr.core.machine import describe_processor
 from rlvr.core.messages import (
     AdamParams,
     Datum,
@@ -261,7 +262,7 @@ class MockTrainingClient:
         return self.policy.sha256()
 
     def describe_environment(self) -> dict[str, str | int]:
-        return {"numpy": np.__version__}
+        return {"numpy": np.__version__, "cpu": describe_processor()}
 
     def close(self) -> None:
         """Nothing to close."""

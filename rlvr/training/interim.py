@@ -1,0 +1,66 @@
+"""What follows from the interim evaluations of a run: which policy is the best, and whether learning levelled off.
+
+Everything is a function of the rows of `metrics.jsonl`, so a resumed run decides what an uninterrupted one decides.
+Exercised by `python -m pytest tests/test_interim.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlvr.training.evaluate import Z95, Interval
+from rlvr.training.metric_values import Rows, get_value, select_rl_rows
+
+PASS_RATE = "test/env/all/correct"  # its interval is in PASS_RATE/low and PASS_RATE/high
+
+
+@dataclass(frozen=True)
+class InterimResult:
+    """The pass rate on the validation tasks after `step` steps of reinforcement learning."""
+
+    step: int
+    pass_rate: Interval
+
+    @property
+    def beyond_noise(self) -> float:
+        """The pass rate from which a later evaluation is better by more than noise: one standard error above this one.
+
+        The standard error of the mean over tasks is a half of the 95 % interval's width over 1.96.
+        """
+        return self.pass_rate.value + (self.pass_rate.high - self.pass_rate.low) / (2 * Z95)
+
+
+def interim_results(rows: Rows) -> list[InterimResult]:
+    """The interim evaluations of reinforcement learning; rows without an interval (of older versions) are left out."""
+    results: list[InterimResult] = []
+    for row in select_rl_rows(rows):
+        interval = Interval(*(get_value(row, PASS_RATE + end) for end in ("", "/low", "/high")))
+        if 0 <= interval.low <= interval.value <= interval.high <= 1:  # false for a missing value, which is nan
+            results.append(InterimResult(int(row["step"]) + 1, interval))
+    return results
+
+
+def find_best(results: Iterable[InterimResult]) -> InterimResult | None:
+    """The result with the highest pass rate, the earliest of equal ones; None without any."""
+    return max(results, key=lambda result: result.pass_rate.value, default=None)
+
+
+def describe_plateau(results: Sequence[InterimResult], patience: int) -> str:
+    """Why reinforcement learning has levelled off, '' if it has not.
+
+    It has after `patience` evaluations in a row (0: never) without a new best beyond noise. Small gains add up: they
+    are measured from the last such best.
+    """
+    best, since = None, 0
+    for result in results:
+        if best is None or result.pass_rate.value > best.beyond_noise:
+            best, since = result, 0
+        else:
+            since += 1
+    if best is None or not 0 < patience <= since:
+        return ""
+    return (
+        f"plateau: {since} interim evaluations in a row without a pass rate above {100 * best.beyond_noise:.1f}%, one "
+        f"standard error more than the {100 * best.pass_rate.value:.1f}% after step {best.step} (training.patience)"
+    )
