@@ -272,7 +272,8 @@ def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> di
                 f"{key} cannot be changed here: saved weights are evaluated with the settings of their run. Only "
                 "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
             )
-    place = resolve_best(place.expanduser())
+    given = place.expanduser()
+    place = resolve_best(given)
     inside = place.parent.name == "checkpoints"
     folder = place.parent.parent if inside else place
     stored = folder / "resolved.yaml"
@@ -308,7 +309,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> di
     if begun.evaluation.quick_tasks is not None:  # with other sizes the split is another one
         ids = {task.id for task in chosen_by}
         heldout.tasks = [task for task in heldout.tasks if task.id not in ids]
-    elif place.name.startswith("best-"):
+    elif place != given or place.name.startswith("best-"):
         console.warn(
             "the run chose its best checkpoint by the tasks that are evaluated here (evaluation.quick_tasks=null): the "
             "pass rate is overstated"
