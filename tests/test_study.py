@@ -18,6 +18,8 @@ from study_runs import MOCK, make_runs, planned, studied
 import rlvr
 from rlvr.audit.process_tree import read_processes
 from rlvr.cli.main import run
+from rlvr.study.study_report import study_table
+from rlvr.study.study_summary import summarize
 from rlvr.training.journal import lock_folder
 
 LONG = ("training.steps=100", "run.checkpoint_every=1")  # seconds, so that it can be stopped in the middle
@@ -127,6 +129,27 @@ def test_runs_that_fail_are_said_and_tried_again_while_the_others_go_on(folder: 
     (folder / "verdicts.py").write_text(JUDGE.replace('os.environ["BREAK"]', '"no"'))
     assert run(words) == 0
     assert "3 of 3 runs finished" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_reason_of_a_failed_run_survives_a_kill_of_the_study(folder: Path) -> None:
+    """The first run fails, the study is killed in the second, and its tables are lost: the next command knows why."""
+    (folder / "verdicts.py").write_text(JUDGE)
+    words, variable = ["seeds=1", "reward.type=verdicts:judge", "reward.kwargs={}", *LONG], "BREAK=error,no"
+    place = folder / "runs" / "mock-study"
+    study = start(*words, "--environment", variable, "--jobs", "1")
+    wait_for(lambda: any(steps(run_folder) for run_folder in place.glob("*no_seed-1")))
+    children = [pid for pid, process in read_processes().items() if process.parent == study.pid]
+    study.kill()
+    study.communicate(timeout=60)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for file in ("table.md", "summary.json"):
+        (place / file).unlink()
+    table = study_table(summarize(planned(*words, environment=(variable,))))
+    assert any("failed: " in line and "out of order" in line for line in table.splitlines())
+    assert any("not finished" in line for line in table.splitlines())
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from study_runs import MOCK, make_runs, planned
 
 from rlvr.cli.main import run
+from rlvr.study.run_log import begin_attempt, read_failure, record_failure
 from rlvr.study.seed_statistics import compare_pairs
+from rlvr.study.study_folder import log_file
 from rlvr.study.study_plot import AFTER, BEFORE
 from rlvr.study.study_report import judge_comparison, study_table, write_report
 from rlvr.study.study_summary import find_alarms, summarize
@@ -65,7 +68,7 @@ def test_the_table_shows_mean_interval_range_and_deviation_of_the_runs(folder: P
 def test_the_files_hold_what_the_table_says(folder: Path) -> None:
     plan = planned("seeds=1..2", "training.group_size=4,8")
     make_runs(plan)
-    summary = summarize(plan, {})
+    summary = summarize(plan)
     write_report(plan.folder, summary)
     place = folder / "runs" / "mock-study"
     kept = json.loads((place / "summary.json").read_text())
@@ -98,7 +101,7 @@ def test_levels_and_watched_verifiers_have_their_own_statistics(folder: Path) ->
         summary["baseline"]["watched/lenient"] = {"value": rate + 0.25, "low": 0.0, "high": 1.0}
         summary["final"]["watched/lenient"] = {"value": rate, "low": 0.0, "high": 1.0}
         path.write_text(json.dumps(summary))
-    summary = summarize(plan, {})
+    summary = summarize(plan)
     assert summary["variants"][0]["watched"]["lenient"]["before"]["mean"] == 0.75
     assert summary["runs"][1]["watched"] == {"lenient": {"before": 1.0, "after": 0.75}}
     assert "watched lenient 75.0% [0.0, 100.0] 50.0% to 100.0% 35.4pp" in lines_of(study_table(summary))
@@ -113,7 +116,7 @@ def test_a_run_of_a_config_file_that_changed_meanwhile_is_in_no_statistic(folder
     make_runs(plan, "seed-2")
     (folder / "mock.yaml").write_text(MOCK.replace("group_size: 4", "group_size: 8"))
     make_runs(plan, "seed-1")
-    summary = summarize(plan, {})
+    summary = summarize(plan)
     first, second = summary["runs"]
     assert first["state"] == "finished" and second["state"] == "failed" and summary["variants"][0]["finished"] == 1
     assert "another config than the study's (training.group_size)" in second["reason"]
@@ -124,7 +127,10 @@ def test_a_run_that_is_missing_is_named_and_no_number_is_made_of_it(folder: Path
     plan = planned("seeds=1..4", "training.group_size=4,8")
     names = [planned_run.name for planned_run in plan.runs]
     make_runs(plan, *names[3:7])  # left: seed 1 of both, seed 2 of the first, seed 4 of the second
-    summary = summarize(plan, {names[3]: "no room on the disk"})
+    log = log_file(plan.folder, names[3])
+    begin_attempt(log, names[3])
+    record_failure(log, "no room on the disk")
+    summary = summarize(plan)
     table = study_table(summary)
     lines = lines_of(table)
     assert "training.group_size=4 (2 of 4 runs finished)" in lines and "4 of 8 runs finished" in table
@@ -136,9 +142,9 @@ def test_a_run_that_is_missing_is_named_and_no_number_is_made_of_it(folder: Path
 
 def test_one_seed_has_no_interval_and_no_run_no_statistics(folder: Path) -> None:
     plan = planned("seeds=1")
-    assert "no run is finished: no statistics" in lines_of(study_table(summarize(plan, {})))
+    assert "no run is finished: no statistics" in lines_of(study_table(summarize(plan)))
     make_runs(plan)
-    summary = summarize(plan, {})
+    summary = summarize(plan)
     rate = 100 * stored(folder, "seed-1")["final"]["pass@1"]["value"]
     lines = lines_of(study_table(summary))
     assert f"after {rate:.1f}% (no interval)" in lines and any("one seed" in line for line in lines)
@@ -185,5 +191,31 @@ def test_a_run_with_damaged_metrics_is_not_counted(folder: Path) -> None:
     make_runs(plan)
     rows = folder / "runs" / "mock-study" / "seed-1" / "metrics.jsonl"
     rows.write_text("nonsense\n" + rows.read_text())
-    found = summarize(plan, {})["runs"][0]
+    found = summarize(plan)["runs"][0]
     assert found["state"] == "failed" and "metrics.jsonl" in found["reason"]
+
+
+def test_the_reason_of_a_failure_is_read_from_the_log_of_the_last_attempt(tmp_path: Path) -> None:
+    """It is there for a later study too; a new attempt has none, and an error that a killed study never saw counts."""
+    log = tmp_path / "seed-1.log"
+    assert read_failure(log) == ""
+    begin_attempt(log, "seed-1")
+    assert read_failure(log) == ""
+    record_failure(log, "killed by SIGKILL")
+    assert read_failure(log) == "killed by SIGKILL"
+    begin_attempt(log, "seed-1")
+    log.write_text(log.read_text() + "rl: 5 steps\nrlvr: warning: a long step\n")
+    assert read_failure(log) == ""
+    log.write_text(log.read_text() + "rlvr: the verifier failed\nmore about it\nOSError: no room\n")
+    assert read_failure(log) == "the verifier failed ... OSError: no room"
+    begin_attempt(log, "seed-1")
+    log.write_text(log.read_text() + "x" * (32 << 10) + "\nstopped; the same command goes on from here\n")
+    assert read_failure(log) == ""
+
+
+def test_each_run_has_the_machine_that_it_was_made_with(folder: Path) -> None:
+    plan = planned("seeds=1", "training.steps=2")
+    make_runs(plan)
+    [found] = summarize(plan)["runs"]
+    assert found["machine"] == stored(folder, "seed-1")["machine"] and found["steps"] == 2 and found["stopped"] == ""
+    assert found["machine"]["numpy"] == np.__version__ and found["machine"]["cpu"]

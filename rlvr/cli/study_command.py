@@ -74,11 +74,11 @@ def study(
             )
 
         def write() -> None:
-            write_report(plan.folder, summarize(plan, runner.failures))
+            write_report(plan.folder, summarize(plan))
 
         runner = StudyRunner(plan, jobs, console, write)
         runner.run()
-        summary = summarize(plan, runner.failures)
+        summary = summarize(plan)
         write_report(plan.folder, summary)
         console.close()
         console.note(mask_secrets(study_table(summary)))

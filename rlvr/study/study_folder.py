@@ -29,6 +29,11 @@ LOGS = "logs"
 _REMEDY = "restore it, or choose another --name"
 
 
+def log_file(folder: Path, run: str) -> Path:
+    """What `rlvr train` printed of a run, by the run's name."""
+    return folder / LOGS / f"{run}.log"
+
+
 @contextmanager
 def open_study(plan: StudyPlan) -> Iterator[None]:
     """Lock the study's folder and store its specification; ValueError if it holds another study or other files.

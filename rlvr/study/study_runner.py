@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from types import FrameType
 
 from rlvr.core.file_lock import lock_file
-from rlvr.study.study_folder import LOGS
+from rlvr.study.run_log import begin_attempt, describe_error, last_lines, record_failure
+from rlvr.study.study_folder import log_file
 from rlvr.study.study_plan import StudyPlan, StudyRun
 from rlvr.study.study_summary import is_finished
 from rlvr.tracking import RunConsole
@@ -27,19 +27,17 @@ from rlvr.tracking.run_report import duration, format_rate, stored_summary
 
 POLL_SECONDS = 0.2
 REFUSED = 2  # the exit code of `rlvr train` for what the user has to change, a locked folder too
-TAIL_BYTES = 16 << 10  # of a log, read for its last lines
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StudyRunner:
     """Makes the runs of a plan that are not finished, `jobs` at a time.
 
-    `failures` has the reason of each run that failed, by its name. `on_end` is called when a run has ended.
+    `on_end` is called when a run has ended. The log of a run that failed has the reason.
     """
 
     def __init__(self, plan: StudyPlan, jobs: int, console: RunConsole, on_end: Callable[[], None]) -> None:
         self.plan, self.jobs, self.console, self.on_end = plan, jobs, console, on_end
-        self.failures: dict[str, str] = {}
         self.stop_requests = 0
         self._active: list[_RunProcess] = []
 
@@ -79,8 +77,9 @@ class StudyRunner:
         elif self.stop_requests:
             self.console.note(f"{name}: {'still running in another process' if process.is_foreign else 'stopped'}")
         else:
-            self.failures[name] = process.reason()
-            self.console.warn(f"{name} failed: {self.failures[name]} (log: {process.log})")
+            reason = process.reason()
+            record_failure(process.log, reason)
+            self.console.warn(f"{name} failed: {reason} (log: {process.log})")
         self.on_end()
 
     def _pass_on_stop(self) -> None:
@@ -116,7 +115,7 @@ class _RunProcess:
 
     def __init__(self, plan: StudyPlan, run: StudyRun) -> None:
         self.plan, self.run = plan, run
-        self.log = plan.folder / LOGS / f"{run.name}.log"
+        self.log = log_file(plan.folder, run.name)
         self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._start = 0
@@ -124,10 +123,8 @@ class _RunProcess:
             self._begin()
 
     def _begin(self) -> None:
+        self._start = begin_attempt(self.log, self.run.name)
         with open(self.log, "ab") as log:
-            log.write(f"--- {self.run.name}, {datetime.now().isoformat(' ', 'seconds')}\n".encode())
-            log.flush()
-            self._start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlvr", *self.plan.command(self.run)],
                 env={**os.environ, **self.run.variant.environment},
@@ -181,22 +178,13 @@ class _RunProcess:
         """The newest line of the run's log, which says how far the run is."""
         if self.is_foreign:
             return "running in another process; waiting for it to end"
-        return next((line for line in reversed(self._last_lines()) if not line.startswith("sampled ")), "starting")
+        lines = reversed(last_lines(self.log, self._start))
+        return next((line for line in lines if not line.startswith("sampled ")), "starting")
 
     def reason(self) -> str:
-        """Why the run failed: the signal that killed it, or the error at the end of its log, shortened."""
+        """Why the run failed: the signal that killed it, or what is at the end of its log."""
         code = self._process.returncode if self._process else 0
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        lines = self._last_lines() or [f"exit code {code} without a message"]
-        messages = [line for line in lines if line.startswith("rlvr: ") and not line.startswith("rlvr: warning: ")]
-        first = messages[-1] if messages else lines[-1]
-        return first.removeprefix("rlvr: ") + (f" ... {lines[-1]}" if lines[-1] != first else "")
-
-    def _last_lines(self) -> list[str]:
-        """The last lines of this attempt in the log, blank ones left out."""
-        with open(self.log, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._start, end - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        return [line.strip() for line in lines if line.strip()]
+        lines = last_lines(self.log, self._start) or [f"exit code {code} without a message"]
+        return describe_error(lines) or lines[-1]

@@ -13,7 +13,9 @@ from rlvr.config import difference, read
 from rlvr.config.build_config import add_defaults
 from rlvr.config.build_run import CONNECTION_KEYS
 from rlvr.core.machine import describe_machine
+from rlvr.study.run_log import read_failure
 from rlvr.study.seed_statistics import compare_pairs, spread
+from rlvr.study.study_folder import log_file
 from rlvr.study.study_plan import StudyPlan, StudyRun
 from rlvr.tracking import MetricsLog
 from rlvr.tracking.run_report import stored_summary
@@ -22,6 +24,7 @@ from rlvr.training.run_diagnosis import diagnose_run, stored_groups
 
 PACKAGES = ("rlvr", "torch", "transformers", "numpy")
 SHARES = (0.0, 1.0)  # the bounds of a pass rate
+RUN_KEYS = ("tasks", "samples", "control", "steps", "stopped", "seconds", "weights_sha256", "machine")
 
 
 def is_finished(plan: StudyPlan, run: StudyRun) -> bool:
@@ -33,9 +36,9 @@ def is_finished(plan: StudyPlan, run: StudyRun) -> bool:
         return False  # `rlvr train` says what is wrong
 
 
-def summarize(plan: StudyPlan, failures: Mapping[str, str]) -> dict[str, Any]:
-    """The content of `summary.json`. `failures` are the reasons of runs that failed, by the run's name."""
-    runs = [read_run(plan, run, failures.get(run.name, "")) for run in plan.runs]
+def summarize(plan: StudyPlan) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    runs = [read_run(plan, run) for run in plan.runs]
     variants = [_describe_variant(v.name, [run for run in runs if run["variant"] == v.name]) for v in plan.variants]
     return {
         "study": plan.folder.name,
@@ -50,11 +53,15 @@ def summarize(plan: StudyPlan, failures: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def read_run(plan: StudyPlan, run: StudyRun, failure: str) -> dict[str, Any]:
-    """One run: seed, variant and state, and of a finished one what its summary and its metrics say."""
+def read_run(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
+    """One run: seed, variant and state, and of a finished one what its summary and its metrics say.
+
+    `machine` is what the run computed with (processor, instructions, versions), None for a run of an older version.
+    """
     record: dict[str, Any] = {"run": run.name, "seed": run.seed, "variant": run.variant.name}
     folder = plan.folder / run.name
     if not is_finished(plan, run):
+        failure = read_failure(log_file(plan.folder, run.name))
         return {**record, "state": "failed", "reason": failure} if failure else {**record, "state": "not finished"}
     if changed := find_changes(plan, run):
         reason = f"it was made with another config than the study's ({', '.join(changed[:6])}); delete {folder}"
@@ -78,7 +85,7 @@ def read_run(plan: StudyPlan, run: StudyRun, failure: str) -> dict[str, Any]:
             for name, estimate in summary["baseline"].items()
             if name.startswith("watched/") and name in summary["final"]
         },
-        **{key: summary.get(key) for key in ("tasks", "samples", "control", "seconds", "weights_sha256")},
+        **{key: summary.get(key) for key in RUN_KEYS},
         "alarms": find_alarms(folder, rows),
     }
 
