@@ -138,6 +138,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tiny: Path) -> None:
         output = stream.read()
     assert code == 130, output
     assert "same command" in output and "Traceback" not in output
+    assert output.splitlines()[-1].startswith("stopped; "), "after the line of the last step"
     done = rows.read_text().count('"rl"')
     assert 2 <= done < 30
     assert run(command(*words)) == 0

@@ -123,6 +123,15 @@ def test_low_entropy_is_no_alarm_where_the_held_out_tasks_pass_and_a_curriculum_
     assert findings(run) == []
 
 
+def test_a_run_with_muon_is_told_of_both_rates():
+    """Muon moves the matrices, which are most of the weights."""
+    both = "training.optimizer.matrix_learning_rate (and learning_rate)"
+    changed = {"optim__approx_kl": 0.3}
+    [plain], [muon] = findings(rows(**changed)), findings(rows(**changed, matrix_learning_rate=0.01))
+    assert both not in plain.remedy and muon.remedy == plain.remedy.replace("training.optimizer.learning_rate", both)
+    assert both in muon.remedy and muon.fact == plain.fact
+
+
 # --- kinds of task that are never solved -------------------------------------------------------------------------
 
 SHAPE = FailureGroup("shape n n o n n o o", 85, 0.11, 0.997, 1e-60)

@@ -101,6 +101,11 @@ def test_every_word_of_trl_is_known() -> None:
             {"training.prompts_per_step": 64, "training.group_size": 5, "training.num_substeps": 2},
         ),
         (
+            "load_best_model_at_end=true greater_is_better=true early_stopping_patience=5 eval_steps=10",
+            {"evaluation.report": "best", "training.patience": 5, "evaluation.every": 10},
+        ),
+        ("load_best_model_at_end=false", {}),
+        (
             "actor_rollout_ref.actor.use_kl_loss=true actor_rollout_ref.actor.kl_loss_coef=0.002",
             {"algorithm.kl_coef": 0.002, "algorithm.kl_in": "loss", "algorithm.kl_estimator": "k3"},
         ),

@@ -5,6 +5,7 @@ Real processes and real SIGKILL at random instants (`tests/killed_runs.py`).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -18,7 +19,8 @@ from tests.killed_runs import run_until_done
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lora", ["", "lora: {rank: 4}"], ids=["all weights", "adapter"])
 def test_killed_at_random_instants_ends_with_the_same_bits(tmp_path: Path, lora: str) -> None:
-    """SIGKILL during sampling, update, evaluation or checkpoint: same weights hash, same metric rows, same summary."""
+    """SIGKILL during sampling, update, evaluation or checkpoint: same weights hash, same metric rows, same summary (of
+    the best policy, whose weights are kept beside the last)."""
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"kill seed {seed}")
     wanted = int(os.environ.get("RLVR_TEST_KILLS", "10"))
@@ -29,3 +31,9 @@ def test_killed_at_random_instants_ends_with_the_same_bits(tmp_path: Path, lora:
     assert summary["weights_sha256"] == undisturbed["weights_sha256"]
     assert summary == undisturbed
     assert killed_rows == rows
+    calm, killed = (tmp_path / name / "runs" / "tiny" / "checkpoints" for name in ("calm", "killed"))
+    assert (killed / "best.json").read_bytes() == (calm / "best.json").read_bytes()
+    best = json.loads((calm / "best.json").read_text())["checkpoint"]
+    assert sum(place.name.startswith("best-") for place in killed.iterdir()) == best.startswith("best-")
+    names = {file.name for file in (calm / best).glob("*.safetensors")}
+    assert names and all((killed / best / name).read_bytes() == (calm / best / name).read_bytes() for name in names)

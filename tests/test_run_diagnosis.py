@@ -236,6 +236,21 @@ def finding_of(summary: dict[str, Any], folder: Path) -> Finding:
     return found
 
 
+def test_the_remedies_of_the_end_name_the_rate_of_muon_too(tmp_path: Path):
+    row = {"phase": "rl", "step": 0, "env/all/correct": 0.5, "matrix_learning_rate": 0.01}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "summary.json").write_text(json.dumps(make_summary(0.01, -0.3)))
+    [found] = diagnose_run(tmp_path).findings
+    assert found.code == "lost" and "training.optimizer.matrix_learning_rate (and learning_rate)" in found.remedy
+
+
+def test_a_run_without_training_is_not_blamed_for_its_gain(tmp_path: Path):
+    summary = make_summary(1.0, -0.1) | {"steps": 0}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert closing_remark(tmp_path, summary) == ""
+    assert [finding.code for finding in diagnose_run(tmp_path).findings] == ["no_steps"]
+
+
 def test_a_change_that_may_be_large_asks_for_more_tasks_and_a_small_one_for_larger_steps(tmp_path: Path):
     wide, narrow = make_summary(0.2, -0.05), make_summary(0.2, -0.05)
     narrow["change"] = {"value": 0.0, "low": -0.01, "high": 0.01}

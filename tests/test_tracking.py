@@ -157,6 +157,19 @@ def test_a_phase_that_ends_early_still_shows_its_last_step():
     console.close()
 
 
+def test_a_message_comes_after_the_step_before_it():
+    """In plain lines a step may wait to be written; a warning or "stopped" must not overtake it."""
+    out, clock = io.StringIO(), Clock()
+    with RunConsole(out, clock=clock) as console:
+        console.phase("rl", total=10)
+        for done, say in ((1, console.note), (2, console.note), (3, console.warn)):
+            console.step({"reward": done / 10}, done)
+            say(f"after {done}")
+    assert [line.partition("  ")[0] for line in out.getvalue().splitlines()] == [
+        "rl: 10 steps", "rl 1/10", "after 1", "rl 2/10", "after 2", "rl 3/10", "warning: after 3"
+    ]  # fmt: skip
+
+
 def test_names_are_picked_trl_first_and_missing_ones_are_absent():
     out = io.StringIO()
     console = RunConsole(out)
@@ -349,6 +362,32 @@ def test_the_table_shows_training_metrics_and_the_number_of_unjudged_answers():
     assert final_table(SUMMARY | {"mode": "rlvr", "unjudged": 0}) == TABLE
 
 
+def test_the_table_of_a_run_without_training_has_one_column():
+    lines = final_table(SUMMARY | {"steps": 0, "final": SUMMARY["baseline"], "unjudged": 3}).splitlines()
+    assert lines == [
+        "=" * 46,
+        "FINAL RESULTS",
+        "=" * 46,
+        "Metric                Baseline",
+        "-" * 46,
+        "Pass Rate (pass@1)    8.0% [7.0, 9.0]",
+        "pass@8                30.0% [28.0, 32.0]",
+        "Mean Reward           -0.150 [-0.200, -0.100]",
+        "pass@1, level 1       10.0% [0.0, 20.0]",
+        "-" * 46,
+        "[95% interval], 1,024 held-out tasks x 8 samples, 4:43",
+        "3 completions could not be judged and are left out",
+        "=" * 46,
+    ]
+
+
+def test_the_table_says_why_training_ended_and_which_policy_is_reported():
+    ended = final_table(SUMMARY | {"steps": 40, "stopped": "plateau: no gain", "report": "last", "best": {"step": 30}})
+    assert ended.splitlines()[-2] == "ended after 40 steps: plateau: no gain"
+    best = final_table(SUMMARY | {"steps": 40, "stopped": "", "report": "best", "best": {"step": 30}})
+    assert best.splitlines()[-2] == "RLVR: the policy after step 30, chosen by its interim evaluation on other tasks"
+
+
 def test_the_table_needs_only_the_two_estimates_and_the_test():
     text = final_table({k: SUMMARY[k] for k in ("baseline", "final")} | {"p_value": 1e-9})
     assert "p < 0.0001, [95% interval]\n" in text and "level" not in text
@@ -413,6 +452,22 @@ def test_the_curve_is_a_whole_image_whatever_rows_there_are(tmp_path: Path, rows
         assert image.format == "PNG" and image.size == (1200, 675)
         assert len({pixel for _, pixel in image.convert("RGB").getcolors(1 << 20) or []}) > 10
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+@pytest.mark.parametrize("rows", [ROWS[30:-2], ROWS[:-2], ROWS[:30]])
+def test_without_interim_evaluations_the_curve_has_the_pass_rates_before_and_after(
+    tmp_path: Path, rows: list[dict[str, Any]]
+):
+    """The held-out line is the only green; it is drawn where no row of the last phase has a held-out pass rate."""
+
+    def green(*ends: float) -> int:
+        plain = [{k: v for k, v in row.items() if not k.startswith("test/")} for row in rows]
+        plot_curve(plain, tmp_path / "curve.png", "title", ends)
+        with Image.open(tmp_path / "curve.png") as image:
+            colours = {pixel: count for count, pixel in image.convert("RGB").getcolors(1 << 20) or []}
+        return colours.get((0x11, 0x77, 0x33), 0)
+
+    assert green(0.2, 0.8) > 500 and green() == 0
 
 
 def test_what_is_under_way_is_shown_below_the_step() -> None:
