@@ -36,6 +36,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
     "training.control": ("none", "random_reward"),
+    "evaluation.report": ("last", "best"),
     "training.schedule": ("sync", "fixed_lag", "completion", "null"),
     "training.stale": ("pace", "discard"),
     "training.optimizer.decay": _RATES,
