@@ -333,6 +333,21 @@ def test_a_killed_run_goes_on_where_it_was(here: Path, words: tuple[str, ...]):
     assert steps(here / "runs" / "torn") == [near(row) for row in steps(here / "runs" / "calm")]
 
 
+@pytest.mark.slow
+def test_the_best_checkpoint_is_a_state_at_the_server(here: Path, capsys: Any):
+    """It can be evaluated and started from, and is what `report=best` evaluates."""
+    words = ("training.steps=6", "evaluation.every=1", "evaluation.quick_tasks=4", "evaluation.quick_samples=8")
+    summary = attempt(*words, "evaluation.report=best", "training.control=random_reward")
+    place = here / "runs" / "run" / "checkpoints" / summary["best"]["checkpoint"]
+    assert json.loads((place / "remote.json").read_text())["path"].startswith("tinker://")
+    assert summary["report"] == "best" and summary["best"]["step"] < 6, "the last step as the best tests less"
+    capsys.readouterr()
+    assert run(["evaluate", "runs/run/checkpoints/best"]) == 0
+    assert json.loads(capsys.readouterr().out)["pass@1"] == summary["final"]["pass@1"]
+    again = attempt(*words, "start_from_checkpoint=runs/run/checkpoints/best", "run.name=next", "model.lora=null")
+    assert again["baseline"]["pass@1"] == summary["final"]["pass@1"]
+
+
 def config_of(*words: str) -> Any:
     return build_config(load(None, "run.yaml", words), pytest.fail)
 

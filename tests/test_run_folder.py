@@ -215,9 +215,11 @@ def test_supervised_learning_of_no_steps_is_a_mistake(tiny: Path) -> None:
 
 
 def test_the_plan_says_when_training_ends_early(tiny: Path) -> None:
-    config = build_config(load_base("training.until=0.985", "evaluation.every=1", "sft.until=0.07"))
+    words = ("training.until=0.985", "training.patience=4", "evaluation.every=1", "sft.until=0.07")
+    config = build_config(load_base(*words))
     printed = plan(config, build_source(config))
     assert "or until 98.5% of held-out completions pass" in printed["training"]
+    assert "or until 4 interim evaluations in a row are no new best" in printed["training"]
     assert "or until 7% of held-out completions pass" in printed["fine-tuning"]
     assert "until" not in plan(build_config(load_base()), build_source(config))["training"]
 

@@ -109,7 +109,7 @@ def train(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints, such as RUN/checkpoints/best.")],
     overrides: Overrides = None,
 ) -> None:
     """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals.

@@ -134,6 +134,8 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     updates = t.ppo_epochs * t.num_substeps
     tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
     until = f", or until {100 * t.until:g}% of held-out completions pass" if t.until and e.every else ""
+    if t.patience and e.every:
+        until += f", or until {t.patience} interim evaluations in a row are no new best"
     waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
     lines = {
         "model": resolve_client(config.client).describe(client_request(config, source)),
