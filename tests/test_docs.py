@@ -255,6 +255,7 @@ NEEDED = {  # what a word needs beside it
     "sft.curriculum.by=schedule": ['sft.curriculum.schedule=[[0,{"":1}]]'],
     "training.stale=discard": ["training.schedule=completion", "training.max_steps_off_policy=1"],
     "algorithm.kl_": ["algorithm.kl_coef=0.1"],
+    "evaluation.report=best": ["evaluation.every=1"],
     "algorithm.entropy": ["algorithm.entropy_coef=0.1"],
 }
 
