@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlvr.training.evaluate import Interval, wilson_interval
-from rlvr.training.interim import InterimResult, describe_plateau, find_best, interim_results
+from rlvr.training.interim import InterimResult, describe_plateau, find_best, read_interim_results
 
 
 def row(step: int, rate: Any, low: Any = 0.0, high: Any = 1.0, phase: str = "rl") -> dict[str, Any]:
@@ -23,7 +23,7 @@ def results(*rates: float, width: float = 0.196) -> list[InterimResult]:
 
 def test_rows_of_reinforcement_learning_with_an_interval_are_read() -> None:
     """Step 9 is the tenth. Fine-tuning, other steps, rows of older versions and damaged ones are left out."""
-    found = interim_results(
+    found = read_interim_results(
         [
             row(4, 0.1, phase="sft"),
             {"phase": "rl", "step": 8, "reward": 1.0},
@@ -43,9 +43,9 @@ def test_the_best_is_the_highest_and_the_earliest_of_equal_ones() -> None:
 
 def test_noise_is_one_standard_error() -> None:
     """200 tasks at a pass rate of 0.5: sqrt(0.25 / 200) = 0.035; Wilson's interval is a little narrower."""
-    assert results(0.5)[0].beyond_noise == pytest.approx(0.55, abs=1e-4)
+    assert results(0.5)[0].noise_bound == pytest.approx(0.55, abs=1e-4)
     half = wilson_interval(0.5, 200)
-    assert InterimResult(1, half).beyond_noise == pytest.approx(0.5 + math.sqrt(0.25 / 200), abs=5e-4)
+    assert InterimResult(1, half).noise_bound == pytest.approx(0.5 + math.sqrt(0.25 / 200), abs=5e-4)
 
 
 @pytest.mark.parametrize(

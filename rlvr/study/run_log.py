@@ -40,7 +40,7 @@ def read_failure(log: Path) -> str:
 
     A run that outlived its study and failed has its own message as the reason.
     """
-    lines = last_lines(log) if log.exists() else []
+    lines = read_last_lines(log) if log.exists() else []
     mark = max((i for i, line in enumerate(lines) if line.startswith(_MARK)), default=-1)
     if mark >= 0 and lines[mark].startswith(_FAILED):
         return lines[mark].removeprefix(_FAILED)
@@ -56,7 +56,7 @@ def describe_error(lines: Sequence[str]) -> str:
     return first.removeprefix(_MESSAGE) + (f" ... {last}" if last != first else "")
 
 
-def last_lines(log: Path, start: int = 0) -> list[str]:
+def read_last_lines(log: Path, start: int = 0) -> list[str]:
     """The last lines of a log after byte `start`, blank ones left out."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rlvr.core.file_lock import lock_file
-from rlvr.study.run_log import begin_attempt, describe_error, last_lines, record_failure
+from rlvr.study.run_log import begin_attempt, describe_error, read_last_lines, record_failure
 from rlvr.study.study_folder import log_file
 from rlvr.study.study_plan import StudyPlan, StudyRun
 from rlvr.study.study_summary import is_finished
@@ -178,7 +178,7 @@ class _RunProcess:
         """The newest line of the run's log, which says how far the run is."""
         if self.is_foreign:
             return "running in another process; waiting for it to end"
-        lines = reversed(last_lines(self.log, self._start))
+        lines = reversed(read_last_lines(self.log, self._start))
         return next((line for line in lines if not line.startswith("sampled ")), "starting")
 
     def reason(self) -> str:
@@ -186,5 +186,5 @@ class _RunProcess:
         code = self._process.returncode if self._process else 0
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        lines = last_lines(self.log, self._start) or [f"exit code {code} without a message"]
+        lines = read_last_lines(self.log, self._start) or [f"exit code {code} without a message"]
         return describe_error(lines) or lines[-1]

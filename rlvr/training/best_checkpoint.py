@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import find_damage, read_json, write_atomic
-from rlvr.training.interim import InterimResult, find_best, interim_results
+from rlvr.training.interim import InterimResult, find_best, read_interim_results
 from rlvr.training.metric_values import Rows, select_rl_rows
 
 BEST = "best"
@@ -39,7 +39,7 @@ class BestCheckpoint:
 
     def restore(self, rows: Rows, is_over: bool, warn: Callable[[str], None]) -> None:
         """Take up the rows of earlier attempts that still stand. `is_over`: reinforcement learning has ended."""
-        self.results, steps = interim_results(rows), [int(row["step"]) + 1 for row in select_rl_rows(rows)]
+        self.results, steps = read_interim_results(rows), [int(row["step"]) + 1 for row in select_rl_rows(rows)]
         self._last_step = steps[-1] if is_over and steps else 0
         self._saved = [
             r for r in self.results if self._name(r) == LAST or not find_damage(self._folder / self._name(r))
@@ -52,11 +52,11 @@ class BestCheckpoint:
 
     def collect(self, row: Mapping[str, Any]) -> None:
         """Take up a new row, which may have an interim evaluation."""
-        self.results += interim_results([row])
+        self.results += read_interim_results([row])
 
     def save(self, row: Mapping[str, Any], *, is_last: bool) -> None:
         """Save the weights if the evaluation of the row is the best so far. The last step's are saved anyway."""
-        for result in interim_results([row]):
+        for result in read_interim_results([row]):
             if self._save is None or find_best([*self._saved, result]) is not result:
                 continue
             if is_last:

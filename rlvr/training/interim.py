@@ -23,7 +23,7 @@ class InterimResult:
     pass_rate: Interval
 
     @property
-    def beyond_noise(self) -> float:
+    def noise_bound(self) -> float:
         """The pass rate from which a later evaluation is better by more than noise: one standard error above this one.
 
         The standard error of the mean over tasks is a half of the 95 % interval's width over 1.96.
@@ -31,7 +31,7 @@ class InterimResult:
         return self.pass_rate.value + (self.pass_rate.high - self.pass_rate.low) / (2 * Z95)
 
 
-def interim_results(rows: Rows) -> list[InterimResult]:
+def read_interim_results(rows: Rows) -> list[InterimResult]:
     """The interim evaluations of reinforcement learning; rows without an interval (of older versions) are left out."""
     results: list[InterimResult] = []
     for row in select_rl_rows(rows):
@@ -54,13 +54,13 @@ def describe_plateau(results: Sequence[InterimResult], patience: int) -> str:
     """
     best, since = None, 0
     for result in results:
-        if best is None or result.pass_rate.value > best.beyond_noise:
+        if best is None or result.pass_rate.value > best.noise_bound:
             best, since = result, 0
         else:
             since += 1
     if best is None or not 0 < patience <= since:
         return ""
     return (
-        f"plateau: {since} interim evaluations in a row without a pass rate above {100 * best.beyond_noise:.1f}%, one "
+        f"plateau: {since} interim evaluations in a row without a pass rate above {100 * best.noise_bound:.1f}%, one "
         f"standard error more than the {100 * best.pass_rate.value:.1f}% after step {best.step} (training.patience)"
     )

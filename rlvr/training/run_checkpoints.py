@@ -86,12 +86,11 @@ class RunCheckpoints:
         client = self.job.parts.client
         self._write(name, client.save_state if client.capabilities.is_remote else client.save_weights_for_sampler)
 
-    def _write(self, name: str, save: Callable[[str], Future[SaveWeightsResponse]]) -> Path:
-        """Save weights as the checkpoint `name`; its folder, which for weights at a server holds their path."""
-        path, folder = save(name).result().path, self.job.folder / "checkpoints" / name
+    def _write(self, name: str, save: Callable[[str], Future[SaveWeightsResponse]]) -> None:
+        """Save weights as the checkpoint `name`; for weights at a server its folder holds their path."""
+        path = save(name).result().path
         if "://" in path:
-            store_remote_path(folder, path)
-        return folder
+            store_remote_path(self.job.folder / "checkpoints" / name, path)
 
     def save_reference(self, first: int) -> None:
         """Save the policy before step 0 of RL if a KL compares with it; a resumed run (`first` > 0) reads it back."""
