@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.algorithms.loss_specs import RL_LOSSES, find_loss_spec, is_own_loss
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.protocols import ClientCapabilities, Feature
 
@@ -25,7 +25,8 @@ class UsedOption:
     remedy: str = ""
 
     def is_supported(self, client: ClientCapabilities) -> bool:
-        has_loss = not self.key.startswith("loss=") or self.key.removeprefix("loss=") in client.losses
+        loss = self.key.removeprefix("loss=")
+        has_loss = loss == self.key or is_own_loss(loss) or loss in client.losses
         return has_loss and client.features.issuperset(self.needs)
 
 
@@ -33,7 +34,9 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
     """The options that an algorithm uses, its loss first."""
     a = algorithm
     # Terms beside the advantage (dro's pull) would reach the prompt's tokens too, if no weights held them off.
-    needs = (Feature.EXTRA_INPUTS,) if LOSS_SPECS[a.loss].weight_inputs else ()
+    needs = (Feature.EXTRA_INPUTS,) if a.loss_spec.weight_inputs else ()
+    if a.has_own_loss:
+        needs = (Feature.OWN_LOSS,)
     used = [UsedOption(f"loss={a.loss}", needs, "use another loss")]
     if a.kl_coef and a.kl_in == "reward":
         used.append(UsedOption("kl_in=reward", (Feature.REFERENCE,), "set kl_coef=0"))
@@ -63,7 +66,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
     """A header, then a row per loss and option: what it needs of a client, and yes or no for each client."""
     clients = list(clients)
     base = Algorithm("any", "group_mean", "importance_sampling", "token_mean")
-    losses = [_with_loss(base, name) for name in RL_LOSSES]
+    losses = [_with_loss(base, name) for name in (*RL_LOSSES, "package.module:function")]
     variants: list[dict[str, Any]] = [
         {"kl_coef": 0.1},
         {"kl_coef": 0.1, "kl_in": "loss"},
@@ -82,5 +85,5 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
 
 
 def _with_loss(base: Algorithm, name: str) -> Algorithm:
-    clip = 0.2 if LOSS_SPECS[name].has_clip else None
+    clip = 0.2 if find_loss_spec(name).has_clip else None
     return replace(base, loss=name, clip_low=clip, clip_high=clip, beta=0.05 if name == "dro" else None)

@@ -94,6 +94,21 @@ LOSS_SPECS: dict[str, LossSpec] = {
 }
 RL_LOSSES = tuple(name for name, spec in LOSS_SPECS.items() if spec.uses_advantages)
 
+# A function of the user's, `algorithm.loss=package.module:function`, that a client takes by `forward_backward_custom`.
+# It may have terms without A: `weights` [T] carry the reduction for them.
+CUSTOM_METRICS = ("loss:sum", "surrogate_loss:sum")  # what such a call reports beside the function's own metrics
+OWN_LOSS = LossSpec("a function (data, log-probs) -> (loss, metrics)", masks=("mask",), weight_inputs=("weights",))
+
+
+def is_own_loss(name: str) -> bool:
+    """Whether the name is a path `package.module:function`."""
+    return ":" in name
+
+
+def find_loss_spec(name: str) -> LossSpec:
+    """The spec of a named loss, or that of all functions of the user's."""
+    return OWN_LOSS if is_own_loss(name) else LOSS_SPECS[name]
+
 
 def list_inputs(data: Sequence[Datum], spec: LossSpec) -> tuple[str, ...]:
     """The inputs that a call reads: the required ones, and the optional ones that any datum has."""

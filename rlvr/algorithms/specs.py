@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS, REDUCTIONS, RunningBaseline, has_signal
-from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS, RL_LOSSES
+from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS, RL_LOSSES, LossSpec, find_loss_spec, is_own_loss
 from rlvr.core.registry import did_you_mean, load_object
 from rlvr.core.types import Trajectory, group_by
 
@@ -30,6 +30,7 @@ PREFERENCE = ("dpo", "ipo", "kto", "orpo", "simpo")  # not to be taken for a typ
 class Algorithm:
     """The spec of one algorithm. `clip_low` and `clip_high` are epsilons around 1 (0.2 means a ratio of 0.8).
 
+    - `loss`: a named loss, or a function of the user's as `package.module:function` (docs/custom_loss_quickstart.md).
     - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators. Setting `kl_coef` or
       `entropy_coef` turns this off, since such groups then have a gradient, unless it is set too.
     - `mask_truncated`: completions that ran out of tokens are not learned from (DAPO's overlong filtering).
@@ -74,7 +75,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
             "advantage": ESTIMATORS,
-            "loss": RL_LOSSES,
+            "loss": (self.loss,) if self.has_own_loss else RL_LOSSES,
             "reduction": REDUCTIONS,
             "kl_estimator": KL_ESTIMATORS,
             "kl_in": ("reward", "loss"),
@@ -82,12 +83,17 @@ class Algorithm:
         }
         for what, known in choices.items():
             if (value := getattr(self, what)) not in known:
-                names = ", ".join(known)
+                names = ", ".join(known) + (", or a path 'package.module:function'" if what == "loss" else "")
                 raise ValueError(
                     f"algorithm.{what}={value!r} is unknown{did_you_mean(str(value), list(known))}; known: {names}"
                 )
         self._check_numbers()
         self._check_clip()
+        if self.has_own_loss and self.entropy_coef and self.entropy == "exact":
+            raise ValueError(
+                f"algorithm.entropy=exact needs full logits, and algorithm.loss={self.loss} is a function of the "
+                "sampled tokens' log-probs; use entropy=sampled"
+            )
         if self.drop_equal_groups and not self.has_group_baseline:
             raise ValueError(
                 f"algorithm.drop_equal_groups=true with the batch baseline {self.advantage!r} would drop groups with "
@@ -119,7 +125,7 @@ class Algorithm:
             value = getattr(self, bound)
             if value is None:
                 continue
-            if not LOSS_SPECS[self.loss].has_clip:
+            if not self.loss_spec.has_clip:
                 clipping = ", ".join(sorted(name for name, spec in LOSS_SPECS.items() if spec.has_clip))
                 raise ValueError(
                     f"algorithm.{bound}={value} has no effect: the loss {self.loss!r} does not clip; "
@@ -127,8 +133,17 @@ class Algorithm:
                 )
             if not 0 <= value <= most:
                 raise ValueError(f"algorithm.{bound}={value}: expected 0 to {most} (0.2 means the ratio 0.8 or 1.2)")
-        if LOSS_SPECS[self.loss].has_clip and None in (self.clip_low, self.clip_high):
+        if self.loss_spec.has_clip and None in (self.clip_low, self.clip_high):
             raise ValueError(f"algorithm.loss={self.loss} clips: give algorithm.clip_low and algorithm.clip_high")
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a function of the user's."""
+        return is_own_loss(self.loss)
+
+    @property
+    def loss_spec(self) -> LossSpec:
+        return find_loss_spec(self.loss)
 
     @property
     def has_group_baseline(self) -> bool:
@@ -137,9 +152,9 @@ class Algorithm:
 
     @property
     def has_gradient_at_zero(self) -> bool:
-        """Whether a trajectory with advantage 0 has a gradient."""
+        """Whether a trajectory with advantage 0 may have a gradient."""
         kl = self.kl_coef > 0 and self.kl_in == "loss"
-        return kl or self.entropy_coef > 0 or self.loss == "dro"
+        return kl or self.entropy_coef > 0 or self.loss == "dro" or self.has_own_loss
 
     @property
     def has_penalty(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS
+from rlvr.algorithms.loss_specs import KL_ESTIMATORS
 from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update_statistics import Tokens, UpdateStatistics
@@ -23,6 +23,7 @@ from rlvr.core import rng
 from rlvr.core.futures import Future
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput
 from rlvr.core.protocols import TrainingClient
+from rlvr.core.registry import load_path
 from rlvr.core.types import Trajectory
 
 Rows = Sequence[tuple[Trajectory, float]]
@@ -97,11 +98,14 @@ def update(
                 continue
             data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
             if passes.target_kl and statistics.updates:
-                output = client.forward(data, algorithm.loss, config).result()
+                if algorithm.has_own_loss:
+                    output = _score(client, [t for t, _ in rows], config)
+                else:
+                    output = client.forward(data, algorithm.loss, config).result()
                 statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
                 if statistics.approx_kl > passes.target_kl:
                     return statistics
-            output = client.forward_backward(data, algorithm.loss, config).result()
+            output = _forward_backward(client, algorithm, data, config).result()
             statistics.add(rows, data, output, again=epoch > 0)
             _step(client, statistics, adam, check)
     return statistics
@@ -123,8 +127,11 @@ def update_streamed(
     """Like `update`, but takes minibatches of whole groups from `arriving` one at a time and sends each at once.
 
     Gradients equal those of one call over the substep's groups: losses are sums, and no weight depends on what has not
-    arrived. An optimizer step without a row to learn from is not made.
+    arrived. An optimizer step without a row to learn from is not made. ValueError for a loss of the user's: it need not
+    be a sum over rows, so it gets those of an optimizer step at once (`update`).
     """
+    if algorithm.has_own_loss:
+        raise ValueError(f"algorithm.loss={algorithm.loss} needs all rows of an optimizer step at once; use update")
     config = loss_config(algorithm, client, temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
     for _ in range(stream.substeps):
@@ -135,7 +142,7 @@ def update_streamed(
             rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, max_tokens)]
             if rows:
                 data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
-                sent.append((rows, data, client.forward_backward(data, algorithm.loss, config)))
+                sent.append((rows, data, _forward_backward(client, algorithm, data, config)))
         for number, (rows, data, output) in enumerate(sent):
             statistics.add(rows, data, output.result(), joined=number > 0)
         if sent:
@@ -173,6 +180,15 @@ def _select(
     return selected, old
 
 
+def _forward_backward(
+    client: TrainingClient, algorithm: Algorithm, data: list[Datum], config: dict[str, float]
+) -> Future[ForwardBackwardOutput]:
+    """Add the gradient of the loss, a named one or a function of the user's, which gets all of `data` in one call."""
+    if algorithm.has_own_loss:
+        return client.forward_backward_custom(data, load_path("algorithm.loss", algorithm.loss), config)
+    return client.forward_backward(data, algorithm.loss, config)
+
+
 def _step(
     client: TrainingClient,
     statistics: UpdateStatistics,
@@ -189,7 +205,7 @@ def _step(
 
 
 def loss_config(algorithm: Algorithm, client: TrainingClient, temperature: float) -> dict[str, float]:
-    """The settings of the named loss, with the temperature for clients that score at one."""
+    """The settings of the loss, with the temperature for clients that score at one."""
     config = dict(algorithm.thresholds)
     if client.capabilities.scores_at_temperature:
         config["temperature"] = temperature
@@ -215,7 +231,7 @@ def make_datum(
         assert old is not None
         advantages = advantages * np.minimum(np.exp(np.asarray(old) - q), algorithm.importance_cap)
     ones = np.ones(len(q))
-    spec = LOSS_SPECS[algorithm.loss]
+    spec = algorithm.loss_spec
     inputs: dict[str, Any] = {name: ones for name in spec.masks}
     inputs |= {name: weight * ones for name in spec.weight_inputs}  # 0 where the policy did not act
     if algorithm.kl_coef and algorithm.kl_in == "loss":
@@ -234,11 +250,17 @@ def compute_current_logprobs(
         return []
     for trajectory in trajectories:
         trajectory.require_trainable()
+    pairs = zip(trajectories, _score(client, trajectories, config).loss_fn_outputs, strict=True)
+    return [np.asarray(o["logprobs"].data)[-t.num_response_tokens :].tolist() for t, o in pairs]
+
+
+def _score(
+    client: TrainingClient, trajectories: Sequence[Trajectory], config: dict[str, float]
+) -> ForwardBackwardOutput:
+    """A forward pass without a loss."""
     settings = {"temperature": config["temperature"]} if "temperature" in config else None
     data = [Datum.from_completion(t.prompt_tokens, t.response_tokens, weight=0.0) for t in trajectories]
-    output: ForwardBackwardOutput = client.forward(data, "cross_entropy", settings).result()
-    pairs = zip(trajectories, output.loss_fn_outputs, strict=True)
-    return [np.asarray(o["logprobs"].data)[-t.num_response_tokens :].tolist() for t, o in pairs]
+    return client.forward(data, "cross_entropy", settings).result()
 
 
 def measure_divergence(client: TrainingClient, trajectories: Sequence[Trajectory], config: dict[str, float]) -> float:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlvr.algorithms.loss_specs import CUSTOM_METRICS
 from rlvr.algorithms.shaping import KL_TERMS
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.messages import Datum, ForwardBackwardOutput
-from rlvr.core.types import Trajectory
+from rlvr.core.types import Trajectory, mean
 
 Array = np.ndarray
 
@@ -112,6 +113,7 @@ class UpdateStatistics:
         self._last = Differences()  # of the optimizer step under way
         self._kl = Differences()  # what the reference adds, of the same step
         self._target_divergence: float | None = None  # measured without a step
+        self._own: dict[str, list[float]] = {}  # what a loss of the user's reported, a value an optimizer step
 
     @property
     def clipped_share(self) -> float:
@@ -168,6 +170,8 @@ class UpdateStatistics:
         self.clipped["high"] += int(((ratio > self.high) & up).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
         self._losses(rows, tokens, output, joined)
+        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.has_own_loss else ():
+            self._own.setdefault(name, []).append(output.metrics[name])
 
     def _ratio(
         self, rows: Sequence[tuple[Trajectory, float]], data: Sequence[Datum], output: ForwardBackwardOutput
@@ -226,4 +230,5 @@ class UpdateStatistics:
             "sampling/importance_sampling_ratio/max": self.ratio_max,
             "optim/approx_kl": self.approx_kl,
             "optim/entropy": -self._epoch.mean_q,
+            **{f"loss/{name}": mean(values) for name, values in sorted(self._own.items())},
         }

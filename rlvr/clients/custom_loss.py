@@ -2,22 +2,28 @@
 
 The first pass asks for the log-probs p of the targets; automatic differentiation of the user's function gives
 g = dL/dp; the second is a cross-entropy with the weights -g, whose gradient is sum g dp/d(weights): the chain rule.
+`try_own_loss` calls the function of `algorithm.loss=package.module:function` on a few tokens before a run begins.
 
 `build_named_loss` is such a function for a named loss with inputs that the protocol has no place for: a KL to a
-reference, dro's weights, gspo's mask. Exercised by `tests/test_clients_local.py`, `tests/test_clients_mock.py` and
-`tests/test_clients_tinker.py`. torch is imported when it is called.
+reference, dro's weights, gspo's mask. Exercised by `tests/test_own_loss.py`, `tests/test_clients_local.py`,
+`tests/test_clients_mock.py` and `tests/test_clients_tinker.py`. torch is imported when it is called.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LOSS_SPECS
+from rlvr.algorithms.loss_specs import CUSTOM_METRICS, ENTROPY_INPUT, KL_ESTIMATORS, KL_INPUTS, LOSS_SPECS
+from rlvr.algorithms.specs import Algorithm
+from rlvr.algorithms.update import make_datum
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError, TensorData
 from rlvr.core.protocols import CustomLoss, TrainingClient
+from rlvr.core.registry import load_path
+from rlvr.core.types import Trajectory
 
 # Inputs that our engine takes and the Tinker protocol does not: those of a KL, optional weights, and masks (gspo's).
 EXTRA_INPUTS = frozenset(KL_INPUTS).union(*((*spec.weight_inputs, *spec.masks) for spec in LOSS_SPECS.values()))
@@ -29,52 +35,92 @@ def two_passes(
     """Add the gradient of `loss_fn(data, [logprobs, ...]) -> (loss, metrics)` to the client's.
 
     `loss_fn` gets one float32 torch tensor [T] of log-probs per datum and returns a tensor of one number made of them.
-    The only setting is `temperature`, for clients that score at one. Metrics: the user's own, `loss:sum` (the user's
-    loss) and `surrogate_loss:sum` (the second pass's). NonFiniteError where loss or gradient is not finite; nothing is
-    added then.
+    Settings: `temperature`, for clients that score at one; `kl_estimator` where the data have the inputs of a KL, which
+    is added to the loss. Metrics: the user's own, `loss:sum` (the loss) and `surrogate_loss:sum` (the second pass's).
+    ValueError naming the function for what it does wrong, NonFiniteError where loss or gradient is not finite; nothing
+    is added then.
     """
-    try:
-        import torch
-    except ModuleNotFoundError as error:
+    _import_torch()
+    config = dict(loss_fn_config or {})
+    known = ["temperature", *(["kl_estimator"] if _has_kl(data) else [])]
+    if unknown := set(config) - set(known):
         raise ValueError(
-            "forward_backward_custom needs torch to differentiate the loss: pip install 'rlvr[train]'"
-        ) from error
-    if unknown := set(loss_fn_config or {}) - {"temperature"}:
-        raise ValueError(
-            f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on a custom loss; known: temperature"
+            f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on a custom loss; known: {', '.join(known)}"
         )
+    scoring = {"temperature": config["temperature"]} if "temperature" in config else None
     zero = [cross_entropy_datum(d, [0.0] * d.model_input.length) for d in data]
-    first = client.forward(zero, "cross_entropy", loss_fn_config).result()
-    leaves = [out["logprobs"].to_torch().requires_grad_(True) for out in first.loss_fn_outputs]
-    loss, metrics = _result(loss_fn(data, leaves))
-    if not loss.requires_grad:
-        raise ValueError(
-            "the custom loss does not depend on the log-probs it was given, so it has no gradient; compute it from "
-            "them by torch functions, without .detach(), .item() or numpy"
-        )
+    first = client.forward(zero, "cross_entropy", scoring).result()
+    logprobs = [out["logprobs"].to_torch() for out in first.loss_fn_outputs]
+    loss, metrics, slopes = _differentiate(loss_fn, data, logprobs, config.get("kl_estimator", 1.0))
+    second = [cross_entropy_datum(d, -slope) for d, slope in zip(data, slopes, strict=True)]
+    surrogate = client.forward_backward(second, "cross_entropy", scoring).result()
+    own = dict(zip(CUSTOM_METRICS, (loss, surrogate.metrics["loss:sum"]), strict=True))
+    return ForwardBackwardOutput(first.loss_fn_outputs, {**metrics, **own})
+
+
+def _differentiate(
+    loss_fn: CustomLoss, data: list[Datum], logprobs: Sequence[Any], kl_estimator: float
+) -> tuple[float, dict[str, float], list[Any]]:
+    """The loss, the user's metrics, and dL/dp [T] of every datum."""
+    torch, name = _import_torch(), _name_of(loss_fn)
+    leaves = [p.requires_grad_(True) for p in logprobs]
+    loss, metrics = compute_custom_loss(loss_fn, data, leaves, kl_estimator)
     grads = torch.autograd.grad(loss, leaves, allow_unused=True)
     bad = [i for i, g in enumerate(grads) if g is not None and not bool(torch.isfinite(g).all())]
     if bad or not bool(torch.isfinite(loss)):
-        raise NonFiniteError("the custom loss or its gradient", bad)
-    second = [
-        cross_entropy_datum(d, torch.zeros_like(leaf) if g is None else -g)
-        for d, leaf, g in zip(data, leaves, grads, strict=True)
-    ]
-    surrogate = client.forward_backward(second, "cross_entropy", loss_fn_config).result()
-    values = {"loss:sum": float(loss.detach()), "surrogate_loss:sum": surrogate.metrics["loss:sum"]}
-    return ForwardBackwardOutput(first.loss_fn_outputs, {**metrics, **values})
+        raise NonFiniteError(f"the custom loss {name} or its gradient", bad)
+    slopes = [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads, strict=True)]
+    return float(loss.detach()), metrics, slopes
 
 
-def _result(returned: Any) -> tuple[Any, dict[str, float]]:
-    import torch
+def compute_custom_loss(
+    loss_fn: CustomLoss, data: list[Datum], logprobs: list[Any], kl_estimator: float = 1.0
+) -> tuple[Any, dict[str, float]]:
+    """What the function returns, checked, with the KL of data that have its inputs added to the loss."""
+    name = _name_of(loss_fn)
+    try:
+        returned = loss_fn(data, logprobs)
+    except Exception as error:
+        raise ValueError(
+            f"the custom loss {name} raised {type(error).__name__}: {error} ({_place_of(error, loss_fn)})"
+        ) from error
+    loss, metrics = _check_returned(name, returned)
+    if any(p.requires_grad for p in logprobs) and not loss.requires_grad:
+        raise ValueError(
+            f"the custom loss {name} does not depend on the log-probs it was given, so it has no gradient; compute it "
+            "from them by torch functions, without .detach(), .item() or numpy"
+        )
+    if _has_kl(data):
+        from rlvr.engine.losses import kl_penalty
 
+        torch = _import_torch()
+        inputs = {key: torch.cat([datum.loss_fn_inputs[key].to_torch() for datum in data]) for key in KL_INPUTS}
+        loss = loss + kl_penalty(torch.cat(logprobs), inputs, kl_estimator).sum()
+    return loss, metrics
+
+
+def _check_returned(name: str, returned: Any) -> tuple[Any, dict[str, float]]:
+    torch = _import_torch()
     fits = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)  # pyright: ignore[reportUnknownArgumentType]
     if not fits or not isinstance(returned[0], torch.Tensor) or returned[0].numel() != 1:
         raise ValueError(
-            f"the custom loss returned {_describe(returned)}, expected (loss, metrics): a torch tensor with one number "
-            "and a dictionary of floats"
+            f"the custom loss {name} returned {_describe(returned)}, expected (loss, metrics): a torch tensor with one "
+            "number and a dictionary of floats"
         )
-    return returned[0], returned[1]
+    metrics: dict[str, float] = {}
+    for key, value in returned[1].items():
+        if not isinstance(key, str) or key in CUSTOM_METRICS:
+            raise ValueError(
+                f"the custom loss {name} returned a metric named {key!r}; expected text other than "
+                f"{' and '.join(CUSTOM_METRICS)}, which are always reported"
+            )
+        try:
+            metrics[key] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"the custom loss {name} returned the metric {key!r} as {_describe(value)}, expected one number"
+            ) from error
+    return returned[0], metrics
 
 
 def _describe(value: Any) -> str:
@@ -82,6 +128,58 @@ def _describe(value: Any) -> str:
         return f"({', '.join(_describe(part) for part in value)})"  # pyright: ignore[reportUnknownVariableType]
     shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
     return f"a {type(value).__name__}{shape}"
+
+
+def _name_of(loss_fn: CustomLoss) -> str:
+    """`package.module:function`."""
+    named: Any = loss_fn if hasattr(loss_fn, "__qualname__") else type(loss_fn)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _place_of(error: Exception, loss_fn: CustomLoss) -> str:
+    """The file and line of the last call in the user's file, or of the last call of all."""
+    frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename == getattr(getattr(loss_fn, "__code__", None), "co_filename", None)]
+    last = (own or frames)[-1]
+    return f"{last.filename}, line {last.lineno}"
+
+
+def _has_kl(data: Sequence[Datum]) -> bool:
+    return any(KL_INPUTS[0] in datum.loss_fn_inputs for datum in data)
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ValueError("a custom loss needs torch to differentiate it: pip install 'rlvr[train]'") from error
+    return torch
+
+
+def try_own_loss(algorithm: Algorithm) -> None:
+    """Call the algorithm's own loss on three short rows; ValueError for what it does wrong.
+
+    The rows are what a run can give it: a completion sampled by the very policy, one of two turns with tokens of the
+    environment, one of a single token and advantage 0.
+    """
+    torch = _import_torch()
+    rows = [
+        Trajectory("", [1, 2], "", [3, 4, 5], [-0.5, -1.0, -0.1], advantage=0.5),
+        Trajectory("", [1, 2, 3], "", [4, 5, 6], [-2.0, 0.0, -0.7], advantage=-0.5, action_mask=[1, 0, 1]),
+        Trajectory("", [1], "", [2], [-0.3]),
+    ]
+    for row in rows:
+        row.reference_logprobs = [-0.4] * row.num_response_tokens
+    data = [make_datum(algorithm, row, 1 / 6, row.logprobs) for row in rows]
+    logprobs = [
+        torch.tensor([-1.5] * (len(row.prompt_tokens) - 1) + [q + shift if q else -1.5 for q in row.logprobs])
+        for row, shift in zip(rows, (0.0, 0.2, -0.2), strict=True)
+    ]
+    loss_fn = load_path("algorithm.loss", algorithm.loss)
+    try:
+        _differentiate(loss_fn, data, logprobs, 1.0 + KL_ESTIMATORS.index(algorithm.kl_estimator))
+    except (ValueError, NonFiniteError) as error:
+        raise ValueError(f"algorithm.loss={algorithm.loss}, tried on three short rows: {error}") from error
 
 
 def needs_two_passes(data: Sequence[Datum]) -> bool:
@@ -96,14 +194,14 @@ def needs_two_passes(data: Sequence[Datum]) -> bool:
 
 
 def build_named_loss(name: str, config: Mapping[str, float] | None = None) -> CustomLoss:
-    """One of the engine's losses as a function of per-token log-probs, with every input that the engine takes."""
+    """One of the engine's losses as a function of per-token log-probs, with every input but those of a KL."""
     import torch
 
-    from rlvr.engine.losses import TERMS, kl_penalty
+    from rlvr.engine.losses import TERMS
 
     if name not in LOSS_SPECS:
         raise ValueError(f"loss_fn {name!r} is unknown; known: {', '.join(LOSS_SPECS)}")
-    settings = {**LOSS_SPECS[name].config, "kl_estimator": 1.0, **(config or {})}
+    settings = {**LOSS_SPECS[name].config, **(config or {})}
 
     def loss(data: list[Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         row_N, p_N = torch.repeat_interleave(torch.tensor([len(p) for p in logprobs])), torch.cat(logprobs)
@@ -111,10 +209,7 @@ def build_named_loss(name: str, config: Mapping[str, float] | None = None) -> Cu
             key: torch.from_numpy(np.concatenate([datum.loss_fn_inputs[key].data for datum in data]))
             for key in data[0].loss_fn_inputs
         }
-        terms_N = TERMS[name](p_N, inputs, settings, row_N)
-        if "kl_weights" in inputs:
-            terms_N = terms_N + kl_penalty(p_N, inputs, settings["kl_estimator"])
-        return terms_N.sum(), {}
+        return TERMS[name](p_N, inputs, settings, row_N).sum(), {}
 
     return loss
 

@@ -15,7 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
-from rlvr.clients.custom_loss import build_named_loss, cross_entropy_datum, needs_two_passes, two_passes
+from rlvr.clients.custom_loss import (
+    build_named_loss,
+    compute_custom_loss,
+    cross_entropy_datum,
+    needs_two_passes,
+    two_passes,
+)
 from rlvr.clients.local_engine import load_named_tokenizer
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.clients.tinker_sdk import (
@@ -101,7 +107,7 @@ class TinkerTrainingClient:
     capabilities = ClientCapabilities(
         "tinker",
         losses=frozenset(LOSS_SPECS),
-        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE}),
+        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
         can_overlap=True,
         is_remote=True,
     )
@@ -126,7 +132,8 @@ class TinkerTrainingClient:
         """One call, or two passes where the loss is given inputs that the wire does not know (`kl_weights`, say)."""
         _check_config(loss_fn_config)
         if needs_two_passes(data):
-            return LazyFuture.from_value(two_passes(self, data, build_named_loss(loss_fn, loss_fn_config)))
+            loss = build_named_loss(loss_fn, loss_fn_config)
+            return LazyFuture.from_value(two_passes(self, data, loss, _kl_config(loss_fn_config)))
         return self._pass(self._client.forward_backward, data, loss_fn, loss_fn_config)
 
     def forward(
@@ -134,7 +141,8 @@ class TinkerTrainingClient:
     ) -> Future[ForwardBackwardOutput]:
         _check_config(loss_fn_config)
         if needs_two_passes(data):
-            return LazyFuture.from_value(self._forward_custom(data, build_named_loss(loss_fn, loss_fn_config)))
+            loss = build_named_loss(loss_fn, loss_fn_config)
+            return LazyFuture.from_value(self._forward_custom(data, loss, _kl_config(loss_fn_config)))
         return self._pass(self._client.forward, data, loss_fn, loss_fn_config)
 
     def _pass(
@@ -147,15 +155,21 @@ class TinkerTrainingClient:
                 call([to_datum(datum) for datum in data], loss_fn, dict(config or {}) or None), from_output
             )
 
-    def _forward_custom(self, data: list[Datum], loss: CustomLoss) -> ForwardBackwardOutput:
+    def _forward_custom(
+        self, data: list[Datum], loss: CustomLoss, config: Mapping[str, float]
+    ) -> ForwardBackwardOutput:
         """A forward pass, with the value of a loss that is computed here."""
         output = self.forward([cross_entropy_datum(datum, [0.0] * datum.model_input.length) for datum in data]).result()
-        value, _ = loss(data, [out["logprobs"].to_torch() for out in output.loss_fn_outputs])
+        logprobs = [out["logprobs"].to_torch() for out in output.loss_fn_outputs]
+        value, _ = compute_custom_loss(loss, data, logprobs, **config)
         return ForwardBackwardOutput(output.loss_fn_outputs, {"loss:sum": float(value)})
 
-    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
+    def forward_backward_custom(
+        self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
         """The gradient of any function of per-token log-probs, in two passes (`rlvr.clients.custom_loss`)."""
-        return LazyFuture.from_value(two_passes(self, data, loss_fn))
+        _check_config(loss_fn_config)
+        return LazyFuture.from_value(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
         self.capabilities.check_optimizer(adam_params)
@@ -310,6 +324,11 @@ def _to_response(saved: Any) -> SaveWeightsResponse:
 def _check_config(config: Mapping[str, float] | None) -> None:
     if "temperature" in (config or {}):
         raise ValueError("loss_fn_config: a Tinker server scores at temperature 1; leave temperature out")
+
+
+def _kl_config(config: Mapping[str, float] | None) -> dict[str, float]:
+    """The setting of a KL, which is computed beside the loss."""
+    return {key: value for key, value in (config or {}).items() if key == "kl_estimator"}
 
 
 def _check_path(path: str) -> str:

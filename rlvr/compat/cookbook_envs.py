@@ -26,6 +26,7 @@ from rlvr.core.protocols import Env, InitialObservationOverflow, TaskSource
 from rlvr.core.types import StopReason, Task
 from rlvr.envs.groups import EnvGroupBuilder, RLDataset
 from rlvr.reward import Reward, resolve_reward
+from rlvr.reward.environment import check_declared
 from rlvr.reward.signatures import Case
 
 
@@ -37,9 +38,10 @@ def for_cookbook(dataset: RLDataset) -> CookbookDataset:
 class SourceDataset(RLDataset):
     """Batches of a task source's training tasks, `len` of them an epoch or `batches` of them; or its held-out ones.
 
-    `reward` is the name of a verifier, by default the source's own. Text prompts are encoded as they stand; for a chat
-    model give `apply_prompt_options(source, tokenizer, PromptOptions())` (`rlvr.envs.prompted_source`). A prompt ends
-    where its tokens say; answers end at the end-of-sequence token, or where the environment says.
+    `reward` is the name of a verifier, by default the source's own; `environment_weight` that of the episodes' own
+    rewards beside it, by default the source's with the source's own verifier. Text prompts are encoded as they stand;
+    for a chat model give `apply_prompt_options(source, tokenizer, PromptOptions())` (`rlvr.envs.prompted_source`). A
+    prompt ends where its tokens say; answers end at the end-of-sequence token, or where the environment says.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class SourceDataset(RLDataset):
         batches: int | None = None,
         heldout: bool = False,
         reward: str | None = None,
+        environment_weight: float | None = None,
         seed: int = 0,
     ) -> None:
         if batch_size < 1 or group_size < 1:
@@ -60,7 +63,9 @@ class SourceDataset(RLDataset):
             raise ValueError(f"the task source has levels {', '.join(source.levels)}; make one of a single level")
         self.source, self.tokenizer, self.seed, self.heldout = source, tokenizer, seed, heldout
         self.batch_size, self.group_size = batch_size, group_size
-        self.reward = resolve_reward(reward or source.reward)
+        if environment_weight is None and reward in (None, source.reward):
+            environment_weight = source.environment_weight
+        self.reward = resolve_reward(reward or source.reward).plus_environment(environment_weight)
         self._tasks = source.heldout(None) if heldout else None
         if batches is None and self._tasks is None and source.size is None:
             raise ValueError("this task source has no size: say how many batches= make an epoch")
@@ -99,10 +104,16 @@ class SourceGroupBuilder(EnvGroupBuilder):
         self, trajectory_group: list[Any], env_group: Sequence[Any]
     ) -> list[tuple[float, dict[str, float]]]:
         given: list[tuple[float, dict[str, float]]] = []
-        for score in self.reward.judge_all([self._case(episode) for episode in trajectory_group]):
+        scores = self.reward.judge_all([self._case(episode) for episode in trajectory_group])
+        for episode, score in zip(trajectory_group, scores, strict=True):
             if score.value is None:
                 raise RuntimeError(f"task {self.task.id!r}: {score.outcome.value}, {score.reason} {score.detail}")
-            given.append((score.value, {"correct": float(score.outcome.value == "passed"), **score.parts}))
+            own = sum(turn.reward for turn in episode.transitions)  # which the cookbook adds to what is given here
+            check_declared(self.reward, own, self.task.id)
+            weight = self.reward.environment_weight or 0.0
+            given.append(
+                (score.value + (weight - 1.0) * own, {"correct": float(score.outcome.value == "passed"), **score.parts})
+            )
         return given
 
     def logging_tags(self) -> list[str]:

@@ -6,19 +6,24 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.loss_specs import is_own_loss
+from rlvr.clients.custom_loss import try_own_loss
 from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, load, read
 from rlvr.config.build_client import build_client, client_request, core_shares
 from rlvr.config.build_config import add_defaults, build_config, resolved_values
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
-from rlvr.core.files import find_damage, write_atomic
+from rlvr.core.files import find_damage, sha256, write_atomic
 from rlvr.core.protocols import Feature, TaskSource
+from rlvr.core.registry import load_path
 from rlvr.envs import resolve_environment
 from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompt import PromptOptions, encode_prompt
@@ -59,14 +64,15 @@ def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
     environment = {
         key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
     }
+    sources = _hash_own_loss(config)
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
     ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
 
     def changes(folder: Path) -> list[str]:
-        hidden, begun = journal.changed_environment(folder, environment), read(folder / "resolved.yaml")
+        hidden, begun = journal.changed_environment(folder, environment | sources), read(folder / "resolved.yaml")
         is_older = "prompt" not in begun and config.prompt in (PromptOptions(), READ_AS_TEXT)  # `prompt_options`
         changed = difference(wanted, add_defaults(begun), ignore=[*ignore, "prompt"] if is_older else ignore)
-        return changed + [f"{key} (its value from the environment)" for key in hidden]
+        return changed + [key if key in sources else f"{key} (its value from the environment)" for key in hidden]
 
     name = config.run.name or loaded.name or "run"
     folder = journal.run_folder(config.run.root, name)
@@ -81,7 +87,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
         # A run that failed before its first step may be corrected under the same name. Its config is replaced in one
         # move: a kill in between must not leave a folder without a run.
         with journal.lock_folder(folder):
-            journal.store_environment(folder, environment)
+            journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
     elif stored.exists() and (changed := changes(folder)):
         raise ValueError(
@@ -98,9 +104,22 @@ def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
             f"run.root={config.run.root}: {folder} cannot be made ({error.strerror}); give another run.root"
         ) from error
     if not stored.exists():
-        journal.store_environment(folder, environment)
+        journal.store_environment(folder, environment | sources)
         write_atomic(stored, dump(wanted))
     return folder, (folder / "summary.json").exists()
+
+
+def _hash_own_loss(config: RunConfig) -> dict[str, list[str]]:
+    """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
+    path = config.algorithm.resolve().loss
+    if config.training.mode != "rlvr" or not is_own_loss(path):
+        return {}
+    function = inspect.unwrap(load_path("algorithm.loss", path))
+    module = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
+    files = {module, getattr(getattr(function, "__code__", None), "co_filename", None)}
+    present = sorted(file for file in files if file and Path(file).is_file())
+    names = ", ".join(Path(file).name for file in present)
+    return {f"the source of algorithm.loss ({names})": [sha256(Path(file)) for file in present]}
 
 
 def _check_optimizers(config: RunConfig) -> None:
@@ -130,6 +149,8 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)
+        if algorithm.has_own_loss:
+            try_own_loss(algorithm)
     completions = t.prompts_per_step * t.group_size
     updates = t.ppo_epochs * t.num_substeps
     tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
@@ -140,7 +161,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     lines = {
         "model": resolve_client(config.client).describe(client_request(config, source)),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
-        "reward": config.reward.type or source.reward,
+        "reward": build_reward(config, source).formula,
     }
     if config.sft.steps:
         goal = f", or until {100 * config.sft.until:g}% of held-out completions pass" if config.sft.until else ""
@@ -194,7 +215,11 @@ def check_prompts(config: RunConfig, source: TaskSource, tokenizer: Any) -> None
 
 
 def build_reward(config: RunConfig, source: TaskSource) -> Reward:
-    return resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
+    reward = resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)
+    weight = config.reward.environment_weight
+    if weight is None and reward.name == source.reward:
+        weight = source.environment_weight
+    return reward.plus_environment(weight)
 
 
 def build_watched(config: RunConfig) -> list[Reward]:

@@ -6,6 +6,7 @@ composed values into a `RunConfig`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, make_dataclass
 from typing import Any, get_type_hints
 
@@ -34,13 +35,20 @@ class EnvOptions:
 class RewardOptions:
     """A registered reward or `package.module:function`, and its arguments; None takes the environment's own.
 
-    `watch` names verifiers that judge every completion and reward none: their means show whether a rising reward is
-    earned or hacked.
+    `environment_weight` times the rewards that the environment's episodes give (`StepResult.reward`) is added to the
+    verifier's; 0 leaves them out, and the reward `environment` takes them alone. None: the environment's own choice
+    with its own verifier; without one an episode that gives a reward is an error. `watch` names verifiers that judge
+    every completion and reward none: their means show whether a rising reward is earned or hacked.
     """
 
     type: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    environment_weight: float | None = None
     watch: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        if self.environment_weight is not None and not math.isfinite(self.environment_weight):
+            raise ValueError(f"reward.environment_weight={self.environment_weight}, expected a finite number, or null")
 
 
 # `name`, and every field of a spec that can be overridden, with None for the spec's own value.

@@ -45,6 +45,7 @@ class Feature(str, Enum):
     FULL_LOGITS = "full logits"
     REFERENCE = "log-probs under reference weights"
     MUON = "the optimizer Muon"
+    OWN_LOSS = "a loss of the user's (`forward_backward_custom`)"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ class TrainingClient(Protocol):
         """The same without a gradient."""
         ...
 
-    def forward_backward_custom(self, data: list[Datum], loss_fn: CustomLoss) -> Future[ForwardBackwardOutput]:
+    def forward_backward_custom(
+        self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[ForwardBackwardOutput]:
         """The gradient of any function `loss_fn(data, [logprobs [T] of each]) -> (loss, metrics)` in torch."""
         ...
 
@@ -232,6 +235,8 @@ class TaskSource(Protocol):
     reward: str
     """The name of the reward that judges the tasks unless the config names another."""
 
+    environment_weight: float | None = None
+    """The weight of the rewards that its episodes give, beside `reward`; None: the config says it if they give any."""
     vocabulary: Sequence[str] | None = None
     """Every word of the tasks, to build a small tokenizer or a table policy from."""
     end_word: str | None = None

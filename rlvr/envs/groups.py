@@ -14,7 +14,6 @@ Left out on purpose: the cookbook's strategies for rollouts that raise (here tha
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +24,8 @@ from typing import Any, TypeVar
 from rlvr.core.messages import ModelInput
 from rlvr.core.protocols import Env, InitialObservationOverflow, StepResult, TaskSource
 from rlvr.core.registry import check_kwargs, load_path
-from rlvr.core.types import Outcome, Score, Task, Trajectory
+from rlvr.core.types import Task, Trajectory
 from rlvr.envs.registry import register_environment
-from rlvr.reward import register_reward
 
 T = TypeVar("T")
 
@@ -189,7 +187,7 @@ class GroupSource(TaskSource):
 
     Training goes through the batches again and again; every group of `heldout` is one task of the evaluation. Without
     such a dataset the last batch of training is held out, where there are two. `get_batch` must give the same for the
-    same index. What is scored is what the environments say: the reward `environment` adds nothing to it.
+    same index. The rewards are those of the environments: their verifier is `environment`.
     """
 
     levels: tuple[str, ...] = ("",)
@@ -260,27 +258,3 @@ def _run_in_own_loop(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, also where an event loop is running already."""
     with ThreadPoolExecutor(1) as beside:
         return beside.submit(asyncio.run, work).result()
-
-
-@register_reward("environment", batched=True)
-def environment(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    metas: Sequence[Any] | None = None,
-    trajectories: Sequence[Trajectory | None] | None = None,
-) -> list[Score]:
-    """0.0, so that the reward an environment gave stands alone; a text without its episode cannot be judged.
-
-    Passed where the environment's metric `correct` is at least 0.5, and without one where its reward is above 0.
-    """
-    return [_stands(trajectory) for trajectory in trajectories or [None] * len(responses)]
-
-
-def _stands(trajectory: Trajectory | None) -> Score:
-    if trajectory is None:
-        return Score(None, Outcome.INVALID, "no_episode")
-    correct, reward = trajectory.metadata.get("correct"), trajectory.reward
-    if reward is None or not math.isfinite(reward):
-        return Score(None, Outcome.ERROR, "no_reward", detail=f"the environment gave the reward {reward}")
-    passed = reward > 0 if correct is None else float(correct) >= 0.5
-    return Score(0.0, Outcome.PASSED if passed else Outcome.FAILED, "" if passed else "environment")

@@ -222,6 +222,7 @@ class RefineSource(TaskSource):
             "attempt_cost": attempt_cost,
         }
         BlendCritic(self._judge, **self._critic_options)  # refuses wrong options now
+        self.environment_weight = 1.0 if attempt_cost else None  # a cost is what such an episode gives
         self.levels, self.reward, self.size = self.inner.levels, self.inner.reward, self.inner.size
         self.end_word, self.pad_word = self.inner.end_word, self.inner.pad_word
 

@@ -18,7 +18,7 @@ _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
 _REQUIRED = ("levels", "reward", "train", "heldout", "env", "demonstration")
 _OPTIONAL = (
     *("vocabulary", "end_word", "pad_word", "max_turns", "size", "group_builder", "extra_heldout", "parse_task"),
-    *("describe_task", "chat_messages", "example_prompt"),
+    *("describe_task", "chat_messages", "example_prompt", "environment_weight"),
 )
 
 

@@ -6,6 +6,7 @@ set its options, list them in `rlvr.service.sessions.verification.OPTIONS`.
 
 from rlvr.reward import code as code
 from rlvr.reward import composite as composite
+from rlvr.reward import environment as environment
 from rlvr.reward import graders as graders
 from rlvr.reward import judge as judge
 from rlvr.reward import math as math

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, overload
 
 from rlvr.core.cancellation import raise_if_cancelled
@@ -85,7 +85,7 @@ def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
     ValueError for an unknown name, an option that the function does not take, or a missing one that it needs.
     """
     if isinstance(name, Reward):
-        return Reward(name.name, name.spec, {**name.kwargs, **kwargs})
+        return replace(name, kwargs={**name.kwargs, **kwargs})
     if isinstance(name, str) and ":" not in name:
         return Reward(name, _rewards.get(name), kwargs)
     function: Any = load_path("reward", name) if isinstance(name, str) else name
@@ -114,11 +114,16 @@ def options_of(name: str) -> set[str] | None:
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward with its options bound. Made by `resolve_reward`."""
+    """A reward with its options bound. Made by `resolve_reward`.
+
+    `environment_weight` times what an environment gives for an episode is added to the value in a training loop; None:
+    not declared, and an environment that gives a reward too is an error (`rlvr.reward.environment`).
+    """
 
     name: str
     spec: RewardSpec
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    environment_weight: float | None = None
     _signature: Signature = field(init=False, repr=False, compare=False)
     _options: Any = field(init=False, repr=False, compare=False)
 
@@ -142,6 +147,24 @@ class Reward:
             check_kwargs(what, spec.function, self.kwargs, signature.supplied, complete)
         object.__setattr__(self, "_signature", signature)
         object.__setattr__(self, "_options", options)
+
+    def plus_environment(self, weight: float | None) -> Reward:
+        """This reward plus `weight` x the environment's own."""
+        if weight is not None and self.name == "environment":
+            raise ValueError(
+                f"reward.environment_weight={weight:g} has no effect: the reward 'environment' is what the environment "
+                "gave, and nothing else; leave it out"
+            )
+        return replace(self, environment_weight=weight)
+
+    @property
+    def formula(self) -> str:
+        """What counts, for people: `exact_match (verifier) + 0.5 x environment`."""
+        if self.environment_weight is None:
+            return self.name
+        if self.environment_weight == 0:
+            return f"{self.name} (verifier); the environment's own does not count"
+        return f"{self.name} (verifier) + {self.environment_weight:g} x environment"
 
     @property
     def __name__(self) -> str:

@@ -25,6 +25,7 @@ from types import TracebackType
 from rlvr.core.cancellation import run_with
 from rlvr.core.types import Score, Trajectory, group_by
 from rlvr.reward import Reward
+from rlvr.reward.environment import combine
 
 CALLS = 32  # at once, one group each: enough to keep many workers busy while one completion of a group never ends
 
@@ -93,8 +94,8 @@ class Scoring:
 def score(trajectories: Sequence[Trajectory], reward: Reward, watched: Sequence[Reward] = ()) -> None:
     """Let a verifier judge the last trajectory of every rollout and share its reward with the earlier ones.
 
-    The verifier's value adds to what the environment gave. After an `error` or `invalid` outcome the reward of the
-    whole rollout is None. The verifiers in `watched` judge too, and change no reward.
+    What the environment gave counts as `reward` declares (`Reward.plus_environment`). After an `error` or `invalid`
+    outcome the reward of the whole rollout is None. The verifiers in `watched` judge too, and change no reward.
     """
     last = _last_trajectories(trajectories)
     for verifier in _verifiers(reward, watched):
@@ -118,8 +119,7 @@ def _record(verifier: Reward, trajectories: Sequence[Trajectory], verdicts: Sequ
 
 def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajectory], reward: Reward) -> None:
     for trajectory in last.values():
-        verdict, earlier = trajectory.scores[reward.name], trajectory.reward or 0.0
-        trajectory.reward = None if verdict.value is None else earlier + verdict.value
+        trajectory.reward = combine(trajectory, reward)
     for trajectory in trajectories:
         if trajectory is not last[trajectory.rollout_id]:
             trajectory.reward = last[trajectory.rollout_id].reward

@@ -98,6 +98,10 @@ def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
 def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
     """Refuse what needs the whole batch: minibatches are learned from as they arrive."""
     wrong: list[str] = []
+    if algorithm.has_own_loss:
+        wrong.append(
+            f"algorithm.loss={algorithm.loss} gets all rows of an optimizer step in one call (use num_substeps)"
+        )
     if algorithm.reduction == "token_mean":
         wrong.append("algorithm.reduction=token_mean divides by the tokens of the whole batch (use constant)")
     if algorithm.advantage not in GROUPWISE:
