@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paid_letters import PaidLetters
 
 from rlvr.compat.problem_envs import Gsm8kDatasetBuilder, Gsm8kEnv, ProblemDataset, ProblemEnv
 from rlvr.compat.renderers import get_renderer
@@ -393,3 +394,19 @@ def test_a_task_source_of_ours_runs_in_the_cookbooks_rollout(tokenizer: Any, tmp
     assert group.get_total_rewards() == [1.0, 0.0]
     assert [metrics["correct"] for metrics in group.metrics_G] == [1.0, 0.0]
     assert script.asked == [f"{task.prompt}"] * 2
+
+
+def test_rewards_of_a_sources_own_episodes_are_declared_in_the_cookbooks_loops_too(tokenizer: Any) -> None:
+    """What an episode gives is in the cookbook's sum whatever happens; the group's reward corrects it to the weight."""
+    rollouts = pytest.importorskip("tinker_cookbook.rl.rollouts", reason="it is what plays here")
+    from rlvr.compat.cookbook_envs import SourceDataset, for_cookbook
+
+    def total(**options: Any) -> float:
+        dataset = SourceDataset(PaidLetters(), tokenizer, batch_size=1, group_size=1, batches=1, **options)
+        script = Script(tokenizer, ["b<eos>", "a<eos>"])
+        [builder] = for_cookbook(dataset).get_batch(0)
+        return asyncio.run(rollouts.do_group_rollout(builder, Policy(script))).get_total_rewards()[0]
+
+    assert [total(environment_weight=weight) for weight in (0.0, 0.5, 1.0)] == [1.0, 1.25, 1.5]
+    with pytest.raises(ValueError, match="environment_weight"):
+        total()

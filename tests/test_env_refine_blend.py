@@ -95,7 +95,7 @@ def test_the_tasks_own_check_decides_correctness_where_there_is_one() -> None:
 
 def test_a_later_attempt_costs_and_only_the_last_one_is_judged() -> None:
     _, (t,), _ = play(["41", "43", "42"], verifiers=["exact_match"], attempt_cost=0.1)
-    score([t], resolve_reward("exact_match"))
+    score([t], resolve_reward("exact_match").plus_environment(1.0))
     assert t.answer == "42" and t.reward == pytest.approx(1.0 - 2 * 0.1)
 
 

@@ -67,7 +67,7 @@ def test_a_scored_rollout_shares_its_verdict_with_its_earlier_trajectories() -> 
     trajectories = [t for t in trajectories]
     for t in trajectories:
         t.task = Task("t", "prompt", {"answer": "b"})
-    score(trajectories, resolve_reward("exact_match"))
+    score(trajectories, resolve_reward("exact_match").plus_environment(1.0))
     assert [t.reward for t in trajectories] == [2.25, 2.25]  # 0.25 + 1.0 from the turns, 1.0 from the verifier
 
 
