@@ -5,8 +5,9 @@ A page is run from top to bottom as a reader would type it, in a folder of its o
 
 - python: executed, one namespace a page; a first line `# name.py` makes it a module of that name. A text block right
   after it is its output, to the letter;
-- bash: every line is a command that is really run, made smaller by `SMALLER` and `sizes` below; `make` is looked up in
-  the Makefile and `pip install` in pyproject.toml, for they would install (`make train` is the training it starts);
+- bash: every line is a command that is really run, made smaller by `SMALLER` and `sizes` below, but for the runs of
+  `WHOLE`; `make` is looked up in the Makefile and `pip install` in pyproject.toml, for they would install (`make
+  train` is the training it starts);
 - yaml: written where its first line `# name.yaml` says, then loaded and checked as a config (a file of a group by
   itself says nothing); without a name it is a part of a config and is checked on top of `arithmetic`;
 - toml: parsed; pyi: a stub of the API reference, parsed; text: what a program printed. Any other language fails the
@@ -86,6 +87,7 @@ SMALLER = {
     "train_rlvr_test": [*WARM_UP, *PARTS],
 }
 OWN = [*STEPS, *LOOKS, "engine.threads=1"]  # a config that a page itself wrote
+WHOLE = ("guessing.yaml", "leash.yaml")  # those of which the page shows what a whole run prints; they take seconds
 SCRIPTS = {
     "examples/grpo_from_scratch.py": ["--steps", "2"],
     "examples/rlvr_train.py": [
@@ -163,7 +165,10 @@ def indented_block(lines: list[str], number: int) -> Block:
 def sizes(words: list[str]) -> list[str]:
     """What makes a training command small. Supervised learning has no RL sizes; what the page typed stays typed."""
     named = next((w.partition("=")[2] for w in words if w.startswith("--config-name=")), "")
-    file = next((Path(w.partition("=")[2]).read_text() for w in words if w.startswith("--config=")), "")
+    path = next((w.partition("=")[2] for w in words if w.startswith("--config=")), "")
+    if path in WHOLE:
+        return []
+    file = Path(path).read_text() if path else ""
     extra = SMALLER.get(named, SMALLER[DEFAULT]) if named else [*(WARM_UP if "sft:" in file else []), *OWN]
     if {"mode=sft", "training.mode=sft"} & set(words):
         extra = [word for word in extra if not word.startswith(("training.", "evaluation.every"))]

@@ -79,7 +79,7 @@ def test_the_reward_environment_takes_the_episodes_alone(first: str, reward: flo
     t = play(first, "a")
     score([t], resolve_reward("environment"))
     assert t.reward == reward == t.scores["environment"].value and t.scores["environment"].outcome is outcome
-    with pytest.raises(ValueError, match="reward.environment_weight=2 has no effect"):
+    with pytest.raises(ValueError, match="environment_weight=2 has no effect"):
         resolve_reward("environment").plus_environment(2.0)
 
 
