@@ -137,6 +137,18 @@ def test_a_custom_loss_gives_the_gradient_of_the_named_one(remote: Callable[...,
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+def test_a_custom_loss_takes_the_kl_of_its_data(remote: Callable[..., Any], client: Callable[..., Any]):
+    """As `algorithm.kl_in=loss` has it: at the server and in this process the gradient is that of ppo with a KL."""
+    rows, config = rows_with_kl(data()), {"kl_estimator": 3.0}
+    named, here, there = client(lora=LORA, seed=3), client(lora=LORA, seed=3), remote(seed=3)
+    outputs = [named.forward_backward(rows, "ppo", config).result()]
+    outputs += [c.forward_backward_custom(rows, build_named_loss("ppo"), config).result() for c in (here, there)]
+    for output in outputs[1:]:
+        assert output.metrics["loss:sum"] == pytest.approx(outputs[0].metrics["loss:sum"], rel=1e-4)
+    norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (named, here, there)]
+    assert norms[1:] == pytest.approx([norms[0]] * 2, rel=1e-3)
+
+
 def test_samples_are_those_of_the_engine_in_process(remote: Callable[..., Any], client: Callable[..., Any]):
     """The same seeds draw the same tokens; log-probs of answers and prompts agree."""
     there, here = remote().save_weights_and_get_sampling_client(), client(lora=LORA).create_sampling_client()

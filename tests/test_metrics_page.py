@@ -32,7 +32,8 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
     penalised = ["algorithm.kl_coef=0.01", "algorithm.overlong_buffer=2", "reward.watch=[boxed]"]
     muon = ["training.optimizer.name=muon", "training.optimizer.matrix_learning_rate=0.01"]
-    assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised, *muon]) == 0
+    own = ["algorithm.loss=own_losses:ppo_form"]
+    assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised, *muon, *own]) == 0
     rows = [json.loads(line) for line in (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
     emitted = {name for row in rows for name in row} - {"phase", "step"}
     patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented_names()}
