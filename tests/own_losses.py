@@ -17,7 +17,7 @@ def ppo_form(data: Any, logprobs: Any) -> Any:
         q, a = (datum.loss_fn_inputs[name].to_torch() for name in ("logprobs", "advantages"))
         r = torch.exp(p - q)
         total = total - torch.minimum(r * a, r.clamp(0.8, 1.28) * a).sum()
-    return total, {"rows": len(data), "terms/first": logprobs[0][-1].detach()}
+    return total, {"rows": len(data), "first_term": logprobs[0][-1].detach()}
 
 
 def count_words(prompt: str, response: str, meta: Any = None) -> float:

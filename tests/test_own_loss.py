@@ -125,7 +125,7 @@ def test_a_killed_run_ends_with_the_same_bits_and_shows_the_functions_metrics(fo
     rows = stored_steps(folder / "runs" / "whole")
     assert stored_steps(folder / "runs" / "killed") == rows
     steps = [row for row in rows if row["phase"] == "rl" and row["updates"]]
-    assert steps and all({"loss/rows", "loss/terms/first", "loss"} <= row.keys() for row in steps)
+    assert steps and all({"loss/rows", "loss/first_term", "loss"} <= row.keys() for row in steps)
 
 
 def test_a_run_is_not_resumed_with_a_changed_function(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ class Algorithm:
         }
         for what, known in choices.items():
             if (value := getattr(self, what)) not in known:
-                names = ", ".join(known) + (", or a path 'package.module:function'" if what == "loss" else "")
+                names = ", ".join(known) + ("; or a path 'package.module:function'" if what == "loss" else "")
                 raise ValueError(
                     f"algorithm.{what}={value!r} is unknown{did_you_mean(str(value), list(known))}; known: {names}"
                 )
