@@ -160,9 +160,12 @@ def test_the_plan_refuses_configs_that_training_refuses(toy: Path, words: list[s
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(toy: Path, capsys: Any) -> None:
-    assert run(["train", "--config=toy.yaml", "training.max_prompt_tokens=2"]) == 2
+    words = ["train", "--config=toy.yaml", "training.max_prompt_tokens=2"]
+    assert run([*words, "training.long_prompts=error"]) == 2
     told = capsys.readouterr()
-    assert "tokens, more than training.max_prompt_tokens=2" in told.err and "baseline" not in told.out
+    assert "tokens, more than 2 (training.max_prompt_tokens=2)" in told.err and "baseline" not in told.out
+    assert run([*words, "run.name=none-left"]) == 2
+    assert "all 24 prompts are longer than 2 tokens" in capsys.readouterr().err
 
 
 def test_trackers_may_be_turned_on_for_the_rest_of_a_run_and_nothing_else(toy: Path) -> None:

@@ -20,7 +20,7 @@ def test_the_built_in_environments_are_registered():
         (
             "rpn_aritmetic",
             {},
-            r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: code, groups, gsm8k",
+            r"unknown environment 'rpn_aritmetic' \(did you mean 'rpn_arithmetic'\?\); known: code, dataset, groups, gsm8k",
         ),
         ("rpn_arithmetic", {"modulus": 7}, "does not take 'modulus'; it takes: p, operators"),
         ("rpn_arithmetic", {"p": 1}, "p=1, expected an integer from 2"),
@@ -32,7 +32,7 @@ def test_the_built_in_environments_are_registered():
         ("rpn_arithmetic", {"complexity": [1, 11]}, "from 1 to 10"),
         ("rpn_arithmetic", {"heldout_fraction": 1.0}, "heldout_fraction=1.0, expected"),
         ("rpn_arithmetic", {"flaw": "no"}, "flaw='no', expected"),
-        ("jsonl", {}, "'jsonl' needs 'path'"),
+        ("jsonl", {}, "path=None and name=None; give one of them"),
         ("json:loads", {"s": "{}"}, "made a dict without levels, reward"),
         ("nowhere_at_all:f", {}, "importing 'nowhere_at_all' failed"),
     ],

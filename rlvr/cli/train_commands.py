@@ -54,11 +54,12 @@ def train(
 
     rlvr train --config-name=arithmetic seed=1
 
-    rlvr train --config-name=jsonl model.name=./my-model env.kwargs.path=tasks.jsonl
+    rlvr train --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
     """
     from rlvr.clients.registry import close_client
     from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_run import build, build_source, open_run, start_rewards
+    from rlvr.config.epochs import resolve_epochs
     from rlvr.tracking import RunConsole
     from rlvr.tracking.run_report import stored_summary
     from rlvr.training.journal import Journal, newest_checkpoint, weights_path
@@ -68,6 +69,7 @@ def train(
     loaded, settings = _load_config(config_name, config, config_path, overrides)
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
         source = build_source(settings)
+    loaded, settings = resolve_epochs(loaded, settings, source)
     check_model_folder(settings)
     with announce_if_slow("starting the verifiers"):
         start_rewards(settings, source)
@@ -143,13 +145,20 @@ def show_config(
     from rlvr.config.build_client import check_model_folder
     from rlvr.config.build_config import resolved_values
     from rlvr.config.build_run import build_source
+    from rlvr.config.epochs import resolve_epochs
     from rlvr.tracking import RunConsole
 
     loaded, settings = _load_config(config_name, config, config_path, overrides)
+    source: TaskSource | None = None
+    if settings.training.epochs is not None:  # the tasks say how many steps there are
+        source = build_source(settings)
+        loaded, settings = resolve_epochs(loaded, settings, source)
     # The settings first: they are there whatever the data, which may have to come from a hub, turn out to be.
     typer.echo(dump(resolved_values(settings, loaded)))
     check_model_folder(settings)
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
-        source = build_source(settings)
+        source = build_source(settings) if source is None else source
     with RunConsole() as console:
         console.plan(_masked_plan(settings, source))
+        for text in source.advice():
+            console.warn(mask_secrets(text))

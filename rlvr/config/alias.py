@@ -20,7 +20,6 @@ _DERIVED = {
     "~beta": "algorithm.kl_coef",
     "~kl_loss_coef": "algorithm.kl_coef",
     "~use_kl_loss": "algorithm.kl_coef",
-    "~warmup_ratio": "training.optimizer.warmup_steps",
     "~report_to": "tracking.mlflow, tracking.tensorboard",
 }
 

@@ -114,7 +114,6 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
     _device_batch(candidates)
     _sizes(candidates, ours)
     _mini_batch_prompts(candidates, ours)
-    _warmup(candidates, ours)
     _divergence(candidates)
     _trackers(candidates)
     if rlvr_section:
@@ -145,21 +144,6 @@ def _mini_batch_prompts(candidates: Candidates, ours: OwnValue) -> None:
     what = f"{prompts} prompts a step in updates of {mini.words}"
     made = _divide(prompts, _whole(mini), what, "change one of them, or give training.num_substeps")
     candidates.add("training.num_substeps", _derive(made, [mini], ""))
-
-
-def _warmup(candidates: Candidates, ours: OwnValue) -> None:
-    ratio = candidates.pick("~warmup_ratio")
-    if ratio is None:
-        return
-    try:
-        share = number(ratio.value)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise ValueError(f"{ratio.words}: expected a share of the steps, from 0 to 1")
-    named = _pick(candidates, ours, "training.steps")
-    steps = _whole(named) if named else _SIZES["steps"]
-    candidates.add("training.optimizer.warmup_steps", _derive(math.ceil(share * steps), [ratio], ""))
 
 
 def _divergence(candidates: Candidates) -> None:

@@ -52,7 +52,8 @@ def _top_k(value: Any) -> Any:
 
 ALIASES: tuple[Alias, ...] = (
     # sizes and lengths
-    *_words("num_iterations max_steps", "training.steps", "training steps"),
+    *_words("num_iterations", "training.steps", "training steps"),
+    *_words("max_steps", "training.steps", "training steps; -1 leaves it to epochs", lambda n: None if n == -1 else n),
     *_words("num_epochs", "~num_epochs", "with samples_per_epoch: steps = num_epochs x samples_per_epoch / batch_size"),
     *_words("samples_per_epoch", "~samples_per_epoch", "completions sampled in an epoch; see num_epochs"),
     *_words("batch_size", "~batch_size", "completions of a step: prompts_per_step = batch_size / group_size"),

@@ -19,6 +19,7 @@ from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, load, read
 from rlvr.config.build_client import build_client, client_request, core_shares
 from rlvr.config.build_config import add_defaults, build_config, resolved_values
+from rlvr.config.run_tasks import check_demonstrations, count_tasks, fit_prompts
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import find_damage, sha256, write_atomic
@@ -26,7 +27,7 @@ from rlvr.core.protocols import Feature, TaskSource
 from rlvr.core.registry import load_path
 from rlvr.envs import resolve_environment
 from rlvr.envs.chat_template import has_template
-from rlvr.envs.prompt import PromptOptions, encode_prompt
+from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
 from rlvr.tracking import RunConsole
@@ -146,6 +147,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     t, e = config.training, config.evaluation
     algorithm = config.algorithm.resolve()
     _check_optimizers(config)
+    check_demonstrations(config, source)
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)
@@ -161,6 +163,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     lines = {
         "model": resolve_client(config.client).describe(client_request(config, source)),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
+        **({"data": data} if (data := source.describe_data()) else {}),
         "reward": build_reward(config, source).formula,
     }
     if config.sft.steps:
@@ -181,8 +184,10 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
         }
-    tasks, _ = heldout_split(source, e, has_interim=has_interim(config))
-    return lines | {"evaluation": f"{len(tasks)} held-out tasks x {e.samples} completions, before and after"}
+        if tasks := count_tasks(source):
+            lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
+    heldout, _ = heldout_split(source, e, has_interim=has_interim(config))
+    return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after"}
 
 
 def build_source(config: RunConfig) -> TaskSource:
@@ -198,20 +203,6 @@ def build_source(config: RunConfig) -> TaskSource:
 def prompt_options(config: RunConfig, folder: Path) -> PromptOptions:
     """The options of a run: `chat=off` for one that began before there was `prompt`, as its model read text."""
     return config.prompt if "prompt" in read(folder / "resolved.yaml") else READ_AS_TEXT
-
-
-def check_prompts(config: RunConfig, source: TaskSource, tokenizer: Any) -> None:
-    """Raise ValueError if a prompt of the first tasks is too long: now rather than after fine-tuning."""
-    most = config.training.max_prompt_tokens
-    if most is None or config.training.mode != "rlvr":
-        return
-    first = [source.train(config.seed, index, level) for level in source.levels for index in range(8)]
-    for task in [*source.heldout(8), *first]:
-        if (length := len(encode_prompt(task, tokenizer))) > most:
-            raise ValueError(
-                f"task {task.id!r}: its prompt has {length} tokens, more than training.max_prompt_tokens={most}; raise "
-                "the limit or leave such tasks out"
-            )
 
 
 def build_reward(config: RunConfig, source: TaskSource) -> Reward:
@@ -254,7 +245,9 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
         say(f"the model reads each prompt {source.writer}")
     elif options != config.prompt and has_template(client.get_tokenizer()):
         say("this run began before there was prompt.chat: it goes on without the tokenizer's chat template")
-    check_prompts(config, source, client.get_tokenizer())
+    source = fit_prompts(config, source, client.get_tokenizer(), say)
+    for text in source.advice():
+        warn(text)
     curriculum = Curriculum(source, config.curriculum, config.seed)
     for text in curriculum.advice() if config.training.mode == "rlvr" else ():
         warn(text)
@@ -322,6 +315,7 @@ def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> di
     client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
     client.load_state(journal.weights_path(place)).result()
     source = apply_prompt_options(source, client.get_tokenizer(), prompt_options(config, folder))
+    source = fit_prompts(config, source, client.get_tokenizer(), console.note)
     options = config.evaluation
     heldout = HeldoutEvaluator(
         source,

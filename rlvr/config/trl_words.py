@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, number
+from rlvr.config.alias import Alias, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
-    EPOCHS,
     MEMORY,
     NO_LOADER,
     ONE_PROCESS,
-    TEMPLATE,
     choose,
     refuse,
+    share,
     words,
 )
 
@@ -42,12 +41,6 @@ def _flag(key: Any) -> Callable[[Any], Any]:
     return convert
 
 
-def _whole_steps(value: Any) -> Any:
-    if isinstance(value, float) and 0 < value < 1:
-        raise NotSupportedError("a share of the steps is given as warmup_ratio")
-    return value
-
-
 def _at_least_0(value: Any) -> Any:
     return value if number(value) > 0 else 0.0
 
@@ -60,7 +53,7 @@ TRL: tuple[Alias, ...] = (
         "gradient_accumulation_steps", "~accumulation", "see per_device_train_batch_size; memory is engine.micro_tokens"
     ),
     *refuse("steps_per_generation", "give batch_size and training.num_substeps"),
-    *refuse("num_train_epochs", EPOCHS),
+    *words("num_train_epochs", "training.epochs", "passes over the training tasks; training.steps follows"),
     *words("num_generations_eval", "evaluation.samples", "completions of a held-out task"),
     *refuse("per_device_eval_batch_size eval_accumulation_steps auto_find_batch_size", MEMORY),
     # sampling
@@ -137,8 +130,8 @@ TRL: tuple[Alias, ...] = (
         "linear, cosine or constant; the last rate is final_rate",
         choose(linear="linear", cosine="cosine", constant="constant", constant_with_warmup="constant"),
     ),
-    *words("warmup_steps", f"{ADAMW}.warmup_steps", "steps of linear warm-up", _whole_steps),
-    *words("warmup_ratio", "~warmup_ratio", "training.optimizer.warmup_steps = this x training.steps, rounded up"),
+    *words("warmup_steps", f"{ADAMW}.warmup_steps", "steps of linear warm-up; below 1 a share of the steps"),
+    *words("warmup_ratio", f"{ADAMW}.warmup_steps", "steps of linear warm-up, as a share of the steps", share),
     *words("weight_decay", f"{ADAMW}.weight_decay", "AdamW's"),
     *words("adam_beta1", f"{ADAMW}.beta1", "AdamW's"),
     *words("adam_beta2", f"{ADAMW}.beta2", "AdamW's"),
@@ -179,7 +172,11 @@ TRL: tuple[Alias, ...] = (
         "the engine has paths of its own, and no such switch: leave it out",
     ),
     # data
-    *refuse("dataset_name dataset_config dataset_train_split dataset_test_split", TEMPLATE),
+    *words("dataset_name", "env.kwargs.name", "a data set of the hub, with --config-name=dataset"),
+    *words("dataset_config", "env.kwargs.config", "its configuration"),
+    *words("dataset_train_split", "env.kwargs.split", "the split that is trained on"),
+    *words("dataset_test_split", "env.kwargs.heldout_split", "the split that is evaluated on"),
+    *words("dataset_streaming", "env.kwargs.streaming", "fetch no more rows than env.kwargs.max_rows"),
     *refuse(
         "shuffle_dataset train_sampling_strategy", "tasks are drawn at random by the seed: leave it out", True, "random"
     ),

@@ -126,7 +126,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         stops = ("training.until", "training.patience")
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
     if config.training.mode == "sft":
-        used = ("mode", "error_budget")  # evaluation has verifiers too
+        used = ("mode", "error_budget", "max_prompt_tokens", "long_prompts")  # of evaluation, and of all prompts
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]
         idle += [
             (key, "training.mode is sft, which reads sft.*")

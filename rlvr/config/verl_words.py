@@ -6,13 +6,12 @@ from rlvr.config.alias import Alias, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
-    EPOCHS,
     MEMORY,
     NO_LOADER,
     ONE_PROCESS,
-    TEMPLATE,
     choose,
     refuse,
+    share,
     words,
 )
 
@@ -31,9 +30,22 @@ VERL: tuple[Alias, ...] = (
             *words("train_batch_size gen_batch_size", "training.prompts_per_step", "prompts of a step"),
             *words("max_prompt_length", "training.max_prompt_tokens", "longest prompt, in tokens"),
             *words("max_response_length", "rollout.max_tokens", "longest completion, in tokens"),
-            *refuse("train_files val_files", TEMPLATE),
-            *refuse("prompt_key", "give env.kwargs.prompt_field, with --config-name=jsonl"),
-            *refuse("shuffle filter_overlong_prompts truncation", NO_LOADER, True, "error"),
+            *words("train_files", "env.kwargs.path", "a file, a glob or a list of them, with --config-name=dataset"),
+            *words("val_files", "env.kwargs.heldout_path", "the files that are evaluated on"),
+            *words("prompt_key", "env.kwargs.prompt_field", "the column of the prompt"),
+            *words(
+                "filter_overlong_prompts",
+                "training.long_prompts",
+                "true is filter, the default",
+                choose(true="filter", false=None),
+            ),
+            *words(
+                "truncation",
+                "training.long_prompts",
+                "left is truncate_left; error leaves the default, which filters",
+                choose("expected left or error; give training.long_prompts", left="truncate_left", error=None),
+            ),
+            *refuse("shuffle", NO_LOADER, True),
             *refuse("val_batch_size", "give evaluation.tasks"),
         ],
     ),
@@ -59,7 +71,7 @@ VERL: tuple[Alias, ...] = (
                 "steps of linear warm-up",
                 lambda value: None if value == -1 else value,
             ),
-            *words("optim.lr_warmup_steps_ratio", "~warmup_ratio", "warmup_steps = this x training.steps, rounded up"),
+            *words("optim.lr_warmup_steps_ratio", f"{ADAMW}.warmup_steps", "warm-up as a share of the steps", share),
             *words("optim.weight_decay", f"{ADAMW}.weight_decay", "AdamW's"),
             *words("grad_clip", f"{ADAMW}.grad_clip", "largest norm of the gradient"),
             *words(
@@ -175,7 +187,7 @@ VERL: tuple[Alias, ...] = (
         "trainer",
         [
             *words("total_training_steps", "training.steps", "training steps"),
-            *refuse("total_epochs", EPOCHS),
+            *words("total_epochs", "training.epochs", "passes over the training tasks; training.steps follows"),
             *words(
                 "save_freq",
                 "run.checkpoint_every",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, NotSupportedError, same
+from rlvr.config.alias import Alias, NotSupportedError, number, same
 
 OFF = (None, False, 0, "", "no", "none", "off", "never")
 
@@ -29,6 +29,17 @@ def refuse(names: str, why: str, *harmless: Any) -> list[Alias]:
     return words(names, "", why, check)
 
 
+def share(value: Any) -> float:
+    """A share of the steps."""
+    try:
+        part = number(value)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < 1:
+        raise ValueError("a share of the steps, from 0 to below 1")
+    return part
+
+
 def choose(*unknown: str, **values: Any) -> Callable[[Any], Any]:
     """A function that maps theirs to ours; the text `unknown` is the error for any other value."""
 
@@ -45,6 +56,4 @@ ADAMW = "training.optimizer"
 ONE_PROCESS = "one process trains on one device: leave it out"
 NO_LOADER = "an environment (env) makes the tasks, and there is no data loader: leave it out"
 BUILT_IN = "sampling is built in, and does not call vLLM: leave it out"
-EPOCHS = "give training.steps = epochs x prompts / training.prompts_per_step"
 MEMORY = "a micro-batch is cut to tokens: give engine.micro_tokens"
-TEMPLATE = "rows of your own: --config-name=jsonl env.kwargs.path=FILE"

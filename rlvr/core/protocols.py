@@ -8,7 +8,7 @@ and a trainer are two protocols because an OpenAI-compatible endpoint can sample
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -247,6 +247,11 @@ class TaskSource(Protocol):
     """The most completions in an episode; each may use the whole token budget."""
     size: Callable[[str], int] | None = None
     """`size(level)`: the number of training tasks of a level; None if tasks are generated."""
+    leave_out: Callable[[Collection[str]], None] | None = None
+    """`leave_out(ids)`: yield the tasks of these ids no more, neither for training nor held out; None if tasks are
+    generated."""
+    prompt_limit: int | None = None
+    """The most tokens of a prompt that the model reads: of a longer one it reads the end. None: it reads all."""
     group_builder: Callable[[Task, Any, int], Any] | None = None
     """`group_builder(task, tokenizer, size)`: makes the episodes of a group together; None: `env` makes each of them.
     See `rlvr.rollout`."""
@@ -300,3 +305,11 @@ class TaskSource(Protocol):
         `rlvr doctor` groups failing tasks by them, so they should have few values. The level is added by itself.
         """
         return {}
+
+    def describe_data(self) -> str:
+        """The rows that the tasks come from, for the plan of a run; "" if they are generated."""
+        return ""
+
+    def advice(self) -> list[str]:
+        """Warnings about the tasks, shown when a run starts."""
+        return []

@@ -1,9 +1,9 @@
 """Environments: where tasks come from and how an episode runs. Importing this package registers the built-in ones."""
 
 from rlvr.envs import code_tasks as code_tasks
+from rlvr.envs import dataset as dataset
 from rlvr.envs import groups as groups
 from rlvr.envs import gsm8k as gsm8k
-from rlvr.envs import jsonl as jsonl
 from rlvr.envs import mini_mbpp as mini_mbpp
 from rlvr.envs import refine as refine
 from rlvr.envs import rpn_arithmetic as rpn_arithmetic

@@ -12,17 +12,18 @@ ones. The reward counts all tests, so that a pass rate compares with published o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlvr.core.types import Task
 from rlvr.envs.critics import Attempt, TestsCritic
+from rlvr.envs.hub import load_from_hub
 from rlvr.envs.prompt import special_token_texts
 from rlvr.envs.refine import RefineEnv
 from rlvr.envs.registry import register_environment
-from rlvr.envs.row_source import RowSource, choose_heldout, load_from_hub, read_jsonl
+from rlvr.envs.row_files import read_rows
+from rlvr.envs.row_source import RowSource, choose_heldout
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.program_extraction import BEGIN, BODY_ENDS, DONE
 from rlvr.sandbox import Sandbox
@@ -210,23 +211,7 @@ def _check_visible(name: str, given: int | str, max_turns: int) -> int | None:
 
 
 def _file_rows(file: Path) -> Iterator[Row]:
-    """The rows of JSON lines, or of one JSON list."""
-    try:
-        with file.open("rb") as start:
-            is_list = start.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-    except OSError:
-        is_list = False  # `read_jsonl` reports what is wrong
-    if not is_list:
-        yield from read_jsonl(file)
-        return
-    try:
-        rows = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({error}); expected a list of objects, or one object a line") from error
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"{file}, row {number}: a JSON {type(row).__name__}, expected an object")
-        yield f"{file.name}:{number}", row
+    return ((row.id, row.values) for row in read_rows(file))
 
 
 def _hub_rows(subset: str) -> Iterator[Row]:

@@ -12,8 +12,10 @@ from string import Formatter
 from typing import Any
 
 from rlvr.core.types import Task
+from rlvr.envs.hub import load_from_hub
 from rlvr.envs.registry import register_environment
-from rlvr.envs.row_source import RowSource, field_of, load_from_hub, read_jsonl
+from rlvr.envs.row_files import field_of, read_rows
+from rlvr.envs.row_source import RowSource
 
 HUB_NAME, HUB_CONFIG = "openai/gsm8k", "main"
 
@@ -22,13 +24,12 @@ HUB_NAME, HUB_CONFIG = "openai/gsm8k", "main"
 def gsm8k(path: str | None = None, template: str = "Question: {question}\nAnswer:") -> RowSource:
     """The task source. The prompt is `template` with the question filled in; `meta["answer"]` is the whole solution.
 
-    A demonstration is the solution, after a space if the template does not end in white space.
+    A demonstration is the solution, after a space if the prompt does not end in white space.
     """
     _check_template(template)
     splits = {split: list(_tasks(_rows(path, split), split, template)) for split in ("train", "test")}
-    lead = "" if template[-1:].isspace() else " "
     return RowSource(
-        "gsm8k", splits["train"], splits["test"], "gsm8k", demonstrations="answer", lead=lead, describe=_describe
+        "gsm8k", splits["train"], splits["test"], "gsm8k", demonstrations="answer", lead=" ", describe=_describe
     )
 
 
@@ -50,7 +51,7 @@ def _check_template(template: str) -> None:
 def _rows(path: str | None, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """("where", row) for each row of a split."""
     if path is not None:
-        yield from read_jsonl(Path(path) / f"{split}.jsonl")
+        yield from ((row.id, row.values) for row in read_rows(Path(path) / f"{split}.jsonl"))
         return
     rows = load_from_hub("gsm8k", HUB_NAME, HUB_CONFIG, "folder with train.jsonl and test.jsonl", split=split)
     for i, row in enumerate(rows, 1):

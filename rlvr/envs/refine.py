@@ -23,7 +23,7 @@ Left out on purpose: refining environments whose episodes have turns of their ow
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -224,6 +224,7 @@ class RefineSource(TaskSource):
         BlendCritic(self._judge, **self._critic_options)  # refuses wrong options now
         self.environment_weight = 1.0 if attempt_cost else None  # a cost is what such an episode gives
         self.levels, self.reward, self.size = self.inner.levels, self.inner.reward, self.inner.size
+        self.leave_out = self._leave_out if self.inner.leave_out else None
         self.end_word, self.pad_word = self.inner.end_word, self.inner.pad_word
 
     def train(self, seed: int, index: int, level: str) -> Task:
@@ -231,6 +232,11 @@ class RefineSource(TaskSource):
 
     def heldout(self, count: int | None) -> list[Task]:
         return self.inner.heldout(count)
+
+    def _leave_out(self, ids: Collection[str]) -> None:
+        assert self.inner.leave_out is not None
+        self.inner.leave_out(ids)
+        self.levels = self.inner.levels
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:
         return self.inner.extra_heldout(count)
@@ -246,6 +252,12 @@ class RefineSource(TaskSource):
 
     def describe_task(self, task: Task) -> Mapping[str, str]:
         return self.inner.describe_task(task)
+
+    def describe_data(self) -> str:
+        return self.inner.describe_data()
+
+    def advice(self) -> list[str]:
+        return self.inner.advice()
 
     def env(self, task: Task, tokenizer: Any) -> RefineEnv:
         if not isinstance(self.inner.env(task, tokenizer), PromptEnv):

@@ -17,8 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
 _REQUIRED = ("levels", "reward", "train", "heldout", "env", "demonstration")
 _OPTIONAL = (
-    *("vocabulary", "end_word", "pad_word", "max_turns", "size", "group_builder", "extra_heldout", "parse_task"),
-    *("describe_task", "chat_messages", "example_prompt", "environment_weight"),
+    *("vocabulary", "end_word", "pad_word", "max_turns", "size", "leave_out", "prompt_limit", "group_builder"),
+    *("extra_heldout", "parse_task", "describe_task", "describe_data", "advice", "chat_messages", "example_prompt"),
+    "environment_weight",
 )
 
 

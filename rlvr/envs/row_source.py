@@ -1,72 +1,23 @@
 """Task sources over rows: every training row once an epoch, in a new order each time, and a fixed held-out list.
 
-Rows come from JSON lines or from the hub. The tasks are kept in memory. Every mistake in a file is a ValueError with
-file, line and remedy. `python -m pytest tests/test_env_rows.py` exercises it.
+The tasks are kept in memory. `python -m pytest tests/test_env_rows.py` exercises it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, zip_longest
-from pathlib import Path
 from typing import Any
 
 from rlvr.core import rng
 from rlvr.core.protocols import Env, TaskSource
-from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Task
+from rlvr.envs.near_duplicates import find_near_duplicates
 from rlvr.envs.prompt import PromptEnv
-
-
-def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("file:line", row) for every line that is not blank; the lines are JSON objects in UTF-8."""
-    path = Path(path)
-    rows = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    rows += 1
-                    yield f"{path.name}:{number}", _parse(line, f"{path}, line {number}")
-    except FileNotFoundError:
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise ValueError(f"{path} does not exist{near}; give the path of a file with one JSON object a line") from None
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}); give a file with one JSON object a line"
-        ) from error
-    if not rows:
-        raise ValueError(f"{path} has no rows; expected one JSON object a line")
-
-
-def field_of(row: Mapping[str, Any], name: str, where: str, option: str) -> Any:
-    """`row[name]`, or a ValueError that names the fields there are and the option that chooses one."""
-    if row.get(name) is None:
-        found = "is null" if name in row else "is missing"
-        raise ValueError(
-            f"{where}: the field {name!r} {found}{did_you_mean(name, [k for k in row if k != name])}; "
-            f"the row has {', '.join(map(repr, row)) or 'no fields'}; set {option} or correct the row"
-        )
-    return row[name]
-
-
-def load_from_hub(environment: str, name: str, config: str, files: str, **options: Any) -> Any:
-    """The data set `name` by `datasets.load_dataset`. `files` says what a local path must hold, for the errors."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(
-            f"{environment} from the hub needs the package 'datasets': pip install 'rlvr[train]', or set path=<{files}>"
-        ) from error
-    try:
-        return load_dataset(name, config, **options)
-    except Exception as error:
-        raise ValueError(
-            f"{environment}: {name!r} could not be loaded from the hub ({type(error).__name__}: {error}); "
-            f"set path=<{files}>"
-        ) from error
+from rlvr.envs.row_files import find_value
 
 
 def choose_heldout(tasks: list[Task], fraction: float, path: str) -> list[Task]:
@@ -90,12 +41,31 @@ def take_in_turn(walks: list[Iterator[Task]], count: int) -> list[Task]:
     return list(islice(rounds, count))
 
 
+@dataclass(frozen=True)
+class _Portion:
+    """Tasks of one level and weight: an epoch draws `draws` of them, going round and round in their order."""
+
+    tasks: list[Task]
+    draws: int
+
+    @classmethod
+    def of(cls, tasks: list[Task], weight: float) -> _Portion:
+        draws = max(1, round(weight * len(tasks)))
+        if draws % len(tasks):  # an epoch takes a part of them: not one that the order of the file decides
+            tasks = [tasks[i] for i in rng.permutation(len(tasks), rng.key("rows-portion", len(tasks)))]
+        return cls(tasks, draws)
+
+    def draw(self, epoch: int, position: int) -> Task:
+        return self.tasks[(epoch * self.draws + position) % len(self.tasks)]
+
+
 class RowSource(TaskSource):
     """A task source over two lists of tasks.
 
     Training tasks whose prompt is held out too are left out, so that no evaluation task is ever trained on.
-    `demonstrations` is the key in a task's meta of the completion to imitate, None if there is none; `lead` is put
-    before it, except in a chat. `describe` is `describe_task` as a function.
+    `demonstrations` is the column in a task's meta of the completion to imitate, None if there is none; `lead` is put
+    before it, except in a chat and after white space. `describe` is `describe_task` as a function, `data` what a plan
+    says of the rows. `weight` is how often an epoch has a task: 2 is twice, 0.5 in every second epoch.
     """
 
     def __init__(
@@ -107,35 +77,55 @@ class RowSource(TaskSource):
         demonstrations: str | None = None,
         lead: str = "",
         describe: Callable[[Task], Mapping[str, str]] = lambda task: {},
+        weight: Callable[[Task], float] = lambda task: 1.0,
+        data: str = "",
     ) -> None:
         heldout_keys = {_prompt_key(task.prompt) for task in heldout}
-        self._by_level: dict[str, list[Task]] = {}
-        for task in train:
-            if _prompt_key(task.prompt) not in heldout_keys:
-                self._by_level.setdefault(task.level, []).append(task)
-        if not self._by_level:
+        self._train = [task for task in train if _prompt_key(task.prompt) not in heldout_keys]
+        if not self._train:
             raise ValueError(f"{name}: every training row is held out too; give other rows to train on")
-        self.name, self.reward = name, reward
-        self.levels = tuple(sorted(self._by_level, key=_level_order))
-        self._demonstrations, self._lead, self._describe = demonstrations, lead, describe
         order = rng.permutation(len(heldout), rng.key("rows-heldout"))
         self._heldout = [heldout[i] for i in order]
+        self.name, self.reward, self._weight, self._data = name, reward, weight, data
+        self._demonstrations, self._lead, self._describe = demonstrations, lead, describe
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Sort the training tasks into levels and portions."""
+        by_level: dict[str, dict[float, list[Task]]] = {}
+        for task in self._train:
+            by_level.setdefault(task.level, {}).setdefault(self._weight(task), []).append(task)
+        self._portions = {
+            level: [_Portion.of(tasks, weight) for weight, tasks in parts.items()] for level, parts in by_level.items()
+        }
+        self.levels = tuple(sorted(self._portions, key=_level_order))
+
+    def leave_out(self, ids: Collection[str]) -> None:
+        """Yield the tasks of these ids no more."""
+        self._train = [task for task in self._train if task.id not in ids]
+        self._heldout = [task for task in self._heldout if task.id not in ids]
+        self._arrange()
 
     def train(self, seed: int, index: int, level: str) -> Task:
-        """The index-th task of a level: epoch after epoch, each a new permutation of all of them."""
-        if level not in self._by_level:
+        """The index-th task of a level: epoch after epoch, each in a new order."""
+        if level not in self._portions:
             raise ValueError(f"{self.name}: level {level!r}; the levels are {', '.join(map(repr, self.levels))}")
-        tasks = self._by_level[level]
-        epoch, position = divmod(index, len(tasks))
-        return tasks[_epoch_order(len(tasks), seed, epoch, level)[position]]
+        count = self.size(level)
+        epoch, position = divmod(index, count)
+        place = _epoch_order(count, seed, epoch, level)[position]
+        for portion in self._portions[level]:
+            if place < portion.draws:
+                return portion.draw(epoch, place)
+            place -= portion.draws
+        raise AssertionError("the portions of a level have as many draws as the level")
 
     def heldout(self, count: int | None) -> list[Task]:
         """The first `count` (None: all) of the held-out tasks, in an order that is the same every time."""
         return self._heldout[:count]
 
     def size(self, level: str) -> int:
-        """The number of training tasks of a level, which is an epoch."""
-        return len(self._by_level[level])
+        """The number of training tasks of a level that make an epoch."""
+        return sum(portion.draws for portion in self._portions[level])
 
     def env(self, task: Task, tokenizer: Any) -> Env:
         return PromptEnv(task, tokenizer)
@@ -143,35 +133,32 @@ class RowSource(TaskSource):
     def describe_task(self, task: Task) -> Mapping[str, str]:
         return self._describe(task)
 
+    def describe_data(self) -> str:
+        return self._data
+
+    def advice(self) -> list[str]:
+        """A warning if held-out prompts nearly equal training prompts."""
+        near = find_near_duplicates(self._heldout, self._train)
+        if not near:
+            return []
+        first = max(near, key=lambda pair: pair.share)
+        return [
+            f"{len(near):,} of {len(self._heldout):,} held-out prompts nearly repeat a training prompt: "
+            f"{first.heldout.id!r} shares {100 * first.share:.0f}% of its word sequences with {first.train.id!r}. The "
+            "evaluation counts what was seen in training; leave one of each two out of the rows"
+        ]
+
     def demonstration(self, task: Task, key: int) -> str | None:
         if self._demonstrations is None:
             return None
-        lead = self._lead if isinstance(task.model_prompt, str) else ""
-        return lead + str(task.meta[self._demonstrations])
+        prompt = task.model_prompt
+        lead = self._lead if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
+        return lead + str(find_value(task.meta, self._demonstrations))
 
 
 def _prompt_key(prompt: str | list[dict[str, str]]) -> int:
     """A hash of a prompt's content, the same on every machine."""
     return rng.key("rows-prompt", prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True))
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
-    if b"\\ud" in line.lower():
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{where}: holds a lone surrogate ({error.reason}); no tokenizer can read it") from error
-    if not isinstance(row, dict):
-        raise ValueError(f'{where}: a JSON {type(row).__name__}, expected an object such as {{"prompt": ...}}')
-    return row
 
 
 def _level_order(level: str) -> tuple[bool, float, str]:

@@ -60,6 +60,8 @@ def sft_step(
     prompts = (
         encode_texts(plain, tokenizer) if len(plain) == len(tasks) else [encode_prompt(t, tokenizer) for t in tasks]
     )
+    if (most := source.prompt_limit) is not None:
+        prompts = [prompt[-most:] for prompt in prompts]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pairs = [(p, [*c, *end]) for p, c in zip(prompts, encode_texts(texts, tokenizer), strict=True)]
     count = sum(len(c) for _, c in pairs)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from rlvr.core.messages import AdamParams, MuonParams
 
 SCHEDULES = ("sync", "fixed_lag", "completion")
+LONG_PROMPTS = ("filter", "truncate_left", "error")
 
 
 def scaled_learning_rate(base: float, base_batch: int, batch: int) -> float:
@@ -33,13 +34,14 @@ def scaled_learning_rate(base: float, base_batch: int, batch: int) -> float:
 class LearningRateSchedule:
     """An optimizer and its rate over a phase of `steps` steps: linear warm-up, then constant, linear or cosine decay.
 
-    The rate decays to `final_rate` x `learning_rate`. `grad_clip` is the largest global norm, 0 for none. `name` is
-    adamw, or muon (all weights of a model in this process): then the matrices inside the model take
-    `matrix_learning_rate` (required), with the same warm-up and decay, and `momentum`; all other weights take AdamW's.
+    A `warmup_steps` below 1 is a share of the steps, rounded up. The rate decays to `final_rate` x `learning_rate`.
+    `grad_clip` is the largest global norm, 0 for none. `name` is adamw, or muon (all weights of a model in this
+    process): then the matrices inside the model take `matrix_learning_rate` (required), with the same warm-up and
+    decay, and `momentum`; all other weights take AdamW's.
     """
 
     learning_rate: float = 1e-5
-    warmup_steps: int = 0
+    warmup_steps: int | float = 0
     decay: str = "constant"
     final_rate: float = 0.0
     beta1: float = 0.9
@@ -62,6 +64,8 @@ class LearningRateSchedule:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ValueError(f"{key}={value}, expected a number above 0")
+        if self.warmup_steps < 0 or (self.warmup_steps > 1 and self.warmup_steps % 1):
+            raise ValueError(f"warmup_steps={self.warmup_steps}, expected a whole number, or a share below 1")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}, expected 0 to below 1")
         if not self.eps > 0:
@@ -78,9 +82,10 @@ class LearningRateSchedule:
 
     def at(self, step: int, steps: int) -> AdamParams:
         """The parameters of optimizer step `step` (from 0) of `steps`."""
-        share = min(1.0, (step + 1) / (self.warmup_steps + 1))
-        if step >= self.warmup_steps and self.decay != "constant":
-            through = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        warmup = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
+        share = min(1.0, (step + 1) / (warmup + 1))
+        if step >= warmup and self.decay != "constant":
+            through = (step - warmup) / max(1, steps - warmup)
             left = 1 - through if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * through))
             share = self.final_rate + (1 - self.final_rate) * left
         adam = (share * self.learning_rate, self.beta1, self.beta2, self.eps, self.weight_decay, self.grad_clip)
@@ -101,8 +106,12 @@ class TrainingOptions:
     than `target_kl` (0: no limit) from the sampler, the other updates of the step are skipped. The first step that ends
     further than `kl_warn` from it, measured on a sixteenth of the completions, is a warning. `gap_warn` and `gap_stop`
     bound the mean absolute difference between the log-probs of sampler and trainer; `error_budget` is the share of
-    completions whose verifier may fail before the run stops. A prompt of more than `max_prompt_tokens` (None: what fits
-    the model) stops it too.
+    completions whose verifier may fail before the run stops.
+
+    With `epochs` the number of steps follows from the number of training tasks: `steps` = epochs x tasks /
+    `prompts_per_step`, rounded up. A prompt of more than `max_prompt_tokens` (None: what fits the model together with
+    `rollout.max_tokens`) is left out of training and evaluation (`long_prompts=filter`), loses its beginning
+    (`truncate_left`), or is an error before the run starts (`error`).
 
     With `num_minibatches` above 1 every optimizer step adds up the gradients of that many forward-backward calls, each
     made as soon as its groups are sampled. With `max_steps_off_policy` above 0 a completion may be that many steps
@@ -119,6 +128,7 @@ class TrainingOptions:
 
     mode: str = "rlvr"
     steps: int = 100
+    epochs: float | None = None
     until: float = 0.0
     patience: int = 0
     prompts_per_step: int = 32
@@ -132,6 +142,7 @@ class TrainingOptions:
     stale: str = "pace"
     target_kl: float = 0.0
     max_prompt_tokens: int | None = None
+    long_prompts: str = "filter"
     control: str = "none"
     kl_warn: float = 0.1
     gap_warn: float = 0.01
@@ -145,6 +156,7 @@ class TrainingOptions:
             "control": ("none", "random_reward"),
             "schedule": (*SCHEDULES, None),
             "stale": ("pace", "discard"),
+            "long_prompts": LONG_PROMPTS,
         }
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
@@ -152,6 +164,8 @@ class TrainingOptions:
                 raise ValueError(f"training.{name}={value!r}; expected {', '.join(others)} or {last}")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"training.max_prompt_tokens={self.max_prompt_tokens}, expected at least 1, or null")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ValueError(f"training.epochs={self.epochs}, expected a number above 0, or null for training.steps")
         if not self.kl_warn > 0:
             raise ValueError(f"training.kl_warn={self.kl_warn}, expected a divergence above 0")
         least = dict.fromkeys(("steps", "patience", "refill", "max_steps_off_policy"), 0) | dict.fromkeys(

@@ -12,7 +12,8 @@ from typing import Any
 from rlvr.compat.model_info import get_recommended_renderer_name, get_tokenizer
 from rlvr.compat.renderers import get_renderer
 from rlvr.core.types import Task
-from rlvr.envs.row_source import RowSource, choose_heldout, field_of, read_jsonl
+from rlvr.envs.row_files import field_of, read_rows
+from rlvr.envs.row_source import RowSource, choose_heldout
 
 
 def conversations(data: str | None = None, model_name: str = "", heldout_fraction: float = 0.1) -> RowSource:
@@ -27,7 +28,7 @@ def conversations(data: str | None = None, model_name: str = "", heldout_fractio
 
 
 def _tasks(data: str, renderer: Any) -> Iterator[Task]:
-    for where, row in read_jsonl(data):
+    for where, _, row in read_rows(data):
         messages = field_of(row, "messages", where, "data=<a file of conversations>")
         fine = isinstance(messages, list) and all(
             isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages

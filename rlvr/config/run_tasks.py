@@ -1,0 +1,54 @@
+"""Makes the tasks of a source fit a run: how many there are, how long their prompts may be, what can be imitated.
+
+`python -m pytest tests/test_long_prompts.py tests/test_env_dataset.py` exercises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlvr.config.schema import RunConfig
+from rlvr.core.protocols import TaskSource
+from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts
+
+
+def count_tasks(source: TaskSource) -> int | None:
+    """The number of training tasks, which is an epoch; None if they are generated."""
+    return None if source.size is None else sum(source.size(level) for level in source.levels)
+
+
+def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Callable[[str], None]) -> TaskSource:
+    """The source with no prompt that is too long for the run or the model (`training.long_prompts`)."""
+    t, room = config.training, config.rollout.max_tokens or 0
+    context = getattr(tokenizer, "model_max_length", None)
+    context = context if context is not None and context < 1 << 30 else None  # transformers: none is a huge number
+    key = f"training.max_prompt_tokens={t.max_prompt_tokens}"
+    limit = t.max_prompt_tokens
+    if context is not None and (limit is None or limit >= context):
+        limit, key = context - max(1, room), f"the model's context of {context:,} less rollout.max_tokens={room}"
+        if limit < 1:
+            raise ValueError(
+                f"rollout.max_tokens={room} leaves no room for a prompt in the model's context of {context:,} tokens; "
+                "lower it"
+            )
+    if limit is not None:
+        source = limit_prompts(source, tokenizer, limit, t.long_prompts, say, key)
+    if config.sft.steps and context is not None:
+        leave_out_long_demonstrations(source, tokenizer, context, say)
+    return source
+
+
+def check_demonstrations(config: RunConfig, source: TaskSource) -> None:
+    """ValueError if supervised fine-tuning would come to a task without a demonstration."""
+    if not config.sft.steps:
+        return
+    for level in source.levels:
+        for index in range(source.size(level) if source.size else 1):
+            task = source.train(config.seed, index, level)
+            if source.demonstration(task, 0) is None:
+                raise ValueError(
+                    f"sft.steps={config.sft.steps}: the environment {config.env.name!r} has no demonstration to "
+                    f"imitate for task {task.id!r}; name a column of text by env.kwargs.demonstration_field where there "
+                    "is one, or give sft.steps=0"
+                )

@@ -1,0 +1,63 @@
+"""Finds evaluation prompts that nearly equal a training prompt: the evaluation would measure memory.
+
+Prompts are compared as words in lower case, numbers and operators included, other punctuation left out. Two are near
+duplicates if the second has at least `SHARE` of the first's sequences of `LENGTH` words; shorter prompts have to be
+equal. Sequences that stand in very many training prompts are a template's and do not count.
+`python -m pytest tests/test_near_duplicates.py` exercises it. Left out on purpose: paraphrases, which no words betray.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rlvr.core.types import Task
+
+LENGTH, SHARE = 8, 0.8
+MOST_WORDS = 5_000_000  # of training prompts that are looked at: some seconds
+_TEMPLATE = 10, 0.01  # a sequence in more training prompts than this number and this share is a template's
+_WORD = re.compile(r"\w+|[+\-*/=<>^%]")
+
+
+class NearDuplicate(NamedTuple):
+    """Two tasks, and the share of the first one's word sequences that the second has."""
+
+    heldout: Task
+    train: Task
+    share: float
+
+
+def find_near_duplicates(heldout: Sequence[Task], train: Sequence[Task]) -> list[NearDuplicate]:
+    """The held-out tasks that a training task nearly repeats, each with the closest one.
+
+    Training prompts are read in order until `MOST_WORDS` words.
+    """
+    wanted = [set(_sequences(task)) for task in heldout]
+    places: dict[str, list[int]] = {sequence: [] for sequences in wanted for sequence in sequences}
+    words = looked_at = 0
+    for number, task in enumerate(train):
+        found = set(_sequences(task))
+        for sequence in found & places.keys():
+            places[sequence].append(number)
+        words, looked_at = words + len(found), number + 1
+        if words > MOST_WORDS:
+            break
+    most = max(_TEMPLATE[0], _TEMPLATE[1] * looked_at)
+    near: list[NearDuplicate] = []
+    for task, sequences in zip(heldout, wanted, strict=True):
+        telling = [sequence for sequence in sequences if len(places[sequence]) <= most]
+        shared = Counter(number for sequence in telling for number in places[sequence])
+        if shared:
+            number, count = min(shared.items(), key=lambda item: (-item[1], item[0]))
+            if count >= SHARE * len(telling):
+                near.append(NearDuplicate(task, train[number], count / len(telling)))
+    return near
+
+
+def _sequences(task: Task) -> Iterator[str]:
+    words = _WORD.findall(task.prompt_text.lower())
+    if not words:
+        return iter(())
+    return (" ".join(words[i : i + LENGTH]) for i in range(max(1, len(words) - LENGTH + 1)))
