@@ -49,6 +49,6 @@ def check_demonstrations(config: RunConfig, source: TaskSource) -> None:
             if source.demonstration(task, 0) is None:
                 raise ValueError(
                     f"sft.steps={config.sft.steps}: the environment {config.env.name!r} has no demonstration to "
-                    f"imitate for task {task.id!r}; name a column of text by env.kwargs.demonstration_field where there "
-                    "is one, or give sft.steps=0"
+                    f"imitate for task {task.id!r}; name a column of text by env.kwargs.demonstration_field where "
+                    "there is one, or give sft.steps=0"
                 )
