@@ -44,13 +44,13 @@ def load_from_hub(environment: str, name: str, config: str | None, files: str, *
         except Exception as error:  # the library raises errors of many kinds
             _check_split(error, f"{environment}: {name!r}", str(options.get("split")))
             if has_answer:
-                text = f"could not be loaded from the hub ({type(error).__name__}: {error})"
+                text = f"could not be loaded from the hub ({type(error).__name__}: {_shorten(error)})"
             elif probe is None:
-                text = f"is not in the cache, and HF_HUB_OFFLINE is set ({_first_line(error)})"
+                text = f"is not in the cache, and HF_HUB_OFFLINE is set ({_shorten(error)})"
             else:
                 text = (
                     f"is not in the cache, and the hub at {endpoint} does not answer within {PATIENCE:g} s "
-                    f"({_first_line(error)}); connect to it (HF_ENDPOINT names another one)"
+                    f"({_shorten(error)}); connect to it (HF_ENDPOINT names another one)"
                 )
             raise ValueError(f"{environment}: {name!r} {text}; {remedy}") from error
 
@@ -83,7 +83,7 @@ def read_saved(path: str, split: str) -> Iterator[FileRow]:
         rows = load_from_disk(str(Path(path).expanduser()))
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read ({type(error).__name__}: {_first_line(error)}); save the data set again"
+            f"{path} cannot be read ({type(error).__name__}: {_shorten(error)}); save the data set again"
         ) from error
     if isinstance(rows, DatasetDict):
         if split not in rows:
@@ -100,7 +100,7 @@ def _number(rows: Any, name: str, split: str) -> Iterator[FileRow]:
     except (OSError, RuntimeError) as error:  # a stream that breaks off
         raise ValueError(
             f"{name}: reading broke off after row {number} of {split!r} "
-            f"({type(error).__name__}: {_first_line(error)}); try again, or download the files and set path"
+            f"({type(error).__name__}: {_shorten(error)}); try again, or download the files and set path"
         ) from error
     if not number:
         raise ValueError(f"{name}: the split {split!r} has no rows; name another one")
@@ -127,8 +127,8 @@ class _Probe:
         try:
             urlopen(Request(url, method="HEAD"), timeout=PATIENCE).close()
             self._answers.append(True)
-        except HTTPError:  # a status is an answer
-            self._answers.append(True)
+        except HTTPError as error:  # a status is an answer, unless a proxy or gateway says that there is none
+            self._answers.append(error.code < 500)
         except URLError as error:  # certificates are for the library to check, which has its own
             self._answers.append(isinstance(error.reason, ssl.SSLError))
         except (OSError, ValueError):
@@ -159,5 +159,6 @@ def _offline(is_wanted: bool) -> Iterator[None]:
         config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _shorten(error: BaseException) -> str:
+    """The text of an error on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
