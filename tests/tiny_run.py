@@ -14,7 +14,8 @@ from typing import Any
 from rlvr.clients.registry import close_client
 from rlvr.config import load
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build, open_run
+from rlvr.config.build_run import build, build_source, open_run
+from rlvr.config.epochs import resolve_epochs
 from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal
 from rlvr.training.loop import TrainingLoop
@@ -61,6 +62,7 @@ def attempt(file: str, *words: str, killed_at: int = 0) -> dict[str, Any]:
     """The summary; raises `RunKilled` after step `killed_at` of RL, unless that is 0."""
     composed = load(None, file, words)
     config = build_config(composed)
+    composed, config = resolve_epochs(composed, config, build_source(config))
     folder, _ = open_run(composed, config)
     with KillingConsole(killed_at) as console, Journal(folder) as journal:
         job = build(config, folder, console.note, console.warn)

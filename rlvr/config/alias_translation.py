@@ -20,11 +20,15 @@ from rlvr.config.alias import Alias, NotSupportedError
 from rlvr.config.alias_values import DEFAULT, Candidate, Candidates, derive, describe_origin, rank
 from rlvr.config.aliases import SECTIONS, find_alias
 from rlvr.config.compose import CLI, LoadedConfig
+from rlvr.config.epochs import choose_length
 
 
 def load(config_name: str | None = None, config_path: str | None = None, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Compose a config (see `rlvr.config.compose.load`) and put our keys for every other spelling in it."""
-    return translate(compose.load(config_name, config_path, overrides))
+    """Compose a config (see `rlvr.config.compose.load`) and put our keys for every other spelling in it.
+
+    Of `training.steps` and `training.epochs` one is left.
+    """
+    return choose_length(translate(compose.load(config_name, config_path, overrides)))
 
 
 def translate(loaded: LoadedConfig) -> LoadedConfig:

@@ -10,7 +10,6 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from rlvr.config.compose import LoadedConfig
-from rlvr.config.epochs import choose_length
 from rlvr.config.schema import EnvOptions, RunConfig
 from rlvr.config.unused_keys import drop_target_kl, drop_unused, find_unused, report_unused
 from rlvr.config.validate import validate
@@ -22,7 +21,6 @@ def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text
     A key without effect in this run is an error if it was typed and a warning if it came from a file, which other runs
     may share.
     """
-    loaded = choose_length(loaded)
     values, unlooked = drop_target_kl(loaded.values)
     config = validate(values, RunConfig, loaded.origin, loaded.typed)
     if config.training.mode == "sft" and config.sft.steps == 0:

@@ -229,7 +229,8 @@ def start_rewards(config: RunConfig, source: TaskSource) -> None:
 
 
 def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> TrainingJob:
-    """Build the whole job for `rlvr.training.loop.TrainingLoop`."""
+    """Build the whole job for `rlvr.training.loop.TrainingLoop`. Epochs have become steps before (`resolve_epochs`)."""
+    assert config.training.epochs is None, "rlvr.config.epochs.resolve_epochs comes first"
     source = build_source(config)
     start_rewards(config, source)
     reward = build_reward(config, source)
