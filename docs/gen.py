@@ -39,6 +39,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "evaluation.report": ("last", "best"),
     "training.schedule": ("sync", "fixed_lag", "completion", "null"),
     "training.stale": ("pace", "discard"),
+    "training.long_prompts": ("filter", "truncate_left", "error"),
     "training.optimizer.decay": _RATES,
     "sft.optimizer.decay": _RATES,
     "curriculum.by": (*_LEVELS, "threshold", "tasks"),
@@ -169,12 +170,14 @@ def environments() -> str:
     from rlvr.envs.registry import _environments, known_environments
 
     parts: list[str] = []
+    names: dict[Callable[..., Any], list[str]] = {}
     for name in known_environments():
-        factory = _environments.get(name)
+        names.setdefault(_environments.get(name), []).append(f"`{name}`")
+    for factory, called in names.items():
         if not factory.__module__.startswith("rlvr."):
             continue
         taken = _list_options(inspect.signature(factory).parameters.values())
-        parts.append(f"### `{name}`\n\n{_paragraphs(factory)}{taken}")
+        parts.append(f"### {' or '.join(called)}\n\n{_paragraphs(factory)}{taken}")
     return "\n\n".join(parts)
 
 

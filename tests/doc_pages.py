@@ -66,7 +66,10 @@ SMALLER = {
         "evaluation.quick_tasks=4",
     ],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.quick_tasks=4"],
-    "jsonl": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"],
+    **{
+        name: [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"]
+        for name in ("dataset", "jsonl")
+    },
     "gsm8k": [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"],
     **{
         f"gsm8k_{size}b": [*STEPS, *LOOKS, "rollout.max_tokens=8", "env.kwargs.path=gsm8k", "engine.threads=1"]
@@ -172,6 +175,8 @@ def sizes(words: list[str]) -> list[str]:
     extra = SMALLER.get(named, SMALLER[DEFAULT]) if named else [*(WARM_UP if "sft:" in file else []), *OWN]
     if {"mode=sft", "training.mode=sft"} & set(words):
         extra = [word for word in extra if not word.startswith(("training.", "evaluation.every"))]
+    if "epochs" in file or any("epochs=" in word for word in words):  # either epochs or steps
+        extra = [word for word in extra if not word.startswith("training.steps=")]
     if "client: mock" in file:
         extra = [word for word in extra if not word.startswith("engine.")]
     return extra

@@ -1,7 +1,7 @@
 """The words of TRL's `GRPOConfig` and of verl's config: the key of ours that each sets, or why there is none.
 
-    rlvr train --config-name=jsonl per_device_train_batch_size=16 gradient_accumulation_steps=4 beta=0.001
-    rlvr train --config-name=jsonl actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.optim.lr=1e-6
+    rlvr train --config-name=dataset dataset_name=a/b per_device_train_batch_size=16 num_generations=8 beta=0.001
+    rlvr train --config-name=dataset data.train_files=a.parquet actor_rollout_ref.rollout.n=8 trainer.total_epochs=3
 
 TRL's words stand at the top of a config, verl's in its sections. A word without a counterpart is refused with what to
 do, unless its value says that it is off. `docs/coming-from.md` shows these tables; `rlvr.config.aliases` looks words up
