@@ -55,8 +55,7 @@ class OrderedPrompts(RowSource):
     """Tasks in the order of the list, repeated: a loader without shuffling."""
 
     def train(self, seed: int, index: int, level: str) -> Task:
-        tasks = self._by_level[level]
-        return tasks[index % len(tasks)]
+        return self._portions[level][0].draw(0, index)
 
 
 def near_sum(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:

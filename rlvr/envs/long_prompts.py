@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput
@@ -34,9 +34,9 @@ def limit_prompts(
     if source.group_builder is not None:
         return source
     if how == "truncate_left":
-        return TruncatedSource(source, limit)
+        return cast(TaskSource, TruncatedSource(source, limit))
     if source.size is None or source.leave_out is None:
-        return FittingSource(source, tokenizer, limit, how, key)
+        return cast(TaskSource, FittingSource(source, tokenizer, limit, how, key))
     train, heldout = _list_train(source), source.heldout(None)
     long = find_long([*train, *heldout], tokenizer, limit, say)
     if how == "error" and long:
