@@ -281,10 +281,14 @@ def test_a_model_folder_without_tokenizer_says_so(tiny: Path, capfd: Any) -> Non
 
 
 def test_a_prompt_longer_than_the_context_is_named(tiny: Path, capfd: Any) -> None:
-    """The task, both lengths and the remedy, before anything is trained."""
-    assert run(command("model.config.max_position_embeddings=4", "sft.steps=0")) == 2
-    said = capfd.readouterr().err
-    assert "rlvr: task '" in said and "has 4 tokens and the model's context is 4" in said and "shorten" in said
+    """The lengths and the remedy, before anything is trained."""
+    for context, message in (
+        (4, "rollout.max_tokens=6 leaves no room for a prompt in the model's context of 4 tokens; lower it"),
+        (9, "longer than 3 tokens (the model's context of 9 less rollout.max_tokens=6)"),
+    ):
+        assert run(command(f"model.config.max_position_embeddings={context}", f"run.name=of-{context}")) == 2
+        said = capfd.readouterr()
+        assert message in said.err and "baseline" not in said.out
 
 
 @pytest.mark.parametrize(

@@ -120,12 +120,15 @@ class Growing(TaskSource):
 
 
 def test_a_generated_task_that_is_too_long_is_drawn_again_and_always_the_same() -> None:
-    fitted = limit(Growing(), 6)
+    said: list[str] = []
+    fitted = limit(Growing(), 6, say=said.append)
     first = [fitted.train(5, i, "").prompt for i in range(30)]
     assert all(len(prompt.split()) <= 6 for prompt in first)
     assert [fitted.train(5, i, "").prompt for i in range(30)] == first
     assert first[15:20] == [Growing().train(5, i, "").prompt for i in range(15, 20)]  # those that fit are untouched
-    assert [task.id for task in fitted.heldout(9)] == [f"h{n}" for n in range(1, 7)]
+    for _ in range(2):
+        assert [task.id for task in fitted.heldout(9)] == [f"h{n}" for n in range(1, 7)]
+    assert said == ["left out 3 of 9 held-out prompts longer than 6 tokens (training.max_prompt_tokens)"]
     with pytest.raises(ValueError, match="its prompt has 7 tokens, more than 6"):
         limit(Growing(), 6, "error").train(6, 0, "")
 

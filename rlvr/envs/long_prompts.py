@@ -36,7 +36,7 @@ def limit_prompts(
     if how == "truncate_left":
         return cast(TaskSource, TruncatedSource(source, limit))
     if source.size is None or source.leave_out is None:
-        return cast(TaskSource, FittingSource(source, tokenizer, limit, how, key))
+        return cast(TaskSource, FittingSource(source, tokenizer, limit, how, say, key))
     train, heldout = _list_train(source), source.heldout(None)
     long = find_long([*train, *heldout], tokenizer, limit, say)
     if how == "error" and long:
@@ -147,9 +147,12 @@ class _WrappedSource:
 class FittingSource(_WrappedSource):
     """A source of generated tasks that draws each again until its prompt fits."""
 
-    def __init__(self, source: TaskSource, tokenizer: Any, limit: int, how: str, key: str) -> None:
+    def __init__(
+        self, source: TaskSource, tokenizer: Any, limit: int, how: str, say: Callable[[str], None], key: str
+    ) -> None:
         super().__init__(source)
         self._tokenizer, self._limit, self._how, self._key = tokenizer, limit, how, key
+        self._say, self._counted = say, False
 
     def train(self, seed: int, index: int, level: str) -> Task:
         for draw in range(_DRAWS):
@@ -162,7 +165,13 @@ class FittingSource(_WrappedSource):
         )
 
     def heldout(self, count: int | None) -> list[Task]:
-        return self._fit(self._source.heldout(count))
+        tasks = self._source.heldout(count)
+        fitting = self._fit(tasks)
+        if not self._counted:
+            self._counted, kept = True, {task.id for task in fitting}
+            long = [task.id for task in tasks if task.id not in kept]
+            _report(tasks, long, "held-out prompts", f"longer than {self._limit:,} tokens ({self._key})", self._say)
+        return fitting
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:
         return {name: self._fit(tasks) for name, tasks in self._source.extra_heldout(count).items()}

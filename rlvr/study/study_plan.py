@@ -24,6 +24,7 @@ from rlvr.config.aliases import find_alias
 from rlvr.config.build_client import core_shares, uses_device
 from rlvr.config.build_config import build_config, resolved_values
 from rlvr.config.build_run import build_source, plan
+from rlvr.config.epochs import resolve_epochs
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import check_name
@@ -146,6 +147,7 @@ def read_plan(
                 folder = Path(settings.run.root).expanduser() / check_name(name or f"{label}-study", "study name")
             settings, loaded = compose([*typed, f"seed={CHECKED_SEED}", f"run.root={folder}", "run.name=run"])
             source = build_source(settings)
+            loaded, settings = resolve_epochs(loaded, settings, source)
             plan(settings, source)
             if resolve_client(settings.client).capabilities.runs_in_process:
                 shares = core_shares(settings, source)
