@@ -133,6 +133,14 @@ def test_a_generated_task_that_is_too_long_is_drawn_again_and_always_the_same() 
         limit(Growing(), 6, "error").train(6, 0, "")
 
 
+def test_generated_tasks_are_measured_one_by_one_only_where_it_matters() -> None:
+    """The limit of the model, far above the first tasks, costs a run nothing; a limit that was given always holds."""
+    source = Growing()
+    for most, is_strict, is_same in ((20, False, False), (50, False, True), (50, True, False)):
+        fitted = limit_prompts(source, WORDS, most, "filter", lambda text: None, "key", is_strict=is_strict)
+        assert (fitted is source) == is_same
+
+
 def test_a_level_that_never_fits_is_an_error_with_a_remedy() -> None:
     class Long(Growing):
         def train(self, seed: int, index: int, level: str) -> Task:

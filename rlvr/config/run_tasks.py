@@ -33,7 +33,8 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
                 "lower it"
             )
     if limit is not None:
-        source = limit_prompts(source, tokenizer, limit, t.long_prompts, say, key)
+        is_given = limit == t.max_prompt_tokens
+        source = limit_prompts(source, tokenizer, limit, t.long_prompts, say, key, is_strict=is_given)
     if config.sft.steps and context is not None:
         leave_out_long_demonstrations(source, tokenizer, context, say)
     return source

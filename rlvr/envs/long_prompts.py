@@ -21,21 +21,31 @@ from rlvr.envs.prompt import encode_prompt, encode_texts
 
 _MANY = 20_000  # texts whose tokens take a while to count
 _BATCH = 4096
+_FIRST = 50  # tasks of a level that speak for a source of generated ones
 _DRAWS = 1000  # of a generated task, until one fits
 
 
 def limit_prompts(
-    source: TaskSource, tokenizer: Any, limit: int, how: str, say: Callable[[str], None], key: str
+    source: TaskSource,
+    tokenizer: Any,
+    limit: int,
+    how: str,
+    say: Callable[[str], None],
+    key: str,
+    is_strict: bool = True,
 ) -> TaskSource:
     """The source with no prompt of more than `limit` tokens; `key` is the setting that says so, for messages.
 
-    ValueError if no task is left, and under `error` for the first prompt that is too long.
+    A source of generated tasks stays as it is if the first of them fit, unless the limit `is_strict`: measuring each
+    takes time. ValueError if no task is left, and under `error` for the first prompt that is too long.
     """
     if source.group_builder is not None:
         return source
     if how == "truncate_left":
         return cast(TaskSource, TruncatedSource(source, limit))
     if source.size is None or source.leave_out is None:
+        if not is_strict and not find_long(_first_tasks(source), tokenizer, limit):
+            return source
         return cast(TaskSource, FittingSource(source, tokenizer, limit, how, say, key))
     train, heldout = _list_train(source), source.heldout(None)
     long = find_long([*train, *heldout], tokenizer, limit, say)
@@ -79,6 +89,10 @@ def find_long(
     texts = {task.id: _render(task, tokenizer) for task in tasks}
     unsure = {id: text for id, text in texts.items() if len(text.encode()) >= limit}
     return {id: count for id, count in _count_tokens(unsure, tokenizer, say).items() if count > limit}
+
+
+def _first_tasks(source: TaskSource) -> list[Task]:
+    return [*source.heldout(_FIRST), *(source.train(0, i, level) for level in source.levels for i in range(_FIRST))]
 
 
 def _list_train(source: TaskSource) -> list[Task]:
