@@ -171,8 +171,11 @@ class FittingSource(_WrappedSource):
     def train(self, seed: int, index: int, level: str) -> Task:
         for draw in range(_DRAWS):
             task = self._source.train(rng.key("fitting", seed, draw) if draw else seed, index, level)
-            if self._fit([task]):
+            length = len(encode_prompt(task, self._tokenizer))  # kept there for the episode
+            if length <= self._limit:
                 return task
+            if self._how == "error":
+                raise ValueError(_about(task.id, length, self._limit, self._key))
         raise ValueError(
             f"{_DRAWS:,} tasks of level {level!r} in a row have prompts longer than {self._limit:,} tokens "
             f"({self._key}); raise it, or leave the level out"
