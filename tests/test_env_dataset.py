@@ -298,6 +298,13 @@ def test_the_words_of_a_template_do_not_count() -> None:
     ]
 
 
+def test_of_large_data_sets_a_part_is_looked_at() -> None:
+    heldout, train = tasks("h", "three", "two"), tasks("t", "one", "two", "three")
+    assert [near.heldout.id for near in find_near_duplicates(heldout, train)] == ["h0", "h1"]
+    assert [near.heldout.id for near in find_near_duplicates(heldout, train, most_words=1)] == ["h1"]
+    assert [near.heldout.id for near in find_near_duplicates(heldout, train, most_heldout=1)] == ["h0"]
+
+
 def test_a_run_warns_of_near_duplicates_with_their_number_and_an_example(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"prompt": LONG.format(i, i + 1), "answer": 0} for i in range(4)])
     test = write(tmp_path / "test.jsonl", [{"prompt": LONG.format(i, i + 1) + "!", "answer": 0} for i in range(2, 9)])

@@ -3,7 +3,7 @@
 Prompts are compared as words in lower case, numbers and operators included, other punctuation left out. Two are near
 duplicates if the second has at least `SHARE` of the first's sequences of `LENGTH` words; shorter prompts have to be
 equal. Sequences that stand in very many training prompts are a template's and do not count.
-`python -m pytest tests/test_near_duplicates.py` exercises it. Left out on purpose: paraphrases, which no words betray.
+`python -m pytest tests/test_env_dataset.py` exercises it. Left out on purpose: paraphrases, which no words betray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rlvr.core.types import Task
 
 LENGTH, SHARE = 8, 0.8
-MOST_WORDS = 5_000_000  # of training prompts that are looked at: some seconds
+MOST_HELDOUT, MOST_WORDS = 2_000, 2_000_000  # held-out prompts, and words of training prompts: three seconds
 _TEMPLATE = 10, 0.01  # a sequence in more training prompts than this number and this share is a template's
 _WORD = re.compile(r"\w+|[+\-*/=<>^%]")
 
@@ -29,11 +29,14 @@ class NearDuplicate(NamedTuple):
     share: float
 
 
-def find_near_duplicates(heldout: Sequence[Task], train: Sequence[Task]) -> list[NearDuplicate]:
+def find_near_duplicates(
+    heldout: Sequence[Task], train: Sequence[Task], most_heldout: int = MOST_HELDOUT, most_words: int = MOST_WORDS
+) -> list[NearDuplicate]:
     """The held-out tasks that a training task nearly repeats, each with the closest one.
 
-    Training prompts are read in order until `MOST_WORDS` words.
+    The first `most_heldout` are compared with the training prompts in their order, until these have `most_words` words.
     """
+    heldout = heldout[:most_heldout]
     wanted = [set(_sequences(task)) for task in heldout]
     places: dict[str, list[int]] = {sequence: [] for sequences in wanted for sequence in sequences}
     words = looked_at = 0
@@ -42,7 +45,7 @@ def find_near_duplicates(heldout: Sequence[Task], train: Sequence[Task]) -> list
         for sequence in found & places.keys():
             places[sequence].append(number)
         words, looked_at = words + len(found), number + 1
-        if words > MOST_WORDS:
+        if words > most_words:
             break
     most = max(_TEMPLATE[0], _TEMPLATE[1] * looked_at)
     near: list[NearDuplicate] = []

@@ -15,7 +15,7 @@ from typing import Any
 from rlvr.core import rng
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
-from rlvr.envs.near_duplicates import find_near_duplicates
+from rlvr.envs.near_duplicates import MOST_HELDOUT, find_near_duplicates
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.row_files import find_value
 
@@ -143,7 +143,7 @@ class RowSource(TaskSource):
             return []
         first = max(near, key=lambda pair: pair.share)
         return [
-            f"{len(near):,} of {len(self._heldout):,} held-out prompts nearly repeat a training prompt: "
+            f"{len(near):,} of {len(self._heldout[:MOST_HELDOUT]):,} held-out prompts nearly repeat a training prompt: "
             f"{first.heldout.id!r} shares {100 * first.share:.0f}% of its word sequences with {first.train.id!r}. The "
             "evaluation counts what was seen in training; leave one of each two out of the rows"
         ]
