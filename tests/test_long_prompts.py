@@ -23,7 +23,8 @@ from rlvr.core.types import Task
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs import PromptEnv
 from rlvr.envs.long_prompts import TruncatedEnv, find_long, limit_prompts
-from rlvr.envs.prompt import PromptOptions, apply_chat, encode_prompt
+from rlvr.envs.prompt import PromptOptions, encode_prompt
+from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.row_source import RowSource
 from rlvr.rollout import open_groups, rollout
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
@@ -81,7 +82,7 @@ def test_lengths_are_those_of_what_the_model_reads() -> None:
     """Text in batches and chats through the template: the same numbers as one `encode_prompt` each."""
     tokenizer = chat_tokenizer()
     source = rows([Task(f"t{i}", "Is it seven? " * i, {"answer": "yes"}) for i in range(1, 9)])
-    for shown in (source, apply_chat(source, tokenizer, PromptOptions("on"))):
+    for shown in (source, apply_prompt_options(source, tokenizer, PromptOptions("on"))):
         tasks = [shown.train(0, i, "") for i in range(8)]
         lengths = {task.id: len(encode_prompt(task, tokenizer)) for task in tasks}
         for most in sorted(lengths.values()):

@@ -59,13 +59,13 @@ SCRIPTS = {
         "gradient_accumulation_steps=1 num_generations=4 max_prompt_length=256 max_completion_length=768 max_steps=50 "
         "save_steps=50 output_dir=outputs",
         {"output_dir": "run.root"},
-        UNSLOTH_BECOMES | {"training.optimizer.warmup_steps": 5, "run.checkpoint_every": 50, "training.steps": 50},
+        UNSLOTH_BECOMES | {"training.optimizer.warmup_steps": 0.1, "run.checkpoint_every": 50, "training.steps": 50},
     ),
     "an 8-bit optimizer": Script(
         f"{UNSLOTH} learning_rate=5e-6 optim=paged_adamw_8bit per_device_train_batch_size=6 num_generations=6 "
         "max_prompt_length=256 max_completion_length=768 max_steps=250 save_steps=250 output_dir=outputs",
         {"optim": "AdamW", "output_dir": "run.root"},
-        UNSLOTH_BECOMES | {"training.optimizer.warmup_steps": 25, "training.group_size": 6},
+        UNSLOTH_BECOMES | {"training.optimizer.warmup_steps": 0.1, "training.group_size": 6},
     ),
     "scores of a text, with a KL": Script(
         f"{UNSLOTH} seed=3407 learning_rate=5e-5 optim=adamw_8bit per_device_train_batch_size=8 "
@@ -117,7 +117,7 @@ SCRIPTS = {
         "per_device_train_batch_size=8 gradient_accumulation_steps=1 num_generations=8 max_completion_length=320 "
         "temperature=1.0 max_steps=300 save_steps=300 max_grad_norm=0.1 report_to=none log_completions=false",
         {},
-        {"training.steps": 300, "training.optimizer.warmup_steps": 30, "training.prompts_per_step": 1},
+        {"training.steps": 300, "training.optimizer.warmup_steps": 0.1, "training.prompts_per_step": 1},
     ),
     "an environment behind HTTP": Script(
         "use_vllm=true vllm_mode=colocate num_generations=8 max_completion_length=2048 per_device_train_batch_size=8 "
