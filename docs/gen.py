@@ -220,6 +220,31 @@ def _list_foreign(system: str) -> Iterable[Any]:
     return getattr(foreign_words, system)
 
 
+def models() -> str:
+    """The families of models, as `tests/test_families.py` finds them."""
+    found = json.loads((ROOT / "tests" / "families.json").read_text(encoding="utf-8"))
+    head = ["`model_type`", "models", "sampling", "training", "logits", "LoRA on", "LoRA not on"]
+    return _table(
+        head,
+        [
+            [
+                f"`{name}`",
+                f["models"],
+                f["sampling"],
+                f["training"],
+                f["logits"],
+                _names(f["lora"]),
+                _names(f["without_lora"]),
+            ]
+            for name, f in found.items()
+        ],
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def sections() -> str:
     """The sections of other systems."""
     from rlvr.config.aliases import SECTIONS
@@ -269,7 +294,7 @@ PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
-        environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, api,
+        environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, models, api,
     )
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ MLA = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "splits", "caches"),
+    ("kind", "splits", "shares"),
     [
         ("qwen3", True, True),
         ("llama", True, True),
@@ -33,15 +33,14 @@ MLA = {
 )
 @pytest.mark.parametrize("spread", [0.2, 0.02])
 def test_the_probes_find_what_a_model_allows(
-    kind: str, splits: bool, caches: bool, spread: float, tokenizer: Any
+    kind: str, splits: bool, shares: bool, spread: float, tokenizer: Any
 ) -> None:
     """Also at the small initial weights of a model from scratch, whose tiny logits a cap would hardly touch."""
     config = {**CONFIGS[kind], "initializer_range": spread}
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
-    assert (model.has_plain_head, model.can_cache) == (splits, caches)
-    assert model.can_pack == caches
-    assert model.can_share_prompts == caches
-    assert len(model.notes) == (not splits) + 2 * (not caches)
+    assert (model.has_plain_head, model.can_share_prompts) == (splits, shares)
+    assert model.can_cache and model.can_pack
+    assert len(model.notes) == (not splits)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +78,39 @@ def test_allowed_features_give_the_numbers_of_the_model_itself(
     assert (model.can_share_prompts, model.can_pack) == (shares, can_pack)
 
 
-@pytest.mark.parametrize(("window", "caches"), [(40, False), (1500, False), (2048, True)])
-def test_a_window_longer_than_the_probe_is_believed(window: int, caches: bool, tokenizer: Any) -> None:
-    """A short trial cannot see a long window; one that spans the whole context is none."""
+@pytest.mark.parametrize(("window", "sees"), [(40, 40), (1500, 1500), (2048, 0)])
+def test_a_long_window_is_shortened_for_the_trial_alone(window: int, sees: int, tokenizer: Any) -> None:
+    """The model's window is as before; one that spans the whole context is none."""
     config = {**CONFIGS["mistral"], "sliding_window": window, "max_position_embeddings": 2048}
-    assert build_model(config, tokenizer, seed=1, device="cpu", dtype="float32").can_cache is caches
+    model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+    assert (model.window, model.can_cache, model.can_pack) == (sees, True, True)
+    assert model.module.config.sliding_window == window
+    prompt = [t % 14 for t in range(60)]
+    engine = Engine(model)
+    answer = engine.sample(engine.create_policy("p").snapshot(), ModelInput(prompt), 1, params()).result().sequences[0]
+    assert answer.logprobs == close_logprobs(plain_logprobs(model.module, prompt, answer.tokens))
+
+
+def test_an_attention_in_chunks_gets_no_cache_and_no_tree(tokenizer: Any) -> None:
+    """Llama 4's chunks: far longer than a trial, so they are shortened for it too."""
+    fields = {"num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 100}
+    config = {"model_type": "llama4_text", **LLAMA_LIKE, "initializer_range": 0.2, **fields}
+    model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+    assert (model.can_cache, model.can_pack) == (False, False)
+    assert model.module.config.attention_chunk_size == 100
+
+
+def test_rows_end_where_the_rotary_embedding_would_depend_on_their_neighbours(tokenizer: Any) -> None:
+    """Phi 3's longrope takes other frequencies for the whole batch when one row is longer than the original context."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    config = {"model_type": "phi3", **LLAMA_LIKE, "original_max_position_embeddings": 32, "rope_parameters": rope}
+    model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
+    assert model.context == 32 and "limited to 32 tokens of 256" in model.notes[0]
 
 
 def test_a_model_with_plain_attention_honours_the_mask_of_our_cache(tokenizer: Any, fresh: Callable[..., Any]) -> None:
     """gemma2 adds its masks to the scores: with a window over the whole context its rows can share the cache."""
-    from rlvr.core.messages import ModelInput
-    from rlvr.engine.engine import Engine
-
     config = {**CONFIGS["gemma2"], "sliding_window": 256, "initializer_range": 0.2}
     model = build_model(config, tokenizer, seed=1, device="cpu", dtype="float32")
     assert (model.has_plain_head, model.can_cache, model.adds_masks) == (False, True, True)

@@ -35,11 +35,11 @@ def test_a_tree_by_hand() -> None:
     rows = [np.array(row) for row in ([7, 8, 1, 2], [7, 8, 1, 3], [7, 8, 4], [9, 9])]
     packed = build_tree(rows, block=3)
     assert packed.tokens.tolist() == [7, 8, 1, 2, 3, 4, 9, 9, 0]
-    assert packed.depths.tolist() == [0, 1, 2, 3, 3, 2, 0, 1, 0]
+    assert packed.tree.depths_T.tolist() == [0, 1, 2, 3, 3, 2, 0, 1, 0]
     assert packed.tree.ends_T.tolist() == [6, 6, 5, 4, 5, 6, 8, 8, 9]
     assert packed.index.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 5, 6, 7]
     assert packed.tree.ancestors_CA.tolist() == [[-1, -1, -1], [0, 1, 2], [-1, -1, -1]]
-    mask = TreeBlocks(packed.tree, CPU, torch.float32).mask_C1QK[:, 0] == 0
+    mask = TreeBlocks(packed.tree, CPU, torch.float32).make_mask(None)[:, 0] == 0
     assert mask.shape == (3, 3, 6)
     assert mask.int().tolist() == [
         [[0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]],
@@ -57,14 +57,14 @@ def test_every_token_sees_the_tokens_before_it_in_its_own_row_and_no_other(rows:
     blocks = TreeBlocks(packed.tree, CPU, torch.float32)
     distinct = {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
     assert len(np.unique(packed.index)) == len(distinct)
-    seen = blocks.mask_C1QK[:, 0] == 0
+    seen = blocks.make_mask(None)[:, 0] == 0
     before = packed.tree.ancestors_CA
     start = 0
     for row in arrays:
         places = packed.index[start : start + len(row)]
         start += len(row)
         assert packed.tokens[places].tolist() == row.tolist()
-        assert packed.depths[places].tolist() == list(range(len(row)))
+        assert packed.tree.depths_T[places].tolist() == list(range(len(row)))
         for depth, place in enumerate(places):
             c, q = divmod(int(place), block)
             keys = np.concatenate([before[c], np.arange(c * block, (c + 1) * block)])
@@ -147,7 +147,7 @@ def test_a_tree_computes_the_same_as_plain_rows(kind: str, checkpointing: bool, 
         packed = build_tree([np.array(row) for row in rows], block=block)
         with use_tree_attention(model.module, packed.tree), model.checkpoint_layers(checkpointing):
             hidden = model.hidden_states(
-                torch.tensor(packed.tokens)[None], position_ids=torch.tensor(packed.depths)[None]
+                torch.tensor(packed.tokens)[None], position_ids=torch.tensor(packed.tree.depths_T)[None]
             )[0]
             (hidden[torch.tensor(packed.index)] * torch.cat(weights)).sum().backward()
         expected = torch.cat(plain)

@@ -247,18 +247,31 @@ class KVCache(Cache):
         self.length = int(own_R.max()) + 1
         like = [(layer.keys, layer.values) for layer in self.layers]
         self._reserve(like, max(capacity, len(tokens_R)), self.length, self.shared_places)
-        columns = torch.arange(self.length, device=model.device)
-        mask = (columns <= self.positions[:, None])[:, None, None]  # [R, 1, 1, L]
         own_attention = model.can_share_prompts and prefers_products(model.device, model.dtype, self.length)
-        if model.adds_masks or self.shared or own_attention:
-            mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+        adds_masks = model.adds_masks or bool(self.shared) or own_attention
         with use_shared_prompts(model.module, self.shared, always=own_attention):
             return model.hidden_states(
                 tokens_R[:, None].to(model.device),
-                attention_mask=mask,
+                attention_mask=self._make_mask(model, adds_masks),
                 position_ids=positions_R.to(model.device)[:, None],
                 past_key_values=self,
             )[:, 0]
+
+    def _make_mask(self, model: LanguageModel, adds_masks: bool) -> Tensor | dict[str, Tensor]:
+        """Which keys each row's token sees [R, 1, 1, L], to add or as booleans; by kind of layer if there are two."""
+        columns, positions = torch.arange(self.length, device=model.device), self.positions[:, None]
+
+        def form(seen_RL: Tensor) -> Tensor:
+            seen = seen_RL[:, None, None]
+            if not adds_masks:
+                return seen
+            return torch.zeros_like(seen, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)
+
+        seen_RL = columns <= positions
+        if not model.window:
+            return form(seen_RL)
+        near = form(seen_RL & (columns > positions - model.window))
+        return {"full_attention": form(seen_RL), "sliding_attention": near} if model.mixes_windows else near
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValues]:

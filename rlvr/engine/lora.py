@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,29 @@ from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Snapshot, use_full_weights
 
-Route = list[tuple[Tensor | None, Mapping[str, Tensor], float]]  # rows (None: all), adapter weights, scale
+Route = list[tuple["BatchRows | None", Mapping[str, Tensor], float]]  # rows (None: all), adapter weights, scale
 ATTENTION = ("attn", "attention")  # names of an attention block's modules
+EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """Some rows of a batch of `size` rows."""
+
+    rows_M: Tensor
+    size: int
+
+    def find(self, layer: str, inputs: Tensor) -> Tensor:
+        """Where these rows are in the inputs of a layer, [B, T, D] or, where the model flattens them, [B x T, D]."""
+        count, rest = divmod(len(inputs), self.size)
+        if rest:
+            raise NotImplementedError(
+                f"lora: {layer} receives {len(inputs)} tokens of a batch of {self.size} rows, so rows of different "
+                "adapters cannot share a pass; leave this layer out of lora.targets"
+            )
+        if count == 1:
+            return self.rows_M
+        return (self.rows_M[:, None] * count + torch.arange(count, device=inputs.device)).flatten()
 
 
 class LoraBank:
@@ -74,10 +96,10 @@ class LoraBank:
         """Full names of the layers that match `targets`, as peft reads them; ValueError for a target without a match.
 
         A target is a layer's own name (`q_proj`), the end of its path (`attn.c_proj`) or all of it. Without targets:
-        every layer but the head.
+        every layer that loads in peft (`find_portable`) but the head.
         """
         if not targets:
-            return [name for name in self.linears if name != self.head_name]
+            return [name for name in find_portable(self.model.module) if name != self.head_name]
         ends = {target: [n for n in self.linears if n == target or n.endswith(f".{target}")] for target in targets}
         if missing := [target for target, names in ends.items() if not names]:
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in self.linears}))
@@ -113,7 +135,9 @@ class LoraBank:
         members = {id(s.tensors): [i for i, r in enumerate(rows) if r.tensors is s.tensors] for s in distinct}
         device = self.model.device
         return [
-            (torch.tensor(members[id(s.tensors)], device=device), s.tensors, s.scale) for s in distinct if s.tensors
+            (BatchRows(torch.tensor(members[id(s.tensors)], device=device), len(rows)), s.tensors, s.scale)
+            for s in distinct
+            if s.tensors
         ]
 
     @contextmanager
@@ -133,10 +157,29 @@ def apply_adapters(name: str, route: Route, inputs: Tensor, output: Tensor) -> T
         if down_name not in weights:
             continue
         down, up = weights[down_name].to(output.dtype), weights[up_name].to(output.dtype)
-        x = inputs if rows is None else inputs[rows]
+        at = None if rows is None else rows.find(name, inputs)
+        x = inputs if at is None else inputs[at]
         term = nn.functional.linear(nn.functional.linear(x, down), up) * scale
-        output = output + term if rows is None else output.index_add(0, rows, term)
+        output = output + term if at is None else output.index_add(0, at, term)
     return output
+
+
+def find_portable(module: nn.Module) -> dict[str, nn.Linear | Conv1D]:
+    """The linear layers, by name, whose adapters load in peft.
+
+    Two kinds do not. In a mixture of experts peft takes a dense layer or a shared expert for the experts, if it has a
+    name of theirs. And it refuses the `out_proj` of a state-space mixer, which fused kernels read without calling it.
+    """
+    modules = list(module.modules())
+    is_mixture = any(hasattr(m, "is_transposed") for m in modules)
+    outputs = [getattr(m, "out_proj", None) for m in modules if hasattr(m, "A_log") and hasattr(m, "D")]
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, (nn.Linear, Conv1D))
+        and not any(layer is output for output in outputs)
+        and not (is_mixture and name.rsplit(".", 1)[-1] in EXPERT_PARTS)
+    }
 
 
 @contextmanager
@@ -161,9 +204,7 @@ def lora_targets(model: LanguageModel, *, attn: bool, mlp: bool, unembed: bool) 
     """
     head = model.module.get_output_embeddings()
     targets: list[str] = []
-    for name, layer in model.module.named_modules():
-        if not isinstance(layer, (nn.Linear, Conv1D)):
-            continue
+    for name, layer in find_portable(model.module).items():
         attends = any(word in part for part in name.split(".")[:-1] for word in ATTENTION)
         if unembed if layer is head else attn if attends else mlp:
             targets.append(name)

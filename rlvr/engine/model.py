@@ -2,8 +2,8 @@
 
 `rlvr.engine.model_probe` sets the capabilities at load, so an unusual architecture is slower, never wrong:
 `has_plain_head` (head(backbone(x)) equals the model's logits; false if it scales or caps them), `can_cache` (our KV
-cache equals one plain pass; false for sliding windows and linear attention), `can_share_prompts` (so does our attention
-behind a prompt kept once for several rows) and `can_pack` (so do rows that share a prefix in training).
+cache equals one plain pass; false for linear attention), `can_share_prompts` (so does our attention behind a prompt
+kept once for several rows; false for sliding windows) and `can_pack` (so do rows that share a prefix in training).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -44,6 +45,12 @@ class LanguageModel:
         self.context = int(
             getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 30
         )
+        if (fixed := _fixed_rope_length(text)) < self.context:
+            self.notes.append(
+                f"rows are limited to {fixed} tokens of {self.context}: beyond them this model's rotary embedding "
+                "(longrope) depends on the longest row of a batch, so sampling and training would differ"
+            )
+            self.context = fixed
         # Environments that add to a conversation read the room from here.
         if (longest := getattr(self.tokenizer, "model_max_length", None)) is not None:
             self.tokenizer.model_max_length = min(longest, self.context)
@@ -51,6 +58,19 @@ class LanguageModel:
         self.vocabulary = int(self.module.get_input_embeddings().weight.shape[0])
         # transformers uses scaled-dot-product attention where the model has it; eager attention adds its masks.
         self.adds_masks: bool = getattr(self.module.config, "_attn_implementation", "") == "eager"
+
+    @property
+    def window(self) -> int:
+        """The tokens that a sliding layer sees, itself included; 0 if every layer sees the whole context."""
+        text = self.module.config.get_text_config()
+        window = getattr(text, "sliding_window", None) or 0
+        kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+        return window if window < self.context and "sliding_attention" in kinds else 0
+
+    @property
+    def mixes_windows(self) -> bool:
+        """Whether there are layers of more than one kind: such a model takes a mask for each."""
+        return len(set(getattr(self.module.config.get_text_config(), "layer_types", None) or [])) > 1
 
     def hidden_states(self, tokens_BT: Tensor, **how: Any) -> Tensor:
         """The input of the head, [B, T, D]; the logits themselves if the model has no plain head."""
@@ -97,3 +117,10 @@ class LanguageModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters by name, tied ones once."""
         return dict(self.module.named_parameters())
+
+
+def _fixed_rope_length(text: Any) -> int | float:
+    """The length up to which each row's rotary frequencies are its own. Longrope takes others for a longer batch."""
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]  # one, or one for each kind of layer
+    return min((k["original_max_position_embeddings"] for k in kinds if k.get("rope_type") == "longrope"), default=inf)

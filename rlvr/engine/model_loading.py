@@ -14,6 +14,7 @@ from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_probe import probe
 from rlvr.engine.tokenizer import first_line
 
+EXPECTED = "a decoder-only language model of text, such as Llama, Qwen or Gemma"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -76,6 +77,7 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
         full = AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer), **ids, **fields})
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"model.config: {first_line(error)}") from error
+    check_is_causal(full, "model.config")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key("weights", seed))
         module = AutoModelForCausalLM.from_config(full, dtype=torch.float32)
@@ -83,31 +85,83 @@ def build_model(config: dict[str, Any], tokenizer: Any, *, seed: int, device: st
     return probe(LanguageModel(module, tokenizer, name=f"{model_type} from scratch"))
 
 
+def check_is_causal(config: Any, where: str) -> None:
+    """ValueError with the remedy unless `transformers` has a causal language model of text alone for this config."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise ValueError(f"{where}: {kind} is an encoder-decoder model; expected {EXPECTED}")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if senses := _list_senses(config):
+        # Some of these have a class of their own for the language model inside, which is then what loads.
+        if model_class is None or model_class.config_class is type(config):
+            raise ValueError(
+                f"{where}: {kind} is a model of text and {senses}; expected {EXPECTED}; docs/models.md shows how to "
+                "save the language model inside it to a folder of its own"
+            )
+    elif model_class is None:
+        raise ValueError(f"{where}: {kind} is not a causal language model; expected {EXPECTED}")
+
+
+def _list_senses(config: Any) -> str:
+    """What a model reads beside text, in words; empty for a language model."""
+    parts = {"vision_config": "images", "audio_config": "sound"}
+    return " and ".join(word for name, word in parts.items() if getattr(config, name, None))
+
+
 def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> LanguageModel:
     """Load a pretrained model from a local folder or the hub, without running remote code.
 
     `device` is auto, cpu, cuda or cuda:N; `dtype` auto, float32 or bfloat16. `auto` is a GPU with bfloat16 where there
-    is one, else the CPU with float32.
+    is one, else the CPU with float32. ValueError, with a remedy, for what the engine cannot train: another kind of
+    model, weights that are missing or quantized.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     where = pick_device(device)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (Path(name).expanduser() / "config.json").exists():
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
+    source = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
     try:
-        with without_progress_bar():
-            module: Any = AutoModelForCausalLM.from_pretrained(  # safetensors only: loading a pickle can run code
-                str(Path(name).expanduser()) if Path(name).expanduser().exists() else name,
-                dtype=pick_dtype(dtype, where),
-                use_safetensors=True,
-            )
-        module = module.to(where)
+        config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
+    check_is_causal(config, f"model.name={name!r}")
+    module: Any
+    is_quantized = False
+    try:
+        with without_progress_bar():
+            module, found = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=pick_dtype(dtype, where),
+                use_safetensors=True,  # loading a pickle can run code
+                output_loading_info=True,
+            )
+        module = module.to(where)
+        is_quantized = getattr(module, "is_quantized", False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        is_quantized = isinstance(error, ImportError) and hasattr(config, "quantization_config")
+        if not is_quantized:
+            raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
+    if is_quantized:  # some formats are dequantized as they are loaded, and trained like any other
+        raise ValueError(
+            f"model.name={name!r}: the weights are quantized, expected float32 or bfloat16: load the folder with "
+            "transformers, call `dequantize()` on the model and save it to another folder"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"model.name={name!r}: {len(missing)} weights of a {config.model_type} language model are not in the "
+            f"folder and would be random ({', '.join(missing[:3])}); a reward model, for one, has no language head: "
+            "give the folder of a language model"
+        )
     if len(tokenizer) > module.get_input_embeddings().weight.shape[0]:
         raise ValueError(
             f"model.name={name!r}: the tokenizer has {len(tokenizer)} tokens but the model's embedding only "
             f"{module.get_input_embeddings().weight.shape[0]} rows; they do not belong together"
         )
-    return probe(LanguageModel(module, tokenizer, name=name))
+    model = LanguageModel(module, tokenizer, name=name)
+    if senses := _list_senses(config):
+        model.notes.append(f"of this model of text and {senses} only the language model is loaded, trained and saved")
+    return probe(model)

@@ -1,16 +1,18 @@
 """Finds out what the engine may rely on in a model, by trying it at load.
 
-`has_plain_head`: head(backbone(x)) equals the model's logits. `can_cache`: decoding step by step with our cache equals
-one plain pass. `can_share_prompts`: so does decoding with our attention, also of several rows behind one kept prompt.
-`can_pack`: rows that share a prefix in a tree give the logits of plain rows at every place, and a row's numbers do not
-change with its neighbours. Each is tried with random tokens, longer than any window in the config. A model whose layers
-keep a state beside keys and values fails `can_cache`, and the rest is not tried. Exercised by
-`tests/test_engine_model.py`.
+A model whose logits depend on later tokens is refused. `has_plain_head`: head(backbone(x)) equals the model's logits.
+`can_cache`: decoding step by step with our cache equals one plain pass. `can_share_prompts`: so does decoding with our
+attention, also of several rows behind one kept prompt. `can_pack`: rows that share a prefix in a tree give the logits
+of plain rows at every place, and a row's numbers do not change with its neighbours. Each is tried with random tokens,
+more of them than any window holds: long windows are shortened for the trial. A model whose layers keep a state beside
+keys and values fails `can_cache`, and the rest is not tried. Exercised by `tests/test_engine_model.py` and
+`tests/test_families.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,32 @@ from rlvr.engine.packing import build_tree
 from rlvr.engine.shared_prompts import MAX_KEYS, MIN_ROWS, MIN_TOKENS, prefers_products
 from rlvr.engine.tree_attention import use_tree_attention
 
+MOST_TOKENS = 1024  # of a trial
+TRIED_WINDOW = 24  # tokens of a window during the trial, if it has more
+WINDOWS = ("sliding_window", "attention_chunk_size")  # which `transformers` reads from the config in every pass
+
+
+def probe(model: LanguageModel) -> LanguageModel:
+    """Set the model's capabilities and notes; ValueError if it is not a causal language model."""
+    with _shorten_windows(model):
+        _try_shortcuts(model)
+    if not model.has_plain_head:
+        model.notes.append(
+            "this model's logits are more than a head on its hidden states: log-probs are not computed in chunks"
+        )
+    if not model.can_cache:
+        model.notes.append("this model's attention does not fit our cache: sampling recomputes each row, slowly")
+    if not model.can_pack:
+        model.notes.append("this model cannot pack rows that share a prefix: training computes each prompt again")
+    return model
+
 
 @torch.no_grad()
-def probe(model: LanguageModel) -> LanguageModel:
-    """Set the model's capabilities. A sliding window that the config declares is believed without a trial."""
+def _try_shortcuts(model: LanguageModel) -> None:
     text = model.module.config.get_text_config()
     head = model.module.get_output_embeddings()
-    length = min(_probe_length(text), model.context)
+    longest = _longest_span(text, model.context)
+    length = max(8, min(longest + 8, MOST_TOKENS, model.context))
     tokens = torch.tensor(
         [[rng.integer(model.vocabulary, rng.key("probe"), i) for i in range(length)]], device=model.device
     )
@@ -47,9 +68,14 @@ def probe(model: LanguageModel) -> LanguageModel:
         def agrees(other: Tensor, expected: Tensor = logits) -> bool:
             return other.shape == expected.shape and float((other.float() - expected).abs().max()) <= near
 
+        if not _is_causal(model, tokens, all_logits):
+            raise ValueError(
+                f"model {model.name!r} ({model.module.config.model_type}) is not causal: a token's logits change with "
+                "the tokens after it; expected a decoder-only language model, such as Llama, Qwen or Gemma"
+            )
         model.has_plain_head = _passes(lambda: agrees(model.head(model.hidden_states(tokens)[0, ends])))
         model.can_share_prompts = False  # by the model's own attention first, then by ours
-        model.can_cache = not _slides(text) and _passes(lambda: agrees(_decode_with_cache(model, tokens, ends)))
+        model.can_cache = longest < MOST_TOKENS and _passes(lambda: agrees(_decode_with_cache(model, tokens, ends)))
         model.can_share_prompts = model.can_cache
         if model.can_share_prompts and prefers_products(model.device, model.dtype, 1):
             few = [min(ends[0], MAX_KEYS - 1), min(ends[1], MAX_KEYS // 2)]
@@ -59,15 +85,6 @@ def probe(model: LanguageModel) -> LanguageModel:
         model.can_pack = model.can_pack and _passes(lambda: _is_independent(model, tokens))
     finally:
         hook.remove()
-    if not model.has_plain_head:
-        model.notes.append(
-            "this model's logits are more than a head on its hidden states: log-probs are not computed in chunks"
-        )
-    if not model.can_cache:
-        model.notes.append("this model's attention does not fit our cache: sampling recomputes each row, slowly")
-    if not model.can_pack:
-        model.notes.append("this model cannot pack rows that share a prefix: training computes each prompt again")
-    return model
 
 
 def _passes(trial: Callable[[], bool]) -> bool:
@@ -122,19 +139,40 @@ def _logits_in_tree(model: LanguageModel, tokens: Tensor, offset: int) -> Tensor
     alone[0] = (row[0] + offset) % model.vocabulary
     packed = build_tree([branch, row, alone], block=max(2, len(row) // 4))
     with use_tree_attention(model.module, packed.tree):
-        tokens_1T, depths_1T = (torch.from_numpy(x)[None].to(model.device) for x in (packed.tokens, packed.depths))
+        tokens_1T, depths_1T = (
+            torch.from_numpy(x)[None].to(model.device) for x in (packed.tokens, packed.tree.depths_T)
+        )
         hidden = model.hidden_states(tokens_1T, position_ids=depths_1T)[0]
     return model.head(hidden[torch.from_numpy(packed.index).to(model.device)[len(row) : 2 * len(row)]]).float()
 
 
-def _slides(text: Any) -> bool:
-    """Whether some layer sees only a window of the context, beyond which a cache of everything would be wrong."""
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
-    return bool(window) and window < text.max_position_embeddings and "sliding_attention" in kinds
+def _is_causal(model: LanguageModel, tokens: Tensor, logits: Tensor) -> bool:
+    """Whether the logits of the first half stay the same when the tokens of the second half change."""
+    half = tokens.shape[1] // 2
+    other = tokens.clone()
+    other[:, half:] = (other[:, half:] + 1) % model.vocabulary
+    changed = model.module(input_ids=other, use_cache=False).logits[0, :half].float()
+    tolerance = 0.08 if model.dtype == torch.bfloat16 else 1e-3
+    return float((changed - logits[:half]).abs().max()) <= tolerance * float(logits[:half].abs().max())
 
 
-def _probe_length(text: Any) -> int:
-    """Longer than any window or chunk the config speaks of, up to 1,024."""
+@contextmanager
+def _shorten_windows(model: LanguageModel) -> Iterator[None]:
+    """In this context windows hold at most `TRIED_WINDOW` tokens, so that a short row reaches beyond them."""
+    text = model.module.config.get_text_config()
+    windows = {name: getattr(text, name, None) for name in WINDOWS}
+    long = {k: v for k, v in windows.items() if type(v) is int and TRIED_WINDOW < v < model.context}
+    holders = [(part, k) for part in (text, *model.module.modules()) for k in long if getattr(part, k, None) == long[k]]
+    try:
+        for part, name in holders:
+            setattr(part, name, TRIED_WINDOW)
+        yield
+    finally:
+        for part, name in holders:
+            setattr(part, name, long[name])
+
+
+def _longest_span(text: Any, context: int) -> int:
+    """The largest window or chunk that the config speaks of and that ends before the context does; 0 without any."""
     spans = [v for k, v in text.to_dict().items() if ("window" in k or "chunk" in k) and type(v) is int]
-    return max(8, min(max(spans, default=0) + 8, 1024))
+    return max((v for v in spans if v < context), default=0)

@@ -37,10 +37,11 @@ PADDING = -1
 class PrefixTree:
     """The structure of a tree for attention in blocks of Q queries. Nodes beyond the last are padding that sees itself.
 
-    `ends_T`: one past the last node of each node's subtree. `ancestors_CA`: for each block, the earlier nodes that its
-    first node descends from, -1 where there are fewer.
+    `depths_T`: each node's position in its rows. `ends_T`: one past the last node of its subtree. `ancestors_CA`: for
+    each block, the earlier nodes that its first node descends from, -1 where there are fewer.
     """
 
+    depths_T: np.ndarray
     ends_T: np.ndarray
     ancestors_CA: np.ndarray
 
@@ -51,10 +52,9 @@ class PrefixTree:
 
 @dataclass(frozen=True)
 class PackedTree:
-    """A tree with its tokens [T], their depths (positions) [T] and the node of each token of the rows [N]."""
+    """A tree with its tokens [T] and the node of each token of the rows [N]."""
 
     tokens: np.ndarray
-    depths: np.ndarray
     index: np.ndarray
     tree: PrefixTree
 
@@ -110,7 +110,7 @@ def make_micro_batches(
             plain += batch
             continue
         lengths = [len(tokens[i]) for i in batch]
-        arrays = (packed.tokens[None], packed.index, packed.depths[None])
+        arrays = (packed.tokens[None], packed.index, packed.tree.depths_T[None])
         tokens_1T, index_N, positions_1T = (torch.from_numpy(x).to(device) for x in arrays)
         batches.append(MicroBatch(batch, lengths, tokens_1T, index_N, packed.tree, positions_1T))
     return batches + [_pad(data, rows, device) for rows in _batch_by_length(data, plain, micro_tokens)]
@@ -213,4 +213,4 @@ def build_tree(rows: Sequence[np.ndarray], *, share: bool = True, block: int = 0
     ancestors = np.full((count, max(map(len, above))), PADDING)
     for block_ancestors, nodes in zip(ancestors, above, strict=True):
         block_ancestors[: len(nodes)] = nodes
-    return PackedTree(tokens, depths, np.concatenate(paths), PrefixTree(ends, ancestors))
+    return PackedTree(tokens, np.concatenate(paths), PrefixTree(depths, ends, ancestors))

@@ -4,8 +4,9 @@
         hidden_1TD = model.hidden_states(tokens_1T, position_ids=depths_1T)
 
 Each block of queries gets the keys of its ancestors before the block and of the block itself, under a mask of
-[blocks, queries, keys] that all layers share. A model that asks more of attention than a scale (a window, a cap, sinks)
-raises here; the probe at load then finds that it cannot pack, and it gets plain rows.
+[blocks, queries, keys] that all layers of one window share. A layer may have a sliding window, a cap on its scores
+(Gemma 2) and sinks (gpt-oss). A model that asks for more raises here; the probe at load then finds that it cannot pack,
+and it gets plain rows.
 """
 
 from __future__ import annotations
@@ -38,10 +39,19 @@ class TreeBlocks:
         keys_CK = np.concatenate([ancestors_CA, own_CQ], axis=1)
         until_CK = np.where(keys_CK < 0, -1, ends_T[keys_CK])
         queries_CQ1 = own_CQ[:, :, None]
-        seen_CQK = (keys_CK[:, None] <= queries_CQ1) & (queries_CQ1 < until_CK[:, None])
-        mask = torch.zeros(seen_CQK.shape, dtype=dtype).masked_fill(~torch.from_numpy(seen_CQK), -torch.inf)
-        self.mask_C1QK = mask[:, None].to(device)
+        self.seen_CQK = (keys_CK[:, None] <= queries_CQ1) & (queries_CQ1 < until_CK[:, None])
+        self.distance_CQK = tree.depths_T[queries_CQ1] - tree.depths_T[keys_CK][:, None]
         self.ancestors_CA = torch.from_numpy(ancestors_CA).clamp(min=0).to(device)
+        self.dtype = dtype
+        self.masks: dict[int | None, Tensor] = {}
+
+    def make_mask(self, window: int | None) -> Tensor:
+        """The mask to add [C, 1, Q, K] in layers where a token sees the last `window` tokens; None for all of them."""
+        if window not in self.masks:
+            seen_CQK = self.seen_CQK if window is None else self.seen_CQK & (self.distance_CQK < window)
+            mask = torch.zeros(seen_CQK.shape, dtype=self.dtype).masked_fill(~torch.from_numpy(seen_CQK), -torch.inf)
+            self.masks[window] = mask[:, None].to(self.ancestors_CA.device)
+        return self.masks[window]
 
     def to_blocks(self, states_1HTD: Tensor, *, ancestors: bool) -> Tensor:
         """Lay [1, H, T, D] out as [C, H, K, D], or without `ancestors` as [C, H, Q, D]."""
@@ -65,6 +75,9 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [1, H, T, D] as `transformers` calls it: the output is [1, T, H, D]."""
@@ -76,7 +89,16 @@ def attend(
     keys, values = (blocks.to_blocks(x, ancestors=True) for x in (key, value))
     if heads_per_key > 1:
         keys, values = keys.repeat_interleave(heads_per_key, 1), values.repeat_interleave(heads_per_key, 1)
-    out_CHQD = F.scaled_dot_product_attention(queries, keys, values, attn_mask=blocks.mask_C1QK, scale=scaling)
+    mask = blocks.make_mask(sliding_window)
+    if softcap is None and s_aux is None:
+        out_CHQD = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    else:
+        scores = queries @ keys.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = (scores if softcap is None else softcap * torch.tanh(scores / softcap)) + mask
+        if s_aux is not None:  # a sink of each head takes part in the softmax and adds nothing
+            scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        out_CHQD = weights[..., : keys.shape[2]] @ values
     return out_CHQD.transpose(1, 2).flatten(0, 1)[None], None
 
 
