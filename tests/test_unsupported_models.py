@@ -14,6 +14,8 @@ from families import HYBRID
 from rounding import close_logprobs
 from tiny import LLAMA_LIKE, plain_logprobs
 
+from rlvr.clients.local import LocalTrainingClient
+from rlvr.engine.engine import Engine
 from rlvr.engine.model_loading import build_model, load_model
 
 WORDS = {"vocab_size": 17, "pad_token_id": 16, "bos_token_id": 14, "eos_token_id": 15}
@@ -66,6 +68,13 @@ def make_gemma3() -> Any:
 def make_qwen3_5() -> Any:
     config = transformers.Qwen3_5Config(text_config={**TEXT, **HYBRID}, vision_config=QWEN_TOWER)
     return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
+def make_llama4() -> Any:
+    text = {**TEXT, "num_local_experts": 2, "intermediate_size_mlp": 32}
+    widths = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+    config = transformers.Llama4Config(text_config=text, vision_config={**IMAGES, **widths})
+    return transformers.Llama4ForConditionalGeneration(config)
 
 
 def save(module: Any, tokenizer: Any, folder: Path) -> str:
@@ -121,13 +130,23 @@ def test_quantized_weights_are_refused(tokenizer: Any, tmp_path: Path) -> None:
         load_model(folder, tokenizer, device="cpu", dtype="float32")
 
 
-def test_a_language_model_with_a_class_of_its_own_is_loaded_without_the_rest(tokenizer: Any, tmp_path: Path) -> None:
-    """Qwen3.5's folders: the log-probs are those of the whole model on text, and a note says what is left out."""
-    whole = make_qwen3_5().eval()
-    model = load_model(save(whole, tokenizer, tmp_path), tokenizer, device="cpu", dtype="float32")
+@pytest.mark.parametrize("make", [make_qwen3_5, make_llama4])
+def test_a_language_model_with_a_class_of_its_own_is_loaded_without_the_rest(
+    make: Callable[[], Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """The log-probs are those of the whole model on text; a note says what is left out; a checkpoint loads again."""
+    whole = make().eval()
+    model = load_model(save(whole, tokenizer, tmp_path / "whole"), tokenizer, device="cpu", dtype="float32")
     assert model.notes[0] == "of this model of text and images only the language model is loaded, trained and saved"
     prompt, answer = [1, 2, 3, 4, 5], [6, 7, 8]
-    assert plain_logprobs(model.module, prompt, answer) == close_logprobs(plain_logprobs(whole, prompt, answer))
+    expected = close_logprobs(plain_logprobs(whole, prompt, answer))
+    assert plain_logprobs(model.module, prompt, answer) == expected
+    engine = Engine(model)
+    client = LocalTrainingClient(engine, engine.create_policy("policy"), tmp_path)
+    path = client.save_weights_for_sampler("text").result().path
+    again = load_model(path, tokenizer, device="cpu", dtype="float32")
+    assert plain_logprobs(again.module, prompt, answer) == expected
+    client.load_state(path).result()
 
 
 def test_the_language_model_of_a_vision_language_folder_can_be_saved_alone(tokenizer: Any, tmp_path: Path) -> None:

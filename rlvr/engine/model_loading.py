@@ -90,7 +90,7 @@ def check_is_causal(config: Any, where: str) -> None:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = config.model_type
-    if config.is_encoder_decoder:
+    if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{where}: {kind} is an encoder-decoder model; expected {EXPECTED}")
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if senses := _list_senses(config):
