@@ -72,6 +72,8 @@ def test_names_in_a_file_mean_the_chosen_layers_and_no_other() -> None:
     assert short_names([n for n in known if "mlp" in n], known) == ["c_fc", "mlp.c_proj"]
     assert short_names(["h.1.attn.c_proj"], known) == ["1.attn.c_proj"]
     assert short_names(["lm_head"], [*known, "lm_head"]) == ["lm_head"]
+    # ctrl: a layer inside a Sequential, whose own name is a block's too, which peft would take.
+    assert short_names(["h.0.ffn.0"], ["h.0", "h.0.ffn", "h.0.ffn.0"]) == ["ffn.0"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from rlvr.core.files import find_damage, read_json
@@ -41,7 +41,6 @@ def write_adapter(folder: Path, policy: Policy, model: LanguageModel) -> None:
 def _config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
     assert policy.lora is not None
     names = sorted({_layer_name(key) for key in policy.parameters})
-    linears = [name for name, layer in model.module.named_modules() if isinstance(layer, (nn.Linear, Conv1D))]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -50,14 +49,14 @@ def _config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
         "lora_alpha": policy.lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": short_names(names, linears),
+        "target_modules": short_names(names, [name for name, _ in model.module.named_modules()]),
         "inference_mode": True,
         "fan_in_fan_out": any(isinstance(model.module.get_submodule(name), Conv1D) for name in names),
     }
 
 
 def short_names(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The shortest path ends that match the `chosen` of the `known` layers and no other: `q_proj`."""
+    """The shortest path ends that match the `chosen` of the `known` modules and no other: `q_proj`."""
     others = set(known) - set(chosen)
 
     def shortest(name: str) -> str:

@@ -58,9 +58,7 @@ class LoraBank:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         head = model.module.get_output_embeddings() if hasattr(model.module, "get_output_embeddings") else None
-        self.linears: dict[str, nn.Linear | Conv1D] = {
-            name: layer for name, layer in model.module.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
-        }
+        self.linears = find_linears(model.module)
         self.head_name = next((name for name, layer in self.linears.items() if layer is head), None)
         self.installed = False
         self.route: Route = []
@@ -164,6 +162,15 @@ def apply_adapters(name: str, route: Route, inputs: Tensor, output: Tensor) -> T
     return output
 
 
+def find_linears(module: nn.Module) -> dict[str, nn.Linear | Conv1D]:
+    """The linear layers by name. A subclass that multiplies in another way (DeepSeek-V4's groups) is none."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, (nn.Linear, Conv1D)) and type(layer).forward in (nn.Linear.forward, Conv1D.forward)
+    }
+
+
 def find_portable(module: nn.Module) -> dict[str, nn.Linear | Conv1D]:
     """The linear layers, by name, whose adapters load in peft.
 
@@ -175,9 +182,8 @@ def find_portable(module: nn.Module) -> dict[str, nn.Linear | Conv1D]:
     outputs = [getattr(m, "out_proj", None) for m in modules if hasattr(m, "A_log") and hasattr(m, "D")]
     return {
         name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, (nn.Linear, Conv1D))
-        and not any(layer is output for output in outputs)
+        for name, layer in find_linears(module).items()
+        if not any(layer is output for output in outputs)
         and not (is_mixture and name.rsplit(".", 1)[-1] in EXPERT_PARTS)
     }
 
