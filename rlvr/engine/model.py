@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class LanguageModel:
         self.context = int(
             getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 30
         )
-        if (fixed := _fixed_rope_length(text)) < self.context:
+        if (fixed := _fixed_rope_length(text, self.context)) < self.context:
             self.notes.append(
                 f"rows are limited to {fixed} tokens of {self.context}: beyond them this model's rotary embedding "
                 "(longrope) depends on the longest row of a batch, so sampling and training would differ"
@@ -119,8 +118,8 @@ class LanguageModel:
         return dict(self.module.named_parameters())
 
 
-def _fixed_rope_length(text: Any) -> int | float:
+def _fixed_rope_length(text: Any, context: int) -> int:
     """The length up to which each row's rotary frequencies are its own. Longrope takes others for a longer batch."""
     rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]  # one, or one for each kind of layer
-    return min((k["original_max_position_embeddings"] for k in kinds if k.get("rope_type") == "longrope"), default=inf)
+    return min([context, *(k["original_max_position_embeddings"] for k in kinds if k.get("rope_type") == "longrope")])

@@ -92,7 +92,7 @@ def check_is_causal(config: Any, where: str) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{where}: {kind} is an encoder-decoder model; expected {EXPECTED}")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if senses := _list_senses(config):
         # Some of these have a class of their own for the language model inside, which is then what loads.
         if model_class is None or model_class.config_class is type(config):
@@ -129,16 +129,16 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
     check_is_causal(config, f"model.name={name!r}")
-    module: Any
     is_quantized = False
     try:
         with without_progress_bar():
-            module, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype=pick_dtype(dtype, where),
                 use_safetensors=True,  # loading a pickle can run code
                 output_loading_info=True,
             )
+        module, found = loaded
         module = module.to(where)
         is_quantized = getattr(module, "is_quantized", False)
     except (OSError, ValueError, KeyError, ImportError) as error:
