@@ -294,7 +294,8 @@ PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
-        environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, models, api,
+        environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, models,
+        api,
     )
 }  # fmt: skip
 
