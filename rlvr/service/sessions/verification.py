@@ -57,7 +57,12 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # without tests or an answer: rules on form, and an opinion
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NESTED = ("composite",)  # names other rewards in its options; a request gives these as `verifiers` with weights
-NEED_MORE = ("environment", "first_attempt", "grader")  # need a run's episode or a configuration, which no session has
+NEED_MORE = (
+    "classifier",
+    "environment",
+    "first_attempt",
+    "grader",
+)  # need a run's episode or a configuration, which no session has
 MODULAR = ("boxed", "combined", "correct")  # need the modulus that the generator's arithmetic environment sets
 
 Judge = TextEndpoint | LocalJudge  # a model behind a URL, or one in this process
