@@ -38,6 +38,7 @@ HEAVY = (
     "scipy",
     "mlflow",
     "tensorboard",
+    "wandb",
 )
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

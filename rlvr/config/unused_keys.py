@@ -117,7 +117,11 @@ def find_unused(config: RunConfig) -> UnusedKeys:
                 for key in ("quick_tasks", "quick_samples")
             ]
     if not config.tracking.mlflow:
-        idle += [(f"tracking.{key}", "tracking.mlflow is false") for key in ("mlflow_uri", "experiment")]
+        idle.append(("tracking.mlflow_uri", "tracking.mlflow is false"))
+        if not config.tracking.wandb:
+            idle.append(("tracking.experiment", "neither tracking.wandb nor tracking.mlflow is true"))
+    if not config.tracking.wandb:
+        idle.append(("tracking.wandb_tags", "tracking.wandb is false"))
     if config.training.order != "completion":
         idle.append(("training.stale", "training.schedule is not completion: no group is ever too old"))
     elif config.training.max_steps_off_policy == 0:

@@ -9,7 +9,6 @@ Exercised by `python -m pytest tests/test_trackers.py`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -18,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.files import write_atomic
-from rlvr.tracking.tracker import MetricRow, Status, without_passwords
+from rlvr.tracking.tracker import MetricRow, RunMemory, Status, without_passwords
 
 # Only where the user has not said otherwise. Telemetry stays off. MLflow calls its folder store "maintained only" and
 # asks for this word. A server that does not answer may hold up a training step for seconds, not for minutes.
@@ -66,14 +64,13 @@ class MlflowStore:
             ) from error
         self._experiment, self._run_name, self._folder = experiment, run_name, folder
         self._params = dict(_flat(config))
-        self._memory = folder / "mlflow.json"
+        self._memory = RunMemory(folder / "mlflow.json", self._params)
         self._run = ""
         self._there: dict[str, set[int]] = {}  # steps of a phase that the store has
 
     def begin(self, kept: Sequence[MetricRow]) -> None:
         """Go on in the MLflow run that the run folder remembers, or start one. Kept rows it lacks are sent again."""
-        fingerprint = hashlib.sha256(json.dumps(self._params, sort_keys=True).encode()).hexdigest()
-        self._run = self._stored_run(fingerprint) or self._new(fingerprint)
+        self._run = self._stored_run() or self._new()
         self.write(kept)
 
     def write(self, rows: Sequence[MetricRow]) -> None:
@@ -101,16 +98,12 @@ class MlflowStore:
             self._there[phase] = {metric.step for metric in history}
         return self._there[phase]
 
-    def _stored_run(self, fingerprint: str) -> str | None:
+    def _stored_run(self) -> str | None:
         """The MLflow run of an earlier attempt at this very config, if it is still there."""
         from mlflow.exceptions import MlflowException
 
-        try:
-            memory = json.loads(self._memory.read_text(encoding="utf-8"))
-            run, same = str(memory["run_id"]), memory["config"] == fingerprint
-        except (OSError, ValueError, KeyError, TypeError):  # none yet, or not what was written there
-            return None
-        if not same:
+        run = self._memory.read()
+        if run is None:
             return None
         try:
             found = self._client.get_run(run)
@@ -123,7 +116,7 @@ class MlflowStore:
         self._client.update_run(run, status="RUNNING")
         return run
 
-    def _new(self, fingerprint: str) -> str:
+    def _new(self) -> str:
         from mlflow.entities import Param
 
         self._there = {}
@@ -134,7 +127,7 @@ class MlflowStore:
         params = [Param(name, value) for name, value in self._params.items()]
         for start in range(0, len(params), _PARAMS):
             self._client.log_batch(run, params=params[start : start + _PARAMS])
-        write_atomic(self._memory, json.dumps({"run_id": run, "config": fingerprint}))
+        self._memory.store(run)
         return run
 
 

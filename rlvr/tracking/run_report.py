@@ -33,17 +33,8 @@ def final_table(summary: Mapping[str, Any]) -> str:
     Rates are percentages and their differences percentage points; rewards stay decimals.
     """
     trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
-    baseline: Mapping[str, Any] = summary["baseline"]
-    final: Mapping[str, Any] = summary["final"]
-    rows: list[tuple[str, ...]] = [("Metric", "Baseline", trained, "Improvement")]
-    rows += [
-        _comparison_row(_LABELS.get(name) or name, baseline[name], final[name]) for name in baseline if name in final
-    ]
-    parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
-    parts += (summary.get("beside") or {}).items()
-    rows += [_comparison_row(f"pass@1, {part}", b["baseline"]["pass@1"], b["final"]["pass@1"]) for part, b in parts]
-    p = summary["p_value"]
-    basis = [f"paired test: p {'< 0.0001' if p < 1e-4 else f'= {p:.4f}'}", "[95% interval]"]
+    rows: list[tuple[str, ...]] = [("Metric", "Baseline", trained, "Improvement"), *comparison_rows(summary)]
+    basis = [describe_test(summary), "[95% interval]"]
     if summary.get("steps") == 0:
         rows, basis = [row[:2] for row in rows], basis[1:]
     first = max(_WIDTHS[0], *(len(row[0]) + 2 for row in rows))
@@ -68,6 +59,25 @@ def final_table(summary: Mapping[str, Any]) -> str:
     if summary.get("control", "none") != "none":
         lines.append(f"CONTROL RUN ({summary['control']}): training used coin flips, not the verifier's verdicts")
     return "\n".join([*lines, rule])
+
+
+def comparison_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name, baseline, trained, change) as text, for every metric, then for every level and extra held-out set."""
+    baseline, final = summary["baseline"], summary["final"]
+    rows = [
+        _comparison_row(_LABELS.get(name) or name, baseline[name], final[name]) for name in baseline if name in final
+    ]
+    parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
+    parts += (summary.get("beside") or {}).items()
+    return rows + [
+        _comparison_row(f"pass@1, {part}", b["baseline"]["pass@1"], b["final"]["pass@1"]) for part, b in parts
+    ]
+
+
+def describe_test(summary: Mapping[str, Any]) -> str:
+    """`paired test: p = 0.0312`"""
+    p = summary["p_value"]
+    return f"paired test: p {'< 0.0001' if p < 1e-4 else f'= {p:.4f}'}"
 
 
 def stored_summary(folder: Path) -> dict[str, Any]:

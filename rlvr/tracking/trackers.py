@@ -1,4 +1,4 @@
-"""Further destinations of a run's metrics: TensorBoard, MLflow and the store of the service, each an extra.
+"""Further destinations of a run's metrics, each an extra: TensorBoard, MLflow, Weights & Biases, the service's store.
 
     trackers = Trackers(TrackingOptions(tensorboard=True), folder, "my-run", settings, warn)
     with trackers.running(rows_that_stand):
@@ -8,12 +8,13 @@
 `metrics.jsonl` is complete whatever happens: if a tracker fails (disk full, no server), there is one warning, its rows
 wait and are sent again, and training goes on. Exercised by `python -m pytest tests/test_trackers.py`. Left out on
 purpose:
-uploads of weights and pictures, and trackers that need an account.
+uploads of weights and pictures.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,14 +34,18 @@ class TrackingOptions:
     """Trackers beside `metrics.jsonl`.
 
     `tensorboard` writes event files into the run's folder. `mlflow` logs to the store at `mlflow_uri` (None: a local
-    one, `mlruns` in the run's root) under `experiment`. `store` is the URL of a database (SQLite, PostgreSQL) that gets
-    the run and all of its completions, to be read and analysed together with those of the service.
+    one, `mlruns` in the run's root) under `experiment`. `wandb` logs to the project `experiment` of Weights & Biases,
+    with `wandb_tags`; the other settings are its own variables (WANDB_ENTITY, WANDB_MODE=offline). `store` is the URL
+    of a database (SQLite, PostgreSQL) that gets the run and all of its completions, to be read and analysed together
+    with those of the service.
     """
 
     tensorboard: bool = False
     mlflow: bool = False
     mlflow_uri: str | None = None
     experiment: str = "rlvr"
+    wandb: bool = False
+    wandb_tags: tuple[str, ...] = ()
     store: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,9 +65,11 @@ class Trackers:
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         recorder: Recorder | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`config` is stored as given: pass the content of `resolved.yaml`, which has no secrets.
 
+        `say` takes where a tracker shows the run.
         `recorder` is what `options.store` asks for (`rlvr.store.run_recorder`).
         """
         self._recorder = recorder
@@ -76,6 +83,12 @@ class Trackers:
 
             uri = options.mlflow_uri or (folder.parent / "mlruns").absolute().as_uri()
             trackers.append(MlflowStore(uri, options.experiment, run_name, config, folder))
+        if options.wandb:
+            from rlvr.tracking.wandb_run import WandbRun
+
+            is_default = options.experiment == TrackingOptions.experiment
+            project = None if is_default and "WANDB_PROJECT" in os.environ else options.experiment
+            trackers.append(WandbRun(project, run_name, options.wandb_tags, config, folder, say))
         self._feeds = [_Feed(tracker, warn, clock) for tracker in trackers]
 
     @contextmanager
@@ -102,7 +115,9 @@ class Trackers:
                 feed.close(status)
 
     def log(self, phase: str, step: int, metrics: Mapping[str, Any]) -> None:
-        row = MetricRow(phase, step, time.time(), _numbers(metrics))
+        self._add(MetricRow(phase, step, time.time(), _numbers(metrics)))
+
+    def _add(self, row: MetricRow) -> None:
         for feed in self._feeds:
             feed.add(row)
 
@@ -113,7 +128,7 @@ class Trackers:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Log the numbers of `summary.json` as metrics of a phase `summary`: `summary/final/pass@1` and so on."""
-        self.log("summary", 0, dict(_flat_summary(summary)))
+        self._add(MetricRow("summary", 0, time.time(), dict(_flat_summary(summary)), summary))
 
 
 class _Feed:
@@ -162,7 +177,7 @@ class _Feed:
         self.retry = min(2 * self.retry, _LAST_RETRY)
         if not self.warned:
             self.warned = True
-            problem = without_passwords(f"{type(error).__name__}: {error}")
+            problem = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
             if len(problem) > 300:  # cut between words: half a secret would not be recognised
                 problem = f"{problem[:300].rpartition(' ')[0] or problem[:300]} ..."
             self.warn(f"{self.tracker.name} failed ({problem}); training goes on, metrics.jsonl has every step")
