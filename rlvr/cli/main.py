@@ -1,9 +1,10 @@
-"""The command line: `rlvr train`, `study`, `evaluate`, `verify`, `audit`, `serve`, `view`, `doctor`, `bench`, `config`.
+"""The command line: `rlvr train`, `evaluate`, `study`, `push`, `verify`, `audit`, `serve`, `view`, `doctor` and others.
 
     rlvr train --config-name=arithmetic seed=1
     rlvr train --config=mine.yaml training.steps=50
     rlvr study --config-name=arithmetic seeds=1..5
     rlvr evaluate runs/arithmetic
+    rlvr push runs/arithmetic OWNER/REPO --private
     rlvr verify completions.jsonl --reward code --out verdicts.jsonl
     rlvr audit --reward code --attack
     rlvr serve engine --model ./my-model --port 8000
@@ -30,6 +31,7 @@ from rlvr.cli.bench import bench
 from rlvr.cli.evaluate_service import evaluate_service
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
+from rlvr.cli.push_command import push
 from rlvr.cli.serve_commands import serve_app
 from rlvr.cli.study_command import study
 from rlvr.cli.train_commands import evaluate, show_config, train
@@ -48,7 +50,7 @@ UsageError: type[Exception] = typer.BadParameter.mro()[1]
 
 # In the order of the help, under the heading of each group.
 _COMMANDS = {
-    "Train and evaluate": {"train": train, "evaluate": evaluate, "study": study, "config": show_config},
+    "Train and evaluate": {"train": train, "evaluate": evaluate, "study": study, "push": push, "config": show_config},
     "Look at runs": {"view": view, "doctor": doctor},
     "Verifiers": {"verify": verify, "audit": audit},
     "Measure": {"bench": bench, "evaluate-service": evaluate_service},

@@ -5,6 +5,7 @@ torch is imported when the engine is built, so that a run can be planned without
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.files import find_damage
-from rlvr.core.protocols import TrainingClient
+from rlvr.core.protocols import SamplingClient, TrainingClient
 
 EXTRA = "pip install 'rlvr[train]'"
 _BUILT_TOKENIZERS = ("words", "characters", "pieces")
@@ -25,6 +26,11 @@ _EXPECTED = (
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a whole model, and not an adapter alone."""
     return (folder / "config.json").exists()
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it is written as a name of the hub, OWNER/NAME, and no file here has it."""
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def load_named_tokenizer(name: str, request: ClientRequest) -> Any:
@@ -114,6 +120,16 @@ def _build(request: ClientRequest) -> TrainingClient:
 
         load_adapter(folder, policy)
     return LocalTrainingClient(engine, policy, request.folder)
+
+
+def build_sampler(request: ClientRequest, adapter: Path | None = None) -> SamplingClient:
+    """A sampler of a model as it is, or of an adapter on it; no weight can be trained."""
+    engine = _build_engine(request)
+    from rlvr.clients.local import LocalSamplingClient
+
+    for note in engine.model.notes:
+        request.warn(note)
+    return LocalSamplingClient(engine, engine.load_snapshot(adapter) if adapter else engine.base_snapshot())
 
 
 def _describe(request: ClientRequest) -> str:

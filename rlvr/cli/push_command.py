@@ -1,0 +1,159 @@
+"""`rlvr push`: a run's weights with a model card, to the Hugging Face hub or into a folder.
+
+The hub is asked by `huggingface_hub`, with the token of `hf auth login` or HF_TOKEN, at HF_ENDPOINT if that is set. The
+optimizer's state stays here. Exercised by `python -m pytest tests/test_push.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rlvr.cli.model_card import CardSource
+
+PATIENCE = 5.0  # seconds for the first answer of the hub
+# Files of a checkpoint that only a resume needs.
+_OWN_FILES = ("optimizer.safetensors", "gradients.safetensors", "policy.json", "checksums.json")
+
+
+class PushedCheckpoint(str, Enum):
+    last = "last"
+    best = "best"
+
+
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run folder.")],
+    target: Annotated[str, typer.Argument(metavar="OWNER/REPO|FOLDER", help="A hub repository, or a path like ./out.")],
+    private: Annotated[bool, typer.Option("--private", help="Make the repository a private one.")] = False,
+    checkpoint: Annotated[
+        PushedCheckpoint, typer.Option("--checkpoint", help="The last weights, or the best that the run kept.")
+    ] = PushedCheckpoint.last,
+) -> None:
+    """Upload a run's weights with a model card: what was trained, the result with intervals, and every setting.
+
+    rlvr push runs/arithmetic OWNER/REPO --private
+
+    rlvr push runs/arithmetic ./out
+    """
+    from rlvr.cli.model_card import CardSource, model_card, read_reward
+    from rlvr.clients.local_engine import is_hub_name
+    from rlvr.config import read
+    from rlvr.tracking.run_report import stored_summary
+
+    is_folder = target.startswith((".", "/", "~"))
+    if not is_folder and not is_hub_name(target):
+        raise ValueError(f"{target!r}: expected OWNER/REPO, or a folder as a path that begins with ./ or /")
+    if is_folder and private:
+        raise ValueError(f"--private is for a repository of the hub, and {target} is a folder; leave it out")
+    if not (run / "resolved.yaml").exists():
+        raise ValueError(f"{run} is not a run folder (no resolved.yaml)")
+    folder = find_checkpoint(run, checkpoint)
+    settings = read(run / "resolved.yaml")
+    summary = stored_summary(run) if (run / "summary.json").exists() else None
+    source = CardSource(run.resolve().name, settings, summary, folder, read_reward(run, settings))
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _OWN_FILES}
+    place = Path(target).expanduser()
+    card = model_card(source, place.resolve().name if is_folder else target)
+    where = _write(place, files, card) if is_folder else _upload(target, files, card, private, source)
+    typer.echo(f"{folder.name} of {run} and its model card are at {where}")
+    if source.adapter and not source.hub_base:
+        typer.echo(
+            f"its base model, {source.adapter.get('base_model_name_or_path')}, is not one of the hub: share that too"
+        )
+
+
+def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
+    """The folder of a run's last whole checkpoint, or of the best one, which `checkpoints/best.json` names."""
+    from rlvr.core.files import find_damage, read_json
+    from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
+
+    if which is PushedCheckpoint.best:
+        pointer = run / "checkpoints" / "best.json"
+        if not pointer.exists():
+            raise ValueError(f"{run} kept no best checkpoint (no {pointer}); push the last one: --checkpoint last")
+        named = read_json(pointer, "the name of the best checkpoint").get("checkpoint")
+        folder = run / "checkpoints" / Path(str(named)).name
+        if damage := find_damage(folder):
+            raise ValueError(f"{pointer} names {named!r}: {damage}; push the last one: --checkpoint last")
+    elif (newest := newest_checkpoint(run)) is not None:
+        folder = newest
+    else:
+        raise ValueError(f"{run} has no checkpoint yet; train it first")
+    if (folder / REMOTE).exists():
+        raise ValueError(f"the weights of {folder} are at a server ({weights_path(folder)}); download them there")
+    return folder
+
+
+def _write(place: Path, files: Mapping[str, Path], card: str) -> str:
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ValueError(f"{place} exists and is not an empty folder; give another one")
+    place.mkdir(parents=True, exist_ok=True)
+    for name, path in files.items():
+        shutil.copyfile(path, place / name)
+    (place / "README.md").write_text(card, encoding="utf-8")
+    return str(place)
+
+
+def _upload(repo: str, files: Mapping[str, Path], card: str, private: bool, source: CardSource) -> str:
+    try:
+        from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    except ModuleNotFoundError as error:
+        raise ValueError(f"pushing to the hub needs {error.name}: pip install 'rlvr[train]'") from error
+    token = get_token()
+    if token is None:
+        raise ValueError(
+            "the hub needs a token with the right to write: log in with `hf auth login`, or set HF_TOKEN "
+            "(https://huggingface.co/settings/tokens)"
+        )
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    try:
+        call_within(PATIENCE, api.whoami, api.endpoint)
+        url = api.create_repo(repo, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo).private:
+            raise ValueError(
+                f"{repo} exists and is public; make it private on its settings page, or leave --private out"
+            )
+        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        operations.append(CommitOperationAdd("README.md", card.encode()))
+        message = f"rlvr push: {source.checkpoint.name} of {source.run}"
+        api.create_commit(repo, operations, commit_message=message)
+    except ValueError:
+        raise
+    except Exception as error:  # the hub's client and its HTTP library have classes of their own
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        refused = f"the hub answered {status}" if status else "the hub cannot be reached"
+        raise ValueError(f"{repo}: {refused} ({_first_line(error, token)})") from error
+    return str(url)
+
+
+def call_within(seconds: float, call: Callable[[], Any], address: str) -> None:
+    """Make the first call to a server. It runs in a thread, because looking up a name has no time limit of its own."""
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise ValueError(f"{address} did not answer within {seconds:g} seconds; check the network, or HF_ENDPOINT")
+    for error in failures:
+        raise error
+
+
+def _first_line(error: Exception, token: str) -> str:
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"\s*\(Request ID.*", "", text.replace(token, "***"))[:300]
