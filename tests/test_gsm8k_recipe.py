@@ -15,7 +15,8 @@ import rlvr
 from rlvr.cli.main import run
 from rlvr.config import dump, load, read
 from rlvr.config.build_config import build_config
-from rlvr.config.build_run import build_source, evaluate_saved
+from rlvr.config.build_run import build_source
+from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.envs.prompt import encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options

@@ -13,7 +13,7 @@ from prompt_cases import CHAT, ENABLE_THINKING, first, play
 from tiny_run import RunKilled, attempt, stored_steps
 
 import rlvr
-from rlvr.config.build_run import evaluate_saved
+from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import load_tokenizer

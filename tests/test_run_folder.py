@@ -13,7 +13,8 @@ from tiny_run import TINY
 from rlvr.cli.main import run
 from rlvr.config import LoadedConfig, dump, load, read
 from rlvr.config.build_config import build_config, resolved_values
-from rlvr.config.build_run import build_source, evaluate_saved, open_run, plan, prompt_options
+from rlvr.config.build_run import build_source, open_run, plan, prompt_options
+from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import write_atomic
 from rlvr.envs.prompt import PromptOptions

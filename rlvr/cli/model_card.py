@@ -115,10 +115,11 @@ def _results(source: CardSource) -> str:
         said.append(
             f"This is a control run ({summary['control']}): training used coin flips, not the verifier's verdicts."
         )
-    if summary.get("weights_sha256") != source.weights_sha256:
+    chosen = (summary.get("best") or {}).get("checkpoint") if summary.get("report") == "best" else None
+    if (source.checkpoint.name != chosen) if chosen else (summary.get("weights_sha256") != source.weights_sha256):
         said.append(
-            f"**These are the numbers of the run's last weights. This model is its checkpoint "
-            f"`{source.checkpoint.name}`.**"
+            f"**These are the numbers of the run's {f'best checkpoint, `{chosen}`' if chosen else 'last weights'}. This "
+            f"model is its checkpoint `{source.checkpoint.name}`.**"
         )
     return f"{table}\n\n{' '.join(said)}"
 

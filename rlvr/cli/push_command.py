@@ -73,17 +73,14 @@ def push(
 
 def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
     """The folder of a run's last whole checkpoint, or of the best one, which `checkpoints/best.json` names."""
-    from rlvr.core.files import find_damage, read_json
+    from rlvr.core.files import find_damage
+    from rlvr.training.best_checkpoint import BEST, resolve_best
     from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
 
     if which is PushedCheckpoint.best:
-        pointer = run / "checkpoints" / "best.json"
-        if not pointer.exists():
-            raise ValueError(f"{run} kept no best checkpoint (no {pointer}); push the last one: --checkpoint last")
-        named = read_json(pointer, "the name of the best checkpoint").get("checkpoint")
-        folder = run / "checkpoints" / Path(str(named)).name
+        folder = resolve_best(run / "checkpoints" / BEST)
         if damage := find_damage(folder):
-            raise ValueError(f"{pointer} names {named!r}: {damage}; push the last one: --checkpoint last")
+            raise ValueError(f"the best checkpoint of {run} is damaged: {damage}; push the last one: --checkpoint last")
     elif (newest := newest_checkpoint(run)) is not None:
         folder = newest
     else:

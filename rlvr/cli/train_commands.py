@@ -111,24 +111,46 @@ def train(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints, such as RUN/checkpoints/best.")],
+    weights: Annotated[
+        str,
+        typer.Argument(
+            help="A run folder, a checkpoint such as RUN/checkpoints/best, or the folder or hub name of a model or an adapter."
+        ),
+    ],
     overrides: Overrides = None,
+    config_name: ConfigName = None,
+    config: ConfigFile = None,
+    config_path: ConfigPath = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file for the JSON report; default: standard output.")
+    ] = None,
 ) -> None:
-    """Evaluate a saved policy on the held-out tasks of its run: pass@1, pass@k and mean reward with intervals.
+    """Evaluate weights on held-out tasks: pass@1, pass@k and mean reward with intervals.
 
     rlvr evaluate runs/arithmetic evaluation.samples=16
 
-    This builds what the run's resolved.yaml names, and imports functions given as module:function: evaluate a run
-    folder of another person only if you would run their code.
+    rlvr evaluate ./my-model --config-name=gsm8k env.kwargs.path=./gsm8k --out report.json
+
+    A run has tasks of its own; a model takes those of a config. This builds what the run's resolved.yaml names, and
+    imports functions given as module:function: evaluate a run folder of another person only if you would run their
+    code.
     """
-    from rlvr.config.build_run import evaluate_saved
+    from rlvr.config.evaluate_weights import evaluate_weights
+    from rlvr.core.files import write_atomic
     from rlvr.tracking import RunConsole, evaluation_table
 
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     with RunConsole(stream=sys.stderr) as console:
-        result = evaluate_saved(run, overrides or [], console)
+        result = evaluate_weights(
+            weights, overrides or [], console, config_name=config_name, config_path=config or config_path
+        )
         console.close()
         console.note(evaluation_table(result))
-    typer.echo(json.dumps(result, indent=2))
+    if out is None:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        write_atomic(out, json.dumps(result, indent=2) + "\n")
 
 
 def show_config(

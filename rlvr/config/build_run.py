@@ -16,13 +16,13 @@ from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.loss_specs import is_own_loss
 from rlvr.clients.custom_loss import try_own_loss
 from rlvr.clients.registry import resolve_client
-from rlvr.config import LoadedConfig, difference, dump, load, read
+from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, client_request, core_shares
-from rlvr.config.build_config import add_defaults, build_config, resolved_values
+from rlvr.config.build_config import add_defaults, resolved_values
 from rlvr.config.run_tasks import check_demonstrations, count_tasks, fit_prompts
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
-from rlvr.core.files import find_damage, sha256, write_atomic
+from rlvr.core.files import sha256, write_atomic
 from rlvr.core.protocols import Feature, TaskSource
 from rlvr.core.registry import load_path
 from rlvr.envs import resolve_environment
@@ -30,22 +30,17 @@ from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
-from rlvr.tracking import RunConsole
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
-from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.compatibility import check_compatibility
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import heldout_split
-from rlvr.training.heldout import HeldoutEvaluator
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import TrainerParts
 from rlvr.training.trainer import Trainer
 from rlvr.training.training_job import TrainingJob
 
 CONNECTION_KEYS = ("model.base_url", "model.api_key")  # the server and its key: they do not change what a run computes
-# What may differ between a run and a later evaluation of its weights.
-EVALUATION_KEYS = ("evaluation.", "engine.", "seed", "model.device", "model.dtype")
 READ_AS_TEXT = PromptOptions(chat="off")
 
 
@@ -238,7 +233,7 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
     watched = build_watched(config)
     if reward.caution and not {w.name for w in watched} - {reward.name} and config.training.mode == "rlvr":
         warn(f"the reward {reward.name!r} can be hacked: {reward.caution}")
-    trackers = build_trackers(config, folder, warn)
+    trackers = build_trackers(config, folder, say, warn)
     client = build_client(config, source, folder / "checkpoints", say, warn)
     options = prompt_options(config, folder)
     source = apply_prompt_options(source, client.get_tokenizer(), options)
@@ -266,7 +261,9 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
     )
 
 
-def build_trackers(config: RunConfig, folder: Path, warn: Callable[[str], None]) -> Trackers:
+def build_trackers(
+    config: RunConfig, folder: Path, say: Callable[[str], None], warn: Callable[[str], None]
+) -> Trackers:
     settings, recorder = read(folder / "resolved.yaml"), None
     if config.tracking.store:
         try:
@@ -277,79 +274,4 @@ def build_trackers(config: RunConfig, folder: Path, warn: Callable[[str], None])
             recorder = RunRecorder(config.tracking.store, folder, folder.name, settings, warn)
         except ValueError as error:
             raise ValueError(f"tracking.store: {error}") from error
-    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder)
-
-
-def evaluate_saved(place: Path, overrides: list[str], console: RunConsole) -> dict[str, Any]:
-    """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run, where
-    `checkpoints/best` is the best one.
-
-    `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Tasks by whose interim
-    evaluations the run stopped or chose are never among those evaluated. Nothing is written.
-    """
-    for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
-        if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
-            raise ValueError(
-                f"{key} cannot be changed here: saved weights are evaluated with the settings of their run. Only "
-                "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
-            )
-    given = place.expanduser()
-    place = resolve_best(given)
-    inside = place.parent.name == "checkpoints"
-    folder = place.parent.parent if inside else place
-    stored = folder / "resolved.yaml"
-    if not stored.exists():
-        raise ValueError(f"{place} is neither a run folder nor a checkpoint in one (no resolved.yaml)")
-    # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
-    begun = build_config(load(None, str(stored), []))
-    config = build_config(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
-    seed = build_config(load(None, str(stored), overrides)).seed
-    if not inside:
-        checkpoint = journal.newest_checkpoint(folder)
-        if checkpoint is None:
-            raise ValueError(f"{folder} has no checkpoint yet; train it first, or give one of its checkpoints")
-        place = checkpoint
-    elif wrong := find_damage(place):
-        raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
-    source = build_source(config)
-    start_rewards(config, source)
-    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
-    client.load_state(journal.weights_path(place)).result()
-    source = apply_prompt_options(source, client.get_tokenizer(), prompt_options(config, folder))
-    source = fit_prompts(config, source, client.get_tokenizer(), console.note)
-    options = config.evaluation
-    heldout = HeldoutEvaluator(
-        source,
-        build_reward(config, source),
-        build_watched(config),
-        config.rollout,
-        options,
-        config.training.error_budget,
-        has_interim=has_interim(config),
-    )
-    _, chosen_by = heldout_split(source, begun.evaluation, has_interim=has_interim(begun))
-    if begun.evaluation.quick_tasks is not None:  # with other sizes the split is another one
-        ids = {task.id for task in chosen_by}
-        heldout.tasks = [task for task in heldout.tasks if task.id not in ids]
-    elif place != given or place.name.startswith("best-"):
-        console.warn(
-            "the run chose its best checkpoint by the tasks that are evaluated here (evaluation.quick_tasks=null): the "
-            "pass rate is overstated"
-        )
-    tasks = len(heldout.tasks)
-    if tasks < options.tasks and any("evaluation.tasks=" in text for text in overrides):
-        console.warn(f"evaluation.tasks={options.tasks}, but {config.env.name} holds out {tasks} tasks to report on")
-
-    console.phase("evaluation", tasks, unit="tasks")
-    result = heldout.evaluate(client.create_sampling_client(), seed, lambda done: console.step({}, done))
-    return {
-        "checkpoint": str(place),
-        **result.intervals(),
-        "by_level": {level: result.intervals(level) for level in result.levels},
-        "beside": {
-            name: {**extra.intervals(), "tasks": len(heldout.extra[name]), "unjudged": extra.unjudged}
-            for name, extra in result.extra_heldout.items()
-        },
-        "tasks": tasks,
-        "unjudged": result.unjudged,
-    }
+    return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder, say=say)

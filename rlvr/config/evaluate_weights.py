@@ -1,0 +1,244 @@
+"""`rlvr evaluate`: the held-out tasks of a run for its saved weights, or of any config for a model from elsewhere.
+
+    evaluate_weights("runs/arithmetic", ["evaluation.samples=16"], console)
+    evaluate_weights("./my-model", ["env.kwargs.path=./gsm8k"], console, config_name="gsm8k")
+
+A model is a plain folder of transformers, an adapter of peft, or a hub name; it is sampled from as it is. With the
+config and seed of a run it is asked the same tasks with the same random draws as that run's baseline. Nothing is
+written here. Exercised by `python -m pytest tests/test_evaluate_model.py tests/test_run_folder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
+from rlvr.config import CLI, LoadedConfig, load
+from rlvr.config.build_client import build_client, client_request, core_shares
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import (
+    build_reward,
+    build_source,
+    build_watched,
+    has_interim,
+    prompt_options,
+    start_rewards,
+)
+from rlvr.config.run_tasks import fit_prompts
+from rlvr.config.schema import RunConfig
+from rlvr.core.files import find_damage, read_json
+from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.envs.prompt import PromptOptions
+from rlvr.envs.prompted_source import apply_prompt_options
+from rlvr.tracking import RunConsole
+from rlvr.training import journal
+from rlvr.training.best_checkpoint import resolve_best
+from rlvr.training.evaluate import heldout_split
+from rlvr.training.heldout import HeldoutEvaluator
+
+# What may differ between a run and a later evaluation of its weights.
+EVALUATION_KEYS = ("evaluation.", "engine.", "seed", "model.device", "model.dtype")
+# What of the section `model` counts for a model from elsewhere, beside its name.
+MODEL_KEYS = ("tokenizer", "device", "dtype")
+EXPECTED = (
+    "a run folder, one of its checkpoints, a model folder (config.json and its weights), an adapter "
+    "(adapter_config.json) or a hub name (OWNER/NAME)"
+)
+
+
+def evaluate_weights(
+    place: str,
+    overrides: Sequence[str],
+    console: RunConsole,
+    *,
+    config_name: str | None = None,
+    config_path: str | None = None,
+) -> dict[str, Any]:
+    """Metrics with intervals of what is at `place`, a path or a hub name. A config names the tasks of a model; a run
+    has its own."""
+    folder = Path(place).expanduser()
+    if (folder / "resolved.yaml").exists() or (_run_of(folder) / "resolved.yaml").exists():
+        if config_name or config_path:
+            raise ValueError(
+                f"{place} is a run, which is evaluated on the tasks of its own config; leave the config out"
+            )
+        return evaluate_saved(folder, overrides, console)
+    check_weights(place)
+    return evaluate_model(place, load(config_name, config_path, overrides), console)
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint lies in; the checkpoint itself if it lies in none."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+
+
+def check_weights(place: str) -> None:
+    """ValueError if no model is at `place`. A hub is not asked."""
+    folder = Path(place).expanduser()
+    if is_hub_name(place) and not Path(folder.parts[0]).is_dir():
+        return
+    if not (is_model(folder) or (folder / "adapter_config.json").exists()):
+        found = "it holds no weights that are known here" if folder.is_dir() else "there is no such folder"
+        raise ValueError(f"{place}: {found}; expected {EXPECTED}")
+    config = read_json(folder / "config.json", "the config of a model") if is_model(folder) else {}
+    for kind in config.get("architectures") or ():
+        if "Classification" in str(kind):
+            raise ValueError(
+                f"{place} is a {kind}, which writes no text; expected a language model. As a reward it is "
+                f"reward.type=classifier reward.kwargs.model={place}"
+            )
+
+
+def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole) -> dict[str, Any]:
+    """Evaluate a model or an adapter on the held-out tasks of a config, whose own model does not count."""
+    if not (loaded.values.get("env") or {}).get("name"):
+        raise ValueError(
+            f"{place} is a model: which tasks is it to solve? Give --config-name=NAME (gsm8k, for example), "
+            "--config=FILE or env.name=NAME"
+        )
+    folder = Path(place).expanduser()
+    adapter = folder if (folder / "adapter_config.json").exists() and not is_model(folder) else None
+    config = build_config(_with_model(loaded, place, adapter))
+    source = build_source(config)
+    start_rewards(config, source)
+    request = replace(client_request(config, source), cores=core_shares(config, source), warn=console.warn)
+    sampler = build_sampler(request, adapter)
+    source = _show_prompts(config, source, sampler, config.prompt, console)
+    result = _evaluate(config, source, sampler, config.seed, console)
+    _warn_of_tasks(result, config, loaded.origin.get("evaluation.tasks") == CLI, console)
+    return {"checkpoint": place, **result}
+
+
+def _with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> LoadedConfig:
+    """The config with the section `model` of weights that no run made."""
+    given: dict[str, Any] = loaded.values.get("model") or {}
+    typed = [key for key, origin in loaded.origin.items() if key.startswith("model.") and origin == CLI]
+    usable = [f"model.{key}" for key in (*MODEL_KEYS, *(["name"] if adapter else []))]
+    if wrong := [key for key in typed if key not in usable]:
+        raise ValueError(
+            f"{wrong[0]} has no effect here: {place} is evaluated as it is; {', '.join(usable)} may be given"
+        )
+    model = {key: given[key] for key in ("device", "dtype") if key in given}
+    model["name"] = (
+        str(Path(place).expanduser())
+        if adapter is None
+        else _base_of(adapter, given["name"] if "model.name" in typed else None)
+    )
+    if "model.tokenizer" in typed:
+        model["tokenizer"] = given["tokenizer"]
+    elif adapter and (adapter / "tokenizer_config.json").exists():
+        model["tokenizer"] = str(adapter)
+    origin = {key: source for key, source in loaded.origin.items() if not key.startswith("model.") or key in typed}
+    return replace(loaded, values={**loaded.values, "model": model, "client": "local"}, origin=origin)
+
+
+def _base_of(adapter: Path, given: str | None) -> str:
+    """The model that an adapter belongs to: the one that is given, else the one that it names itself."""
+    named = read_json(adapter / "adapter_config.json", "the config of an adapter").get("base_model_name_or_path")
+    base = given or named
+    if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
+        raise ValueError(
+            f"{adapter} is an adapter of {base!r}, which is no model here; give model.name=<its base model>"
+        )
+    return base
+
+
+def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -> dict[str, Any]:
+    """Evaluate the weights of a run folder (its last whole checkpoint) or of one checkpoint folder inside a run, where
+    `checkpoints/best` is the best one.
+
+    `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Tasks by whose interim
+    evaluations the run stopped or chose are never among those evaluated. Nothing is written.
+    """
+    for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
+        if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
+            raise ValueError(
+                f"{key} cannot be changed here: saved weights are evaluated with the settings of their run. Only "
+                "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
+            )
+    given, place = place, resolve_best(place)
+    folder = _run_of(place)
+    stored = folder / "resolved.yaml"
+    # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
+    begun = build_config(load(None, str(stored), []))
+    config = build_config(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
+    seed = build_config(load(None, str(stored), overrides)).seed
+    if folder == place:
+        checkpoint = journal.newest_checkpoint(folder)
+        if checkpoint is None:
+            raise ValueError(f"{folder} has no checkpoint yet; train it first, or give one of its checkpoints")
+        place = checkpoint
+    elif wrong := find_damage(place):
+        raise ValueError(f"checkpoint {place} is damaged or missing: {wrong}")
+    source = build_source(config)
+    start_rewards(config, source)
+    client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
+    client.load_state(journal.weights_path(place)).result()
+    sampler = client.create_sampling_client()
+    source = _show_prompts(config, source, sampler, prompt_options(config, folder), console)
+    _, chosen_by = heldout_split(source, begun.evaluation, has_interim=has_interim(begun))
+    if begun.evaluation.quick_tasks is None:  # with other sizes the split is another one
+        chosen_by = []
+        if place != given or place.name.startswith("best-"):
+            console.warn(
+                "the run chose its best checkpoint by the tasks that are evaluated here (evaluation.quick_tasks=null): "
+                "the pass rate is overstated"
+            )
+    result = _evaluate(config, source, sampler, seed, console, {task.id for task in chosen_by})
+    _warn_of_tasks(result, config, any("evaluation.tasks=" in text for text in overrides), console)
+    return {"checkpoint": str(place), **result}
+
+
+def _show_prompts(
+    config: RunConfig, source: TaskSource, sampler: SamplingClient, options: PromptOptions, console: RunConsole
+) -> TaskSource:
+    """The source as the model reads it, without prompts that are too long."""
+    tokenizer = sampler.get_tokenizer()
+    return fit_prompts(config, apply_prompt_options(source, tokenizer, options), tokenizer, console.note)
+
+
+def _evaluate(
+    config: RunConfig,
+    source: TaskSource,
+    sampler: SamplingClient,
+    seed: int,
+    console: RunConsole,
+    left_out: Collection[str] = (),
+) -> dict[str, Any]:
+    """The metrics of the held-out tasks, without those whose ids are `left_out`."""
+    options = config.evaluation
+    heldout = HeldoutEvaluator(
+        source,
+        build_reward(config, source),
+        build_watched(config),
+        config.rollout,
+        options,
+        config.training.error_budget,
+        has_interim=has_interim(config),
+    )
+    heldout.tasks = [task for task in heldout.tasks if task.id not in left_out]
+    tasks = len(heldout.tasks)
+    console.phase("evaluation", tasks, unit="tasks")
+    result = heldout.evaluate(sampler, seed, lambda done: console.step({}, done))
+    return {
+        **result.intervals(),
+        "by_level": {level: result.intervals(level) for level in result.levels},
+        "beside": {
+            name: {**extra.intervals(), "tasks": len(heldout.extra[name]), "unjudged": extra.unjudged}
+            for name, extra in result.extra_heldout.items()
+        },
+        "tasks": tasks,
+        "samples": options.samples,
+        "seed": seed,
+        "environment": config.env.name,
+        "unjudged": result.unjudged,
+    }
+
+
+def _warn_of_tasks(result: Mapping[str, Any], config: RunConfig, is_typed: bool, console: RunConsole) -> None:
+    asked = config.evaluation.tasks
+    if is_typed and result["tasks"] < asked:
+        console.warn(f"evaluation.tasks={asked}, but {config.env.name} holds out {result['tasks']} tasks to report on")
