@@ -50,7 +50,10 @@ def test_the_tables_name_keys_that_exist_and_no_word_twice() -> None:
 
 def test_every_word_of_trl_is_known() -> None:
     pytest.importorskip("trl")
-    code = "import dataclasses; from trl import GRPOConfig; print(*(f.name for f in dataclasses.fields(GRPOConfig)))"
+    code = (
+        "import dataclasses; from trl import GRPOConfig, ModelConfig; "
+        "print(*(f.name for config in (GRPOConfig, ModelConfig) for f in dataclasses.fields(config)))"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     fields = told.stdout.split()
     assert len(fields) > 150
@@ -116,7 +119,14 @@ def test_every_word_of_trl_is_known() -> None:
         ("bf16=true use_cpu=true", {"model.dtype": "bfloat16", "model.device": "cpu"}),
         ("bf16=false report_to=none use_vllm=false num_train_epochs=null push_to_hub=false", {}),
         ("report_to=[mlflow,tensorboard]", {"tracking.mlflow": True, "tracking.tensorboard": True}),
+        ("report_to=wandb project=sums", {"tracking.wandb": True, "tracking.experiment": "sums"}),
+        ("report_to=[none]", {}),
         ("lora_r=16 lora_alpha=32", {"model.lora.rank": 16, "model.lora.alpha": 32}),
+        ("lora_r=16 lora_target_modules=all-linear lora_dropout=0.0 load_in_4bit=false", {"model.lora.rank": 16}),
+        ("lora_target_modules=[q_proj,v_proj]", {"model.lora.targets": ["q_proj", "v_proj"]}),
+        ("lora_target_modules=q_proj", {"model.lora.targets": ["q_proj"]}),
+        ("dtype=bfloat16 model_revision=main bnb_4bit_quant_type=nf4 fp16=false", {"model.dtype": "bfloat16"}),
+        ("reward_model_name_or_path=./rm", {"reward.type": "classifier", "reward.kwargs.model": "./rm"}),
         ("save_steps=50 eval_steps=10 logging_steps=1", {"run.checkpoint_every": 50, "evaluation.every": 10}),
         (
             "data.train_batch_size=64 actor_rollout_ref.rollout.n=5 actor_rollout_ref.actor.ppo_mini_batch_size=32",
@@ -137,8 +147,8 @@ def test_every_word_of_trl_is_known() -> None:
             {"algorithm.advantage": "group_normalized", "algorithm.reduction": "sequence_mean"},
         ),
         (
-            "trainer.test_freq=5 trainer.save_freq=-1 trainer.logger=[console,mlflow]",
-            {"evaluation.every": 5, "tracking.mlflow": True},
+            "trainer.test_freq=5 trainer.save_freq=-1 trainer.logger=[console,wandb] trainer.project_name=sums",
+            {"evaluation.every": 5, "tracking.wandb": True, "tracking.experiment": "sums"},
         ),
     ],
 )
@@ -151,10 +161,20 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
     [
         ("use_vllm=true", ["use_vllm=true (from the command line): sampling is built in"]),
         ("lora_dropout=0.05", ["log-probs", "leave it out"]),
-        ("report_to=wandb", ["'wandb' is not supported", "tracking.mlflow"]),
         ("num_train_epochs=3 max_steps=7", ["max_steps=7", "num_train_epochs=3", "leave one of them out"]),
         ("data.truncation=middle", ["expected left or error"]),
-        ("push_to_hub=true", ["huggingface_hub"]),
+        ("report_to=comet_ml", ["'comet_ml' is not supported", "wandb, mlflow and tensorboard"]),
+        ("trainer.logger=[console,swanlab]", ["'swanlab' is not supported"]),
+        ("push_to_hub=true", ["rlvr push runs/NAME OWNER/REPO"]),
+        ("hub_model_id=me/it", ["rlvr push runs/NAME OWNER/REPO"]),
+        ("hub_token=hf_x", ["hf auth login", "HF_TOKEN"]),
+        ("load_in_4bit=true", ["kernels for quantized ones yet", "model.lora.rank"]),
+        ("dtype=float16", ["float16 needs a scaled loss", "bf16=true"]),
+        ("lora_dropout=0.1", ["leave it out"]),
+        ("use_rslora=true", ["plain LoRA"]),
+        ("reward_funcs=./model", ["reward.type=classifier", "reward.kwargs.model=FOLDER"]),
+        ("reward_model_name_or_path=./m reward.type=math", ["disagree"]),
+        ("reward_model.model.path=./m", ["reward.type=classifier"]),
         ("loss_type=cispo", ["algorithm.name=cispo"]),
         ("importance_sampling_level=sequence", ["algorithm.name=gspo"]),
         ("warmup_ratio=3", ["expected a share"]),
@@ -163,7 +183,7 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("gradient_accumulation_steps=4", ["per_device_train_batch_size"]),
         ("per_device_train_batch_size=9 num_generations=8", ["not a multiple of 8"]),
         ("bf16=yes-please", ["bf16", "expected true or false"]),
-        ("fp16=true", ["model.dtype"]),
+        ("fp16=true", ["float16 needs a scaled loss", "model.dtype"]),
         ("lr_scheduler_type=polynomial", ["expected linear, cosine"]),
         ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
         ("actor_rollout_ref.rollout.name=vllm", ["sampling is built in"]),

@@ -117,9 +117,10 @@ def _results(source: CardSource) -> str:
         )
     chosen = (summary.get("best") or {}).get("checkpoint") if summary.get("report") == "best" else None
     if (source.checkpoint.name != chosen) if chosen else (summary.get("weights_sha256") != source.weights_sha256):
+        measured = f"best checkpoint, `{chosen}`" if chosen else "last weights"
         said.append(
-            f"**These are the numbers of the run's {f'best checkpoint, `{chosen}`' if chosen else 'last weights'}. This "
-            f"model is its checkpoint `{source.checkpoint.name}`.**"
+            f"**These are the numbers of the run's {measured}. This model is its checkpoint "
+            f"`{source.checkpoint.name}`.**"
         )
     return f"{table}\n\n{' '.join(said)}"
 

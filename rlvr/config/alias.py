@@ -20,7 +20,8 @@ _DERIVED = {
     "~beta": "algorithm.kl_coef",
     "~kl_loss_coef": "algorithm.kl_coef",
     "~use_kl_loss": "algorithm.kl_coef",
-    "~report_to": "tracking.mlflow, tracking.tensorboard",
+    "~report_to": "tracking.wandb, tracking.mlflow, tracking.tensorboard",
+    "~reward_model": "reward.type, reward.kwargs.model",
 }
 
 

@@ -116,6 +116,7 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
     _mini_batch_prompts(candidates, ours)
     _divergence(candidates)
     _trackers(candidates)
+    _reward_model(candidates)
     if rlvr_section:
         has_model = any(target.startswith("model.") for target in candidates.by_key) or ours("model") is not None
         if not has_model and ours("client") is None:
@@ -178,13 +179,20 @@ def _trackers(candidates: Candidates) -> None:
     if given is None:
         return
     for name in given.value if isinstance(given.value, list) else [given.value]:
-        if name in ("mlflow", "tensorboard"):
+        if name in ("wandb", "mlflow", "tensorboard"):
             candidates.add(f"tracking.{name}", _derive(True, [given], ""))
         elif name not in ("none", "console", None):
             raise ValueError(
-                f"{given.words}: {name!r} is not supported; the trackers are tracking.mlflow and tracking.tensorboard, "
-                "and metrics.jsonl has every number"
+                f"{given.words}: {name!r} is not supported; the trackers are wandb, mlflow and tensorboard, and "
+                "metrics.jsonl has every number"
             )
+
+
+def _reward_model(candidates: Candidates) -> None:
+    given = candidates.pick("~reward_model")
+    if given is not None and given.value is not None:
+        candidates.add("reward.type", _derive("classifier", [given], ""))
+        candidates.add("reward.kwargs.model", given)
 
 
 def _default(value: Any) -> Candidate:

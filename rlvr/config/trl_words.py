@@ -26,7 +26,14 @@ _DROPOUT = (
     "1: leave it out"
 )
 _EVERY_STEP = "every step is in metrics.jsonl and on the console: leave it out"
+_FP16 = "float16 needs a scaled loss, which the engine does not have: give bf16=true, or model.dtype=float32"
 _PRECISION = "give model.dtype (auto, float32 or bfloat16)"
+_PUSH = "push a run when it is done: rlvr push runs/NAME OWNER/REPO [--private]"
+_QUANTIZED = (
+    "the sampler and the trainer share one copy of the weights, and neither has kernels for quantized ones yet: to "
+    "save memory give model.lora.rank and model.dtype=bfloat16"
+)
+_TRACKERS = "the trackers are tracking.wandb, tracking.mlflow and tracking.tensorboard"
 _VERIFY = "give one reward (reward.type), and combine several in a function of your own (docs/writing-a-reward.md)"
 
 
@@ -39,6 +46,17 @@ def _flag(key: Any) -> Callable[[Any], Any]:
         return key if value else None
 
     return convert
+
+
+def _dtype(value: Any) -> Any:
+    if value in ("float16", "fp16", "half"):
+        raise NotSupportedError(_FP16)
+    return value
+
+
+def _layers(value: Any) -> Any:
+    """The layers of an adapter; None for all of them, which is the default here."""
+    return None if value == "all-linear" else [value] if isinstance(value, str) else value
 
 
 def _at_least_0(value: Any) -> Any:
@@ -112,7 +130,9 @@ TRL: tuple[Alias, ...] = (
         "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
         "the losses are in docs/algorithms.md; sapo and vespo are not among them",
     ),
-    *refuse("reward_weights multi_objective_aggregation reward_funcs", _VERIFY),
+    *refuse("reward_funcs", f"{_VERIFY}; a reward model is reward.type=classifier with reward.kwargs.model=FOLDER"),
+    *words("reward_model_name_or_path", "~reward_model", "the reward classifier, with this model"),
+    *refuse("reward_weights multi_objective_aggregation", _VERIFY),
     *refuse(
         "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps", "the reference of a KL stays the first policy"
     ),
@@ -148,7 +168,7 @@ TRL: tuple[Alias, ...] = (
     *refuse("label_smoothing_factor neftune_noise_alpha", "there is no such change of the loss: leave it out"),
     # the model
     *words("model_name_or_path", "model.name", "a model's folder or hub name"),
-    *words("torch_dtype", "model.dtype", "auto, float32 or bfloat16"),
+    *words("torch_dtype dtype", "model.dtype", "auto, float32 or bfloat16", _dtype),
     *words("bf16", "model.dtype", "true is bfloat16", _flag("bfloat16")),
     *words("use_cpu", "model.device", "true is cpu", _flag("cpu")),
     *words("gradient_checkpointing", "engine.gradient_checkpointing", "less memory, more time"),
@@ -158,11 +178,21 @@ TRL: tuple[Alias, ...] = (
     ),
     *words("lora_r", "model.lora.rank", "train an adapter of this rank"),
     *words("lora_alpha", "model.lora.alpha", "the adapter's alpha"),
-    *words("lora_target_modules", "model.lora.targets", "the layers it adapts, by name"),
+    *words("lora_target_modules", "model.lora.targets", "the layers it adapts, by name", _layers),
     *refuse("lora_dropout", _DROPOUT, 0.0),
     *refuse("disable_dropout", "dropout is never used in training: leave it out", True),
-    *refuse("load_in_4bit load_in_8bit", "weights are float32 or bfloat16; quantized ones cannot be trained yet"),
-    *refuse("fp16 tf32 bf16_full_eval fp16_full_eval cast_lm_head_to_fp32", _PRECISION),
+    *refuse("use_rslora use_dora", "an adapter is plain LoRA, scaled by alpha / rank: leave it out"),
+    *refuse(
+        "lora_modules_to_save lora_target_parameters lora_task_type",
+        "an adapter is of linear layers: give model.lora.targets",
+        "CAUSAL_LM",
+    ),
+    *refuse(
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_quant_storage use_bnb_nested_quant", _QUANTIZED, "nf4"
+    ),
+    *refuse("fp16 fp16_full_eval", _FP16),
+    *refuse("tf32 bf16_full_eval cast_lm_head_to_fp32", _PRECISION),
+    *refuse("model_revision", "download that revision, and give its folder as model.name", "main"),
     *refuse("use_peft", "give model.lora.rank", True),
     *refuse("model_init_kwargs", "the settings of a model are model.*"),
     *refuse("trust_remote_code", "the code of a model's folder is never run: leave it out"),
@@ -218,17 +248,11 @@ TRL: tuple[Alias, ...] = (
         "the same command resumes; to start from other weights give model.start_from",
         True,
     ),
-    *refuse(
-        "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
-        "checkpoints are plain folders of transformers: upload one with the huggingface_hub package",
-        "every_save",
-    ),
-    *words("report_to", "~report_to", "tracking.mlflow=true or tracking.tensorboard=true"),
-    *words("project", "tracking.experiment", "the experiment's name in MLflow"),
-    *refuse(
-        "trackio_space_id trackio_bucket_id trackio_static_space_id",
-        "the trackers are tracking.mlflow and tracking.tensorboard",
-    ),
+    *refuse("push_to_hub hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision", _PUSH, "every_save"),
+    *refuse("hub_token", "`rlvr push` reads the token of `hf auth login`, or HF_TOKEN: leave it out"),
+    *words("report_to", "~report_to", "wandb, mlflow or tensorboard, or a list of them"),
+    *words("project", "tracking.experiment", "the project in Weights & Biases, the experiment in MLflow"),
+    *refuse("trackio_space_id trackio_bucket_id trackio_static_space_id", _TRACKERS),
     *refuse(
         "logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node disable_tqdm "
         "include_num_input_tokens_seen skip_memory_metrics",

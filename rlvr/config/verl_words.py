@@ -201,9 +201,9 @@ VERL: tuple[Alias, ...] = (
                 lambda value: 0 if value == -1 else value,
             ),
             *words("max_actor_ckpt_to_keep", "run.keep_checkpoints", "checkpoints that are kept"),
-            *words("project_name", "tracking.experiment", "the experiment's name in MLflow"),
+            *words("project_name", "tracking.experiment", "the project in Weights & Biases, the experiment in MLflow"),
             *words("experiment_name", "run.name", "the run's name, and its folder's"),
-            *words("logger", "~report_to", "tracking.mlflow=true or tracking.tensorboard=true"),
+            *words("logger", "~report_to", "wandb, mlflow or tensorboard, or a list of them"),
             *refuse(
                 "n_gpus_per_node nnodes device use_legacy_worker_impl balance_batch ray_wait_register_center_timeout",
                 ONE_PROCESS,
@@ -235,7 +235,8 @@ VERL: tuple[Alias, ...] = (
         [
             *refuse("reward_manager", "give reward.type (docs/writing-a-reward.md)", "naive"),
             *refuse(
-                "enable model.path", "the rewards are in docs/writing-a-reward.md; a judge model is reward.type=judge"
+                "enable model.path",
+                "a reward model is reward.type=classifier with reward.kwargs.model=FOLDER, a judge reward.type=judge",
             ),
             *refuse(
                 "overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor",
