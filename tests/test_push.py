@@ -83,7 +83,7 @@ def test_the_card_says_what_was_trained_and_with_what_result(home: Path) -> None
     assert front_matter(card) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["rlvr", "reinforcement-learning", "ppo"],
+        "tags": ["rlvr", "reinforcement-learning", "grpo"],
     }
     summary = summary_of(home)
     before, after = (

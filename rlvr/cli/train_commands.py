@@ -114,7 +114,7 @@ def evaluate(
     weights: Annotated[
         str,
         typer.Argument(
-            help="A run folder, a checkpoint such as RUN/checkpoints/best, or a model's or adapter's folder or hub name."
+            help="A run, a checkpoint such as RUN/checkpoints/best, or the folder or hub name of a model or adapter."
         ),
     ],
     overrides: Overrides = None,
