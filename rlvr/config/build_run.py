@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.loss_specs import is_own_loss

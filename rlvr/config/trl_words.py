@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.config.alias import Alias, number
+from rlvr.config.alias import Alias, NotSupportedError, number
 from rlvr.config.word_tables import (
     ADAMW,
     BUILT_IN,
