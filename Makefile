@@ -1,25 +1,32 @@
-# make setup   an environment in .venv with everything pinned in constraints.txt: a few minutes the first time
+# make setup   an environment in .venv for training: the package and what the extra `train` needs
+# make setup-dev   the same environment with everything: every extra, tests, documentation, peers to compare with
 # make train   the main job, rlvr train --config-name=arithmetic: one and a half to four minutes on one core
 # make test    ruff, pyright and the tests that are not marked `slow`: about five minutes on two cores
 # make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:
 #              about nine minutes
 # make bench   every benchmark beside its peers, into benchmarks/results/: about an hour (BENCH_ARGS="--quick": minutes)
 # make docs    the tables and the API reference in docs/, then the site (make docs-serve shows it while it is written)
+# make dist    the wheel and the source distribution, in dist/
+# Each target sets up what it needs. Versions are those of constraints.txt.
 # Choose the interpreter with PYTHON=/path/to/python, add pytest options with PYTEST_ARGS="-k config -x".
 
 SHELL := /bin/sh
 VENV := .venv
-STAMP := $(VENV)/.rlvr-setup
+LIGHT := $(VENV)/.rlvr-setup
+FULL := $(VENV)/.rlvr-setup-dev
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 # More than a small machine has cores: many tests wait, for a time limit, a restart, a server.
 WORKERS := 3
 PARALLEL = -n $(WORKERS) --dist loadfile --timeout=600
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: setup train test test-quick test-slow lint format bench docs docs-serve clean
+.PHONY: setup setup-dev train test test-quick test-slow lint format bench docs docs-serve dist clean
 
-setup: $(STAMP)
+setup: $(LIGHT)
 
-$(STAMP): pyproject.toml constraints.txt
+setup-dev: $(FULL)
+
+$(LIGHT): pyproject.toml constraints.txt
 	@found=""; bare=""; \
 	for p in $(CANDIDATES); do \
 	  if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -36,45 +43,53 @@ $(STAMP): pyproject.toml constraints.txt
 	if ! $(VENV)/bin/python -c 'import pip' >/dev/null 2>&1; then \
 	  echo "setup: creating $(VENV) with $$("$$found" --version)"; "$$found" -m venv --clear $(VENV) || exit 3; \
 	fi
-	@echo "setup: installing what constraints.txt pins (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e ".[dev,train,docs,mlflow,tensorboard,judge,rules,math,serve,postgres,tinker]"
+	@echo "setup: installing what training needs (a minute or two the first time)"
+	@$(PIP) -e ".[train]"
+	@touch $@
+
+$(FULL): $(LIGHT)
+	@echo "setup-dev: installing all extras and what tests and documentation need (minutes the first time)"
+	@$(PIP) -e ".[dev,docs,all]"
 	@# One of its requirements is not on every registry, and only a few models' renderers import it.
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt tinker-cookbook
+	@$(PIP) --no-deps tinker-cookbook
 	@touch $@
 
 train: setup
 	$(VENV)/bin/rlvr train --config-name=arithmetic
 
-test: setup
+test: setup-dev
 	@$(MAKE) --no-print-directory --keep-going -j2 lint test-quick
 
-test-quick: setup
+test-quick: setup-dev
 	$(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_ARGS)
 
-test-slow: setup
+test-slow: setup-dev
 	$(VENV)/bin/python -m pytest -m slow $(PARALLEL) $(PYTEST_ARGS)
 
-lint: setup
+lint: setup-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 
-format: setup
+format: setup-dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: setup
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+bench: setup-dev
+	$(PIP) -e ".[bench]"
 	$(VENV)/bin/rlvr bench --out benchmarks/results $(BENCH_ARGS)
 	$(VENV)/bin/rlvr bench end-to-end --dtype bfloat16 --out benchmarks/results $(BENCH_ARGS)
 
-docs: setup
+docs: setup-dev
 	$(VENV)/bin/python docs/gen.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
-docs-serve: setup
+docs-serve: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve
+
+dist: setup-dev
+	rm -rf dist
+	$(VENV)/bin/python -m hatchling build
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -24,6 +24,27 @@ from typing import Any
 from stubs import ROOT, find_home, make_stub, read_docstring
 
 _FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
+
+# Published configs, for the table of memory.
+_QWEN2 = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True}
+_LLAMA = {"model_type": "llama", "vocab_size": 128256}
+_NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen2.5-0.5B": {**_QWEN2, **dict(zip(_NAMES, (896, 4864, 24, 14, 2), strict=True))},
+    "Llama-3.2-1B": {**_LLAMA, **dict(zip(_NAMES, (2048, 8192, 16, 32, 8), strict=True)), "tie_word_embeddings": True},
+    "Qwen2.5-1.5B": {**_QWEN2, **dict(zip(_NAMES, (1536, 8960, 28, 12, 2), strict=True))},
+    "Qwen2.5-3B": {**_QWEN2, **dict(zip(_NAMES, (2048, 11008, 36, 16, 2), strict=True))},
+    "Qwen3-4B": {
+        **_QWEN2, **dict(zip(_NAMES, (2560, 9728, 36, 32, 8), strict=True)), "model_type": "qwen3", "head_dim": 128,
+    },
+    "Qwen2.5-7B": {
+        **_QWEN2, **dict(zip(_NAMES, (3584, 18944, 28, 28, 4), strict=True)), "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+    "Llama-3.1-8B": {**_LLAMA, **dict(zip(_NAMES, (4096, 14336, 32, 32, 8), strict=True))},
+}  # fmt: skip
+GPUS = (8, 16, 24, 40, 48, 80, 141)  # GB, usual sizes
+
 REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a run refuses it
 
 # What else the keys of open lists take.
@@ -245,6 +266,30 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def memory() -> str:
+    """What known models take, and the smallest usual GPU for each, under the conditions of docs/hardware.md."""
+    from rlvr.engine.engine_options import EngineLimits, LoraConfig
+    from rlvr.engine.memory import GIB, estimate_memory, read_shape
+
+    limits = EngineLimits(gradient_checkpointing=True)
+    rows: list[list[str]] = []
+    for name, config in MODELS.items():
+        shape = read_shape(config)
+        assert shape is not None
+        adapter, adamw, muon = (
+            estimate_memory(shape, limits, dtype="bfloat16", row_tokens=1024, rows=64, lora=lora, optimizer=optimizer)
+            for lora, optimizer in ((LoraConfig(32), "adamw"), (None, "adamw"), (None, "muon"))
+        )
+        cells = [name, f"{shape.parameters / 1e9:.2f} B"]
+        for total in (estimate.total / GIB for estimate in (adapter, adamw, muon)):
+            fitting = [size for size in GPUS if total * 1.1 + 1 <= size]
+            cells.append(f"{total:.1f} ({fitting[0] if fitting else f'above {GPUS[-1]}'})")
+        parts = (adapter.weights, adapter.cache, adapter.activations, adapter.logits)
+        rows.append([*cells, *(f"{part / GIB:.1f}" for part in parts)])
+    head = ["model", "size", "adapter", "all weights, AdamW", "all weights, Muon"]
+    return _table([*head, "weights", "KV cache", "activations", "logits"], rows)
+
+
 def sections() -> str:
     """The sections of other systems."""
     from rlvr.config.aliases import SECTIONS
@@ -295,7 +340,7 @@ PARTS: dict[str, Callable[..., str]] = {
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
         environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, models,
-        api,
+        memory, api,
     )
 }  # fmt: skip
 

@@ -31,6 +31,7 @@ from typing import Any
 
 from rlvr.audit.attacks import Attack
 from rlvr.audit.process_tree import read_descendants, read_processes
+from rlvr.core.cpu_budget import available_cores
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
@@ -219,7 +220,7 @@ def run_suite(
     """Try every attack, `workers` at a time (None: one per core); results in the given order."""
     judge = as_judge(reward)
     results: list[AttackResult] = []
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
         try:
             for result in pool.map(lambda attack: try_attack(attack, judge), attacks):
                 results.append(result)

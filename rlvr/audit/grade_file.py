@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from rlvr.audit.completion_rows import BadRow, read_rows, response_field, row_case, row_names
 from rlvr.audit.pass_rate import PassRate
+from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import read_json, sha256, write_atomic
 from rlvr.core.types import Outcome
 from rlvr.reward import Reward, resolve_reward
@@ -60,7 +61,7 @@ class RewardPool:
         """Yield a function that takes some rows and returns a future of their verdicts."""
         reward = resolve_reward(self.reward, **self.options)
         reward.start()
-        workers = self.workers or len(os.sched_getaffinity(0))
+        workers = self.workers or available_cores()
         pool: Executor
         if reward.spec.batched:
             pool, judge = ThreadPoolExecutor(workers, thread_name_prefix="verify"), partial(score_rows, reward)
@@ -204,7 +205,7 @@ def grade_file(
             for index, (where, row) in numbered
             if index >= tally.kept
         )
-        workers = grader.workers or len(os.sched_getaffinity(0))
+        workers = grader.workers or available_cores()
         waiting: deque[tuple[list[Any], Future[list[dict[str, Any]]]]] = deque()
 
         size = CHUNK

@@ -66,6 +66,11 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         typer.echo(__version__)
         raise typer.Exit
+    if sys.platform == "win32":
+        raise ValueError(
+            "Windows is not supported: run folders, worker processes and the sandbox need a POSIX system. Install "
+            "WSL 2 (`wsl --install`) and use rlvr in it"
+        )
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
+from rlvr.config.plan_memory import describe_memory
 from rlvr.config.run_tasks import check_demonstrations, count_tasks, fit_prompts
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
@@ -156,6 +157,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
     lines = {
         "model": resolve_client(config.client).describe(client_request(config, source)),
+        **({"memory": memory} if (memory := describe_memory(config)) else {}),
         "environment": config.env.name + (f", levels {', '.join(source.levels)}" if any(source.levels) else ""),
         **({"data": data} if (data := source.describe_data()) else {}),
         "reward": build_reward(config, source).formula,

@@ -35,7 +35,7 @@ def load_from_hub(environment: str, name: str, config: str | None, files: str, *
         from datasets import load_dataset
     except ImportError as error:
         raise ValueError(
-            f"{environment} from the hub needs the package 'datasets': pip install 'rlvr[train]', or {remedy}"
+            f"{environment} from the hub needs the package 'datasets': pip install 'rlvr[data]', or {remedy}"
         ) from error
     has_answer = probe is not None and probe.has_answer()
     with _offline(not has_answer):
@@ -77,7 +77,7 @@ def read_saved(path: str, split: str) -> Iterator[FileRow]:
         from datasets import DatasetDict, load_from_disk
     except ImportError as error:
         raise ValueError(
-            f"{path} was written by the package 'datasets', which is needed to read it: pip install 'rlvr[train]'"
+            f"{path} was written by the package 'datasets', which is needed to read it: pip install 'rlvr[data]'"
         ) from error
     try:
         rows = load_from_disk(str(Path(path).expanduser()))

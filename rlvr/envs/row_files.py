@@ -195,7 +195,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ValueError(
-            f"{path}: parquet needs the package 'pyarrow': pip install 'rlvr[train]', or save the rows as JSON lines"
+            f"{path}: parquet needs the package 'pyarrow': pip install 'rlvr[data]', or save the rows as JSON lines"
         ) from error
     number = 0
     try:

@@ -11,7 +11,6 @@ one, and `{"item": ...}`. Out: `{"ready": [limits the system refused]}` once, th
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import resource
@@ -26,7 +25,7 @@ if __name__ == "__main__":  # import the files next to this one without the impo
         _package.__path__ = _path
         sys.modules[_name] = _package
 
-from rlvr.sandbox.protocol import OUT_OF_MEMORY, frame, write_all
+from rlvr.sandbox.protocol import OUT_OF_MEMORY, pack, unpack, write_all
 
 
 def limit(memory: int) -> list[str]:
@@ -67,15 +66,6 @@ def load(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def pack(message: Any) -> bytes:
-    """A frame. Not escaped as ASCII: two adjacent halves of a surrogate pair would come back as one character."""
-    return frame(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-
-
-def unpack(body: bytes) -> Any:
-    return json.loads(body.decode("utf-8", "surrogatepass"))
 
 
 def receive() -> Any:

@@ -6,8 +6,10 @@ A frame is four bytes of length (big-endian) and a body. Standard library only, 
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+from typing import Any
 
 OUT_OF_MEMORY = 77  # exit status of a child
 NO_PROGRAM = 78  # exit status of a program that does not compile
@@ -20,6 +22,15 @@ class FrameTooLarge(Exception):
 
 def frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
+
+
+def pack(message: Any) -> bytes:
+    """A frame. Not escaped as ASCII: two adjacent halves of a surrogate pair would come back as one character."""
+    return frame(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+
+def unpack(body: bytes) -> Any:
+    return json.loads(body.decode("utf-8", "surrogatepass"))
 
 
 def take_frame(buffer: bytearray, most: int) -> bytes | None:

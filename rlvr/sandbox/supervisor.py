@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import queue
+import sys
 import threading
 import time
 import warnings
@@ -311,6 +313,11 @@ def _check_limits(limits: Limits) -> None:
 
 def _choose_tier(tiers: Sequence[str], limits: Limits, allow_unsafe: bool) -> tuple[str, Pair]:
     """The first tier that works, with a started worker."""
+    if sys.platform != "linux":
+        raise NoTier(
+            f"no sandbox works on {platform.system()}: namespaces and Landlock, which isolate code of a model, are "
+            "parts of Linux. Use Linux, for example in a container or a virtual machine (allow_unsafe=True needs Linux too)"
+        )
     refusals: list[str] = []
     for tier in tiers:
         pair = Pair(tier, limits)
@@ -359,4 +366,5 @@ def _forget_all() -> None:
         sandbox._forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_all)

@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.sandbox.child import pack, unpack
-from rlvr.sandbox.protocol import OUT_OF_MEMORY, FrameTooLarge, take_frame
+from rlvr.sandbox.protocol import OUT_OF_MEMORY, FrameTooLarge, pack, take_frame, unpack
 
 MIB = 1 << 20
 START_SECONDS = 30.0  # a machine may be very busy; the child itself needs about 0.03
@@ -274,4 +273,5 @@ def _forget_all() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_all)

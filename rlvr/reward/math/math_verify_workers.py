@@ -86,7 +86,8 @@ def _pool() -> _Pool:
     return _Pool()
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def ask(gold: str, answer: str, seconds: float) -> WorkerReply:

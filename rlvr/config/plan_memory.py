@@ -1,0 +1,61 @@
+"""The memory of a run, for its plan: the estimate of `rlvr.engine.memory` where the model's config is on this machine.
+
+Nothing is downloaded. Exercised by `python -m pytest tests/test_memory.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlvr.clients.registry import resolve_client
+from rlvr.config.build_client import uses_device
+from rlvr.config.schema import RunConfig
+from rlvr.engine.memory import GIB, ModelShape, estimate_memory, read_shape
+
+PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
+
+
+def find_shape(name: str) -> ModelShape | None:
+    """The shape of a model in a folder, or of a hub's model that was downloaded before; None if it is not known."""
+    file: object = Path(name).expanduser() / "config.json"
+    if not Path(str(file)).is_file() and find_spec("huggingface_hub"):
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            file = try_to_load_from_cache(name, "config.json")
+        except HFValidationError:  # a path that names no model
+            return None
+    try:
+        config = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return read_shape(config) if isinstance(config, dict) else None
+
+
+def describe_memory(config: RunConfig) -> str:
+    """What the run holds at its peak, in words; empty if the client computes elsewhere or the model is not known."""
+    model, training = config.model, config.training
+    if not (model.name and resolve_client(config.client).capabilities.runs_in_process):
+        return ""
+    if (shape := find_shape(model.name)) is None:
+        return ""
+    dtype = model.dtype if model.dtype != "auto" else "bfloat16" if uses_device(config) else "float32"
+    prompt = training.max_prompt_tokens or PROMPT
+    estimate = estimate_memory(
+        shape,
+        config.engine,
+        dtype=dtype,
+        row_tokens=prompt + (config.rollout.max_tokens or 0),
+        rows=training.prompts_per_step * training.group_size,
+        lora=model.lora,
+        optimizer=training.optimizer.name,
+        copies=bool(config.algorithm.resolve().kl_coef) + bool(training.max_steps_off_policy),
+    )
+    cache, held = estimate.cache / GIB, (estimate.held - estimate.cache) / GIB
+    return (
+        f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
+        f"optimizer {held:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - held - cache:.1f}"
+    )

@@ -1,0 +1,199 @@
+"""What a run on one device holds in memory, computed from a model's config and the options of the run.
+
+    shape = read_shape(json.loads(Path("my-model/config.json").read_text()))
+    estimate_memory(shape, EngineLimits(), dtype="bfloat16", row_tokens=1024, rows=64).total     # bytes
+
+For dense decoders of the Llama kind (`FAMILIES`). The parts that depend on weights are exact; what a pass of training
+keeps is counted operation by operation, as `transformers` and this engine compute. Exercised by `tests/test_memory.py`,
+which measures both; docs/hardware.md has a table made by it. Left out: the libraries themselves (0.3 to 1 GiB), what
+an allocator loses between blocks, the sampler's prepacked copy of the weights on a CPU. No torch here, so that a run
+can be planned without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.engine.engine_options import EngineLimits, LoraConfig
+
+GIB = 2**30
+FP32 = 4
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+# What the `transformers` class has that the config does not say: biases of queries, keys and values; norms of heads.
+FAMILIES = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a dense decoder; `queries` and `keys` are widths: heads x the width of a head."""
+
+    vocabulary: int
+    width: int
+    inner: int
+    layers: int
+    queries: int
+    keys: int
+    head: int
+    is_tied: bool
+    has_biases: bool
+    has_head_norms: bool
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Input and output width of the linear layers of a block, by name."""
+        return {
+            "q_proj": (self.width, self.queries),
+            "k_proj": (self.width, self.keys),
+            "v_proj": (self.width, self.keys),
+            "o_proj": (self.queries, self.width),
+            "gate_proj": (self.width, self.inner),
+            "up_proj": (self.width, self.inner),
+            "down_proj": (self.inner, self.width),
+        }
+
+    @property
+    def matrices(self) -> int:
+        """Weights of the linear layers of all blocks, which Muon steps."""
+        return self.layers * sum(width_in * width_out for width_in, width_out in self.linears.values())
+
+    @property
+    def parameters(self) -> int:
+        """All weights; a tied head counts once."""
+        tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
+        biases = self.queries + 2 * self.keys if self.has_biases else 0
+        norms = 2 * self.width + (2 * self.head if self.has_head_norms else 0)
+        return tables + self.matrices + self.layers * (biases + norms) + self.width
+
+    def count_adapter(self, lora: LoraConfig) -> int:
+        """Weights of an adapter, without targets on all linear layers of the blocks."""
+        linears = {**self.linears, "lm_head": (self.width, self.vocabulary)}
+        names = lora.targets or tuple(self.linears)
+        if unknown := [name for name in names if name not in linears]:
+            raise ValueError(f"lora.targets: {', '.join(unknown)}; expected some of {', '.join(linears)}")
+        return sum(lora.rank * sum(linears[name]) * (1 if name == "lm_head" else self.layers) for name in names)
+
+
+def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape from a `transformers` config, as `config.json` has it; None for a model of another kind."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None or not all(isinstance(config.get(name), int) for name in _SIZES):
+        return None
+    vocabulary, width, inner, layers, heads = (int(config[name]) for name in _SIZES)
+    head = int(config.get("head_dim") or width // heads)
+    key_heads = int(config.get("num_key_value_heads") or heads)
+    has_biases, has_head_norms = family
+    return ModelShape(
+        vocabulary, width, inner, layers, heads * head, key_heads * head, head,
+        bool(config.get("tie_word_embeddings", False)), has_biases, has_head_norms,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by part. A pass of training and one of sampling are never at once, so `total` takes the larger.
+
+    `weights` in the model's dtype; `state`: fp32 masters of low-precision weights and the optimizer's moments;
+    `copies`: of the trainable weights, for a reference policy or a sampler that is behind; `cache`: keys and values,
+    which stay between passes. In training `gradients`, `activations` of a micro-batch and `logits`; in sampling
+    `sampling_tables`, the probabilities of the running rows.
+    """
+
+    weights: int
+    adapter: int
+    state: int
+    copies: int
+    cache: int
+    gradients: int
+    activations: int
+    logits: int
+    sampling_tables: int
+
+    @property
+    def held(self) -> int:
+        """What is held all the time."""
+        return self.weights + self.adapter + self.state + self.copies + self.cache
+
+    @property
+    def total(self) -> int:
+        return self.held + max(self.gradients + self.activations + self.logits, self.sampling_tables)
+
+
+def estimate_memory(
+    shape: ModelShape,
+    limits: EngineLimits,
+    *,
+    dtype: str,
+    row_tokens: int,
+    rows: int,
+    lora: LoraConfig | None = None,
+    optimizer: str = "adamw",
+    copies: int = 0,
+) -> MemoryEstimate:
+    """Estimate a run whose longest rows have `row_tokens`, prompt and completion, and whose steps have `rows` of them.
+
+    `copies`: further copies of the trainable weights, one for a KL reference, one for sampling ahead of training.
+    """
+    size = DTYPE_BYTES[dtype]
+    trained = shape.count_adapter(lora) if lora else shape.parameters
+    is_low = lora is None and size < FP32  # an adapter is fp32 itself
+    moments = 2 * trained - (shape.matrices if optimizer == "muon" else 0)
+    at_once = min(rows, limits.max_rows)
+    places = at_once * row_tokens
+    if limits.cache_tokens:
+        places = min(places, max(limits.cache_tokens, row_tokens))
+    tokens = min(max(limits.micro_tokens, row_tokens), rows * row_tokens)
+    block = _attention_block(limits, row_tokens)
+    chunk = max(1, limits.logit_elements // shape.vocabulary)
+    return MemoryEstimate(
+        weights=shape.parameters * size,
+        adapter=trained * FP32 if lora else 0,
+        state=FP32 * (moments + (trained if is_low else 0)),
+        copies=copies * trained * (FP32 if lora else size),
+        cache=places * 2 * shape.keys * shape.layers * size,
+        # Each micro-batch's gradients have the weights' dtype and are then added to those of the masters.
+        gradients=trained * (FP32 + (size if is_low else 0)),
+        activations=-(-tokens // block) * block * _token_activations(shape, limits, size, row_tokens),
+        # fp32 logits and their gradient, in low precision the gradient once more; and the gradient of the head, which
+        # each chunk computes before it is added.
+        logits=min(tokens, chunk) * shape.vocabulary * (2 * FP32 + (size if size < FP32 else 0))
+        + (0 if lora else shape.vocabulary * shape.width * size),
+        # Logits, log-probs, and the rows gathered for the draws.
+        sampling_tables=at_once * shape.vocabulary * 3 * FP32,
+    )
+
+
+def _token_activations(shape: ModelShape, limits: EngineLimits, size: int, row_tokens: int) -> int:
+    """Bytes that a token of a micro-batch keeps for the backward pass."""
+    layer = _layer_activations(shape, limits, size, row_tokens)
+    last = _norm_activations(shape.width, size) + shape.width * size  # the last norm, and what the head reads
+    if (block := _attention_block(limits, row_tokens)) > 1:
+        last += (row_tokens + block) * size  # the mask, which all layers share
+    if limits.gradient_checkpointing:
+        return shape.layers * shape.width * size + layer + last
+    return shape.layers * layer + last
+
+
+def _attention_block(limits: EngineLimits, row_tokens: int) -> int:
+    """Queries that attend together (`rlvr.engine.packing`); 1 if rows are padded side by side."""
+    return max(128, -(-row_tokens // 4 // 64) * 64) if limits.tree or limits.pack else 1
+
+
+def _layer_activations(shape: ModelShape, limits: EngineLimits, size: int, row_tokens: int) -> int:
+    """Bytes that one token keeps in one layer: what its operations save for their gradients."""
+    attention = 2 * shape.queries + 2 * shape.keys  # queries, output, keys, values
+    if (block := _attention_block(limits, row_tokens)) > 1:
+        # A block holds keys and values of its own and of its ancestors, for every head, and the output once more in the
+        # order of the tokens.
+        attention = 3 * shape.queries + int(2 * shape.queries * (1 + row_tokens / block))
+    norms = 2 * _norm_activations(shape.width, size)
+    if shape.has_head_norms:
+        norms += _norm_activations(shape.queries + shape.keys, size) - (shape.queries + shape.keys) * size
+    return norms + (attention + 4 * shape.inner) * size
+
+
+def _norm_activations(width: int, size: int) -> int:
+    """An RMS norm keeps its input in fp32, the normalized input, and its output, which the next layers read."""
+    return width * (FP32 + 2 * size)
