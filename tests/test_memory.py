@@ -167,32 +167,37 @@ MEDIUM = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 8000,
     "tie_word_embeddings": True,
 }  # fmt: skip
+PLAIN = {"micro_tokens": 1024, "tree": False, "pack": False}
 CASES = {
-    "all weights": ("float32", 0, {"micro_tokens": 2048}),
-    "all weights, bfloat16": ("bfloat16", 0, {"micro_tokens": 2048}),
-    "checkpointing": ("float32", 0, {"micro_tokens": 2048, "gradient_checkpointing": True}),
-    "adapter": ("float32", 8, {"micro_tokens": 2048}),
+    "all weights": ("float32", 0, PLAIN),
+    "all weights, bfloat16": ("bfloat16", 0, PLAIN),
+    "checkpointing": ("float32", 0, {**PLAIN, "gradient_checkpointing": True}),
+    "adapter": ("float32", 8, PLAIN),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_of_two_training_steps_is_near_the_estimate(case: str) -> None:
-    """Resident memory of a process of its own, beyond what the libraries take: within a quarter."""
+    """Resident memory of a process of its own, beyond what the libraries take: 0.85 to 1.25 times it.
+
+    Every larger block is mapped by itself, so that memory which malloc keeps between blocks is not counted.
+    """
     dtype, rank, limits = CASES[case]
-    script, arguments = Path(__file__).with_name("peak_memory.py"), [MEDIUM, dtype, rank, limits, 12, 512]
+    script, arguments = Path(__file__).with_name("peak_memory.py"), [MEDIUM, dtype, rank, limits, 2, 512]
     done = subprocess.run(
-        [sys.executable, str(script), json.dumps(arguments)], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, str(script), json.dumps(arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 17)},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     estimate = estimate_memory(
-        shape_of(MEDIUM), EngineLimits(**limits), dtype=dtype, row_tokens=512, rows=12,
+        shape_of(MEDIUM), EngineLimits(**limits), dtype=dtype, row_tokens=512, rows=2,
         lora=LoraConfig(rank) if rank else None,
     )  # fmt: skip
-    without_cache = replace(estimate, cache=0, sampling_tables=0).total
-    print(case, int(done.stdout) / 2**20, without_cache / 2**20)
-    assert 0.75 < without_cache / int(done.stdout) < 1.25
+    without_cache = replace(estimate, cache=0).total
+    print(f"{case}: {without_cache / 2**20:.0f} MiB estimated, {int(done.stdout) / 2**20:.0f} measured")
+    assert 0.85 < without_cache / int(done.stdout) < 1.25
 
 
 def test_the_kv_cache_grows_as_counted(tokenizer: Any) -> None:

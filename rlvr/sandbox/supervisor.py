@@ -316,7 +316,7 @@ def _choose_tier(tiers: Sequence[str], limits: Limits, allow_unsafe: bool) -> tu
     if sys.platform != "linux":
         raise NoTier(
             f"no sandbox works on {platform.system()}: namespaces and Landlock, which isolate code of a model, are "
-            "parts of Linux. Use Linux, for example in a container or a virtual machine (allow_unsafe=True needs Linux too)"
+            "parts of Linux. Use Linux, in a container or a virtual machine for example (allow_unsafe needs it too)"
         )
     refusals: list[str] = []
     for tier in tiers:
