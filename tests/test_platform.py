@@ -20,7 +20,8 @@ from rlvr.sandbox import NoTier, Sandbox
 WINDOWS = """
 import asyncio, ctypes, logging.handlers, multiprocessing.context, os, platform, select, signal, socket, subprocess, sys
 import tempfile, concurrent.futures.process
-import numpy, omegaconf, pydantic, rich.console, rich.live, rich.progress, typer, yaml
+import sysconfig, numpy, omegaconf, pydantic, rich.console, rich.live, rich.progress, typer, yaml
+sysconfig.get_config_vars()
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"):
     sys.modules[name] = None
 for name in ("fork", "register_at_fork", "sched_getaffinity", "killpg", "setsid", "geteuid", "getuid", "sysconf"):
