@@ -47,7 +47,7 @@ $(LIGHT): pyproject.toml constraints.txt
 	@$(PIP) -e ".[train]"
 	@touch $@
 
-$(FULL): $(LIGHT)
+$(FULL): pyproject.toml constraints.txt | $(LIGHT)
 	@echo "setup-dev: installing all extras and what tests and documentation need (minutes the first time)"
 	@$(PIP) -e ".[dev,docs,all]"
 	@# One of its requirements is not on every registry, and only a few models' renderers import it.

@@ -234,3 +234,22 @@ def test_limits_bound_the_cache_the_logits_and_the_rows_of_a_pass() -> None:
     assert estimate(micro_tokens=200).logits - head == 200 * 1000 * 8
     assert estimate(logit_elements=50_000).logits - head == 50 * 1000 * 8
     assert estimate(micro_tokens=256).activations * 7 == estimate().activations * 2, "of 7 blocks of 128 tokens, 2"
+
+
+def test_the_plan_has_the_memory_of_a_model_whose_config_is_here(tmp_path: Path) -> None:
+    """From `config.json` alone: nothing is loaded. A model of another kind has no line."""
+    from rlvr.config import load
+    from rlvr.config.build_config import build_config
+    from rlvr.config.plan_memory import describe_memory
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(load_gen().MODELS["Qwen2.5-1.5B"]))
+    words = [f"model.name={folder}", "model.device=cpu", "training.max_prompt_tokens=100", "env.kwargs.path=x"]
+    said = describe_memory(build_config(load("jsonl", None, words)))
+    held = (1_543_714_304 * 4 + 36_929_536 * 16) / 2**30  # in fp32; the adapter's rank is 32
+    assert said.startswith("about ") and "float32" in said and "up to 100 tokens" in said
+    assert f"optimizer {held - 36_929_536 * 4 / 2**30:.1f}" in said, "gradients are a part of the pass"
+    assert f"KV cache {128 * 356 * 28 * 2 * 256 * 4 / 2**30:.1f}" in said
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert describe_memory(build_config(load("jsonl", None, words))) == ""
