@@ -54,8 +54,8 @@ def describe_memory(config: RunConfig) -> str:
         optimizer=training.optimizer.name,
         copies=bool(config.algorithm.resolve().kl_coef) + bool(training.max_steps_off_policy),
     )
-    cache, held = estimate.cache / GIB, (estimate.held - estimate.cache) / GIB
+    cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
     return (
         f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
-        f"optimizer {held:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - held - cache:.1f}"
+        f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}"
     )

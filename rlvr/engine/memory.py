@@ -112,13 +112,13 @@ class MemoryEstimate:
     sampling_tables: int
 
     @property
-    def held(self) -> int:
+    def persistent(self) -> int:
         """What is held all the time."""
         return self.weights + self.adapter + self.state + self.copies + self.cache
 
     @property
     def total(self) -> int:
-        return self.held + max(self.gradients + self.activations + self.logits, self.sampling_tables)
+        return self.persistent + max(self.gradients + self.activations + self.logits, self.sampling_tables)
 
 
 def estimate_memory(
