@@ -181,7 +181,7 @@ CASES = {
 def test_the_peak_of_two_training_steps_is_near_the_estimate(case: str) -> None:
     """Resident memory of a process of its own, beyond what the libraries take: 0.85 to 1.25 times it.
 
-    Two micro-batches a step, so that gradients and activations meet. Every larger block is mapped by itself: memory that
+    Two micro-batches a step, so that gradients and activations meet. Larger blocks are mapped one by one: memory that
     malloc keeps between blocks is not counted.
     """
     dtype, rank, limits = CASES[case]
