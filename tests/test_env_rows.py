@@ -191,7 +191,7 @@ def test_gsm8k_mistakes_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"test\.jsonl:2: the field 'answer' is missing"):
         resolve_environment("gsm8k", path=path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'rlvr\[hub\]', or set path=<folder with train"):
+    with pytest.raises(ValueError, match=r"pip install 'rlvr\[data\]', or set path=<folder with train"):
         resolve_environment("gsm8k")
 
 
