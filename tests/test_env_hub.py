@@ -63,7 +63,7 @@ def test_a_damaged_saved_data_set_is_named(saved: Path, tmp_path: Path) -> None:
 def test_without_the_package_the_remedy_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     for options in ({"path": str(saved / "one")}, {"name": "acme/sums"}):
-        with pytest.raises(ValueError, match=r"'datasets'.*pip install 'rlvr\[train\]'"):
+        with pytest.raises(ValueError, match=r"'datasets'.*pip install 'rlvr\[data\]'"):
             open_rows(**options)
 
 

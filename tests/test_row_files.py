@@ -166,5 +166,5 @@ def test_a_path_that_names_no_file_says_what_is_expected(tmp_path: Path) -> None
 def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "d.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"'pyarrow': pip install 'rlvr\[train\]', or save the rows as JSON lines"):
+    with pytest.raises(ValueError, match=r"'pyarrow': pip install 'rlvr\[data\]', or save the rows as JSON lines"):
         read_values(path)
