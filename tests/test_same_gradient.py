@@ -252,7 +252,8 @@ def test_tokens_excluded_from_the_denominator_change_the_scale_alone(
     row: str, cells: dict[str, Any], size: Callable[[Trajectory], int], setting: Callable[[Case], Setting]
 ) -> None:
     """Masked answers count in TRL's number of answers, groups of equal rewards in its number of tokens."""
-    here = setting(Case(f"fewer-{row}", row, {"loss_type": row, **CLIP}, {"clip_high": 0.28, **cells}))
+    loss = row.removesuffix("_original")
+    here = setting(Case(f"fewer-{row}", row, {"loss_type": loss, **CLIP}, {"clip_high": 0.28, **cells}))
     kept = here.case.algorithm.select(copy.deepcopy(here.trajectories))
     factor = sum(map(size, kept)) / sum(map(size, here.trajectories))
     whole, worst = difference({name: g * factor for name, g in here.ours().items()}, here.trl)
@@ -271,7 +272,7 @@ def test_a_whole_step_of_trl_has_the_gradient_of_ours(
 ) -> None:
     """TRL's loop from answers and rewards to the optimizer: its advantages, masks, batches and denominators."""
     advantage, factor = SCALES[scale]
-    name = "grpo_original" if loss == "grpo" else loss
+    name = {"grpo": "grpo_original"}.get(loss, loss)
     case = Case("step", name, {"loss_type": loss, "scale_rewards": scale}, {"advantage": advantage, "clip_high": 0.2})
     answers = rollouts(groups=EQUAL_GROUPS)
     for t in answers:
