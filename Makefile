@@ -37,7 +37,7 @@ $(LIGHT): pyproject.toml constraints.txt
 	  echo "setup: found$$bare, but without the modules venv and ensurepip." >&2; \
 	  echo "       Install them (Debian, Ubuntu: apt-get install python3-venv) and run make again." >&2; exit 3; \
 	elif [ -z "$$found" ]; then \
-	  echo "setup: no Python 3.11 or newer among: $(CANDIDATES)." >&2; \
+	  echo "setup: no Python 3.11 to 3.13 among: $(CANDIDATES)." >&2; \
 	  echo "       Install one, or name it: make setup PYTHON=/path/to/python" >&2; exit 2; \
 	fi; \
 	if ! $(VENV)/bin/python -c 'import pip' >/dev/null 2>&1; then \

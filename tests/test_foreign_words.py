@@ -89,6 +89,7 @@ def test_every_word_of_trl_is_known() -> None:
             },
         ),
         ("data.filter_overlong_prompts=true data.truncation=error", {"training.long_prompts": "filter"}),
+        ("data.truncation=error", {"training.long_prompts": "error"}),
         ("data.filter_overlong_prompts=false data.truncation=left", {"training.long_prompts": "truncate_left"}),
         (
             "adam_beta2=0.99 weight_decay=0.1 max_grad_norm=0.2",

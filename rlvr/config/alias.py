@@ -21,6 +21,8 @@ _DERIVED = {
     "~kl_loss_coef": "algorithm.kl_coef",
     "~use_kl_loss": "algorithm.kl_coef",
     "~report_to": "tracking.wandb, tracking.mlflow, tracking.tensorboard",
+    "~filter_long_prompts": "training.long_prompts",
+    "~truncation": "training.long_prompts",
     "~reward_model": "reward.type, reward.kwargs.model",
 }
 

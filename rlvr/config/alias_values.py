@@ -116,6 +116,8 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
     _mini_batch_prompts(candidates, ours)
     _divergence(candidates)
     _trackers(candidates)
+    if (long_prompts := candidates.pick("~filter_long_prompts") or candidates.pick("~truncation")) is not None:
+        candidates.add("training.long_prompts", long_prompts)  # verl filters first: then nothing is left to truncate
     _reward_model(candidates)
     if rlvr_section:
         has_model = any(target.startswith("model.") for target in candidates.by_key) or ours("model") is not None

@@ -96,7 +96,7 @@ def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole) -> dic
     """Evaluate a model or an adapter on the held-out tasks of a config, whose own model does not count."""
     if not (loaded.values.get("env") or {}).get("name"):
         raise ValueError(
-            f"{place} is a model: which tasks is it to solve? Give --config-name=NAME (gsm8k, for example), "
+            f"{place} is a model, so the tasks must be named: give --config-name=NAME (gsm8k, for example), "
             "--config=FILE or env.name=NAME"
         )
     folder = Path(place).expanduser()
@@ -141,7 +141,7 @@ def _base_of(adapter: Path, given: str | None) -> str:
     base = given or named
     if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
         raise ValueError(
-            f"{adapter} is an adapter of {base!r}, which is no model here; give model.name=<its base model>"
+            f"{adapter} names the base model {base!r}, which was not found; give model.name=<its base model>"
         )
     return base
 

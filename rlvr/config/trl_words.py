@@ -34,7 +34,7 @@ _QUANTIZED = (
     "save memory give model.lora.rank and model.dtype=bfloat16"
 )
 _TRACKERS = "the trackers are tracking.wandb, tracking.mlflow and tracking.tensorboard"
-_VERIFY = "give one reward (reward.type), and combine several in a function of your own (docs/writing-a-reward.md)"
+_VERIFY = "several weighted rewards are reward.type=composite with reward.kwargs.rewards (docs/writing-a-reward.md)"
 
 
 def _flag(key: Any) -> Callable[[Any], Any]:

@@ -158,7 +158,7 @@ def _list_origins(sources: Sequence[Mapping[str, Any]] | None, given: dict[str, 
     if sources is None:
         return [RowOrigin(**given)]
     if given["path"] is not None or given["name"] is not None:
-        raise ValueError("dataset: sources beside path or name; put all into sources")
+        raise ValueError("dataset: sources cannot be combined with path or name; move them into sources")
     known = [field.name for field in fields(RowOrigin)]
     for entry in sources:
         if wrong := next((key for key in entry if key not in known), None):

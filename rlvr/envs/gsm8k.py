@@ -22,7 +22,9 @@ HUB_NAME, HUB_CONFIG = "openai/gsm8k", "main"
 
 @register_environment("gsm8k")
 def gsm8k(path: str | None = None, template: str = "Question: {question}\nAnswer:") -> RowSource:
-    """The task source. The prompt is `template` with the question filled in; `meta["answer"]` is the whole solution.
+    """Grade-school word problems, from a folder (`path`) or the hub.
+
+    The prompt is `template` with the question filled in; `meta["answer"]` is the whole worked solution.
 
     A demonstration is the solution, after a space if the prompt does not end in white space.
     """

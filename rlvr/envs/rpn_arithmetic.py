@@ -31,7 +31,9 @@ _TRIES = 1000  # a level of which so many draws in a row are held out has nothin
 
 @register_environment("rpn_arithmetic")
 class RPNArithmetic(TaskSource):
-    """The task source. `flaw` is the chance that one reduction of a demonstration is wrong: a teacher that errs.
+    """Arithmetic modulo `p` in reverse Polish notation, with generated step-by-step demonstrations.
+
+    `flaw` is the probability that one reduction in a demonstration is wrong: a teacher that errs.
 
     `RPNArithmetic(p=13, operators=["+"]).vocabulary` has 18 words: operands 0 to 12, `+`, `=`, `<boe>`, `<eoe>`,
     `<pad>`. Problems are held out by a hash of their expression, about `heldout_fraction` of each level.

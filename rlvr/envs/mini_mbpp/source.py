@@ -50,7 +50,9 @@ _INPUTS = 50  # inputs tried for a problem's tests
 
 @register_environment("mini_mbpp")
 class MiniMBPP(TaskSource):
-    """The task source. A task's meta is its problem as the reward `code` reads it, its `family` and its `steps`.
+    """Generated Python problems in MBPP's format, small enough for a model trained from scratch.
+
+    A task's meta is its problem as the reward `code` reads it, its `family` and its `steps`.
 
     `visible_tests` of the three asserts are in the prompt, the reward counts all three and `hidden_tests` more.
     `heldout_fraction` of the problems of each family that is trained on are held out, and `heldout_families` of the
