@@ -175,6 +175,7 @@ def test_a_saved_adapter_that_does_not_fit_is_named(
             engine.load_snapshot(tmp_path)
 
     assert_refused(weights, {**config, "use_dora": True}, "use_dora is not supported")
+    assert_refused(weights, {**config, "init_lora_weights": "pissa"}, "changes the weights of its base model")
     assert_refused(weights, {**config, "alpha_pattern": {"q_proj": 3}}, "alpha_pattern is not supported")
     assert_refused(weights, {**config, "bias": "all"}, "bias='all'")
     assert_refused(weights, {**config, "r": "4"}, "rank '4'")

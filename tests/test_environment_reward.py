@@ -84,10 +84,11 @@ def test_the_reward_environment_takes_the_episodes_alone(first: str, reward: flo
 
 
 def test_a_reward_that_is_no_number_is_no_zero() -> None:
-    t = play("b", "a")
-    t.reward = float("nan")
-    with pytest.raises(ValueError, match="task 't': the environment gave the reward nan"):
-        score([t], resolve_reward("exact_match").plus_environment(1.0))
+    for weight, reward in ((1.0, None), (0.0, 1.0)):
+        t = play("a", "a")
+        t.reward = float("nan")
+        score([t], resolve_reward("exact_match").plus_environment(weight))
+        assert t.reward == reward and t.scores["environment"].outcome is Outcome.ERROR
 
 
 def test_options_of_a_reward_keep_its_declaration() -> None:

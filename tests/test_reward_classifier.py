@@ -83,6 +83,15 @@ def test_a_chat_template_writes_the_turns(tmp_path: Path) -> None:
     assert plain != pytest.approx(expected[0], abs=1e-3)
 
 
+def test_a_completion_writes_no_special_token(tmp_path: Path) -> None:
+    """It could end its turn and go on as the user: the token is read as the letters that spell it, with a space."""
+    folder = make_model(tmp_path / "model", template=TEMPLATE)
+    reward = resolve_reward("classifier", model=str(folder))
+    shown = read_logits(folder, ["<user>q<assistant>a< end>b"])
+    [score] = reward.judge_all([Case("q", "a<end>b")])
+    assert score.value == pytest.approx(float(shown[0]), abs=1e-5)
+
+
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
 def test_a_label_is_a_probability(tmp_path: Path, problem: str) -> None:
     names = {0: "rude", 1: "polite", 2: "odd"}

@@ -17,6 +17,7 @@ from rlvr.config.build_run import build_source, open_run, plan, prompt_options
 from rlvr.config.evaluate_weights import evaluate_saved
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import write_atomic
+from rlvr.envs import resolve_environment
 from rlvr.envs.prompt import PromptOptions
 from rlvr.tracking import RunConsole
 from rlvr.training.journal import Journal, RunLockedError
@@ -113,6 +114,30 @@ def test_a_folder_from_before_there_were_examples_is_resumed_without(tiny: Path)
     assert prompt_options(build_config(load_base()), folder) == PromptOptions()
     for word in ("prompt.examples=1", "prompt.thinking=off", "prompt.template_arguments.a=1"):
         assert word.partition("=")[0] in refusal_of(word)
+
+
+def test_a_run_whose_rows_changed_is_not_resumed(tiny: Path) -> None:
+    """Before and after would be of other tasks under the same ids."""
+    rows, held = Path("rows.jsonl"), Path("held.jsonl")
+    rows.write_text("".join(f'{{"prompt": "{i}?", "answer": "{i}"}}\n' for i in range(9)))
+    held.write_text('{"prompt": "a?", "answer": "1"}\n{"prompt": "b?", "answer": "2"}\n')
+    kwargs = {"path": "rows.jsonl", "heldout_path": "held.jsonl"}
+    Path("own.yaml").write_text(dump({**read(Path("tiny.yaml")), "env": {"name": "dataset", "kwargs": kwargs}}))
+    composed = load(None, "own.yaml", ())
+
+    def open_rows() -> tuple[Path, bool]:
+        return open_run(composed, build_config(composed), resolve_environment("dataset", **kwargs))
+
+    folder, _ = open_rows()
+    (folder / "metrics.jsonl").write_text('{"phase": "sft", "step": 0}\n')  # something was done
+    assert open_rows() == (folder, False)
+    for file in (held, rows):
+        before = file.read_text()
+        file.write_text("".join(reversed(before.splitlines(keepends=True))))
+        with pytest.raises(ValueError, match="differs in the rows of env.name=dataset"):
+            open_rows()
+        file.write_text(before)
+    assert open_rows() == (folder, False)
 
 
 def test_an_algorithm_of_an_older_folder_is_compared_by_its_present_name(tiny: Path) -> None:

@@ -73,7 +73,7 @@ def train(
     check_model_folder(settings)
     with announce_if_slow("starting the verifiers"):
         start_rewards(settings, source)
-    folder, finished = open_run(loaded, settings)
+    folder, finished = open_run(loaded, settings, source)
     with RunConsole() as console:
 
         def warn(text: str) -> None:

@@ -19,7 +19,7 @@ from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
 from rlvr.config.plan_memory import describe_memory
-from rlvr.config.run_tasks import check_demonstrations, count_tasks, fit_prompts
+from rlvr.config.run_tasks import check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import sha256, write_atomic
@@ -44,11 +44,11 @@ CONNECTION_KEYS = ("model.base_url", "model.api_key")  # the server and its key:
 READ_AS_TEXT = PromptOptions(chat="off")
 
 
-def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
+def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None = None) -> tuple[Path, bool]:
     """The folder of this run, and whether the run is finished.
 
     An unfinished run with the same config is resumed (if the name contains the time, it may differ). A folder of that
-    name with another config is a ValueError; `run.resume=false` renames it.
+    name with another config is a ValueError, or one whose `source` had other tasks; `run.resume=false` renames it.
     """
     if timed := [key for key in loaded.timed if key not in ("run.name", "run.root")]:
         raise ValueError(
@@ -61,6 +61,8 @@ def open_run(loaded: LoadedConfig, config: RunConfig) -> tuple[Path, bool]:
         key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
     }
     sources = _hash_own_loss(config)
+    if source is not None and (tasks := hash_tasks(source)):
+        sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
     ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,17 @@ from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts
 def count_tasks(source: TaskSource) -> int | None:
     """The number of training tasks, which is an epoch; None if they are generated."""
     return None if source.size is None else sum(source.size(level) for level in source.levels)
+
+
+def hash_tasks(source: TaskSource) -> str | None:
+    """The SHA-256 of all training and held-out tasks; None if they are generated, and so follow from the config."""
+    if source.size is None:
+        return None
+    tasks = [source.train(0, index, level) for level in source.levels for index in range(source.size(level))]
+    digest = hashlib.sha256()
+    for task in (*tasks, *source.heldout(None)):
+        digest.update(json.dumps([task.id, task.prompt, task.meta], sort_keys=True, default=str).encode())
+    return digest.hexdigest()
 
 
 def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Callable[[str], None]) -> TaskSource:

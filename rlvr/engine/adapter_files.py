@@ -28,7 +28,10 @@ PEFT_PREFIX = "base_model.model."
 REMEDY = "load another checkpoint, or train anew"
 _VARIANTS = (
     "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "target_parameters",
+    "alora_invocation_tokens", "layer_replication", "trainable_token_indices", "use_qalora", "use_bdlora",
+    "arrow_config", "corda_config", "eva_config", "loftq_config",
 )  # fmt: skip
+_PLAIN_STARTS = (None, True, False, "gaussian")  # of `init_lora_weights`: the others change the weights of the base
 _PARTS = (".lora_A.weight", ".lora_B.weight")
 
 
@@ -119,6 +122,11 @@ def _read_config(folder: Path) -> LoraConfig:
     config = read_json(folder / "adapter_config.json", "the config of an adapter", REMEDY)
     if variants := [name for name in _VARIANTS if config.get(name)]:
         raise ValueError(f"adapter {folder}: {', '.join(variants)} is not supported, expected plain LoRA")
+    if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
+        raise ValueError(
+            f"adapter {folder} has init_lora_weights={start!r}, which changes the weights of its base model; merge it "
+            "into the base with peft (`merge_and_unload`), or convert it to plain LoRA there"
+        )
     if config.get("bias", "none") != "none":
         raise ValueError(
             f"adapter {folder} has bias={config['bias']!r}, expected 'none': trained biases are not supported"

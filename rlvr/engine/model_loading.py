@@ -125,7 +125,8 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     source = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
     try:
-        config = AutoConfig.from_pretrained(source)
+        # Said outright: where it is left open, transformers asks on the terminal whether to run code of the folder.
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
     check_is_causal(config, f"model.name={name!r}")
@@ -136,6 +137,7 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
                 source,
                 dtype=pick_dtype(dtype, where),
                 use_safetensors=True,  # loading a pickle can run code
+                trust_remote_code=False,
                 output_loading_info=True,
             )
         module, found = loaded

@@ -61,7 +61,7 @@ def load_tokenizer(name: str) -> Any:
             "save one there with tokenizer.save_pretrained, or name one with model.tokenizer=<folder or hub name>"
         )
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it may ask on the terminal
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot load a tokenizer from {name!r}: {first_line(error)}") from error
 

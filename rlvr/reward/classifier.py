@@ -128,7 +128,11 @@ def _encode(
     """The token ids that the model reads of each case, and how many there were before they were cut."""
     tokenizer = loaded.tokenizer
     template = options.chat and tokenizer.chat_template is not None
-    texts = [_render(case, tokenizer) if template else case.prompt + case.response for case in cases]
+    disarmed = [_disarm(case.response, tokenizer) for case in cases]
+    texts = [
+        _render(case, response, tokenizer) if template else case.prompt + response
+        for case, response in zip(cases, disarmed, strict=True)
+    ]
     # A template writes the special tokens itself.
     encode = {"add_special_tokens": not template, "verbose": False}
     rows: list[list[int]] = tokenizer(texts, **encode)["input_ids"]
@@ -141,9 +145,19 @@ def _encode(
     return rows, lengths
 
 
-def _render(case: Case, tokenizer: Any) -> str:
-    before = case.messages or [{"role": "user", "content": case.prompt}]
-    return tokenizer.apply_chat_template([*before, {"role": "assistant", "content": case.response}], tokenize=False)
+def _render(case: Case, response: str, tokenizer: Any) -> str:
+    before = [
+        {**message, "content": _disarm(message["content"], tokenizer)} if message["role"] == "assistant" else message
+        for message in case.messages or [{"role": "user", "content": case.prompt}]
+    ]
+    return tokenizer.apply_chat_template([*before, {"role": "assistant", "content": response}], tokenize=False)
+
+
+def _disarm(text: str, tokenizer: Any) -> str:
+    """The text with a space in every special token it spells: a completion must not open or close turns of a chat."""
+    for token in dict.fromkeys([*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]):
+        text = text.replace(token, f"{token[:1]} {token[1:]}") if len(token.strip()) > 1 else text
+    return text
 
 
 def _score(rows: list[list[int]], loaded: LoadedClassifier, options: ClassifierOptions) -> list[float]:

@@ -46,7 +46,8 @@ def _read(trajectory: Trajectory | None) -> Score:
 def combine(trajectory: Trajectory, reward: Reward) -> float | None:
     """The reward of a rollout's last trajectory, judged by `reward`; its `reward` is still what the environment gave.
 
-    A declared environment's part is kept in `scores["environment"]`. ValueError for a part that is not declared.
+    A declared environment's part is kept in `scores["environment"]`; where that is no number there is no reward.
+    ValueError for a part that is not declared.
     """
     verified, weight = trajectory.scores[reward.name].value, reward.environment_weight
     if verified is None or reward.name == NAME:
@@ -55,10 +56,10 @@ def combine(trajectory: Trajectory, reward: Reward) -> float | None:
         check_declared(reward, trajectory.reward or 0.0, trajectory.task.id if trajectory.task else "")
         return verified
     [given] = resolve_reward(NAME).score([trajectory])
-    if given.value is None:
-        raise ValueError(f"task {trajectory.task.id if trajectory.task else ''!r}: {given.detail}; expected a number")
     trajectory.scores[NAME] = given
-    return verified + weight * given.value
+    if weight == 0:
+        return verified
+    return None if given.value is None else verified + weight * given.value
 
 
 def check_declared(reward: Reward, given: float, task: str) -> None:

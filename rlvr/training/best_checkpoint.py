@@ -74,9 +74,9 @@ class BestCheckpoint:
         needed = [best, *(find_best(r for r in self._saved if r.step <= step) for step in steps)]
         self._saved = [result for result in self._saved if result in needed]
         names = [self._name(result) for result in self._saved]
-        for place in self._folder.glob(f"{BEST}-*"):
+        for place in self._folder.glob(f"{BEST}-{'[0-9]' * 6}"):
             if place.name not in names:
-                shutil.rmtree(place)
+                shutil.rmtree(place, ignore_errors=True)
 
     def describe(self) -> dict[str, Any] | None:
         """The content of `best.json`, None if there is no best checkpoint."""
