@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from rlvr.engine.model_loading import load_model
 from rlvr.engine.tokenizer import KINDS, build_tokenizer, load_tokenizer
 
 # kind -> (vocabulary, text, its tokens)
@@ -39,3 +40,13 @@ def test_a_text_becomes_its_tokens_and_comes_back_also_from_a_folder(kind: str, 
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(ValueError, match="'letters' is not a kind of built tokenizer; expected words, characters"):
         build_tokenizer("letters", ["a"], end="<eos>", pad="<pad>")
+
+
+def test_a_hub_that_does_not_answer_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No retries: the library alone would try for a minute."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for load in (load_tokenizer, lambda name: load_model(name, None, device="cpu", dtype="float32")):
+        with pytest.raises(
+            ValueError, match=r"'own/model'.*not in the cache, and the hub at http://127\.0\.0\.1:9 does not"
+        ):
+            load("own/model")

@@ -134,7 +134,7 @@ def test_a_run_whose_rows_changed_is_not_resumed(tiny: Path) -> None:
     for file in (held, rows):
         before = file.read_text()
         file.write_text("".join(reversed(before.splitlines(keepends=True))))
-        with pytest.raises(ValueError, match="differs in the rows of env.name=dataset"):
+        with pytest.raises(ValueError, match=r"differs in the rows of env\.name=dataset"):
             open_rows()
         file.write_text(before)
     assert open_rows() == (folder, False)

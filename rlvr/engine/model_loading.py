@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlvr.core import rng
+from rlvr.core.hub_status import describe_hub, reads_cache_only
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_probe import probe
 from rlvr.engine.tokenizer import first_line
@@ -124,11 +125,13 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     if looks_local and not (Path(name).expanduser() / "config.json").exists():
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
     source = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
+    cache_only = reads_cache_only(source)
     try:
         # Said outright: where it is left open, transformers asks on the terminal whether to run code of the folder.
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cache_only)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model.name={name!r} cannot be loaded: {first_line(error)}") from error
+        why = describe_hub() if cache_only else first_line(error)
+        raise ValueError(f"model.name={name!r} cannot be loaded: {why}") from error
     check_is_causal(config, f"model.name={name!r}")
     is_quantized = False
     try:
@@ -138,6 +141,7 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
                 dtype=pick_dtype(dtype, where),
                 use_safetensors=True,  # loading a pickle can run code
                 trust_remote_code=False,
+                local_files_only=cache_only,
                 output_loading_info=True,
             )
         module, found = loaded

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr.core.hub_status import describe_hub, reads_cache_only
+
 KINDS = ("words", "characters", "pieces")
 # A line break with its indentation; else a word, a quoted letter, a digit or a run of symbols, each with the blank
 # before it. What a program copies from its problem is then mostly one token, distinct from the tokens of data.
@@ -60,10 +62,16 @@ def load_tokenizer(name: str) -> Any:
             f"model folder {name!r} holds no tokenizer (no tokenizer.json, tokenizer_config.json or tokenizer.model); "
             "save one there with tokenizer.save_pretrained, or name one with model.tokenizer=<folder or hub name>"
         )
+    cache_only = reads_cache_only(name)
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it may ask on the terminal
+        return AutoTokenizer.from_pretrained(
+            name,
+            trust_remote_code=False,  # left open, it may ask on the terminal whether to run code of the folder
+            local_files_only=cache_only,
+        )
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot load a tokenizer from {name!r}: {first_line(error)}") from error
+        why = describe_hub() if cache_only else first_line(error)
+        raise ValueError(f"cannot load a tokenizer from {name!r}: {why}") from error
 
 
 def silence_transformers() -> None:

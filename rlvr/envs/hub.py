@@ -8,28 +8,22 @@ a machine without network begins or fails in seconds. `HF_ENDPOINT`, proxies and
 from __future__ import annotations
 
 import ast
-import os
 import re
-import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
+from rlvr.core.hub_status import PATIENCE, HubProbe, hub_endpoint, is_offline
 from rlvr.core.registry import did_you_mean
 from rlvr.envs.row_files import FileRow
 
-PATIENCE = 3.0  # seconds that the hub has to answer anything
 _SPLITS = re.compile(r"(?:[Uu]nknown|Bad) split.*?(\[.*?\])", re.DOTALL)  # the library's two messages
 
 
 def load_from_hub(environment: str, name: str, config: str | None, files: str, **options: Any) -> Any:
     """The data set `name` by `datasets.load_dataset`. `files` says what a local path must hold, for the errors."""
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    probe = None if _is_offline() else _Probe(endpoint)
+    probe = None if is_offline() else HubProbe()
     remedy = f"set path=<{files}>"
     try:
         from datasets import load_dataset
@@ -49,7 +43,7 @@ def load_from_hub(environment: str, name: str, config: str | None, files: str, *
                 text = f"is not in the cache, and HF_HUB_OFFLINE is set ({_shorten(error)})"
             else:
                 text = (
-                    f"is not in the cache, and the hub at {endpoint} does not answer within {PATIENCE:g} s "
+                    f"is not in the cache, and the hub at {hub_endpoint()} does not answer within {PATIENCE:g} s "
                     f"({_shorten(error)}); connect to it (HF_ENDPOINT names another one)"
                 )
             raise ValueError(f"{environment}: {name!r} {text}; {remedy}") from error
@@ -113,35 +107,6 @@ def _check_split(error: Exception, what: str, split: str) -> None:
 
 def _no_split(what: str, split: str, known: list[str]) -> str:
     return f"{what} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}; set split"
-
-
-class _Probe:
-    """One request to a server, made in a thread: looking a name up may take longer than any timeout."""
-
-    def __init__(self, url: str) -> None:
-        self._answers: list[bool] = []
-        self._thread = Thread(target=self._ask, args=(url,), daemon=True)
-        self._thread.start()
-
-    def _ask(self, url: str) -> None:
-        try:
-            urlopen(Request(url, method="HEAD"), timeout=PATIENCE).close()
-            self._answers.append(True)
-        except HTTPError as error:  # a status is an answer, unless a proxy or gateway says that there is none
-            self._answers.append(error.code < 500)
-        except URLError as error:  # certificates are for the library to check, which has its own
-            self._answers.append(isinstance(error.reason, ssl.SSLError))
-        except (OSError, ValueError):
-            self._answers.append(False)
-
-    def has_answer(self) -> bool:
-        self._thread.join(PATIENCE)
-        return True in self._answers
-
-
-def _is_offline() -> bool:
-    names = ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
 
 
 @contextmanager
