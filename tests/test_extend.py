@@ -129,4 +129,4 @@ def test_a_custom_algorithm_learns(folder: Path) -> None:
     """A row with an advantage estimator that is not in the package."""
     summary, printed = run_training(folder, "mine.py")
     assert rate(summary, "final") > rate(summary, "baseline") + 0.3
-    assert "mine: group_median, loss ppo, sequence_mean" in printed
+    assert "mine: group_median, loss ppo (PPO clip without a critic), sequence_mean" in printed

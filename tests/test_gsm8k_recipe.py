@@ -102,7 +102,8 @@ def test_strict_and_lenient_accuracy_are_reported_before_between_and_after(model
     assert (found["tasks"], found["samples"]) == (6, 1)
     between = [row for row in stored_steps(folder) if row["phase"] == "rl" and "test/env/all/correct" in row]
     assert [(r["step"], r["test/env/all/correct"], r["test/watched/gsm8k_flexible"]) for r in between] == [
-        (0, 0.0, 1.0)
+        (0, 0.0, 1.0),
+        (1, 0.0, 1.0),  # the last step, which may be the best
     ]
     row = json.loads((folder / "rollouts" / "rl-000000.jsonl").read_text().splitlines()[0])
     asked = f"{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
@@ -145,6 +146,7 @@ def test_a_run_begun_before_there_was_a_prompt_section_goes_on_reading_text(mode
     folder = tmp_path / "begun" / "gsm8k"
     stored = read(folder / "resolved.yaml")
     assert stored.pop("prompt")["chat"] == "off"
+    stored["algorithm"]["name"] = "ppo"  # the default's name then
     (folder / "resolved.yaml").write_text(dump(stored))
     with pytest.raises(ValueError, match=r"differs in prompt\.chat"):
         attempt(file, *begun, "prompt.chat=on")

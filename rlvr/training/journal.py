@@ -114,6 +114,12 @@ class Journal:
             shutil.rmtree(self.resolve(path), ignore_errors=True)
             self.inflight(path).unlink(missing_ok=True)
 
+    def finish(self) -> None:
+        """Record the end of the run, and delete the groups in flight of its checkpoints: no resume follows."""
+        self.write("finished")
+        for file in (self.folder / "inflight").iterdir():
+            file.unlink()
+
     def inflight(self, path: str) -> Path:
         """The file of the groups in flight that belong to a checkpoint."""
         return self.folder / "inflight" / f"{Path(path).name}.json"

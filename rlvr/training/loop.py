@@ -292,7 +292,7 @@ class TrainingLoop:
         self.job.trackers.finish(summary)
         self.best.publish([])  # no resume follows
         write_atomic(self.job.folder / "summary.json", json.dumps(summary, indent=2))
-        self.journal.write("finished")
+        self.journal.finish()
         return summary
 
     @contextmanager
