@@ -102,6 +102,26 @@ def test_nested_columns_without_a_usual_name_are_listed(tmp_path: Path) -> None:
         open_rows(tmp_path, [{"item": {"q": "2 + 2?", "a": "4"}}])
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": [{"role": "user", "content": None}], "answer": "4"}, r"line 1: 'prompt' is .*\"content\": text"),
+        ({"prompt": [{"role": 1, "content": "2 + 2?"}], "answer": "4"}, r"line 1: 'prompt' is .*\"role\": text"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None}]},
+            "line 1: 'messages' is .*expected text or a list",
+        ),
+        (
+            {"prompt": [USER], "completion": [{"role": "assistant", "content": None}]},
+            "line 1: the last message of 'completion' has the content 'None', expected text; correct the row",
+        ),
+    ],
+)
+def test_a_message_without_text_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_rows(tmp_path, [row])
+
+
 def test_a_later_row_without_the_recognised_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"line 2: the field 'question' is missing"):
         open_rows(tmp_path, [{"question": "2 + 2?", "answer": "4"}, {"problem": "2 + 2?", "answer": "4"}])
@@ -185,10 +205,10 @@ def test_tasks_that_are_left_out_are_gone_from_epochs_and_from_evaluation(tmp_pa
 
 def test_max_rows_is_stated_and_streaming_needs_it(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{i}", "answer": i} for i in range(9)]
-    source = open_rows(tmp_path, rows, max_rows=5, streaming=True)
+    source = open_rows(tmp_path, rows, max_rows=5)
     assert source.describe_data().startswith("the first 5 rows, ") and source.size and source.size("") == 5
     with pytest.raises(ValueError, match=r"streaming=true needs max_rows.*give max_rows="):
-        open_rows(tmp_path, rows, streaming=True)
+        resolve_environment("dataset", name="a/b", streaming=True)
 
 
 def test_held_out_rows_come_from_another_file_or_split(tmp_path: Path) -> None:
@@ -200,18 +220,67 @@ def test_held_out_rows_come_from_another_file_or_split(tmp_path: Path) -> None:
         assert sorted(task.id for task in source.heldout(None)) == [f"heldout:test.jsonl:{n}" for n in (1, 2, 3)]
 
 
+def test_of_a_held_out_folder_the_test_split_is_read(tmp_path: Path) -> None:
+    """Its training files would be trained on elsewhere; a folder whose names tell no split is read whole."""
+    path = write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "answer": i} for i in range(4)])
+    for split in ("train", "test", "dev"):
+        write(tmp_path / "rows" / f"{split}.jsonl", [{"prompt": split, "answer": 1}])
+    write(tmp_path / "plain" / "rows.jsonl", [{"prompt": "plain", "answer": 1}])
+    for folder, split, prompt in (("rows", None, "test"), ("rows", "validation", "dev"), ("plain", None, "plain")):
+        source = resolve_environment("dataset", path=path, heldout_path=str(tmp_path / folder), heldout_split=split)
+        assert [task.prompt for task in source.heldout(None)] == [prompt]
+    (tmp_path / "rows" / "test.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"has no split 'test'.*it has train, validation; set split or heldout_split"):
+        resolve_environment("dataset", path=path, heldout_path=str(tmp_path / "rows"))
+
+
+def test_a_prompt_is_held_out_as_text_and_as_one_message_of_the_user(tmp_path: Path) -> None:
+    """Other keys of a message do not matter, other roles and messages do."""
+    texts = [f"{i} + {i}?" for i in range(40)]
+    chats = [[{"role": "user", "content": text, "name": "Eva"}] for text in texts]
+    mixed = [{"prompt": prompt, "answer": 1} for prompt in (*texts, *chats)]
+    source = open_rows(tmp_path, mixed, heldout_fraction=0.3)
+    held = {task.prompt for task in source.heldout(None) if isinstance(task.prompt, str)}
+    assert len(source.heldout(None)) == 2 * len(held) and 0 < len(held) < 40
+    assert not held & {
+        task.prompt if isinstance(task.prompt, str) else task.prompt[0]["content"] for task in list_tasks(source)
+    }
+    chat = [{"role": "system", "content": "Add."}, USER]
+    test = write(tmp_path / "h.jsonl", [{"prompt": [{**message, "id": 7} for message in chat], "answer": 4}])
+    rows = [{"prompt": prompt, "answer": 4} for prompt in (chat, chat[1:], [ASSISTANT], "2 + 2?")]
+    path = write(tmp_path / "d.jsonl", rows)
+    left = [task.id for task in list_tasks(resolve_environment("dataset", path=path, heldout_path=test))]
+    assert sorted(left) == ["d.jsonl:2", "d.jsonl:3", "d.jsonl:4"]
+
+
+def test_the_prompts_of_text_that_are_held_out_stay_the_same(tmp_path: Path) -> None:
+    source = open_rows(tmp_path, [{"prompt": f"question {i}", "answer": i} for i in range(40)], heldout_fraction=0.1)
+    assert sorted(task.meta["answer"] for task in source.heldout(None)) == [33, 35]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "path=None and name=None; give one of them"),
         ({"path": "d.jsonl", "name": "a/b"}, "path='d.jsonl' and name='a/b'; give one of them"),
         ({"path": "d.jsonl", "config": "main"}, "config='main' is for a data set of the hub"),
-        ({"path": "d.jsonl", "sources": [{"path": "e.jsonl"}]}, "sources beside path or name"),
+        ({"path": "d.jsonl", "sources": [{"path": "e.jsonl"}]}, "sources cannot be combined with path or name"),
         ({"path": "d.jsonl", "max_rows": 0}, "max_rows=0, expected at least 1"),
         ({"path": "d.jsonl", "split": "test"}, "split='test' has no effect on the file d.jsonl"),
         ({"path": "d.jsonl", "heldout_split": "test"}, "split='test' has no effect on the file d.jsonl"),
         ({"path": "d.jsonl", "heldout_split": "train"}, "is the split that d.jsonl trains on"),
-        ({"path": "d.jsonl", "heldout_split": "a", "heldout_path": "b"}, "heldout_path='b' and heldout_split='a'"),
+        (
+            {"path": "d.jsonl", "heldout_split": "a", "heldout_path": "b"},
+            "heldout_split='a' has no effect on heldout_path='b'",
+        ),
+        (
+            {"path": "d.jsonl", "heldout_path": "b", "heldout_fraction": 0.1},
+            "heldout_fraction=0.1 and heldout_path='b'",
+        ),
+        ({"path": "d.jsonl", "heldout_split": "a", "heldout_fraction": 0}, "heldout_fraction=0 and heldout_split='a'"),
+        ({"path": "d.jsonl", "heldout_fraction": -0.1}, "heldout_fraction=-0.1, expected from 0 to below 1"),
+        ({"path": "d.jsonl", "heldout_fraction": "0.1"}, "heldout_fraction='0.1', expected from 0 to below 1"),
+        ({"path": "d.jsonl", "streaming": True, "max_rows": 3}, "streaming=true is for a data set of the hub"),
         ({"sources": []}, "sources is an empty list"),
         ({"sources": [{"file": "d.jsonl"}]}, "sources: unknown key 'file'.*a source has path, name"),
         ({"sources": [{"path": "d.jsonl", "weight": 0}]}, "weight=0, expected a number from 0.01"),
@@ -257,52 +326,6 @@ def test_fine_tuning_without_demonstrations_is_refused_before_a_model_is_built(
 # --- near duplicates ------------------------------------------------------------------------------------------------
 
 LONG = "Ann has {} red pens and buys {} more at the shop near her school. How many pens does she have now?"
-
-
-ANIMALS = "ape bee cat dog eel fox gnu hen ibis jay koi lynx"
-
-
-def tasks(prefix: str, *prompts: str) -> list[Task]:
-    return [Task(f"{prefix}{i}", prompt) for i, prompt in enumerate(prompts)]
-
-
-def test_a_prompt_with_other_punctuation_or_one_other_word_is_a_near_duplicate() -> None:
-    first = LONG.format(3, 4)
-    train = tasks("t", "Something else entirely, about a dog and a cat in a garden.", first)
-    for again in (first.upper(), first.replace("?", " ..."), first + " Answer.", first.replace("Ann", "Eva")):
-        (near,) = find_near_duplicates(tasks("h", again), train)
-        assert (near.heldout.id, near.train.id) == ("h0", "t1") and near.share >= 0.8
-    assert find_near_duplicates(tasks("h", LONG.format(5, 6)), train) == []  # the numbers are the task
-
-
-def test_the_share_counts_sequences_of_eight_words() -> None:
-    """Ten words are three sequences: a b .. h, b .. i, c .. j. Another last word leaves two of three."""
-    words = "a b c d e f g h i j"
-    assert find_near_duplicates(tasks("h", words), tasks("t", words))[0].share == 1.0
-    assert find_near_duplicates(tasks("h", words), tasks("t", words.replace("j", "k"))) == []
-    assert find_near_duplicates(tasks("h", words), tasks("t", f"x {words} y"))[0].share == 1.0
-
-
-def test_short_prompts_have_to_be_equal_and_operators_count() -> None:
-    train = tasks("t", "3 + 5 =", "What is the capital of France?")
-    assert find_near_duplicates(tasks("h", "3 - 5 =", "What is the capital of Spain?", "?"), train) == []
-    assert len(find_near_duplicates(tasks("h", "what is the capital of france", "3+5="), train)) == 2
-
-
-def test_the_words_of_a_template_do_not_count() -> None:
-    shared = "You are given a question of general knowledge. Think about it, then give the answer in one word. "
-    train = tasks("t", *(f"{shared}{word}" for word in ANIMALS.split()))
-    assert find_near_duplicates(tasks("h", f"{shared}mole", f"{shared}newt"), train) == []
-    assert [near.heldout.id for near in find_near_duplicates(tasks("h", f"{shared}mole", f"{shared}Dog!"), train)] == [
-        "h1"
-    ]
-
-
-def test_of_large_data_sets_a_part_is_looked_at() -> None:
-    heldout, train = tasks("h", "three", "two"), tasks("t", "one", "two", "three")
-    assert [near.heldout.id for near in find_near_duplicates(heldout, train)] == ["h0", "h1"]
-    assert [near.heldout.id for near in find_near_duplicates(heldout, train, most_words=1)] == ["h1"]
-    assert [near.heldout.id for near in find_near_duplicates(heldout, train, most_heldout=1)] == ["h0"]
 
 
 def test_a_run_warns_of_near_duplicates_with_their_number_and_an_example(tmp_path: Path) -> None:

@@ -48,8 +48,12 @@ def test_a_saved_data_set_is_read(saved: Path) -> None:
 
 
 def test_a_saved_data_set_with_splits_holds_one_out(saved: Path) -> None:
-    source = open_rows(path=str(saved / "splits"), heldout_split="validation")
-    assert (source.size(""), len(source.heldout(None))) == (15, 5)
+    path = str(saved / "splits")
+    for other in ({}, {"heldout_path": path}):
+        source = resolve_environment("dataset", path=path, heldout_split="validation", **other)
+        assert source.size and (source.size(""), len(source.heldout(None))) == (15, 5)
+    with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation; set split or heldout_split"):
+        resolve_environment("dataset", path=path, heldout_path=path)
     with pytest.raises(ValueError, match=r"no split 'valid' \(did you mean 'validation'\?\); it has train, validation"):
         open_rows(path=str(saved / "splits"), split="valid")
 

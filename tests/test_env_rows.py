@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvr.core import rng
 from rlvr.core.types import StopReason, Task, Trajectory
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
@@ -205,3 +206,13 @@ def test_gsm8k_on_the_real_files():
         for t in tasks
     ]
     assert [s.value for s in resolve_reward("gsm8k").score(answers)] == [1.0] * 100
+
+
+def test_draws_that_go_from_level_to_level_sort_each_epoch_once(tmp_path, monkeypatch):
+    rows = [{"prompt": f"q{i}", "answer": 1, "level": i % 12} for i in range(48)]
+    path = write(tmp_path / "d.jsonl", rows)
+    source = resolve_environment("jsonl", path=path, heldout_fraction=0, level_field="level")
+    permutation, sorted_keys = rng.permutation, []
+    monkeypatch.setattr(rng, "permutation", lambda n, key: sorted_keys.append(key) or permutation(n, key))
+    drawn = [source.train(1, i, level).id for i in range(8) for level in source.levels]  # two epochs of four
+    assert len(sorted_keys) == 2 * 12 and sorted(drawn[:48]) == sorted(drawn[48:])

@@ -24,6 +24,8 @@ training: {epochs: 1.5, prompts_per_step: 8, group_size: 2}
 evaluation: {tasks: 4, samples: 2}
 """
 
+HUNDRED = f"env.kwargs.prompts=[{','.join(f'q{i}' for i in range(100))}]"
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -53,6 +55,8 @@ def steps_of(*words: str) -> int:
         (("max_steps=9",), 9),
         (("max_steps=-1",), 5),
         (("env.kwargs.prompts=[one,two]",), 1),
+        ((HUNDRED, "training.epochs=1.1", "training.prompts_per_step=10"), 11),  # as floats a little over 11
+        ((HUNDRED, "training.epochs=1.11", "training.prompts_per_step=10"), 12),
     ],
 )
 def test_steps_follow_from_the_tasks_and_the_prompts_of_a_step(words: tuple[str, ...], steps: int) -> None:

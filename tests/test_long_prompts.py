@@ -22,7 +22,7 @@ from rlvr.core.protocols import StepResult, TaskSource
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs import PromptEnv
-from rlvr.envs.long_prompts import TruncatedEnv, find_long, limit_prompts
+from rlvr.envs.long_prompts import TruncatedEnv, find_long, leave_out_long_demonstrations, limit_prompts
 from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.row_source import RowSource
@@ -88,6 +88,33 @@ def test_lengths_are_those_of_what_the_model_reads() -> None:
         for most in sorted(lengths.values()):
             assert find_long(tasks, tokenizer, most) == {id: n for id, n in lengths.items() if n > most}
     assert len(encode_prompt(tasks[0], tokenizer)) > len(encode_prompt(source.train(0, 0, ""), tokenizer))
+
+
+class Id(str):
+    """An id that counts how often it is compared with another one."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Id.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_the_time_to_leave_prompts_out_grows_with_their_number() -> None:
+    """Two dictionaries of ids compare them a few times each; a list would take 400 x 200 comparisons."""
+    long = [Task(Id(f"h{n}"), "a b " * (n % 2 + 1)) for n in range(400)]
+
+    class Many(Growing):
+        def heldout(self, count: int | None) -> list[Task]:
+            return long
+
+    tokenizer, said = with_context(9), list[str]()
+    assert len(limit(Many(), 3, say=said.append).heldout(None)) == 200
+    answers = [Task(task.id, "a", {"answer": task.prompt_text * 2}) for task in long]
+    leave_out_long_demonstrations(rows(answers), tokenizer, 8, said.append)
+    assert [text.split(" prompts")[0] for text in said] == ["left out 200 of 400 held-out", "left out 200 of 400"]
+    assert Id.compared < 20 * 400
 
 
 def test_counting_many_texts_says_so() -> None:

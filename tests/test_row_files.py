@@ -79,10 +79,37 @@ def test_the_files_of_a_folder_belong_to_the_split_that_their_names_say(tmp_path
     write_json(tmp_path / ".cache" / "train.jsonl", {"a": 7})
     assert read_values(tmp_path) == read_values(tmp_path, "train") == [{"a": 0}, {"a": 1}]
     assert (read_values(tmp_path, "test"), read_values(tmp_path, "validation")) == ([{"a": 9}], [{"a": 5}])
-    write_json(tmp_path / "test_sft.jsonl", {"a": 3})
-    assert read_values(tmp_path, "test_sft") == [{"a": 3}]
-    with pytest.raises(ValueError, match=r"no split 'tests' \(did you mean 'test'\?\); .*test, train, validation; set"):
+    write_json(tmp_path / "test_sft-00000-of-00001.jsonl", {"a": 3})
+    assert (read_values(tmp_path, "test_sft"), read_values(tmp_path, "test")) == ([{"a": 3}], [{"a": 9}])
+    write_json(tmp_path / "final" / "rows.jsonl", {"a": 4})
+    assert read_values(tmp_path, "final") == [{"a": 4}]
+    with pytest.raises(
+        ValueError, match=r"no split 'tests' \(did you mean 'test'\?\); .*test, test_sft, train, validation; set"
+    ):
         read_values(tmp_path, "tests")
+
+
+def test_a_file_belongs_to_one_split(tmp_path: Path) -> None:
+    """Its name decides before its folders, the innermost of these before the others."""
+    for number, name in enumerate(("test/train.jsonl", "train/dev/rows.jsonl", "train/my-test/rows.jsonl"), 1):
+        write_json(tmp_path / name, {"a": number})
+    assert [read_values(tmp_path, split) for split in ("train", "validation", "test")] == [
+        [{"a": 1}],
+        [{"a": 2}],
+        [{"a": 3}],
+    ]
+    write_json(tmp_path / "train_test.jsonl", {"a": 4})
+    for split in ("train", "test", "validation"):
+        with pytest.raises(ValueError, match=r"'train_test' names two splits, train and test; rename it"):
+            read_values(tmp_path, split)
+
+
+def test_relative_and_absolute_paths_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "a.jsonl", {"a": 1})
+    path = write_json(tmp_path / "b" / "b.jsonl", {"a": 2})
+    assert [row.id for row in read_rows(["a.jsonl", path])] == ["a.jsonl:1", "b/b.jsonl:1"]
+    assert [row.id for row in read_rows("b/b.jsonl")] == ["b.jsonl:1"]
 
 
 def test_a_folder_without_splits_is_for_training(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from rlvr.config.alias_values import describe_origin, rank
@@ -52,7 +53,8 @@ def resolve_epochs(loaded: LoadedConfig, config: RunConfig, source: TaskSource) 
             f"training.epochs={epochs:g}: the environment {config.env.name!r} generates its tasks without a fixed "
             "number; give training.steps"
         )
-    steps = math.ceil(epochs * tasks / config.training.prompts_per_step)
+    # Exact: as a float, 1.1 x 100 / 10 is a little over 11.
+    steps = math.ceil(Fraction(str(epochs)) * tasks / config.training.prompts_per_step)
     training = replace(config.training, steps=steps, epochs=None)
     return _set(loaded, {STEPS: steps, EPOCHS: None}), replace(config, training=training)
 

@@ -57,7 +57,7 @@ class Columns:
                     f"{row.place}: {self.prompt!r} does not end with the assistant's message, but the first row's "
                     "does; add the answer, or set answer_field (null for none)"
                 )
-            meta["answer"] = _text_of(answer)
+            meta["answer"] = _text_of(answer, row.place, self.answer)
         if self.demonstration is not None:
             field_of(row.values, self.demonstration, row.place, "demonstration_field")
         level = "" if self.level is None else str(field_of(row.values, self.level, row.place, "level_field"))
@@ -75,6 +75,11 @@ def _is_chat_column(name: str) -> bool:
 
 
 def _is_chat(value: Any) -> bool:
+    """Whether a value is a list of messages in which every role and content is text."""
+    return _has_messages(value) and all(isinstance(m["role"], str) and isinstance(m["content"], str) for m in value)
+
+
+def _has_messages(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
@@ -89,15 +94,21 @@ def _split_chat(given: Any) -> tuple[Any, Any]:
     return given, None
 
 
-def _text_of(answer: Any) -> Any:
+def _text_of(answer: Any, place: str, name: str) -> Any:
     """An answer that is a chat, as TRL's `completion` may be, is the text of its last message."""
-    return answer[-1]["content"] if _is_chat(answer) else answer
+    if not _has_messages(answer):
+        return answer
+    if not isinstance(text := answer[-1]["content"], str):
+        raise ValueError(
+            f"{place}: the last message of {name!r} has the content {str(text)[:60]!r}, expected text; correct the row"
+        )
+    return text
 
 
 def _check_prompt(given: Any, place: str, name: str) -> str | list[dict[str, str]]:
     if (isinstance(given, str) and given) or _is_chat(given):
         return given
-    expected = 'expected text or a list of {"role", "content"}'
+    expected = 'expected text or a list of {"role": text, "content": text}'
     if isinstance(given, Mapping) and given:
         inner = ", ".join(f"{name}.{part}" for part in given)
         raise ValueError(f"{place}: {name!r} has columns of its own, {expected}; set prompt_field to one of {inner}")

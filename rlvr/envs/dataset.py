@@ -19,9 +19,10 @@ from rlvr.core.types import Task
 from rlvr.envs.columns import Columns
 from rlvr.envs.hub import is_saved_dataset, read_hub, read_saved
 from rlvr.envs.registry import register_environment
-from rlvr.envs.row_files import FileRow, read_rows
+from rlvr.envs.row_files import FileRow, has_splits, read_rows
 from rlvr.envs.row_source import RowSource, choose_heldout
 
+_SHARE = 0.1  # of the rows that are held out
 _COLUMNS, _SHORT = 8, 40  # columns that describe a task, and the characters of a value that others can share
 
 
@@ -49,6 +50,8 @@ class RowOrigin:
             raise ValueError(
                 f"dataset: config={self.config!r} is for a data set of the hub; leave it out, or give name"
             )
+        if self.path is not None and self.streaming:
+            raise ValueError("dataset: streaming=true is for a data set of the hub; leave it out, or give name")
         if self.max_rows is not None and (type(self.max_rows) is not int or self.max_rows < 1):
             raise ValueError(f"dataset: max_rows={self.max_rows!r}, expected at least 1, or null for all")
         if self.streaming and self.max_rows is None:
@@ -96,7 +99,7 @@ def dataset(
     sources: Sequence[Mapping[str, Any]] | None = None,
     heldout_path: str | Sequence[str] | None = None,
     heldout_split: str | None = None,
-    heldout_fraction: float = 0.1,
+    heldout_fraction: float | None = None,
     prompt_field: str = Columns.prompt,
     answer_field: str | None = Columns.answer,
     level_field: str | None = None,
@@ -119,9 +122,14 @@ def dataset(
     `demonstration_field`, or else the answer if it is text. Short columns describe a task to `rlvr doctor`, which
     groups failing tasks by them: a source, a topic, the answer.
 
-    The held-out tasks are those of `heldout_path`, of `heldout_split`, or else about `heldout_fraction` of the rows,
-    chosen by a hash of the prompt; 0 holds out nothing.
+    The held-out tasks are those of `heldout_path`, of `heldout_split`, or else about `heldout_fraction` (0.1) of the
+    rows, chosen by a hash of the prompt; 0 holds out nothing. Of a folder as `heldout_path`, `heldout_split` (test) is
+    read.
     """
+    other = heldout_path if heldout_split is None else heldout_split
+    if None not in (heldout_fraction, other):
+        key = "heldout_path" if heldout_split is None else "heldout_split"
+        raise ValueError(f"dataset: heldout_fraction={heldout_fraction!r} and {key}={other!r}; leave one of them out")
     columns = Columns(level=level_field, demonstration=demonstration_field)
     given = {
         **{"path": path, "name": name, "config": config, "split": split, "streaming": streaming, "max_rows": max_rows},
@@ -133,7 +141,8 @@ def dataset(
     weights = {task.id: origin.weight for origin, (part, _) in zip(origins, read, strict=True) for task in part}
     heldout = _read_heldout(origins, columns, heldout_path, heldout_split)
     if heldout is None:
-        heldout = choose_heldout(tasks, heldout_fraction, " and ".join(map(str, origins)))
+        share = _SHARE if heldout_fraction is None else heldout_fraction
+        heldout = choose_heldout(tasks, share, " and ".join(map(str, origins)))
     imitated = demonstration_field or ("answer" if all(map(_has_text, (*tasks, *heldout))) else None)
     return RowSource(
         "dataset " + ", ".join(map(str, origins)),
@@ -176,11 +185,17 @@ def _read_heldout(
     """The tasks of a held-out file or split; None if the config names none."""
     if path is None and split is None:
         return None
-    if path is not None and split is not None:
-        raise ValueError(f"dataset: heldout_path={path!r} and heldout_split={split!r}; give one of them")
     if path is not None:
+        folders = [one for one in _paths(path) if Path(one).expanduser().is_dir()]
+        if split is not None and not folders:
+            raise ValueError(
+                f"dataset: heldout_split={split!r} has no effect on heldout_path={path!r}, which is not a folder; give "
+                "one of them"
+            )
+        if split is None:  # a folder whose file names tell no split is held out whole
+            split = "test" if any(is_saved_dataset(one) or has_splits(one) for one in folders) else "train"
         first = origins[0]
-        chosen = [RowOrigin(path, prompt_field=first.prompt_field, answer_field=first.answer_field)]
+        chosen = [RowOrigin(path, split=split, prompt_field=first.prompt_field, answer_field=first.answer_field)]
     else:
         if same := next((origin for origin in origins if origin.split == split), None):
             raise ValueError(f"dataset: heldout_split={split!r} is the split that {same} trains on; name another one")

@@ -106,7 +106,8 @@ def _check_split(error: Exception, what: str, split: str) -> None:
 
 
 def _no_split(what: str, split: str, known: list[str]) -> str:
-    return f"{what} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}; set split"
+    found = f"{what} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}"
+    return f"{found}; set split or heldout_split"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ groups whose episodes write their own prompts (`TaskSource.group_builder`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ def leave_out_long_demonstrations(source: TaskSource, tokenizer: Any, context: i
     read = _count_tokens({id: prompts[id] for id in unsure}, tokenizer, say)
     written = _count_tokens({id: answers[id] for id in unsure}, tokenizer, say)
     most = source.prompt_limit or context
-    long = [id for id in unsure if min(read[id], most) + written[id] + 1 > context]
+    long = {id for id in unsure if min(read[id], most) + written[id] + 1 > context}
     what = f"longer, with their demonstration, than the model's context of {context:,} tokens"
     _report(train, long, "prompts", what, say)
     if long:
@@ -111,7 +111,9 @@ def _list_train(source: TaskSource) -> list[Task]:
     return list(found.values())
 
 
-def _report(tasks: Sequence[Task], long: Collection[str], kind: str, what: str, say: Callable[[str], None]) -> None:
+def _report(
+    tasks: Sequence[Task], long: Mapping[str, int] | set[str], kind: str, what: str, say: Callable[[str], None]
+) -> None:
     """Say how many of these tasks are left out, and why; ValueError if that is all of them."""
     count = sum(task.id in long for task in tasks)
     if tasks and count == len(tasks):
@@ -186,7 +188,7 @@ class FittingSource(_WrappedSource):
         fitting = self._fit(tasks)
         if not self._counted:
             self._counted, kept = True, {task.id for task in fitting}
-            long = [task.id for task in tasks if task.id not in kept]
+            long = {task.id for task in tasks if task.id not in kept}
             _report(tasks, long, "held-out prompts", f"longer than {self._limit:,} tokens ({self._key})", self._say)
         return fitting
 

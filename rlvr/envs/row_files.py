@@ -3,9 +3,10 @@
     for row in read_rows("data/*.parquet"):
         row.id, row.place, row.values           # "train.parquet:3", "data/train.parquet, row 3", {"prompt": ...}
 
-The files of a folder belong to a split by their names (`train-00000.parquet`, `test/part.csv`). Rows are read one after
-the other, so that a caller can stop early; only a JSON list is read whole. Every mistake in a file is a ValueError with
-file, row and remedy. Left out on purpose: the hub (`rlvr.envs.hub`), compressed files.
+Each file of a folder belongs to one split by its name, or else by its folders' (`train-00000.parquet`,
+`test/part.csv`). Rows are read one after the other, so that a caller can stop early; only a JSON list is read whole.
+Every mistake in a file is a ValueError with file, row and remedy. Left out on purpose: the hub (`rlvr.envs.hub`),
+compressed files.
 `python -m pytest tests/test_row_files.py tests/test_env_rows.py` exercises it.
 """
 
@@ -31,6 +32,10 @@ SPLIT_WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+# A shard of a split of one's own, as the hub writes it: test_sft-00000-of-00002.
+_SHARD = re.compile(
+    rf"((?:{'|'.join(word for words in SPLIT_WORDS.values() for word in words)})_\w+)-\d{{5}}-of-\d{{5}}"
+)
 _CELL = 1 << 26  # characters of a CSV cell; Python's own limit is 131,072
 
 
@@ -45,7 +50,7 @@ class FileRow(NamedTuple):
 def read_rows(path: str | Path | Sequence[str], split: str = "train") -> Iterator[FileRow]:
     """Yield the rows of all files that `path` names, in the order of their paths; of folders those of `split`."""
     files = [file for one in ([path] if isinstance(path, (str, Path)) else path) for file in list_files(one, split)]
-    parent = os.path.commonpath([file.parent for file in files]) if len(files) > 1 else files[0].parent
+    parent = os.path.commonpath([file.parent.absolute() for file in files])
     for file in files:
         name, is_empty = Path(os.path.relpath(file, parent)).as_posix(), True
         for place, values in _read_file(file):
@@ -68,34 +73,61 @@ def list_files(path: str | Path, split: str = "train") -> list[Path]:
     return [given]
 
 
+def has_splits(folder: str | Path) -> bool:
+    """Whether the names of a folder's files tell splits."""
+    return any(_assign_splits(Path(folder).expanduser()).values())
+
+
 def _split_files(folder: Path, split: str) -> list[Path]:
-    files = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in SUFFIXES and not _is_hidden(f, folder)]
-    if not files:
-        raise ValueError(f"{folder} holds no file of a known kind ({', '.join(SUFFIXES)}); give {EXPECTED}")
-    asked = next((name for name, words in SPLIT_WORDS.items() if split in words), split)
-    of_file = {file: _split_of(file.relative_to(folder).as_posix(), asked) for file in files}
+    of_file, asked = _assign_splits(folder), _find_usual(split)
     splits = sorted(set(of_file.values()))
     if splits == [""] and asked == "train":  # no file says what it is: all are for training
-        return files
+        return list(of_file)
     if asked not in splits:
+        unnamed = [file for file, name in of_file.items() if not name]
+        if own := [file for file in unnamed if _has_word(file.relative_to(folder).as_posix(), asked)]:
+            return own  # a name of one's own, `holdout.jsonl`
         known = [name for name in splits if name]
         raise ValueError(
             f"{folder} has no split {split!r}{did_you_mean(split, known)}; by the names of its files it has "
-            f"{', '.join(known) or 'none'}; set split, or give the files as a glob"
+            f"{', '.join(known) or 'none'}; set split or heldout_split, or give the files as a glob"
         )
-    return [file for file in files if of_file[file] == asked]
+    return [file for file, name in of_file.items() if name == asked]
+
+
+def _assign_splits(folder: Path) -> dict[Path, str]:
+    """The files of a folder with the split of each, '' for none."""
+    files = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in SUFFIXES and not _is_hidden(f, folder)]
+    if not files:
+        raise ValueError(f"{folder} holds no file of a known kind ({', '.join(SUFFIXES)}); give {EXPECTED}")
+    return {file: _split_of(file, folder) for file in files}
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
 
 
-def _split_of(name: str, asked: str) -> str:
-    """The split that a path says it belongs to: `asked`, if its words are in it, or a usual one; '' for none."""
-    for split, words in {asked: SPLIT_WORDS.get(asked, (asked,)), **SPLIT_WORDS}.items():
-        if any(re.search(rf"(?<![a-z]){re.escape(word.lower())}(?![a-z])", name.lower()) for word in words):
-            return split
+def _split_of(file: Path, folder: Path) -> str:
+    """The split that the file's name tells, or else the innermost folder that tells one; '' if none does."""
+    if shard := _SHARD.fullmatch(file.stem):
+        return shard[1]
+    for part in (file.stem, *reversed(file.relative_to(folder).parts[:-1])):
+        found = [split for split, words in SPLIT_WORDS.items() if any(_has_word(part, word) for word in words)]
+        if len(found) > 1:
+            raise ValueError(
+                f"{file}: {part!r} names two splits, {found[0]} and {found[1]}; rename it, or give the files as a glob"
+            )
+        if found:
+            return found[0]
     return ""
+
+
+def _find_usual(split: str) -> str:
+    return next((name for name, words in SPLIT_WORDS.items() if split in words), split)
+
+
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<![a-z]){re.escape(word.lower())}(?![a-z])", text.lower()) is not None
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice, zip_longest
 from typing import Any
 
 from rlvr.core import rng
 from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
-from rlvr.envs.near_duplicates import MOST_HELDOUT, find_near_duplicates
+from rlvr.envs.near_duplicates import choose_compared, find_near_duplicates, find_text
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.row_files import find_value
 
 
 def choose_heldout(tasks: list[Task], fraction: float, path: str) -> list[Task]:
     """The tasks whose prompt hashes below `fraction`, at least one; equal prompts are on the same side."""
-    if not 0 <= fraction < 1:
+    if type(fraction) not in (int, float) or not 0 <= fraction < 1:
         raise ValueError(f"heldout_fraction={fraction!r}, expected from 0 to below 1")
     if fraction == 0:
         return []
@@ -99,6 +98,7 @@ class RowSource(TaskSource):
             level: [_Portion.of(tasks, weight) for weight, tasks in parts.items()] for level, parts in by_level.items()
         }
         self.levels = tuple(sorted(self._portions, key=_level_order))
+        self._orders: dict[str, tuple[int, int, list[int]]] = {}
 
     def leave_out(self, ids: Collection[str]) -> None:
         """Yield the tasks of these ids no more."""
@@ -112,12 +112,20 @@ class RowSource(TaskSource):
             raise ValueError(f"{self.name}: level {level!r}; the levels are {', '.join(map(repr, self.levels))}")
         count = self.size(level)
         epoch, position = divmod(index, count)
-        place = _epoch_order(count, seed, epoch, level)[position]
+        place = self._order(seed, epoch, level)[position]
         for portion in self._portions[level]:
             if place < portion.draws:
                 return portion.draw(epoch, place)
             place -= portion.draws
         raise AssertionError("the portions of a level have as many draws as the level")
+
+    def _order(self, seed: int, epoch: int, level: str) -> list[int]:
+        """The order of an epoch of a level; the last one of each level is kept, since draws go from level to level."""
+        kept = self._orders.get(level)
+        if kept is None or kept[:2] != (seed, epoch):
+            order = rng.permutation(self.size(level), rng.key("rows-train", seed, epoch, level))
+            self._orders[level] = kept = seed, epoch, order
+        return kept[2]
 
     def heldout(self, count: int | None) -> list[Task]:
         """The first `count` (None: all) of the held-out tasks, in an order that is the same every time."""
@@ -142,8 +150,9 @@ class RowSource(TaskSource):
         if not near:
             return []
         first = max(near, key=lambda pair: pair.share)
+        compared = choose_compared(self._heldout)
         return [
-            f"{len(near):,} of {len(self._heldout[:MOST_HELDOUT]):,} held-out prompts nearly repeat a training prompt: "
+            f"{len(near):,} of {len(compared):,} held-out prompts nearly repeat a training prompt: "
             f"{first.heldout.id!r} shares {100 * first.share:.0f}% of its word sequences with {first.train.id!r}. The "
             "evaluation counts what was seen in training; leave one of each two out of the rows"
         ]
@@ -157,8 +166,10 @@ class RowSource(TaskSource):
 
 
 def _prompt_key(prompt: str | list[dict[str, str]]) -> int:
-    """A hash of a prompt's content, the same on every machine."""
-    return rng.key("rows-prompt", prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True))
+    """A hash of a prompt's roles and contents, the same on every machine; text is a message of the user."""
+    if (text := find_text(prompt)) is None:
+        text = json.dumps([(message.get("role"), message.get("content")) for message in prompt])
+    return rng.key("rows-prompt", text)
 
 
 def _level_order(level: str) -> tuple[bool, float, str]:
@@ -167,8 +178,3 @@ def _level_order(level: str) -> tuple[bool, float, str]:
         return False, float(level), level
     except ValueError:
         return True, 0.0, level
-
-
-@lru_cache(maxsize=8)
-def _epoch_order(n: int, seed: int, epoch: int, level: str) -> list[int]:
-    return rng.permutation(n, rng.key("rows-train", seed, epoch, level))
