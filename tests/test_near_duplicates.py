@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlvr.core.types import Task
 from rlvr.envs.near_duplicates import choose_compared, find_near_duplicates
 
@@ -60,3 +62,5 @@ def test_of_large_data_sets_a_part_is_looked_at() -> None:
 def test_a_message_of_the_user_nearly_repeats_its_text() -> None:
     chat = Task("h0", [{"role": "user", "content": "3 + 5 = ?"}])
     assert [near.train.id for near in find_near_duplicates([chat], tasks("t", "3 + 5 ="))] == ["t0"]
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": "3 + 5 ="}]}]  # from a source of one's own
+    assert find_near_duplicates([Task("h0", parts)], tasks("t", "3 + 5 =")) == []

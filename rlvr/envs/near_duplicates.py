@@ -74,7 +74,8 @@ def find_text(prompt: str | list[dict[str, str]]) -> str | None:
     """The text of a prompt that is text or one message of the user; None for any other chat."""
     if isinstance(prompt, str):
         return prompt
-    return prompt[0].get("content") if len(prompt) == 1 and prompt[0].get("role") == "user" else None
+    content = prompt[0].get("content") if len(prompt) == 1 and prompt[0].get("role") == "user" else None
+    return content if isinstance(content, str) else None
 
 
 def _split_words(task: Task) -> list[str]:
