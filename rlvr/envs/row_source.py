@@ -168,6 +168,7 @@ class RowSource(TaskSource):
 def _prompt_key(prompt: str | list[dict[str, str]]) -> int:
     """A hash of a prompt's roles and contents, the same on every machine; text is a message of the user."""
     if (text := find_text(prompt)) is None:
+        assert not isinstance(prompt, str)
         text = json.dumps([(message.get("role"), message.get("content")) for message in prompt])
     return rng.key("rows-prompt", text)
 
