@@ -63,6 +63,15 @@ def test_a_model_folder_has_the_numbers_of_the_run_that_made_it(home: Path, caps
     assert found["environment"] == "rpn_arithmetic"
 
 
+def test_a_run_with_a_damaged_last_checkpoint_is_evaluated_with_a_warning(home: Path, capsys: Any) -> None:
+    Path("runs/tiny/checkpoints/done-000000/model.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    assert run(["evaluate", "runs/tiny"]) == 0
+    said = capsys.readouterr()
+    assert "done-000000 is damaged" in said.err and "older" in said.err
+    assert not json.loads(said.out)["checkpoint"].endswith("done-000000")
+
+
 @pytest.mark.slow
 def test_an_evaluation_is_the_baseline_of_a_run_from_that_model(home: Path, capsys: Any) -> None:
     assert run(["train", *ONE_STEP, "run.name=next"]) == 0

@@ -129,6 +129,17 @@ def test_a_card_has_no_password_and_no_folder_of_this_machine(home: Path) -> Non
     assert settings["env"]["kwargs"] == {"path": ".../rows.jsonl", "url": "https://***@host/x", "parts": [".../z.json"]}
 
 
+def test_a_card_has_no_secret_of_the_settings(home: Path) -> None:
+    kwargs = {"extra_body": {"api_key": "sk-SECRET", "max_tokens": 7}, "url": "https://host/v1?api_key=sk-SECRET"}
+    card = card_of(home, env_kwargs=kwargs)
+    settings = yaml.safe_load(card.rsplit("```yaml\n", 1)[1].split("```")[0])
+    assert "SECRET" not in card
+    assert settings["env"]["kwargs"] == {
+        "extra_body": {"api_key": "***", "max_tokens": 7},
+        "url": "https://host/v1?***",
+    }
+
+
 def test_a_run_without_a_summary_says_that_nothing_was_measured(home: Path) -> None:
     (home / "runs" / "tiny" / "summary.json").unlink()
     assert run(["push", "runs/tiny", "./out"]) == 0
@@ -136,7 +147,6 @@ def test_a_run_without_a_summary_says_that_nothing_was_measured(home: Path) -> N
 
 
 def test_the_best_checkpoint_is_the_one_that_its_pointer_names(home: Path, capsys: Any) -> None:
-    """The numbers of the summary are those of the last weights, and the card says so."""
     assert "this run has no best checkpoint" in refusal(capsys, "runs/tiny", "./out", "--checkpoint", "best")
     checkpoints = home / "runs" / "tiny" / "checkpoints"
     [other] = [path for path in checkpoints.iterdir() if path.name not in ("done-000000", "best.json")]
@@ -145,10 +155,61 @@ def test_the_best_checkpoint_is_the_one_that_its_pointer_names(home: Path, capsy
     card = (home / "out" / "README.md").read_text()
     own = json.loads((other / "policy.json").read_text())["weights_sha256"]
     assert f"`{own}`" in card and f"| Checkpoint | `{other.name}` |" in card
-    same = own == summary_of(home)["weights_sha256"]
-    assert ("the numbers of the run's last weights" in card) != same
     (other / "model.safetensors").write_bytes(b"")
     assert "checksum" in refusal(capsys, "runs/tiny", "./again", "--checkpoint", "best")
+
+
+def test_a_card_says_that_its_numbers_are_of_other_weights(home: Path) -> None:
+    """Of an earlier checkpoint; of the last one they are its own."""
+    words = ["training.mode=sft", "sft.steps=3", "run.name=sft", "env.kwargs.flaw=0.0"]
+    (home / "tiny.yaml").write_text(TINY)
+    assert run(["train", "--config=tiny.yaml", *words]) == 0
+    checkpoints = home / "runs" / "sft" / "checkpoints"
+    earlier = next(path for path in sorted(checkpoints.iterdir()) if path.is_dir() and path.name != "done-000000")
+    (checkpoints / "best.json").write_text(json.dumps({"checkpoint": earlier.name}))
+    sums = [json.loads((path / "policy.json").read_text())["weights_sha256"] for path in checkpoints.glob("*-*/")]
+    assert len(set(sums)) == len(sums) > 1, "each step changed the weights"
+    assert run(["push", "runs/sft", "./best", "--checkpoint", "best"]) == run(["push", "runs/sft", "./last"]) == 0
+    best, last = ((home / name / "README.md").read_text() for name in ("best", "last"))
+    assert f"the numbers of the run's last weights. This model is its checkpoint `{earlier.name}`" in best
+    assert "These are the numbers of" not in last
+
+
+def test_a_damaged_last_checkpoint_is_refused_and_named(home: Path, capsys: Any) -> None:
+    """There is an older one, which must not be pushed in its place."""
+    (home / "runs" / "tiny" / "checkpoints" / "done-000000" / "model.safetensors").write_bytes(b"")
+    text = refusal(capsys, "runs/tiny", "./out")
+    assert "done-000000 is damaged" in text and "--checkpoint best" in text and "resume" in text
+    assert not (home / "out").exists()
+
+
+def test_a_run_older_than_the_names_of_algorithms_has_the_algorithm_it_trained_with(home: Path) -> None:
+    place = home / "runs" / "tiny" / "resolved.yaml"
+    settings = yaml.safe_load(place.read_text())
+    del settings["prompt"], settings["rollout"]["temperature"]
+    place.write_text(yaml.safe_dump(settings))
+    assert run(["push", "runs/tiny", "./out"]) == 0
+    card = (home / "out" / "README.md").read_text()
+    assert "grpo_original" in front_matter(card)["tags"] and "| Algorithm | `grpo_original` |" in card
+    shown = yaml.safe_load(card.rsplit("```yaml\n", 1)[1].split("```")[0])
+    assert shown["prompt"]["chat"] == "off" and shown["rollout"]["temperature"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("base", "public"),
+    [("/home/someone/base", "base"), ("~/base", "base"), ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"), (None, None)],
+)
+def test_a_pushed_adapter_names_its_base_without_folders(home: Path, base: str | None, public: str | None) -> None:
+    from rlvr.core.files import sha256
+
+    folder = home / "runs" / "tiny" / "checkpoints" / "done-000000"
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "base_model_name_or_path": base}))
+    sums = json.loads((folder / "checksums.json").read_text())
+    sums["adapter_config.json"] = sha256(folder / "adapter_config.json")
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    assert run(["push", "runs/tiny", "./out"]) == 0
+    pushed = json.loads((home / "out" / "adapter_config.json").read_text())
+    assert pushed == {"r": 4, "base_model_name_or_path": public}
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr.tracking.mlflow_store import metric_name
+from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers, TrackingOptions
 
 MLFLOW, TENSORBOARD = TrackingOptions(mlflow=True), TrackingOptions(tensorboard=True)
@@ -116,6 +117,55 @@ def test_mlflow_has_every_step_the_settings_and_the_summary(place: Place):
     assert params["model.name"] == "${oc.env:MY_MODEL}" and params["curriculum.schedule"] == '[[0, {"1": 4}]]'
     assert params["env.kwargs.a_b"] == r'"two\nlines"' and len(params["env.kwargs.long"]) == 500
     assert place.warnings == []
+
+
+def test_mlflow_gets_settings_without_secrets_and_folders(place: Place):
+    kwargs = {"path": "/home/someone/rows.jsonl", "hf_token": "hunter2"}
+    with place.trackers(MLFLOW, {"env": {"kwargs": kwargs}}).running([]):
+        pass
+    params = mlflow_runs(place)[0].data.params
+    assert params == {"env.kwargs.path": ".../rows.jsonl", "env.kwargs.hf_token": "***"}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("https://host/v1?api_key=sk-SECRET", "https://host/v1?***"),
+        ("https://host/v1#sk-SECRET", "https://host/v1?***"),
+        ("https://host:1/v1?mail=a@b&api_key=sk-SECRET", "https://***"),
+        ("postgresql://me:pa/ss@host/db", "postgresql://***@host/db"),
+        ("postgresql://me:SEC?RET@host/db", "postgresql://***"),
+        ("file:///home/someone/rows.jsonl", ".../rows.jsonl"),
+        ("sqlite:////home/someone/rlvr.db?mode=ro", ".../rlvr.db?***"),
+        ("./../home/someone/x", ".../x"),
+        ("~/x", ".../x"),
+        # what stays as it is
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1"),
+        ("hf://datasets/owner/name@main/rows.jsonl", "hf://datasets/owner/name@main/rows.jsonl"),
+        ("data/rows.jsonl", "data/rows.jsonl"),
+        ("Wait... what? Mail a@b.", "Wait... what? Mail a@b."),
+    ],
+)
+def test_addresses_and_paths_lose_what_is_private(value: str, shown: str):
+    assert mask_settings({"a": [value]}) == {"a": [shown]}
+
+
+SECRET_KEYS = "key api_key apiKey OPENAI_API_KEY api_key_2 x-api-key token hf_token HF-Token auth_tokens client_secret"
+OTHER_SECRETS = "secret_name password db_password Authorization credentials"
+PLAIN_KEYS = "max_tokens micro_tokens stop_tokens tokenizer key_points token_level num_key_value_heads monkey keyword"
+METRIC_KEYS = "pass@1 compass bypass tokens_per_second rewards/key_points/mean secretary"
+
+
+def test_a_value_is_hidden_by_whole_words_of_its_key():
+    secret, plain = f"{SECRET_KEYS} {OTHER_SECRETS}".split(), f"{PLAIN_KEYS} {METRIC_KEYS}".split()
+    assert mask_settings(dict.fromkeys(secret, "x")) == dict.fromkeys(secret, "***")
+    assert mask_settings(dict.fromkeys(plain, "x")) == dict.fromkeys(plain, "x")
+    assert mask_settings({"password": 1234, "keys": ["a"]}) == {"password": "***", "keys": "***"}
+
+
+def test_the_name_of_a_variable_is_shown_and_its_default_is_not():
+    given = {"api_key": "${oc.env:MY_KEY}", "token": "${oc.env:MY_TOKEN,hunter2}", "secret": None}
+    assert mask_settings(given) == {"api_key": "${oc.env:MY_KEY}", "token": "***", "secret": None}
 
 
 def test_tensorboard_has_every_step_under_its_phase(place: Place):

@@ -144,6 +144,16 @@ def test_the_rows_the_settings_and_the_summary_are_there(tmp_path: Path) -> None
     assert exit_code(folder) == 0
 
 
+def test_the_settings_have_no_secret_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+    secret = {"api_key": "hunter2", "url": "https://me:hunter2@host/v1?key=hunter2", "path": "/home/hunter2/rows.jsonl"}
+    attempt(tmp_path / "mine", 1, config={"env": secret})
+    [run] = [r.run for r in read_records(folders(tmp_path / "mine")[0]) if r.WhichOneof("record_type") == "run"]
+    settings = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert settings["env"] == {"api_key": "***", "url": "https://***@host/v1?***", "path": ".../rows.jsonl"}
+    files = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+    assert files and not [path for path in files if b"hunter2" in path.read_bytes()]
+
+
 @pytest.mark.slow
 def test_nothing_of_the_command_line_is_sent(tmp_path: Path) -> None:
     """It may hold a key; here it holds the script's argument with a word of its own."""

@@ -20,7 +20,7 @@ from rlvr import __version__
 from rlvr.clients.local_engine import is_hub_name
 from rlvr.core.files import read_json
 from rlvr.tracking.run_report import comparison_rows, describe_test, duration
-from rlvr.tracking.tracker import without_passwords
+from rlvr.tracking.tracker import mask_settings
 
 _SHOWN = ("env", "prompt", "reward", "algorithm", "rollout", "training", "sft", "curriculum", "evaluation")
 _WHAT = {
@@ -52,6 +52,15 @@ class CardSource:
         return read_json(path, "the config of an adapter") if path.exists() else None
 
     @property
+    def public_adapter(self) -> dict[str, Any] | None:
+        """The config of the adapter, in which a base model that is not one of the hub loses its folders."""
+        adapter = self.adapter
+        base = adapter and adapter.get("base_model_name_or_path")
+        if adapter is None or not isinstance(base, str) or is_hub_name(base):
+            return adapter
+        return {**adapter, "base_model_name_or_path": Path(base).name}
+
+    @property
     def base_model(self) -> str:
         """The name of the model that training started from; '' for random weights."""
         return str(self.settings["model"].get("name") or "")
@@ -67,7 +76,7 @@ def model_card(source: CardSource, name: str) -> str:
     parts = [_front_matter(source), f"# {name.rpartition('/')[2]}", _introduction(source), "## Results"]
     parts += [_results(source), "## Training", _training(source), "## Use", _use(source, name)]
     shown = {key: source.settings[key] for key in _SHOWN if source.settings.get(key)}
-    settings = yaml.safe_dump(_without_places(shown), sort_keys=False, allow_unicode=True, width=100).rstrip()
+    settings = yaml.safe_dump(mask_settings(shown), sort_keys=False, allow_unicode=True, width=100).rstrip()
     parts += ["## Settings", f"```yaml\nseed: {source.settings['seed']}\n{settings}\n```"]
     return "\n\n".join(parts) + "\n"
 
@@ -158,17 +167,6 @@ def _use(source: CardSource, name: str) -> str:
         lines.insert(0, "from peft import PeftModel")
         lines.append(f'model = PeftModel.from_pretrained(model, "{name}")')
     return "\n".join(["```python", *lines, "```"])
-
-
-def _without_places(value: Any) -> Any:
-    """Settings without passwords, and without the folders of paths on this machine."""
-    if isinstance(value, Mapping):
-        return {key: _without_places(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_without_places(child) for child in value]
-    if isinstance(value, str) and "://" not in value and value.startswith(("/", "~", "../")):
-        return f".../{Path(value).name}"
-    return without_passwords(value) if isinstance(value, str) else value
 
 
 def read_reward(folder: Path, settings: Mapping[str, Any]) -> str:

@@ -6,11 +6,13 @@ optimizer's state stays here. Exercised by `python -m pytest tests/test_push.py`
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +48,6 @@ def push(
     """
     from rlvr.cli.model_card import CardSource, model_card, read_reward
     from rlvr.clients.local_engine import is_hub_name
-    from rlvr.config import read
     from rlvr.tracking.run_report import stored_summary
 
     is_folder = target.startswith((".", "/", "~"))
@@ -57,10 +58,14 @@ def push(
     if not (run / "resolved.yaml").exists():
         raise ValueError(f"{run} is not a run folder (no resolved.yaml)")
     folder = find_checkpoint(run, checkpoint)
-    settings = read(run / "resolved.yaml")
+    settings = _read_settings(run)
     summary = stored_summary(run) if (run / "summary.json").exists() else None
     source = CardSource(run.resolve().name, settings, summary, folder, read_reward(run, settings))
-    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _OWN_FILES}
+    files: dict[str, Path | bytes] = {
+        path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _OWN_FILES
+    }
+    if source.adapter:
+        files["adapter_config.json"] = json.dumps(source.public_adapter, indent=2).encode()
     place = Path(target).expanduser()
     card = model_card(source, place.resolve().name if is_folder else target)
     where = _write(place, files, card) if is_folder else _upload(target, files, card, private, source)
@@ -77,11 +82,17 @@ def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
     from rlvr.training.best_checkpoint import BEST, resolve_best
     from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
 
+    def refuse(damage: str) -> None:
+        cure = "resume the run" + (", without its summary.json" if (run / "summary.json").exists() else "")
+        raise ValueError(
+            f"{damage}; push the best one (--checkpoint best), or {cure}, which trains from the one before"
+        )
+
     if which is PushedCheckpoint.best:
         folder = resolve_best(run / "checkpoints" / BEST)
         if damage := find_damage(folder):
             raise ValueError(f"the best checkpoint of {run} is damaged: {damage}; push the last one: --checkpoint last")
-    elif (newest := newest_checkpoint(run)) is not None:
+    elif (newest := newest_checkpoint(run, refuse)) is not None:
         folder = newest
     else:
         raise ValueError(f"{run} has no checkpoint yet; train it first")
@@ -90,17 +101,30 @@ def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
     return folder
 
 
-def _write(place: Path, files: Mapping[str, Path], card: str) -> str:
+def _read_settings(run: Path) -> dict[str, Any]:
+    """The settings of a run, which may be older than some of them."""
+    from rlvr.config import read
+    from rlvr.config.build_config import add_defaults
+    from rlvr.config.build_run import READ_AS_TEXT
+
+    stored = read(run / "resolved.yaml")
+    return add_defaults(stored) | ({} if "prompt" in stored else {"prompt": asdict(READ_AS_TEXT)})
+
+
+def _write(place: Path, files: Mapping[str, Path | bytes], card: str) -> str:
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ValueError(f"{place} exists and is not an empty folder; give another one")
     place.mkdir(parents=True, exist_ok=True)
-    for name, path in files.items():
-        shutil.copyfile(path, place / name)
+    for name, content in files.items():
+        if isinstance(content, Path):
+            shutil.copyfile(content, place / name)
+        else:
+            (place / name).write_bytes(content)
     (place / "README.md").write_text(card, encoding="utf-8")
     return str(place)
 
 
-def _upload(repo: str, files: Mapping[str, Path], card: str, private: bool, source: CardSource) -> str:
+def _upload(repo: str, files: Mapping[str, Path | bytes], card: str, private: bool, source: CardSource) -> str:
     try:
         from huggingface_hub import CommitOperationAdd, HfApi, get_token
     except ModuleNotFoundError as error:
@@ -119,7 +143,7 @@ def _upload(repo: str, files: Mapping[str, Path], card: str, private: bool, sour
             raise ValueError(
                 f"{repo} exists and is public; make it private on its settings page, or leave --private out"
             )
-        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
         operations.append(CommitOperationAdd("README.md", card.encode()))
         message = f"rlvr push: {source.checkpoint.name} of {source.run}"
         api.create_commit(repo, operations, commit_message=message)

@@ -30,6 +30,7 @@ from rlvr.envs.chat_template import has_template
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import PromptedSource, apply_prompt_options
 from rlvr.reward import Reward, resolve_reward
+from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
 from rlvr.training.compatibility import check_compatibility
@@ -274,7 +275,7 @@ def build_trackers(
         except ModuleNotFoundError as error:
             raise ValueError(f"tracking.store needs {error.name}: pip install 'rlvr[serve]'") from error
         try:
-            recorder = RunRecorder(config.tracking.store, folder, folder.name, settings, warn)
+            recorder = RunRecorder(config.tracking.store, folder, folder.name, mask_settings(settings), warn)
         except ValueError as error:
             raise ValueError(f"tracking.store: {error}") from error
     return Trackers(config.tracking, folder, folder.name, settings, warn, recorder=recorder, say=say)

@@ -167,7 +167,7 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     config = build_config(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
     seed = build_config(load(None, str(stored), overrides)).seed
     if folder == place:
-        checkpoint = journal.newest_checkpoint(folder)
+        checkpoint = journal.newest_checkpoint(folder, lambda text: console.warn(f"{text}; looking for an older one"))
         if checkpoint is None:
             raise ValueError(f"{folder} has no checkpoint yet; train it first, or give one of its checkpoints")
         place = checkpoint

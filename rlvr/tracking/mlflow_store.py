@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.tracking.tracker import MetricRow, RunMemory, Status, without_passwords
+from rlvr.tracking.tracker import MetricRow, RunMemory, Status, mask_settings, without_passwords
 
 # Only where the user has not said otherwise. Telemetry stays off. MLflow calls its folder store "maintained only" and
 # asks for this word. A server that does not answer may hold up a training step for seconds, not for minutes.
@@ -63,8 +63,8 @@ class MlflowStore:
                 "a folder, or sqlite:///file, or leave it out"
             ) from error
         self._experiment, self._run_name, self._folder = experiment, run_name, folder
-        self._params = dict(_flat(config))
-        self._memory = RunMemory(folder / "mlflow.json", self._params)
+        self._params = dict(_flat(mask_settings(config)))
+        self._memory = RunMemory(folder / "mlflow.json", dict(_flat(config)))
         self._run = ""
         self._there: dict[str, set[int]] = {}  # steps of a phase that the store has
 

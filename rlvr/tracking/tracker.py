@@ -14,6 +14,12 @@ from rlvr.core.files import write_atomic
 from rlvr.core.types import Trajectory
 
 Status = Literal["FINISHED", "KILLED", "FAILED"]  # MLflow's words
+# Whole words between underscores: `key` and `token` as the last one, so neither `max_tokens` nor `key_points`.
+_SECRET_KEY = re.compile(
+    r"(?:^|_)(?:(?:api)?keys?(?:_?\d+)?$|(?:(?:api|auth|access)_?tokens|token)(?:_?\d+)?$"
+    r"|(?:secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)(?:_|$))"
+)
+_FILE_ADDRESS = re.compile(r"file:|[a-z][a-z0-9+.-]*:///")  # on this machine, as `sqlite:///rlvr.db`
 
 
 @dataclass(frozen=True)
@@ -73,5 +79,35 @@ class RunMemory:
 
 
 def without_passwords(text: str) -> str:
-    """`http://user:password@host` as `http://***@host`."""
-    return re.sub(r"://[^/\s]*@", "://***@", text)
+    """`http://user:password@host/x?key=1` as `http://***@host/x?***`. A password may have a slash."""
+
+    def mask(address: re.Match[str]) -> str:
+        if re.search("[?#].*@", address[1]):  # either may be a password's
+            return "://***"
+        return "://" + re.sub("[?#].+", "?***", re.sub("^(?:[^/:]*:.*|[^/]*)@", "***@", address[1]))
+
+    return re.sub(r"://(\S+)", mask, text)
+
+
+def mask_settings(value: Any) -> Any:
+    """The settings of a run as others may read them: without secrets, and without the folders of this machine.
+
+    A value under a key that names a secret (`api_key`, `hf_token`, `password`) is `***`, unless it is a whole
+    `${oc.env:NAME}`. Addresses lose user and query, local paths all but their last part.
+    """
+    if isinstance(value, Mapping):
+        return {key: "***" if _is_secret(str(key), v) else mask_settings(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mask_settings(child) for child in value]
+    if not isinstance(value, str):
+        return value
+    is_path = "://" not in value and (value.startswith(("/", "~")) or ".." in value.split("/"))
+    if is_path or _FILE_ADDRESS.match(value):
+        return f".../{Path(without_passwords(value)).name}"
+    return without_passwords(value)
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-.\s]", "_", key).lower()
+    is_shown = value is None or isinstance(value, bool) or re.fullmatch(r"\$\{oc\.env:\w+\}", str(value))
+    return not is_shown and _SECRET_KEY.search(words) is not None

@@ -67,7 +67,7 @@ class Trackers:
         recorder: Recorder | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`config` is stored as given: pass the content of `resolved.yaml`, which has no secrets.
+        """`config` is the content of `resolved.yaml`; trackers show it by `mask_settings`.
 
         `say` takes where a tracker shows the run.
         `recorder` is what `options.store` asks for (`rlvr.store.run_recorder`).

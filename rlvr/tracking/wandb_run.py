@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.tracking.run_report import comparison_rows
-from rlvr.tracking.tracker import MetricRow, RunMemory, Status
+from rlvr.tracking.tracker import MetricRow, RunMemory, Status, mask_settings
 
 _EXIT_CODES: Mapping[Status, int] = {"FINISHED": 0, "FAILED": 1, "KILLED": 255}
 _SETTINGS: Mapping[str, Any] = {
@@ -63,7 +63,7 @@ class WandbRun:
                 "the run folder"
             ) from error
         self._project, self._run_name, self._tags = project, run_name, tuple(tags)
-        self._config, self._folder, self._say = dict(config), folder, say
+        self._config, self._folder, self._say = mask_settings(config), folder, say
         self._memory = RunMemory(folder / "wandb.json", config)
         self._run: Any = None
         self._numbers: dict[tuple[str, int], int] = {}  # of the rows, by phase and step

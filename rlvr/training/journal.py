@@ -276,10 +276,18 @@ def weights_path(folder: Path) -> str:
     return path
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest undamaged checkpoint of a run, which may be running: only reads, without a lock."""
+def newest_checkpoint(folder: Path, report: Callable[[str], None] = lambda text: None) -> Path | None:
+    """The newest undamaged checkpoint of a run, which may be running: only reads, without a lock.
+
+    `report` is called with the damage of each newer checkpoint.
+    """
     events, _ = _events(folder)
-    return next((place for e in _standing(events) if not find_damage(place := folder / e["path"])), None)
+    for event in _standing(events):
+        place = folder / event["path"]
+        if not (wrong := find_damage(place)):
+            return place
+        report(f"checkpoint {place} is damaged ({wrong})")
+    return None
 
 
 def has_no_progress(folder: Path) -> bool:
