@@ -83,7 +83,7 @@ def find_checkpoint(run: Path, which: PushedCheckpoint) -> Path:
     from rlvr.training.journal import REMOTE, newest_checkpoint, weights_path
 
     def refuse(damage: str) -> None:
-        cure = "resume the run" + (", without its summary.json" if (run / "summary.json").exists() else "")
+        cure = "delete its summary.json and resume it" if (run / "summary.json").exists() else "resume the run"
         raise ValueError(
             f"{damage}; push the best one (--checkpoint best), or {cure}, which trains from the one before"
         )

@@ -19,7 +19,7 @@ _SECRET_KEY = re.compile(
     r"(?:^|_)(?:(?:api)?keys?(?:_?\d+)?$|(?:(?:api|auth|access)_?tokens|token)(?:_?\d+)?$"
     r"|(?:secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)(?:_|$))"
 )
-_FILE_ADDRESS = re.compile(r"file:|[a-z][a-z0-9+.-]*:///")  # on this machine, as `sqlite:///rlvr.db`
+_FILE_ADDRESS = re.compile(r"file:|[a-z][a-z0-9+.-]*:///", re.I)  # on this machine, as `sqlite:///rlvr.db`
 
 
 @dataclass(frozen=True)
