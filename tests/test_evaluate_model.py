@@ -148,7 +148,7 @@ def test_what_is_no_model_is_said(home: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["./model"], "which tasks is it to solve?"),
+        (["./model"], "the tasks must be named"),
         (["runs/tiny", "--config=tiny.yaml"], "leave the config out"),
         (["runs/tiny/checkpoints/done-000000", "--config-name=gsm8k"], "leave the config out"),
         (["./model", "--config=tiny.yaml", "model.name=./model"], "model.name has no effect here"),
