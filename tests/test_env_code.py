@@ -138,7 +138,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match=r"sanitized-mbpp\.json does not exist"):
         resolve_environment("mbpp", path=str(tmp_path), subset="sanitized")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'rlvr\[data\]', or set path=<file, or folder"):
+    with pytest.raises(ValueError, match=r"pip install 'rlvr\[data\]', or set env.kwargs.path=<file, or folder"):
         resolve_environment("mbpp")
 
 

@@ -88,8 +88,11 @@ def test_a_named_column_is_taken_and_a_missing_one_is_an_error_even_where_a_usua
     task = open_rows(tmp_path, rows, prompt_field="item.q", answer_field="item.a").train(0, 0, "")
     assert (task.prompt, task.meta["answer"]) == ("2 + 2?", "4")
     for field, message in (
-        ("item.qq", r"d\.jsonl, line 1: the field 'item.qq' is missing \(did you mean 'item.q'\?\).*set prompt_field"),
-        ("item", r"'item' has columns of its own.*set prompt_field to one of item.q, item.a"),
+        (
+            "item.qq",
+            r"d\.jsonl, line 1: .*'item.qq' is missing \(did you mean 'item.q'\?\).*set env.kwargs.prompt_field",
+        ),
+        ("item", r"'item' has columns of its own.*set env.kwargs.prompt_field to one of item.q, item.a"),
     ):
         with pytest.raises(ValueError, match=message):
             open_rows(tmp_path, rows, prompt_field=field)
@@ -97,7 +100,7 @@ def test_a_named_column_is_taken_and_a_missing_one_is_an_error_even_where_a_usua
 
 def test_nested_columns_without_a_usual_name_are_listed(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"line 1: the field 'prompt' is missing.*'item.q', 'item.a'; set prompt_field"
+        ValueError, match=r"line 1: the field 'prompt' is missing.*'item.q', 'item.a'; set env.kwargs.prompt_field"
     ):
         open_rows(tmp_path, [{"item": {"q": "2 + 2?", "a": "4"}}])
 
@@ -230,7 +233,9 @@ def test_of_a_held_out_folder_the_test_split_is_read(tmp_path: Path) -> None:
         source = resolve_environment("dataset", path=path, heldout_path=str(tmp_path / folder), heldout_split=split)
         assert [task.prompt for task in source.heldout(None)] == [prompt]
     (tmp_path / "rows" / "test.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"has no split 'test'.*it has train, validation; set split or heldout_split"):
+    with pytest.raises(
+        ValueError, match=r"has no split 'test'.*it has train, validation; set env.kwargs.split or heldout_split"
+    ):
         resolve_environment("dataset", path=path, heldout_path=str(tmp_path / "rows"))
 
 

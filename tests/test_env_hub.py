@@ -52,7 +52,9 @@ def test_a_saved_data_set_with_splits_holds_one_out(saved: Path) -> None:
     for other in ({}, {"heldout_path": path}):
         source = resolve_environment("dataset", path=path, heldout_split="validation", **other)
         assert source.size and (source.size(""), len(source.heldout(None))) == (15, 5)
-    with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation; set split or heldout_split"):
+    with pytest.raises(
+        ValueError, match=r"no split 'test'; it has train, validation; set env.kwargs.split or heldout_split"
+    ):
         resolve_environment("dataset", path=path, heldout_path=path)
     with pytest.raises(ValueError, match=r"no split 'valid' \(did you mean 'validation'\?\); it has train, validation"):
         open_rows(path=str(saved / "splits"), split="valid")
@@ -74,7 +76,9 @@ def test_without_the_package_the_remedy_is_named(saved: Path, monkeypatch: pytes
 def test_offline_by_the_environment_the_cache_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=r"'acme/sums' is not in the cache, and HF_HUB_OFFLINE is set .*set path="):
+    with pytest.raises(
+        ValueError, match=r"'acme/sums' is not in the cache, and HF_HUB_OFFLINE is set .*set env.kwargs.path="
+    ):
         open_rows(name="acme/sums")
 
 
@@ -171,14 +175,14 @@ def test_a_data_set_of_a_hub_is_fetched_streamed_and_later_read_from_the_cache(h
     assert fetched[0] == "20 rows, prompt from 'question', answer from 'answer'"
     assert streamed[0] == "the first 5 rows, prompt from 'question', answer from 'answer'"
     known = "dataset: 'acme/sums' has no split 'trian' (did you mean 'train'?); it has train"
-    assert wrong[0] == f"{known}; set split or heldout_split"
-    assert "could not be loaded from the hub (" in unknown[0] and "set path=" in unknown[0]
+    assert wrong[0] == f"{known}; set env.kwargs.split or heldout_split"
+    assert "could not be loaded from the hub (" in unknown[0] and "set env.kwargs.path=" in unknown[0]
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cached, missing = ask(address, tmp_path, {"name": "acme/sums"}, {"name": "acme/other"})
     assert cached[0] == fetched[0]
     assert f"'acme/other' is not in the cache, and the hub at {address} does not answer within 3 s" in missing[0]
-    assert "set path=" in missing[0] and missing[1] < 5
+    assert "set env.kwargs.path=" in missing[0] and missing[1] < 5
 
 
 @pytest.mark.slow

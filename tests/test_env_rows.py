@@ -114,7 +114,7 @@ def test_messages_as_prompts_and_rewards_without_an_answer(tmp_path):
         ),
         (
             [{"prompt": "a", "answr": "b"}],
-            r"line 1: the field 'answer' is missing \(did you mean 'answr'\?\).*set answer_field",
+            r"line 1: the field 'answer' is missing \(did you mean 'answr'\?\).*set env.kwargs.answer_field",
         ),
         ([{"prompt": "a", "answer": None}], "line 1: the field 'answer' is null"),
         ([{"prompt": "", "answer": "b"}], "line 1: 'prompt' is '', expected text or a list"),
@@ -192,7 +192,7 @@ def test_gsm8k_mistakes_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"test\.jsonl:2: the field 'answer' is missing"):
         resolve_environment("gsm8k", path=path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'rlvr\[data\]', or set path=<folder with train"):
+    with pytest.raises(ValueError, match=r"pip install 'rlvr\[data\]', or set env.kwargs.path=<folder with train"):
         resolve_environment("gsm8k")
 
 

@@ -115,7 +115,7 @@ def test_relative_and_absolute_paths_go_together(tmp_path: Path, monkeypatch: py
 def test_a_folder_without_splits_is_for_training(tmp_path: Path) -> None:
     write_json(tmp_path / "rows.jsonl", {"a": 1})
     assert read_values(tmp_path) == [{"a": 1}]
-    with pytest.raises(ValueError, match=r"has no split 'test'.*it has none; set split"):
+    with pytest.raises(ValueError, match=r"has no split 'test'.*it has none; set env.kwargs.split"):
         read_values(tmp_path, "test")
 
 

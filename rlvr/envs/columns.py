@@ -55,7 +55,7 @@ class Columns:
             elif not answer:
                 raise ValueError(
                     f"{row.place}: {self.prompt!r} does not end with the assistant's message, but the first row's "
-                    "does; add the answer, or set answer_field (null for none)"
+                    "does; add the answer, or set env.kwargs.answer_field (null for none)"
                 )
             meta["answer"] = _text_of(answer, row.place, self.answer)
         if self.demonstration is not None:
@@ -111,5 +111,7 @@ def _check_prompt(given: Any, place: str, name: str) -> str | list[dict[str, str
     expected = 'expected text or a list of {"role": text, "content": text}'
     if isinstance(given, Mapping) and given:
         inner = ", ".join(f"{name}.{part}" for part in given)
-        raise ValueError(f"{place}: {name!r} has columns of its own, {expected}; set prompt_field to one of {inner}")
+        raise ValueError(
+            f"{place}: {name!r} has columns of its own, {expected}; set env.kwargs.prompt_field to one of {inner}"
+        )
     raise ValueError(f"{place}: {name!r} is {str(given)[:60]!r}, {expected}")

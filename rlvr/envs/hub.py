@@ -24,7 +24,7 @@ _SPLITS = re.compile(r"(?:[Uu]nknown|Bad) split.*?(\[.*?\])", re.DOTALL)  # the 
 def load_from_hub(environment: str, name: str, config: str | None, files: str, **options: Any) -> Any:
     """The data set `name` by `datasets.load_dataset`. `files` says what a local path must hold, for the errors."""
     probe = None if is_offline() else HubProbe()
-    remedy = f"set path=<{files}>"
+    remedy = f"set env.kwargs.path=<{files}>"
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -94,7 +94,7 @@ def _number(rows: Any, name: str, split: str) -> Iterator[FileRow]:
     except (OSError, RuntimeError) as error:  # a stream that breaks off
         raise ValueError(
             f"{name}: reading broke off after row {number} of {split!r} "
-            f"({type(error).__name__}: {_shorten(error)}); try again, or download the files and set path"
+            f"({type(error).__name__}: {_shorten(error)}); try again, or download the files and set env.kwargs.path"
         ) from error
     if not number:
         raise ValueError(f"{name}: the split {split!r} has no rows; name another one")
@@ -107,7 +107,7 @@ def _check_split(error: Exception, what: str, split: str) -> None:
 
 def _no_split(what: str, split: str, known: list[str]) -> str:
     found = f"{what} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}"
-    return f"{found}; set split or heldout_split"
+    return f"{found}; set env.kwargs.split or heldout_split"
 
 
 @contextmanager

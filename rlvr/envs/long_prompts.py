@@ -145,7 +145,7 @@ def _render(task: Task, tokenizer: Any) -> str:
 
 def _about(id: str, length: int, limit: int, key: str) -> str:
     return (
-        f"task {id!r}: its prompt has {length:,} tokens, more than {limit:,} ({key}); raise it, or give "
+        f"task {id!r}: its prompt has {length:,} tokens, more than {limit:,} ({key}); raise the limit, or give "
         "training.long_prompts=filter or truncate_left"
     )
 
@@ -180,7 +180,7 @@ class FittingSource(_WrappedSource):
                 raise ValueError(_about(task.id, length, self._limit, self._key))
         raise ValueError(
             f"{_DRAWS:,} tasks of level {level!r} in a row have prompts longer than {self._limit:,} tokens "
-            f"({self._key}); raise it, or leave the level out"
+            f"({self._key}); raise the limit, or leave the level out"
         )
 
     def heldout(self, count: int | None) -> list[Task]:

@@ -90,7 +90,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
         known = [name for name in splits if name]
         raise ValueError(
             f"{folder} has no split {split!r}{did_you_mean(split, known)}; by the names of its files it has "
-            f"{', '.join(known) or 'none'}; set split or heldout_split, or give the files as a glob"
+            f"{', '.join(known) or 'none'}; set env.kwargs.split or heldout_split, or give the files as a glob"
         )
     return [file for file, name in of_file.items() if name == asked]
 
@@ -272,6 +272,6 @@ def field_of(row: Mapping[str, Any], name: str, place: str, option: str) -> Any:
         found = "is null" if name in columns else "is missing"
         raise ValueError(
             f"{place}: the field {name!r} {found}{did_you_mean(name, [k for k in columns if k != name])}; "
-            f"the row has {', '.join(map(repr, columns)) or 'no fields'}; set {option} or correct the row"
+            f"the row has {', '.join(map(repr, columns)) or 'no fields'}; set env.kwargs.{option} or correct the row"
         )
     return value
