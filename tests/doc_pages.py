@@ -20,6 +20,7 @@ from __future__ import annotations
 import ast
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -361,8 +362,10 @@ def _run(found: list[Block], page: str, namespace: dict[str, Any], serving: list
                 tomllib.loads(block.text)
             elif block.language == "pyi":
                 ast.parse(block.text)
+            elif block.language == "json":
+                json.loads(block.text)
             else:
-                pytest.fail(f"language {block.language!r}: python, bash and yaml are run, toml and pyi parsed")
+                pytest.fail(f"language {block.language!r}: python, bash and yaml are run; toml, pyi and json parsed")
         except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"in the block at {page}:{block.line}")
             raise
