@@ -17,7 +17,7 @@ METRICS = ("pass@1", "pass@2", "mean_reward")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.yaml, runs/tiny, and the model of that run, ./model, as `rlvr push` writes it."""
     home = tmp_path_factory.mktemp("evaluate")
     with pytest.MonkeyPatch.context() as patch:
@@ -30,8 +30,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def home(model_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(model_home, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
-from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts
+from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 
 
 def count_tasks(source: TaskSource) -> int | None:
@@ -24,9 +24,8 @@ def hash_tasks(source: TaskSource) -> str | None:
     """The SHA-256 of all training and held-out tasks; None if they are generated, and so follow from the config."""
     if source.size is None:
         return None
-    tasks = [source.train(0, index, level) for level in source.levels for index in range(source.size(level))]
     digest = hashlib.sha256()
-    for task in (*tasks, *source.heldout(None)):
+    for task in (*list_train(source), *source.heldout(None)):
         digest.update(json.dumps([task.id, task.prompt, task.meta], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

@@ -47,7 +47,7 @@ def limit_prompts(
         if not is_strict and not find_long(_first_tasks(source), tokenizer, limit):
             return source
         return cast(TaskSource, FittingSource(source, tokenizer, limit, how, say, key))
-    train, heldout = _list_train(source), source.heldout(None)
+    train, heldout = list_train(source), source.heldout(None)
     long = find_long([*train, *heldout], tokenizer, limit, say)
     if how == "error" and long:
         raise ValueError(_about(*next(iter(long.items())), limit, key))
@@ -65,7 +65,7 @@ def leave_out_long_demonstrations(source: TaskSource, tokenizer: Any, context: i
     """
     if source.group_builder is not None or source.size is None or source.leave_out is None:
         return
-    train = _list_train(source)
+    train = list_train(source)
     prompts = {task.id: _render(task, tokenizer) for task in train}
     answers = {task.id: source.demonstration(task, 0) or "" for task in train}
     unsure = [id for id in prompts if len(prompts[id].encode()) + len(answers[id].encode()) + 1 > context]
@@ -95,7 +95,7 @@ def _first_tasks(source: TaskSource) -> list[Task]:
     return [*source.heldout(_FIRST), *(source.train(0, i, level) for level in source.levels for i in range(_FIRST))]
 
 
-def _list_train(source: TaskSource) -> list[Task]:
+def list_train(source: TaskSource) -> list[Task]:
     """Every training task once: an epoch has a task of a higher weight more often, and one of a lower perhaps not."""
     assert source.size is not None
     found: dict[str, Task] = {}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.cancellation import raise_if_cancelled
+from rlvr.core.hub_status import reads_cache_only
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import register_reward
@@ -215,16 +216,17 @@ def _load(name: str, device: str) -> LoadedClassifier:
     has_bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # it would break the live display
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        safe = {"trust_remote_code": False, "local_files_only": reads_cache_only(name)}
+        config = AutoConfig.from_pretrained(name, **safe)
         kinds = config.architectures or ["unknown"]
         if not any(KIND in kind for kind in kinds):  # loading it would put a head of random weights on it
             raise ValueError(f"it is a {', '.join(kinds)}, which has no classification head")
         module, report = AutoModelForSequenceClassification.from_pretrained(
-            name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            name, use_safetensors=True, output_loading_info=True, **safe
         )
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"its weights lack {', '.join(missing[:3])}")
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, **safe)
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{what} cannot be loaded: {first}; expected a {KIND} model of transformers") from error

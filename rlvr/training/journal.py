@@ -125,7 +125,7 @@ class Journal:
         return self.folder / "inflight" / f"{Path(path).name}.json"
 
     @property
-    def kept(self) -> list[Position]:
+    def resumable_positions(self) -> list[Position]:
         """The positions that a resume could go on from, newest first: it takes the first that is not damaged."""
         there = (e for e in _standing(self.events) if self.resolve(e["path"]).exists())
         return [Position(event["phase"], event["step"]) for event in there]

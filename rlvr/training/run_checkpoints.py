@@ -79,7 +79,7 @@ class RunCheckpoints:
 
     def kept_steps(self) -> list[int]:
         """The steps of reinforcement learning that are done at each checkpoint that a resume may go on from."""
-        return [self.rl_steps(position) for position in self.journal.kept] or [0]
+        return [self.rl_steps(position) for position in self.journal.resumable_positions] or [0]
 
     def save_weights(self, name: str) -> None:
         """Save the weights without the optimizer; at a server, which can only load a whole state, with it."""
