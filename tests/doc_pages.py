@@ -55,7 +55,7 @@ SMALLER = {
         *STEPS,
         *LOOKS,
         "evaluation.every=0",
-        "evaluation.quick_tasks=4",
+        "evaluation.interim_tasks=4",
         "run.checkpoint_every=1",
     ],
     "mini_mbpp": [
@@ -64,9 +64,9 @@ SMALLER = {
         *LOOKS,
         "training.num_substeps=1",
         "evaluation.every=0",
-        "evaluation.quick_tasks=4",
+        "evaluation.interim_tasks=4",
     ],
-    "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.quick_tasks=4"],
+    "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     **{
         name: [*STEPS, *LOOKS, "evaluation.k=2", "rollout.max_tokens=8", "engine.threads=1"]
         for name in ("dataset", "jsonl")

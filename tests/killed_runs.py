@@ -25,9 +25,9 @@ model:
 rollout: {max_tokens: 10}
 curriculum: {by: pass_rate}
 sft: {steps: 12, batch_size: 16, until: 0.9, check_every: 5, optimizer: {MUON learning_rate: 0.01}}
-training: {steps: 14, patience: 9, prompts_per_step: 6, group_size: 4, refill: 1, num_substeps: 2,
+training: {steps: 14, patience: 9, prompts_per_step: 6, group_size: 4, dynamic_sampling: 1, num_substeps: 2,
            optimizer: {learning_rate: 0.001}}
-evaluation: {tasks: 30, samples: 2, every: 3, report: best, quick_tasks: 10, quick_samples: 2}
+evaluation: {tasks: 30, samples: 2, every: 3, report: best, interim_tasks: 10, interim_samples: 2}
 run: {checkpoint_every: 4, rollouts_per_step: 4}
 engine: {threads: 1}
 """

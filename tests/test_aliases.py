@@ -151,12 +151,12 @@ def test_sections_of_other_systems_stand_for_ours() -> None:
         "training_data_generator: {name: rpn_arithmetic, kwargs: {p: 7}}\n"
         "predictive_model: {tokenizer: words, config: {model_type: gpt2}}\n"
         "logging: {tensorboard: true}\n"
-        "rlvr_training: {refill: 1, sft: {steps: 5}, optimizer: {warmup_steps: 3}, evaluation: {tasks: 9}}\n"
+        "rlvr_training: {dynamic_sampling: 1, sft: {steps: 5}, optimizer: {warmup_steps: 3}, evaluation: {tasks: 9}}\n"
         "rlvr: {rollout: {top_k: 4}, reward: {type: boxed}, algorithm_config: {clip_high: 0.3}}\n"
     )
     got = build_config(load(None, "mine.yaml"), pytest.fail)
     assert got.env.kwargs == {"p": 7} and got.model.config == {"model_type": "gpt2"} and got.tracking.tensorboard
-    assert (got.training.refill, got.training.optimizer.warmup_steps) == (1, 3)
+    assert (got.training.dynamic_sampling, got.training.optimizer.warmup_steps) == (1, 3)
     assert (got.sft.steps, got.evaluation.tasks) == (5, 9)
     assert (got.rollout.top_k, got.reward.type, got.algorithm.clip_high) == (4, "boxed", 0.3)
     assert set(SECTIONS) >= {"rlvr_training", "training_data_generator", "predictive_model", "logging", "rlvr"}

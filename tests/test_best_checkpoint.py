@@ -26,7 +26,7 @@ reward: {kwargs: {keywords: [answer, solution]}}
 rollout: {max_tokens: 12}
 algorithm: {name: reinforce}
 training: {steps: 12, prompts_per_step: 4, group_size: 4, optimizer: {learning_rate: 5e-4}}
-evaluation: {tasks: 12, samples: 4, every: 2, quick_tasks: 8, quick_samples: 4}
+evaluation: {tasks: 12, samples: 4, every: 2, interim_tasks: 8, interim_samples: 4}
 run: {checkpoint_every: 4, rollouts_per_step: 2}
 """
 
@@ -224,7 +224,7 @@ def test_the_best_policy_is_reported_where_asked_on_tasks_that_did_not_choose_it
 
 
 @pytest.mark.parametrize(
-    "words", [["evaluation.tasks=16", "evaluation.every=0"], ["evaluation.tasks=12", "evaluation.quick_tasks=1"]]
+    "words", [["evaluation.tasks=16", "evaluation.every=0"], ["evaluation.tasks=12", "evaluation.interim_tasks=1"]]
 )
 def test_an_evaluation_of_another_size_leaves_out_the_tasks_that_chose(
     whole: Path, words: list[str], capsys: Any
@@ -234,7 +234,7 @@ def test_an_evaluation_of_another_size_leaves_out_the_tasks_that_chose(
 
 
 def test_a_best_that_was_chosen_by_the_reported_tasks_is_warned_of(toy: Path, capsys: Any) -> None:
-    attempt("evaluation.quick_tasks=null")
+    attempt("evaluation.interim_tasks=null")
     assert run(["evaluate", "runs/toy/checkpoints/best"]) == 0
     assert "pass rate is overstated" in " ".join(capsys.readouterr().err.split())
 
@@ -265,8 +265,8 @@ def test_a_plateau_ends_reinforcement_learning_and_says_why(toy: Path, capsys: A
         (["training.patience=-1"], "training.patience=-1, expected at least 0"),
         (["evaluation.report=first"], "expected last or best"),
         (["evaluation.report=best", "run.keep_best=false"], "leave run.keep_best=false out"),
-        (["evaluation.report=best", "evaluation.quick_tasks=null"], "evaluation.quick_tasks=null"),
-        (["training.patience=3", "evaluation.quick_tasks=null"], "evaluation.quick_tasks=null"),
+        (["evaluation.report=best", "evaluation.interim_tasks=null"], "evaluation.interim_tasks=null"),
+        (["training.patience=3", "evaluation.interim_tasks=null"], "evaluation.interim_tasks=null"),
         (["evaluation.every=0", "training.patience=3"], "training.patience (evaluation.every is 0"),
         (["training.control=random_reward", "training.patience=3"], "training.patience (a control run"),
     ],

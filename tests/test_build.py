@@ -211,7 +211,7 @@ def test_a_resume_without_the_reference_of_its_divergence_is_refused(toy: Path) 
 @pytest.mark.slow
 def test_a_control_run_does_not_stop_by_the_verifiers_verdicts(toy: Path) -> None:
     """A pass rate that any policy reaches ends a run at its first look, and no control run."""
-    words = ("training.steps=6", "evaluation.tasks=6", "evaluation.every=2", "evaluation.quick_samples=64")
+    words = ("training.steps=6", "evaluation.tasks=6", "evaluation.every=2", "evaluation.interim_samples=64")
     for control, steps in (("none", 2), ("random_reward", 6)):
         composed = load(None, "toy.yaml", [*words, f"training.control={control}", f"run.name={control}"])
         config = build_config(composed)

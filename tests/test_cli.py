@@ -102,7 +102,7 @@ def test_sft_alone_is_a_mode(tiny: Path) -> None:
 def test_the_warm_up_does_not_end_while_a_kind_of_task_is_unknown(tiny: Path) -> None:
     """`sft.until` alone would end it before its 200 steps: no kind (the operator of a problem) reaches `until_each`."""
     words = ("sft.steps=200", "sft.batch_size=64", "sft.until=0.05", "sft.check_every=40", "sft.until_each=0.99")
-    sizes = ("evaluation.quick_tasks=60", "evaluation.quick_samples=4", "training.steps=1")
+    sizes = ("evaluation.interim_tasks=60", "evaluation.interim_samples=4", "training.steps=1")
     assert run(command(*words, *sizes, "sft.optimizer.learning_rate=0.01")) == 0
     rows = [json.loads(line) for line in (tiny / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
     looks = [(r["test/env/all/correct"], r["test/kinds/lowest"]) for r in rows if "test/kinds/lowest" in r]
@@ -320,6 +320,8 @@ def test_numbers_that_explode_stop_the_run_and_keep_what_was_good(tiny: Path, ca
     assert "not finite" in said and "learning rate" in said and "Traceback" not in said
     folder = tiny / "runs" / "wild"
     assert list((folder / "checkpoints").iterdir())
+    newest = sorted(checkpoint.name for checkpoint in (folder / "checkpoints").iterdir())[-1]
+    assert f"Checkpoints: {newest.split('-')[0]} step {int(newest.split('-')[1])}" in said, (newest, said)
     if phase == "training":
         assert list(folder.glob("failed-batch-*.jsonl"))
 

@@ -348,7 +348,7 @@ def test_a_killed_run_goes_on_where_it_was(here: Path, words: tuple[str, ...]):
 @pytest.mark.slow
 def test_the_best_checkpoint_is_a_state_at_the_server(here: Path, capsys: Any):
     """It can be evaluated and started from, and is what `report=best` evaluates."""
-    words = ("training.steps=6", "evaluation.every=1", "evaluation.quick_tasks=4", "evaluation.quick_samples=8")
+    words = ("training.steps=6", "evaluation.every=1", "evaluation.interim_tasks=4", "evaluation.interim_samples=8")
     summary = attempt(*words, "evaluation.report=best", "training.control=random_reward")
     place = here / "runs" / "run" / "checkpoints" / summary["best"]["checkpoint"]
     assert json.loads((place / "remote.json").read_text())["path"].startswith("tinker://")

@@ -22,7 +22,7 @@ from rlvr.training.collector import flip_coins
         ({"group_size": 1}, "group_size >= 2"),
         ({"target_kl": -1.0, "ppo_epochs": 4}, "expected 0"),
         ({"algorithm": "importance_sampling", "ppo_epochs": 4}, "does not clip"),
-        ({"algorithm": "reinforce", "refill": 3}, "has no effect"),
+        ({"algorithm": "reinforce", "dynamic_sampling": 3}, "has no effect"),
         ({"temperature": 0.0}, "nothing is learned"),
         ({"target_kl": 0.1}, "no effect"),
         ({"gap_warn": 0.5}, "0 < warn <= stop"),

@@ -394,3 +394,16 @@ def test_dump_and_read_are_inverse(tmp_path_factory: pytest.TempPathFactory, tre
 def test_a_changed_leaf_is_the_only_difference(tree: dict[str, Any], key: str, leaf: Any):
     first, second = {**tree, key: leaf}, {**tree, key: [leaf, "changed"]}
     assert difference(first, second) == [key]
+
+
+def test_former_names_of_keys_are_read_from_files(tmp_path: Path) -> None:
+    path = tmp_path / "older.yaml"
+    path.write_text(
+        "training: {refill: 2, steps: 3}\nevaluation: {quick_tasks: 7, quick_samples: null}\nenv: {name: a}\n"
+    )
+    expected = {
+        "training": {"dynamic_sampling": 2, "steps": 3},
+        "evaluation": {"interim_tasks": 7, "interim_samples": None},
+        "env": {"name": "a"},
+    }
+    assert read(path) == expected and load(None, str(path)).values == expected

@@ -206,5 +206,7 @@ def test_a_list_of_rows_and_a_held_out_file_are_read(tmp_path: Path) -> None:
     }
     with pytest.raises(ValueError, match=r"rows.jsonl:1: the problem has no statement"):
         resolve_environment("code", path=write(tmp_path, [{"tests": ["assert f()"]}]))
+    with pytest.raises(ValueError, match=r"heldout_fraction=0.2 and heldout_path=.*; leave one of them out"):
+        resolve_environment("code", path=listed, heldout_fraction=0.2, heldout_path=listed)
     with pytest.raises(ValueError, match="heldout_fraction=1"):
         resolve_environment("code", path=listed, heldout_fraction=1)

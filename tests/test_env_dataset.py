@@ -268,6 +268,7 @@ def test_the_prompts_of_text_that_are_held_out_stay_the_same(tmp_path: Path) -> 
     [
         ({}, "path=None and name=None; give one of them"),
         ({"path": "d.jsonl", "name": "a/b"}, "path='d.jsonl' and name='a/b'; give one of them"),
+        ({"name": "d.jsonl"}, "name='d.jsonl' is a file here, not a data set of the hub; give it as path"),
         ({"path": "d.jsonl", "config": "main"}, "config='main' is for a data set of the hub"),
         ({"path": "d.jsonl", "sources": [{"path": "e.jsonl"}]}, "sources cannot be combined with path or name"),
         ({"path": "d.jsonl", "max_rows": 0}, "max_rows=0, expected at least 1"),

@@ -165,23 +165,23 @@ def test_a_verifier_that_fails_now_and_then_cannot_make_a_perfect_score() -> Non
 def test_looks_use_tasks_that_are_never_reported() -> None:
     """What a run may stop by is disjoint from what it reports, and both parts are the same every time."""
     source = resolve_environment("rpn_arithmetic")
-    options = EvaluationOptions(tasks=300, quick_tasks=100)
+    options = EvaluationOptions(tasks=300, interim_tasks=100)
     reported, looked = heldout_split(source, options, has_interim=True)
     assert (len(reported), len(looked)) == (300, 100)
     assert not {t.id for t in reported} & {t.id for t in looked}
     assert heldout_split(source, options, has_interim=True) == (reported, looked)
     assert len(heldout_split(source, options, has_interim=False)[1]) == 0
-    few, some = heldout_split(Letters(), EvaluationOptions(tasks=5, quick_tasks=5), has_interim=True)
+    few, some = heldout_split(Letters(), EvaluationOptions(tasks=5, interim_tasks=5), has_interim=True)
     assert len(few) + len(some) == 2 and few
 
 
 def test_interim_evaluations_may_take_the_reported_tasks_where_no_run_stops_by_them() -> None:
-    source, options = Letters(), EvaluationOptions(tasks=5, quick_tasks=None)
+    source, options = Letters(), EvaluationOptions(tasks=5, interim_tasks=None)
     reported, looked = heldout_split(source, options, has_interim=True)
     assert looked == reported == source.heldout(5)
     assert heldout_split(source, options, has_interim=False) == (reported, [])
-    with pytest.raises(ValueError, match=r"evaluation\.quick_tasks=0, expected at least 1"):
-        EvaluationOptions(quick_tasks=0)
+    with pytest.raises(ValueError, match=r"evaluation\.interim_tasks=0, expected at least 1"):
+        EvaluationOptions(interim_tasks=0)
 
 
 def test_only_tasks_that_both_sides_judged_are_compared() -> None:

@@ -70,7 +70,14 @@ def test_the_recipe_has_the_conditions_of_the_published_runs(size: str) -> None:
     assert c.training.optimizer == LearningRateSchedule(3e-5, beta1=0.9, beta2=0.999, weight_decay=0.01, grad_clip=1.0)
     assert (c.rollout.max_tokens, c.rollout.temperature, c.rollout.top_p) == (1024, 1.0, 1.0)
     e = c.evaluation
-    assert (e.tasks, e.samples, e.temperature, e.every, e.quick_tasks, e.quick_samples) == (1319, 1, 0.0, 10, None, 1)
+    assert (e.tasks, e.samples, e.temperature, e.every, e.interim_tasks, e.interim_samples) == (
+        1319,
+        1,
+        0.0,
+        10,
+        None,
+        1,
+    )
     assert (c.reward.type, c.reward.watch, c.prompt.chat) == ("gsm8k_strict", ["gsm8k_flexible"], "on")
 
 

@@ -105,6 +105,26 @@ def test_starting_anew_renames_and_deletes_nothing(tmp_path: Path) -> None:
     assert kept == [("run.old-1", "first"), ("run.old-2", "second")]
 
 
+def test_a_run_that_could_not_be_built_leaves_no_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "resolved.yaml").write_text("seed: 1")
+    with Journal(run) as journal:
+        journal.delete_unstarted()
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("more", ["notes.txt", "rollouts/rl-000001.jsonl", ""])
+def test_a_folder_with_an_attempt_or_other_files_is_not_deleted(tmp_path: Path, more: str) -> None:
+    with Journal(tmp_path) as journal:
+        if more:
+            (tmp_path / more).touch()
+        else:
+            journal.attempt({}, print)
+        journal.delete_unstarted()
+    assert (tmp_path / "journal.jsonl").exists()
+
+
 def event_names(folder: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (folder / "journal.jsonl").read_text().splitlines()]
 

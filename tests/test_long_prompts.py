@@ -182,7 +182,9 @@ def test_a_level_that_never_fits_is_an_error_with_a_remedy() -> None:
 
 
 def test_a_cut_prompt_is_its_end_in_rollouts_and_in_fine_tuning() -> None:
-    source = limit(rows([Task("t0", "a a a b a b", {"answer": "yes"})]), 3, "truncate_left")
+    said: list[str] = []
+    source = limit(rows([Task("t0", "a a a b a b", {"answer": "yes"})]), 3, "truncate_left", said.append)
+    assert said == ["the model reads the last 3 tokens (training.max_prompt_tokens) of 1 of 2 prompts"]
     sampler = ScriptedSamplingClient(WORDS, lambda i: WORDS.encode("yes <end>"))
     (played,) = rollout(
         open_groups(source, [source.train(0, 0, "")], 1, WORDS, "g"), sampler, SamplingParams(max_tokens=2), seed=1,

@@ -28,7 +28,7 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     """A run with warm-up, levels, reward parts, penalties and quick looks emits exactly the documented names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
-    looks = ["evaluation.every=1", "evaluation.quick_tasks=4"]
+    looks = ["evaluation.every=1", "evaluation.interim_tasks=4"]
     taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
     penalised = ["algorithm.kl_coef=0.01", "algorithm.overlong_buffer=2", "reward.watch=[boxed]"]
     muon = ["training.optimizer.name=muon", "training.optimizer.matrix_learning_rate=0.01"]

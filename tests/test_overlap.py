@@ -137,7 +137,7 @@ def test_a_step_is_the_same_to_the_bit_whether_its_verifier_waits_or_not() -> No
     """Trajectories in the order of groups and samples, although the last group is over first; equal metrics after."""
     found: list[Any] = []
     for waits_for, client in (("", MockTrainingClient(TablePolicy(["say", "a", "b"]))), ("network", pieces())):
-        t = make_trainer(client, reward=RecordingVerifier().reward(waits_for), refill=2)
+        t = make_trainer(client, reward=RecordingVerifier().reward(waits_for), dynamic_sampling=2)
         rows = [(fields_of((c := collect(t, step)).all.trajectories), t.update(step, c)) for step in range(3)]
         found.append((rows, client.policy.logits.tolist()))
     assert found[0] == found[1]

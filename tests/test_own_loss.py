@@ -16,7 +16,7 @@ from tiny_run import TINY, RunKilled, attempt, stored_steps
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.cli.main import run
-from rlvr.clients.custom_loss import try_own_loss
+from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.mock.mock_client import MockTrainingClient
 from rlvr.core.protocols import Feature
 from rlvr.training.journal import newest_checkpoint
@@ -172,14 +172,14 @@ def test_a_function_that_fails_in_the_middle_spoils_nothing(folder: Path) -> Non
 )
 def test_a_wrong_function_is_refused_before_a_run_begins(name: str, problem: str) -> None:
     with pytest.raises(ValueError) as refused:
-        try_own_loss(resolve_algorithm("ppo", loss=f"own_losses:{name}"))
+        try_custom_loss(resolve_algorithm("ppo", loss=f"own_losses:{name}"))
     assert problem in str(refused.value) and f"algorithm.loss=own_losses:{name}" in str(refused.value)
 
 
 def test_right_functions_pass_the_trial_under_every_option() -> None:
     for cells in ({}, {"kl_coef": 0.1, "kl_in": "loss"}, {"entropy_coef": 0.1}, {"importance_cap": 2.0}):
         for name in ("ppo_form", "pulls", "look"):
-            try_own_loss(resolve_algorithm("ppo", loss=f"own_losses:{name}", **cells))
+            try_custom_loss(resolve_algorithm("ppo", loss=f"own_losses:{name}", **cells))
 
 
 @pytest.mark.slow

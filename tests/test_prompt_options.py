@@ -179,7 +179,7 @@ def test_the_words_of_the_command_line_are_kept_as_words(word: str, chat: str) -
         (["prompt.chat=maybe"], "prompt.chat='maybe', expected auto, on or off"),
         (["prompt.chat=off", "prompt.system=Be brief."], "prompt.system needs a chat"),
         (["prompt.sytem=x"], "did you mean prompt.system?"),
-        (["evaluation.quick_tasks=null", "training.until=0.5"], "evaluation.quick_tasks=null"),
+        (["evaluation.interim_tasks=null", "training.until=0.5"], "evaluation.interim_tasks=null"),
     ],
 )
 def test_a_config_that_contradicts_itself_names_the_key(words: list[str], said: str) -> None:

@@ -36,9 +36,12 @@ STREAMED: dict[str, Any] = {"num_minibatches": 2, "cells": {"reduction": "consta
             {"num_minibatches": 2, "num_substeps": 3, "cells": {"reduction": "constant", "importance_cap": 2.0}},
             "importance_cap compares with the policy before the first",
         ),
-        ({**STREAMED, "refill": 1}, "refill=1 replaces groups once a whole batch is sampled"),
-        ({"max_steps_off_policy": 1, "refill": 1}, "refill=1.*schedule=fixed_lag.*leave refill out"),
-        ({"schedule": "completion", "refill": 1}, "refill=1.*schedule=completion"),
+        ({**STREAMED, "dynamic_sampling": 1}, "dynamic_sampling=1 replaces groups once a whole batch is sampled"),
+        (
+            {"max_steps_off_policy": 1, "dynamic_sampling": 1},
+            "dynamic_sampling=1.*schedule=fixed_lag.*leave dynamic_sampling out",
+        ),
+        ({"schedule": "completion", "dynamic_sampling": 1}, "dynamic_sampling=1.*schedule=completion"),
         ({"max_steps_off_policy": 1, "algorithm": "importance_sampling"}, "no bound.*ppo or cispo.*importance_cap"),
         ({"max_steps_off_policy": 1, "schedule": "sync"}, "schedule=sync samples a batch and then learns"),
         ({**STREAMED, "schedule": "sync"}, "need fixed_lag or completion"),
@@ -79,7 +82,7 @@ def test_an_importance_weight_with_a_cap_may_be_stale() -> None:
 
 
 def config(*words: str) -> RunConfig:
-    return build_config(load("arithmetic", None, ["training.refill=0", *words]))
+    return build_config(load("arithmetic", None, ["training.dynamic_sampling=0", *words]))
 
 
 def test_streamed_batches_have_a_constant_denominator_by_default() -> None:
@@ -94,7 +97,10 @@ def test_streamed_batches_have_a_constant_denominator_by_default() -> None:
     [
         (["training.stale=discard"], "stale.*schedule is not completion"),
         (["training.stale=discard", "training.schedule=completion"], "stale.*max_steps_off_policy is 0"),
-        (["training.refill=2", "training.max_steps_off_policy=1"], "refill.*before a batch is sampled"),
+        (
+            ["training.dynamic_sampling=2", "training.max_steps_off_policy=1"],
+            "dynamic_sampling.*before a batch is sampled",
+        ),
     ],
 )
 def test_a_typed_option_that_does_nothing_is_an_error(words: list[str], message: str) -> None:

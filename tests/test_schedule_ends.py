@@ -26,7 +26,7 @@ rollout: {max_tokens: 16}
 algorithm: {name: ppo}
 training: {steps: 40, prompts_per_step: 8, group_size: 4, until: 0.6, max_steps_off_policy: 2,
            optimizer: {learning_rate: 0.005}}
-evaluation: {samples: 2, tasks: 16, every: 3, quick_tasks: 8}
+evaluation: {samples: 2, tasks: 16, every: 3, interim_tasks: 8}
 run: {checkpoint_every: 2}
 """
 

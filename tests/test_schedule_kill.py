@@ -14,7 +14,7 @@ import pytest
 from killed_runs import run_until_done
 from tiny_run import count_fates
 
-SHORT = ["training.refill=0", "training.steps=10", "sft.steps=4", "sft.until=0", "evaluation.every=0"]
+SHORT = ["training.dynamic_sampling=0", "training.steps=10", "sft.steps=4", "sft.until=0", "evaluation.every=0"]
 LAGS = {
     "two steps behind": ["training.max_steps_off_policy=2"],
     "in minibatches": ["training.max_steps_off_policy=1", "training.num_minibatches=3", "training.num_substeps=1"],

@@ -42,11 +42,11 @@ def test_a_constant_batch_makes_no_step() -> None:
     assert (policy.logits == before).all()
 
 
-def test_refill_samples_further_waves_until_enough_groups_teach() -> None:
-    """Every third prompt is unsolvable: one wave leaves gaps, refill closes them, and statistics count all waves."""
+def test_dynamic_sampling_draws_further_waves_until_enough_groups_teach() -> None:
+    """Every third prompt is unsolvable: one wave leaves gaps, further ones close them, statistics count all of them."""
     source = Letters(impossible=True)
     alone = collect(make_trainer(source=source), 0)
-    refilled = collect(make_trainer(source=source, refill=5), 0)
+    refilled = collect(make_trainer(source=source, dynamic_sampling=5), 0)
     assert alone.waves == 1 and refilled.waves > 1
     assert len(refilled.all) == refilled.waves * 6 * 4
     selected = resolve_algorithm("ppo").select(refilled.batch)

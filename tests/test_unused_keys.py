@@ -34,9 +34,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "curriculum.highest=4", "curriculum.by is not threshold"),
         ("", "tracking.mlflow_uri=x", "tracking.mlflow is false"),
         ("", "algorithm.beta=0.1", "has no beta"),
-        ("", "training.refill=1 algorithm.name=reinforce", "keeps every group"),
+        ("", "training.dynamic_sampling=1 algorithm.name=reinforce", "keeps every group"),
         ("", "boxed_weight=0.5 reward_type=boxed", "boxed has no such option"),
         ("", "use_baseline=false normalize_advantages=true", "centres the batch"),
+        ("", "env.kwargs.reward=math reward.type=boxed", "reward.type=boxed is given"),
         ("sft: {steps: 3}\n", "learning_rate=0.1 mode=sft", "training.mode is sft"),
     ],
 )  # fmt: skip
@@ -54,7 +55,11 @@ def test_a_typed_key_without_effect_is_an_error_that_says_why(text: str, word: s
         ("target_kl: 0.1\n", "target_kl", "one update a step"),
         ("reward: {type: boxed, kwargs: {case: ignore}}\n", "reward.kwargs.case", "boxed has no such option"),
         ("reward_type: boxed\nboxed_weight: 0.3\n", "boxed_weight", "boxed has no such option"),
-        ("training: {refill: 2}\nalgorithm: {name: reinforce}\n", "training.refill", "keeps every group"),
+        (
+            "training: {dynamic_sampling: 2}\nalgorithm: {name: reinforce}\n",
+            "training.dynamic_sampling",
+            "keeps every group",
+        ),
         ("tracking: {mlflow_uri: x}\n", "tracking.mlflow_uri", "tracking.mlflow is false"),
     ],
 )
@@ -77,6 +82,12 @@ def test_keys_of_a_shipped_file_are_summed_up_in_one_line() -> None:
     (line,) = told
     assert line.startswith("of rlvr/configs/arithmetic.yaml, no effect in this run: ") and "training.until" in line
     assert line.count("training.mode is sft") == 1
+
+
+def test_a_shipped_file_s_reward_is_there_to_be_replaced() -> None:
+    warnings: list[str] = []
+    build_config(load("dataset", None, ["reward.type=math", "env.kwargs.path=rows.jsonl"]), warnings.append)
+    assert warnings == []
 
 
 def test_an_option_that_no_reward_takes_is_left_for_the_reward_to_refuse() -> None:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 SHORT = [
     "--config-name=arithmetic", "sft.steps=2", "sft.batch_size=8", "training.steps=2", "training.prompts_per_step=2",
     "training.group_size=4", "evaluation.tasks=8", "evaluation.samples=2", "evaluation.every=0",
-    "evaluation.quick_tasks=4",
+    "evaluation.interim_tasks=4",
 ]  # fmt: skip
 FULL = os.environ.get("RLVR_TEST_INSTALL") == "1"
 VERSIONS = ("3.11", "3.12", "3.13")

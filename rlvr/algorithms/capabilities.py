@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvr.algorithms.loss_specs import RL_LOSSES, find_loss_spec, is_own_loss
+from rlvr.algorithms.loss_specs import RL_LOSSES, find_loss_spec, is_custom_loss
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.protocols import ClientCapabilities, Feature
 
@@ -26,7 +26,7 @@ class UsedOption:
 
     def is_supported(self, client: ClientCapabilities) -> bool:
         loss = self.key.removeprefix("loss=")
-        has_loss = loss == self.key or is_own_loss(loss) or loss in client.losses
+        has_loss = loss == self.key or is_custom_loss(loss) or loss in client.losses
         return has_loss and client.features.issuperset(self.needs)
 
 
@@ -35,7 +35,7 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
     a = algorithm
     # Terms beside the advantage (dro's pull) would reach the prompt's tokens too, if no weights held them off.
     needs = (Feature.EXTRA_INPUTS,) if a.loss_spec.weight_inputs else ()
-    if a.has_own_loss:
+    if a.has_custom_loss:
         needs = (Feature.OWN_LOSS,)
     used = [UsedOption(f"loss={a.loss}", needs, "use another loss")]
     if a.kl_coef and a.kl_in == "reward":

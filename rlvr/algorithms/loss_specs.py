@@ -100,14 +100,14 @@ CUSTOM_METRICS = ("loss:sum", "surrogate_loss:sum")  # what such a call reports 
 OWN_LOSS = LossSpec("a function (data, log-probs) -> (loss, metrics)", masks=("mask",), weight_inputs=("weights",))
 
 
-def is_own_loss(name: str) -> bool:
+def is_custom_loss(name: str) -> bool:
     """Whether the name is a path `package.module:function`."""
     return ":" in name
 
 
 def find_loss_spec(name: str) -> LossSpec:
     """The spec of a named loss, or that of all functions of the user's."""
-    return OWN_LOSS if is_own_loss(name) else LOSS_SPECS[name]
+    return OWN_LOSS if is_custom_loss(name) else LOSS_SPECS[name]
 
 
 def list_inputs(data: Sequence[Datum], spec: LossSpec) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS, REDUCTIONS, RunningBaseline, has_signal
-from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS, RL_LOSSES, LossSpec, find_loss_spec, is_own_loss
+from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS, RL_LOSSES, LossSpec, find_loss_spec, is_custom_loss
 from rlvr.core.registry import did_you_mean, load_object
 from rlvr.core.types import Trajectory, group_by
 
@@ -75,7 +75,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
             "advantage": ESTIMATORS,
-            "loss": (self.loss,) if self.has_own_loss else RL_LOSSES,
+            "loss": (self.loss,) if self.has_custom_loss else RL_LOSSES,
             "reduction": REDUCTIONS,
             "kl_estimator": KL_ESTIMATORS,
             "kl_in": ("reward", "loss"),
@@ -89,7 +89,7 @@ class Algorithm:
                 )
         self._check_numbers()
         self._check_clip()
-        if self.has_own_loss and self.entropy_coef and self.entropy == "exact":
+        if self.has_custom_loss and self.entropy_coef and self.entropy == "exact":
             raise ValueError(
                 f"algorithm.entropy=exact needs full logits, and algorithm.loss={self.loss} is a function of the "
                 "sampled tokens' log-probs; use entropy=sampled"
@@ -137,9 +137,9 @@ class Algorithm:
             raise ValueError(f"algorithm.loss={self.loss} clips: give algorithm.clip_low and algorithm.clip_high")
 
     @property
-    def has_own_loss(self) -> bool:
+    def has_custom_loss(self) -> bool:
         """Whether the loss is a function of the user's."""
-        return is_own_loss(self.loss)
+        return is_custom_loss(self.loss)
 
     @property
     def loss_spec(self) -> LossSpec:
@@ -154,7 +154,7 @@ class Algorithm:
     def has_gradient_at_zero(self) -> bool:
         """Whether a trajectory with advantage 0 may have a gradient."""
         kl = self.kl_coef > 0 and self.kl_in == "loss"
-        return kl or self.entropy_coef > 0 or self.loss == "dro" or self.has_own_loss
+        return kl or self.entropy_coef > 0 or self.loss == "dro" or self.has_custom_loss
 
     @property
     def has_penalty(self) -> bool:
@@ -238,7 +238,7 @@ for _spec in (
     ),
     Algorithm(
         "dapo", "group_normalized", "ppo", "token_mean", 0.2, 0.28,
-        source="arXiv:2503.14476; with training.refill and overlong_buffer",
+        source="arXiv:2503.14476; with training.dynamic_sampling and overlong_buffer",
     ),
     Algorithm(
         "grpo", "group_mean", "ppo", "token_mean", 0.2, 0.28,

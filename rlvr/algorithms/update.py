@@ -98,7 +98,7 @@ def update(
                 continue
             data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
             if passes.target_kl and statistics.updates:
-                if algorithm.has_own_loss:
+                if algorithm.has_custom_loss:
                     output = _score(client, [t for t, _ in rows], config)
                 else:
                     output = client.forward(data, algorithm.loss, config).result()
@@ -130,7 +130,7 @@ def update_streamed(
     arrived. An optimizer step without a row to learn from is not made. ValueError for a loss of the user's: it need not
     be a sum over rows, so it gets those of an optimizer step at once (`update`).
     """
-    if algorithm.has_own_loss:
+    if algorithm.has_custom_loss:
         raise ValueError(f"algorithm.loss={algorithm.loss} needs all rows of an optimizer step at once; use update")
     config = loss_config(algorithm, client, temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
@@ -184,7 +184,7 @@ def _forward_backward(
     client: TrainingClient, algorithm: Algorithm, data: list[Datum], config: dict[str, float]
 ) -> Future[ForwardBackwardOutput]:
     """Add the gradient of the loss, a named one or a function of the user's, which gets all of `data` in one call."""
-    if algorithm.has_own_loss:
+    if algorithm.has_custom_loss:
         return client.forward_backward_custom(data, load_path("algorithm.loss", algorithm.loss), config)
     return client.forward_backward(data, algorithm.loss, config)
 

@@ -170,7 +170,7 @@ class UpdateStatistics:
         self.clipped["high"] += int(((ratio > self.high) & up).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
         self._losses(rows, tokens, output, joined)
-        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.has_own_loss else ():
+        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.has_custom_loss else ():
             self._own.setdefault(name, []).append(output.metrics[name])
 
     def _ratio(

@@ -73,6 +73,7 @@ def train(
     check_model_folder(settings)
     with announce_if_slow("starting the verifiers"):
         start_rewards(settings, source)
+    lines = _masked_plan(settings, source)  # a config that is refused here leaves no folder
     folder, finished = open_run(loaded, settings, source)
     with RunConsole() as console:
 
@@ -83,10 +84,14 @@ def train(
             console.note(f"this run is finished ({folder}); run.resume=false starts it anew")
             console.table(stored_summary(folder))
             return
-        console.plan({"run": str(folder), **_masked_plan(settings, source)})
+        console.plan({"run": str(folder), **lines})
         with Journal(folder) as journal:
-            with announce_if_slow("loading the libraries and the model"):
-                job = build(settings, folder, console.note, warn)
+            try:
+                with announce_if_slow("loading the libraries and the model"):
+                    job = build(settings, folder, console.note, warn)
+            except Exception:
+                journal.delete_unstarted()
+                raise
             journal.attempt(job.parts.client.describe_environment(), warn)
             try:
                 summary = TrainingLoop(job, journal, console).run()

@@ -2,7 +2,7 @@
 
 The first pass asks for the log-probs p of the targets; automatic differentiation of the user's function gives
 g = dL/dp; the second is a cross-entropy with the weights -g, whose gradient is sum g dp/d(weights): the chain rule.
-`try_own_loss` calls the function of `algorithm.loss=package.module:function` on a few tokens before a run begins.
+`try_custom_loss` calls the function of `algorithm.loss=package.module:function` on a few tokens before a run begins.
 
 `build_named_loss` is such a function for a named loss with inputs that the protocol has no place for: a KL to a
 reference, dro's weights, gspo's mask. Exercised by `tests/test_own_loss.py`, `tests/test_clients_local.py`,
@@ -156,7 +156,7 @@ def _import_torch() -> Any:
     return torch
 
 
-def try_own_loss(algorithm: Algorithm) -> None:
+def try_custom_loss(algorithm: Algorithm) -> None:
     """Call the algorithm's own loss on three short rows; ValueError for what it does wrong.
 
     The rows are what a run can give it: a completion sampled by the very policy, one of two turns with tokens of the

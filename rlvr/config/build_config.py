@@ -26,7 +26,7 @@ def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text
     if config.training.mode == "sft" and config.sft.steps == 0:
         raise ValueError("training.mode=sft with sft.steps=0: nothing to train; give sft.steps=1000, for example")
     config, unused = drop_unused(config)
-    left_out, now = asdict(RunConfig(config.env, client="mock")), asdict(config)
+    left_out, now = asdict(RunConfig(EnvOptions(config.env.name), client="mock")), asdict(config)
     taken_out = {key for key, _ in (*unused, *unlooked)}
 
     def same(key: str) -> bool:

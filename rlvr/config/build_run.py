@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlvr.algorithms.capabilities import check_supported
-from rlvr.algorithms.loss_specs import is_own_loss
-from rlvr.clients.custom_loss import try_own_loss
+from rlvr.algorithms.loss_specs import is_custom_loss
+from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, client_request, core_shares
@@ -61,7 +61,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     environment = {
         key: value for key, value in journal.environment_values(loaded.values, loaded.raw) if key not in where
     }
-    sources = _hash_own_loss(config)
+    sources = _hash_custom_loss(config)
     if source is not None and (tasks := hash_tasks(source)):
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
@@ -108,10 +108,10 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     return folder, (folder / "summary.json").exists()
 
 
-def _hash_own_loss(config: RunConfig) -> dict[str, list[str]]:
+def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
     """The SHA-256 of each file in which a loss of the user's is written: a resumed run must compute the same loss."""
     path = config.algorithm.resolve().loss
-    if config.training.mode != "rlvr" or not is_own_loss(path):
+    if config.training.mode != "rlvr" or not is_custom_loss(path):
         return {}
     function = inspect.unwrap(load_path("algorithm.loss", path))
     module = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
@@ -149,15 +149,15 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)
-        if algorithm.has_own_loss:
-            try_own_loss(algorithm)
+        if algorithm.has_custom_loss:
+            try_custom_loss(algorithm)
     completions = t.prompts_per_step * t.group_size
     updates = t.ppo_epochs * t.num_substeps
     tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
     until = f", or until {100 * t.until:g}% of held-out completions pass" if t.until and e.every else ""
     if t.patience and e.every:
         until += f", or until {t.patience} interim evaluations in a row are no new best"
-    waves = f", up to {1 + t.refill} waves of prompts" if t.refill else ""
+    waves = f", up to {1 + t.dynamic_sampling} waves of prompts" if t.dynamic_sampling else ""
     lines = {
         "model": resolve_client(config.client).describe(client_request(config, source)),
         **({"memory": memory} if (memory := describe_memory(config)) else {}),
@@ -185,8 +185,9 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         }
         if tasks := count_tasks(source):
             lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
-    heldout, _ = heldout_split(source, e, has_interim=has_interim(config))
-    return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after"}
+    heldout, interim = heldout_split(source, e, has_interim=has_interim(config))
+    others = f"; {len(interim)} others for interim evaluations" if interim and interim != heldout else ""
+    return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after{others}"}
 
 
 def build_source(config: RunConfig) -> TaskSource:

@@ -35,6 +35,11 @@ from rlvr.core.registry import did_you_mean
 PACKAGED = Path(__file__).parents[1] / "configs"
 CLI = "cli"
 SHIPPED_FILES = "rlvr/configs/"  # how the origins of shipped files begin
+# Former names of keys, which older configs and run folders hold.
+_RENAMED = {
+    "training": {"refill": "dynamic_sampling"},
+    "evaluation": {"quick_tasks": "interim_tasks", "quick_samples": "interim_samples"},
+}
 
 _OVERRIDE = re.compile(r"\+?(?P<key>[A-Za-z_][\w/-]*(?:@[\w.]+)?(?:\.[\w-]+|\[\d+\])*)=(?P<value>.*)", re.DOTALL)
 _CHOICE = re.compile(r"(?:(?P<optional>optional) +)?(?P<group>/?[\w./-]+)(?:@(?P<package>[\w.]+))?")
@@ -140,13 +145,21 @@ def _display_path(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
+def _with_present_keys(content: Any) -> Any:
+    """The content of a file with the present names of keys that had another name when it was written."""
+    for section, names in _RENAMED.items():
+        if isinstance(content, dict) and isinstance(old := content.get(section), dict):
+            content[section] = {names.get(key, key): value for key, value in old.items()}
+    return content
+
+
 def _read(path: Path) -> DictConfig:
     result = None
     try:
         check_size(path.read_text(encoding="utf-8"))
         config = OmegaConf.load(path)
         if isinstance(config, DictConfig):
-            result = OmegaConf.create(with_text_keys(OmegaConf.to_container(config)))
+            result = OmegaConf.create(_with_present_keys(with_text_keys(OmegaConf.to_container(config))))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{_display_path(path)}{line}: {error.problem or 'not YAML'}") from None

@@ -180,12 +180,12 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     sampler = client.create_sampling_client()
     source = _show_prompts(config, source, sampler, prompt_options(config, folder), console)
     _, chosen_by = heldout_split(source, begun.evaluation, has_interim=has_interim(begun))
-    if begun.evaluation.quick_tasks is None:  # with other sizes the split is another one
+    if begun.evaluation.interim_tasks is None:  # with other sizes the split is another one
         chosen_by = []
         if place != given or place.name.startswith("best-"):
             console.warn(
-                "the run chose its best checkpoint by the tasks that are evaluated here (evaluation.quick_tasks=null): "
-                "the pass rate is overstated"
+                "the run chose its best checkpoint by the tasks that are evaluated here "
+                "(evaluation.interim_tasks=null): the pass rate is overstated"
             )
     result = _evaluate(config, source, sampler, seed, console, {task.id for task in chosen_by})
     _warn_of_tasks(result, config, any("evaluation.tasks=" in text for text in overrides), console)

@@ -96,9 +96,9 @@ class RunConfig:
             shown = str(self.seed) if abs(self.seed) < 10**30 else "a number of more than 30 digits"
             raise ValueError(f"seed={shown}; expected a whole number from 0 to 2**63 - 1")
         chooses = self.training.until or self.training.patience or self.sft.until or self.evaluation.report == "best"
-        if self.evaluation.quick_tasks is None and chooses:
+        if self.evaluation.interim_tasks is None and chooses:
             raise ValueError(
-                "evaluation.quick_tasks=null evaluates the reported tasks between steps, and a run that stops or "
+                "evaluation.interim_tasks=null evaluates the reported tasks between steps, and a run that stops or "
                 "chooses its policy by them (training.until, training.patience, sft.until, evaluation.report=best) "
                 "would overstate its result; give a number, or leave these out"
             )

@@ -19,6 +19,7 @@ from rlvr.reward import known_rewards, options_of
 from rlvr.training.training_options import TrainingOptions
 
 UnusedKeys = list[tuple[str, str]]
+_ENVIRONMENT_REWARD = "env.kwargs.reward"
 
 
 def drop_target_kl(values: Mapping[str, Any]) -> tuple[dict[str, Any], UnusedKeys]:
@@ -48,9 +49,9 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     if dropped:
         idle += [(f"algorithm.{cell}", why) for cell, why in dropped.items()]
         config = replace(config, algorithm=replace(cells, **dict.fromkeys(dropped)))
-    if why := _without_refill(config):
-        idle.append(("training.refill", why))
-        config = replace(config, training=replace(config.training, refill=0))
+    if why := _without_dynamic_sampling(config):
+        idle.append(("training.dynamic_sampling", why))
+        config = replace(config, training=replace(config.training, dynamic_sampling=0))
     if config.training.num_minibatches > 1 and cells.reduction is None and row.reduction == "token_mean":
         # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
@@ -62,9 +63,9 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     return config, idle
 
 
-def _without_refill(config: RunConfig) -> str:
+def _without_dynamic_sampling(config: RunConfig) -> str:
     """Why groups without signal cannot be replaced in this run, '' if they can."""
-    if not config.training.refill:
+    if not config.training.dynamic_sampling:
         return ""
     if config.training.order != "sync":
         return f"under training.schedule={config.training.order} the next prompts are drawn before a batch is sampled"
@@ -85,6 +86,8 @@ def _kwargs_of_other_rewards(name: str | None, kwargs: Mapping[str, Any]) -> lis
 def find_unused(config: RunConfig) -> UnusedKeys:
     """Keys that cannot change what this config does, each with the reason."""
     idle = [("rollout.seed", "all random draws of a run depend on seed")]
+    if config.reward.type:
+        idle.append((_ENVIRONMENT_REWARD, f"reward.type={config.reward.type} is given"))
     if config.client == "mock":
         idle += [(key, "client=mock is a table of logits, without a model") for key in ("model", "engine")]
     if config.client == "tinker":
@@ -114,7 +117,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         if config.evaluation.every == 0:
             idle += [
                 (f"evaluation.{key}", "neither evaluation.every nor sft.until needs an interim evaluation")
-                for key in ("quick_tasks", "quick_samples")
+                for key in ("interim_tasks", "interim_samples")
             ]
     if not config.tracking.mlflow:
         idle.append(("tracking.mlflow_uri", "tracking.mlflow is false"))
@@ -172,6 +175,8 @@ def report_unused(
                 continue
             if key == "tracking.experiment" and loaded.typed.get(given) == "experiment_name" and origin != CLI:
                 continue  # other values may contain this name
+            if key == _ENVIRONMENT_REWARD and origin.startswith(SHIPPED_FILES):
+                continue  # it is that file's default, which reward.type is there to replace
             named = loaded.typed.get(given, given)
             if origin == CLI:
                 leaf = not any(other.startswith(f"{given}.") for other in loaded.origin)

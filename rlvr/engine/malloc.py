@@ -1,8 +1,8 @@
 """Keeps memory freed in glibc's malloc between operations, and releases it when nothing runs.
 
 glibc returns free memory at the end of its heap to the system and later gets it back page by page, zeroed: a sixth of
-the time of a small model's step. An `Engine` turns that off; the process's peak stays the same. Exercised by
-`tests/test_engine_malloc.py`. Left out on purpose: other allocators, which have their own settings.
+the time of a small model's step. An `Engine` turns that off: between operations the process then holds what they used
+at most. Exercised by `tests/test_engine_malloc.py`. Left out on purpose: other allocators, with settings of their own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,8 @@ import os
 # https://man7.org/linux/man-pages/man3/mallopt.3.html
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = -1
-LARGEST = (
-    32 << 20
-)  # bytes: larger blocks are not taken from the heap (malloc reaches this bound by itself after a few frees)
-SETTINGS = (
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "MALLOC_MMAP_MAX_",
-)
+LARGEST = 32 << 20  # bytes: larger blocks are not taken from the heap (malloc reaches this bound after a few frees)
+SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 
 def keep_freed_memory() -> None:

@@ -23,7 +23,7 @@ from rlvr.envs.prompt import special_token_texts
 from rlvr.envs.refine import RefineEnv
 from rlvr.envs.registry import register_environment
 from rlvr.envs.row_files import read_rows
-from rlvr.envs.row_source import RowSource, choose_heldout
+from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.program_extraction import BEGIN, BODY_ENDS, DONE
 from rlvr.sandbox import Sandbox
@@ -153,7 +153,7 @@ def mbpp(
 def code(
     path: str,
     heldout_path: str | None = None,
-    heldout_fraction: float = 0.1,
+    heldout_fraction: float | None = None,
     visible_tests: int | str = 1,
     chat: bool = False,
     max_turns: int = 1,
@@ -161,9 +161,13 @@ def code(
     """Problems from a file of JSON lines, or one JSON list: rows in MBPP's, HumanEval's or APPS' form, or in our own.
 
     Our own is `{"statement": ..., "tests": [...]}`; tests are assert statements or `{"input", "output"}` of a program.
-    The held-out tasks are those of `heldout_path`, or a share of `path` by a hash of the prompt. The other options are
-    those of `mbpp`.
+    The held-out tasks are those of `heldout_path`, or `heldout_fraction` (0.1) of `path` by a hash of the prompt. The
+    other options are those of `mbpp`.
     """
+    if None not in (heldout_fraction, heldout_path):
+        raise ValueError(
+            f"code: heldout_fraction={heldout_fraction!r} and heldout_path={heldout_path!r}; leave one of them out"
+        )
     visible = _check_visible("code", visible_tests, max_turns)
 
     def tasks(file: str, prefix: str) -> list[Task]:
@@ -171,7 +175,10 @@ def code(
         return [_task(prefix + where, _problem(where, row), visible, chat, []) for where, row in rows]
 
     train = tasks(path, "")
-    heldout = tasks(heldout_path, "heldout:") if heldout_path else choose_heldout(train, heldout_fraction, path)
+    if heldout_path:
+        heldout = tasks(heldout_path, "heldout:")
+    else:
+        heldout = choose_heldout(train, HELDOUT_FRACTION if heldout_fraction is None else heldout_fraction, path)
     return CodeSource(f"code {path}", train, heldout, visible=visible, max_turns=max_turns)
 
 

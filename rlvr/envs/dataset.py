@@ -20,9 +20,8 @@ from rlvr.envs.columns import Columns
 from rlvr.envs.hub import is_saved_dataset, read_hub, read_saved
 from rlvr.envs.registry import register_environment
 from rlvr.envs.row_files import FileRow, has_splits, read_rows
-from rlvr.envs.row_source import RowSource, choose_heldout
+from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 
-_SHARE = 0.1  # of the rows that are held out
 _COLUMNS, _SHORT = 8, 40  # columns that describe a task, and the characters of a value that others can share
 
 
@@ -46,6 +45,8 @@ class RowOrigin:
                 f"dataset: path={self.path!r} and name={self.name!r}; give one of them: a file, folder or glob, or the "
                 "name of a data set of the hub"
             )
+        if self.name is not None and Path(self.name).expanduser().is_file():
+            raise ValueError(f"dataset: name={self.name!r} is a file here, not a data set of the hub; give it as path")
         if self.path is not None and self.config is not None:
             raise ValueError(
                 f"dataset: config={self.config!r} is for a data set of the hub; leave it out, or give name"
@@ -141,8 +142,8 @@ def dataset(
     weights = {task.id: origin.weight for origin, (part, _) in zip(origins, read, strict=True) for task in part}
     heldout = _read_heldout(origins, columns, heldout_path, heldout_split)
     if heldout is None:
-        share = _SHARE if heldout_fraction is None else heldout_fraction
-        heldout = choose_heldout(tasks, share, " and ".join(map(str, origins)))
+        fraction = HELDOUT_FRACTION if heldout_fraction is None else heldout_fraction
+        heldout = choose_heldout(tasks, fraction, " and ".join(map(str, origins)))
     imitated = demonstration_field or ("answer" if all(map(_has_text, (*tasks, *heldout))) else None)
     return RowSource(
         "dataset " + ", ".join(map(str, origins)),

@@ -43,8 +43,8 @@ def load_from_hub(environment: str, name: str, config: str | None, files: str, *
                 text = f"is not in the cache, and HF_HUB_OFFLINE is set ({_shorten(error)})"
             else:
                 text = (
-                    f"is not in the cache, and the hub at {hub_endpoint()} does not answer within {PATIENCE:g} s "
-                    f"({_shorten(error)}); connect to it (HF_ENDPOINT names another one)"
+                    f"is not in the cache, and the hub at {hub_endpoint()} does not answer within {PATIENCE:g} s; "
+                    "connect to it (HF_ENDPOINT names another one)"
                 )
             raise ValueError(f"{environment}: {name!r} {text}; {remedy}") from error
 

@@ -42,6 +42,10 @@ def limit_prompts(
     if source.group_builder is not None:
         return source
     if how == "truncate_left":
+        if source.size is not None:
+            tasks = [*list_train(source), *source.heldout(None)]
+            if count := len(find_long(tasks, tokenizer, limit, say)):
+                say(f"the model reads the last {limit:,} tokens ({key}) of {count:,} of {len(tasks):,} prompts")
         return cast(TaskSource, TruncatedSource(source, limit))
     if source.size is None or source.leave_out is None:
         if not is_strict and not find_long(_first_tasks(source), tokenizer, limit):

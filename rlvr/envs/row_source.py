@@ -18,6 +18,8 @@ from rlvr.envs.near_duplicates import choose_compared, find_near_duplicates, fin
 from rlvr.envs.prompt import PromptEnv
 from rlvr.envs.row_files import find_value
 
+HELDOUT_FRACTION = 0.1  # of the rows, unless the config says
+
 
 def choose_heldout(tasks: list[Task], fraction: float, path: str) -> list[Task]:
     """The tasks whose prompt hashes below `fraction`, at least one; equal prompts are on the same side."""

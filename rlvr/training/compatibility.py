@@ -22,10 +22,10 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             f"algorithm.loss=importance_sampling does not clip, and {updates} updates a step make "
             "the later ones stale; use a loss that clips (algorithm.name=ppo), or one substep and one epoch"
         )
-    if options.refill and not (algorithm.has_group_baseline and algorithm.drop_equal_groups):
+    if options.dynamic_sampling and not (algorithm.has_group_baseline and algorithm.drop_equal_groups):
         raise ValueError(
-            f"training.refill={options.refill} has no effect: it replaces groups without signal, and "
-            f"{algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
+            f"training.dynamic_sampling={options.dynamic_sampling} has no effect: it replaces groups without "
+            f"signal, and {algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
         )
     if algorithm.has_group_baseline and options.group_size == 1:
         raise ValueError(
@@ -88,17 +88,17 @@ def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
             "importance weights have no bound; use a loss that clips them (algorithm.name=ppo or cispo), or give "
             "algorithm.importance_cap=2"
         )
-    if options.refill and order != "sync":
+    if options.dynamic_sampling and order != "sync":
         raise ValueError(
-            f"training.refill={options.refill} replaces groups once a whole batch is sampled; schedule={order} draws "
-            "the next prompts before that: leave refill out"
+            f"training.dynamic_sampling={options.dynamic_sampling} replaces groups once a whole batch is "
+            f"sampled; schedule={order} draws the next prompts before that: leave dynamic_sampling out"
         )
 
 
 def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
     """Refuse what needs the whole batch: minibatches are learned from as they arrive."""
     wrong: list[str] = []
-    if algorithm.has_own_loss:
+    if algorithm.has_custom_loss:
         wrong.append(
             f"algorithm.loss={algorithm.loss} gets all rows of an optimizer step in one call (use num_substeps)"
         )

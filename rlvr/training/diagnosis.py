@@ -229,17 +229,18 @@ def _equal_groups(recent: Rows, correct: float, equal: float) -> Finding:
         )
     levels = _levels(recent)
     if correct >= 0.8:
-        severity, remedy = "hint", "training.refill=2 replaces such groups, curriculum.by=pass_rate draws mixed levels"
+        severity = "hint"
+        remedy = "training.dynamic_sampling=2 replaces such groups, curriculum.by=pass_rate draws mixed levels"
     elif levels and (max(levels.values()) >= 0.9 or min(levels.values()) <= 0.1):
         rates = ", ".join(f"{level}: {format_percent(rate)}" for level, rate in levels.items())
         remedy = (
             f"solved or out of reach, level by level ({rates}): curriculum.by=pass_rate takes those in between, "
-            "training.refill=2 replaces such groups"
+            "training.dynamic_sampling=2 replaces such groups"
         )
     else:
         remedy = (
             "the completions of a group are too similar: rollout.temperature=1, an entropy bonus "
-            "(algorithm.entropy_coef), training.refill=2, or a lower training.optimizer.learning_rate"
+            "(algorithm.entropy_coef), training.dynamic_sampling=2, or a lower training.optimizer.learning_rate"
         )
     return Finding(severity, "equal_groups", f"{fact}; {passes}", remedy)
 
@@ -252,7 +253,8 @@ def _updates(recent: Rows) -> Iterator[Finding]:
             "problem" if share >= 0.5 else "hint",
             "no_update",
             f"{len(idle)} of the last {len(recent)} steps made no update: no group had signal",
-            "the other findings say why; training.refill=2 samples more prompts until enough groups have signal",
+            "the other findings say why; training.dynamic_sampling=2 samples more prompts until enough groups have "
+            "signal",
         )
 
 

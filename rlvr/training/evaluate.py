@@ -33,10 +33,10 @@ Z95 = 1.959963984540054
 class EvaluationOptions:
     """`tasks` held-out tasks, `samples` completions of each at `temperature`; an interim evaluation `every` RL steps.
 
-    `quick_tasks` and `quick_samples` are the sizes of that one. Its tasks are others than the reported ones, by which a
-    run may stop; with `quick_tasks` None it takes the reported ones, and no run may stop by them. `k` is the k of
-    pass@k; None means `samples`. The evaluation at the end reports the last policy, or with `report=best` the one that
-    had the best interim evaluation.
+    `interim_tasks` and `interim_samples` are the sizes of that one. Its tasks are others than the reported ones, by
+    which a run may stop; with `interim_tasks` None it takes the reported ones, and no run may stop by them. `k` is the
+    k of pass@k; None means `samples`. The evaluation at the end reports the last policy, or with `report=best` the one
+    that had the best interim evaluation.
     """
 
     tasks: int = 1000
@@ -44,12 +44,12 @@ class EvaluationOptions:
     k: int | None = None
     temperature: float = 1.0
     every: int = 0
-    quick_tasks: int | None = 200
-    quick_samples: int = 2
+    interim_tasks: int | None = 200
+    interim_samples: int = 2
     report: str = "last"
 
     def __post_init__(self) -> None:
-        for name, least in (("tasks", 1), ("samples", 1), ("quick_tasks", 1), ("quick_samples", 1), ("every", 0)):
+        for name, least in (("tasks", 1), ("samples", 1), ("interim_tasks", 1), ("interim_samples", 1), ("every", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"evaluation.{name}={value}, expected at least {least}")
@@ -229,10 +229,10 @@ def heldout_split(
     """Held-out tasks in two parts: those that are reported, and those of interim evaluations.
 
     A run that stops by an interim evaluation would overstate its result if the same tasks were reported, so the parts
-    are disjoint unless `options.quick_tasks` is None. They depend on the environment and the sizes alone. If too few
+    are disjoint unless `options.interim_tasks` is None. They depend on the environment and the sizes alone. If too few
     tasks are held out, interim evaluations get a quarter.
     """
-    quick = (options.quick_tasks or 0) if has_interim else 0
+    quick = (options.interim_tasks or 0) if has_interim else 0
     pool = source.heldout(options.tasks + quick)
     if not pool:
         raise ValueError("this environment holds out no tasks to evaluate on; let its `heldout` return some")
@@ -241,7 +241,7 @@ def heldout_split(
     order = rng.permutation(len(pool), rng.key("looks"))
     chosen = set(order[:quick])
     reported = [t for i, t in enumerate(pool) if i not in chosen]
-    return reported, reported if has_interim and options.quick_tasks is None else [pool[i] for i in order[:quick]]
+    return reported, reported if has_interim and options.interim_tasks is None else [pool[i] for i in order[:quick]]
 
 
 def extra_heldout(source: TaskSource, options: EvaluationOptions) -> dict[str, list[Task]]:

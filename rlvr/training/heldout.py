@@ -52,7 +52,7 @@ class HeldoutEvaluator:
     def evaluate_interim(self, sampler: SamplingClient, seed: int) -> dict[str, float]:
         """Metrics of the validation tasks, which are never reported: pass rate with its interval (and that of the worst
         kind of task), reward, and the watched verifiers."""
-        result = self._evaluate(self.validation, sampler, self.options.quick_samples, rng.key("look", seed))
+        result = self._evaluate(self.validation, sampler, self.options.interim_samples, rng.key("look", seed))
         rates = result.metrics()
         return {
             PASS_RATE: rates["pass@1"].value,

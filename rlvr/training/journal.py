@@ -120,6 +120,14 @@ class Journal:
         for file in (self.folder / "inflight").iterdir():
             file.unlink()
 
+    def delete_unstarted(self) -> None:
+        """Delete the folder of a run that could not be built, unless an attempt began in it or it holds more files."""
+        known = {"resolved.yaml", "environment.json", "journal.jsonl", ".lock", *PARTS}
+        if self.events or {entry.name for entry in self.folder.iterdir()} - known:
+            return
+        if not any(file for part in PARTS for file in (self.folder / part).iterdir()):
+            shutil.rmtree(self.folder)
+
     def inflight(self, path: str) -> Path:
         """The file of the groups in flight that belong to a checkpoint."""
         return self.folder / "inflight" / f"{Path(path).name}.json"

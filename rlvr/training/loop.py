@@ -41,11 +41,6 @@ PHASES = {"rlvr": ("sft", "baseline", "rl", "final"), "sft": ("baseline", "sft",
 
 EVALUATIONS = ("baseline", "final")  # the phases that leave a file in evaluations/, before and after training
 
-REMEDY = (
-    "That update was not made. The step before may have thrown the weights far out: the last two checkpoints stand; "
-    "use a lower learning rate or tighter clipping, under another run.name"
-)
-
 
 class TrainingInterruptedError(Exception):
     """The user asked to stop; everything done so far is safe."""
@@ -195,7 +190,7 @@ class TrainingLoop:
         try:
             metrics = sft_step(parts.client, parts.source, self.sft_curriculum, job.sft, step, parts.seed)
         except NonFiniteError as error:
-            raise TrainingStoppedError(f"sft step {step}: {error}. {REMEDY} (sft.optimizer)") from error
+            raise TrainingStoppedError(f"sft step {step}: {error}. {self._advise('sft.optimizer')}") from error
         if job.sft.until and (step + 1) % job.sft.check_every == 0:
             metrics |= self._evaluate_interim()
         return metrics
@@ -208,13 +203,22 @@ class TrainingLoop:
             file = job.folder / f"failed-batch-{step:06d}.jsonl"
             write_atomic(file, "".join(rollout_rows.trajectory_row(t) for t in job.trainer.current_batch))
             raise TrainingStoppedError(
-                f"step {step}: {error}. The batch is in {file}. {REMEDY} (training.optimizer)"
+                f"step {step}: {error}. The batch is in {file}. {self._advise('training.optimizer')}"
             ) from error
         self._store_rollouts(step, collected)
         every, is_last = job.evaluation.every, step + 1 == job.parts.options.steps
         if every and (job.options.keep_best if is_last else (step + 1) % every == 0):  # the last may be the best
             metrics |= self._evaluate_interim()
         return metrics
+
+    def _advise(self, optimizer: str) -> str:
+        """What to do after numbers that are not finite, and which checkpoints there are."""
+        at = [f"{self.phases[position.phase]} step {position.step}" for position in self.journal.resumable_positions]
+        return (
+            "That update was not made. The step before may have thrown the weights far out: use a lower learning rate "
+            f"or tighter clipping ({optimizer}), under another run.name. "
+            + (f"Checkpoints: {' and '.join(at)}" if at else "There is no checkpoint yet (run.checkpoint_every)")
+        )
 
     def _evaluate_interim(self) -> dict[str, float]:
         sampler = self.job.parts.client.save_weights_and_get_sampling_client()

@@ -20,8 +20,8 @@ class SftOptions:
 
     With `until` it ends as soon as an interim evaluation, every `check_every` steps, reaches that pass rate, and every
     kind of task (`TaskSource.describe_task`) of which it has at least 10 the pass rate `until_each`: a mean hides a
-    kind that was not learned at all, and reinforcement learning may never find it. `evaluation.quick_tasks` and
-    `quick_samples` are the sizes of that evaluation; `until=0` means all `steps`. It has its own curriculum;
+    kind that was not learned at all, and reinforcement learning may never find it. `evaluation.interim_tasks` and
+    `interim_samples` are the sizes of that evaluation; `until=0` means all `steps`. It has its own curriculum;
     `by=pass_rate` is not possible, since nothing is sampled.
     """
 

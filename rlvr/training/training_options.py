@@ -101,9 +101,9 @@ class TrainingOptions:
     With `until` training ends as soon as an interim evaluation (`evaluation.every`) reaches that pass rate; 0 means all
     `steps`. With `patience` it also ends after that many interim evaluations in a row without a new best beyond noise,
     that is, by more than one standard error; 0 means never. A step samples `prompts_per_step` groups of `group_size`
-    completions; groups with equal rewards may be replaced by up to `refill` further waves of prompts (DAPO's dynamic
-    sampling). The batch is used `ppo_epochs` times in `num_substeps` optimizer steps each; once the policy is further
-    than `target_kl` (0: no limit) from the sampler, the other updates of the step are skipped. The first step that ends
+    completions; groups with equal rewards may be replaced by up to `dynamic_sampling` further waves of prompts (DAPO).
+    The batch is used `ppo_epochs` times in `num_substeps` optimizer steps each; once the policy is further than
+    `target_kl` (0: no limit) from the sampler, the other updates of the step are skipped. The first step that ends
     further than `kl_warn` from it, measured on a sixteenth of the completions, is a warning. `gap_warn` and `gap_stop`
     bound the mean absolute difference between the log-probs of sampler and trainer; `error_budget` is the share of
     completions whose verifier may fail before the run stops.
@@ -133,7 +133,7 @@ class TrainingOptions:
     patience: int = 0
     prompts_per_step: int = 32
     group_size: int = 8
-    refill: int = 0
+    dynamic_sampling: int = 0
     num_substeps: int = 1
     num_minibatches: int = 1
     ppo_epochs: int = 1
@@ -168,7 +168,7 @@ class TrainingOptions:
             raise ValueError(f"training.epochs={self.epochs}, expected a number above 0, or null for training.steps")
         if not self.kl_warn > 0:
             raise ValueError(f"training.kl_warn={self.kl_warn}, expected a divergence above 0")
-        least = dict.fromkeys(("steps", "patience", "refill", "max_steps_off_policy"), 0) | dict.fromkeys(
+        least = dict.fromkeys(("steps", "patience", "dynamic_sampling", "max_steps_off_policy"), 0) | dict.fromkeys(
             ("prompts_per_step", "group_size", "num_substeps", "num_minibatches", "ppo_epochs"), 1
         )
         for name, low in least.items():

@@ -1,7 +1,7 @@
 """The synchronous schedule: sample a batch, learn from it, repeat. The reference for all others.
 
-Only here can groups without signal be replaced (`training.refill`, DAPO's dynamic sampling): the whole batch is known
-before the next prompts are drawn. Exercised by `python -m pytest tests/test_training_step.py tests/test_fixed_lag.py`.
+Only here can groups without signal be replaced (`training.dynamic_sampling`): the whole batch is known before the next
+prompts are drawn. Exercised by `python -m pytest tests/test_training_step.py tests/test_fixed_lag.py`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Synchronous(Schedule):
         return {**metrics, **times}, collected
 
     def collect(self, step: int) -> StepBatch:
-        """Sample and score wave after wave of prompts until enough groups have signal, or `refill` is used up."""
+        """Sample and score waves of prompts until enough groups have signal, with `dynamic_sampling` further ones."""
         options, collector = self.trainer.options, self.trainer.collector
         everything: list[Trajectory] = []
         chosen: list[Trajectory] = []
         with_signal = waves = 0
         seconds_sampling = seconds_scoring = 0.0
         sampler = collector.current_sampler()
-        while waves == 0 or (with_signal < options.prompts_per_step and waves <= options.refill):
+        while waves == 0 or (with_signal < options.prompts_per_step and waves <= options.dynamic_sampling):
             tasks = collector.curriculum.tasks(options.prompts_per_step, step, waves)
             scored = collector.sample(collector.open_groups(tasks, f"{step}/{waves}"), sampler, step)
             seconds_sampling += scored.seconds_sampling
