@@ -35,18 +35,23 @@ _PROSE = re.compile(
     r"\\(?:text|mbox|hbox|mathrm|textbf|textit)[a-z]*\s*\{|[A-Za-z]{2,} [A-Za-z]{2,}|\b(?:not|no|is|but)\b"
 )
 LONG_DECIMALS = 6  # that agree with a value which has no exact form here; math-verify looks at no more
-MIN_DECIMALS = 2  # of an answer that may be a rounded one
+MIN_DECIMALS = MIN_SIGNIFICANT = 2  # of an answer that may be a rounded one
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """What counts as the same where opinions differ; docs/mathematics.md says what each option means."""
+    """What counts as the same where opinions differ; docs/mathematics.md says what each option means.
+
+    `any_names`: `a = 1, b = 2` says (1, 2) like `x = 1, y = 2`, in the order of the alphabet.
+    """
 
     percent: str = "either"
     decimals: str = "exact"
     units: str = "optional"
+    any_names: bool = False
 
 
+_INDEXED = re.compile(r"([a-z](_[0-9]{1,2})?( |$))+|([A-Z](_[0-9]{1,2})?( |$))+")  # names of one case
 _LETTER_UNIT = re.compile(r"[-+]?[0-9][0-9.]* (?:m|g|s|h|l|L)")
 
 
@@ -100,13 +105,15 @@ def _same(a: Value, b: Value, c: Conventions) -> bool | None:
         case OrderedItems(), OrderedItems():
             if (a.opening, a.closing) != (b.opening, b.closing) or (a.name and b.name and a.name != b.name):
                 return False
+            if a.opening == ":" and a.name != b.name and not _in_order_of_names((a.name or b.name).split(":")):
+                return False  # 1:2 does not say of what, so its order would be a guess
             return _in_order(a.items, b.items, c)
         case UnorderedItems(), UnorderedItems():
             return _without_order(a.items, b.items, c)
         case OrderedItems(), UnorderedItems():
-            return _in_order(a.items, _coordinates(b, a), c)
+            return _in_order(a.items, _coordinates(b, a, c), c)
         case UnorderedItems(), OrderedItems():
-            return _in_order(_coordinates(a, b), b.items, c)
+            return _in_order(_coordinates(a, b, c), b.items, c)
         case Matrix(), Matrix():
             return len(a.rows) == len(b.rows) and _every(
                 _in_order(x, y, c) for x, y in zip(a.rows, b.rows, strict=True)
@@ -139,12 +146,23 @@ def _vectors(matrix: Matrix, point: OrderedItems, c: Conventions) -> bool | None
     return _in_order([row[0] for row in matrix.rows], point.items, c)
 
 
-def _coordinates(given: UnorderedItems, point: OrderedItems) -> list[Quantity]:
-    """`x = 3, y = -1` as the items of the point (3, -1); none for other letters, whose order is unknown."""
+def _coordinates(given: UnorderedItems, point: OrderedItems, c: Conventions) -> list[Quantity]:
+    """`x = 3, y = -1` as the items of the point (3, -1); none for letters whose order is unknown."""
     named = {item.name: replace(item, name="") for item in given.items if isinstance(item, Quantity)}
-    names = sorted(named)
-    fits = len(given.items) == len(point.items) and names in (["x", "y"], ["x", "y", "z"])
+    names = sorted(named, key=_place)
+    known = names in (["x", "y"], ["x", "y", "z"]) or (c.any_names and _INDEXED.fullmatch(" ".join(names)))
+    fits = known and len(given.items) == len(point.items) == len(names)
     return [named[name] for name in names] if fits and (point.opening, point.closing) == ("(", ")") else []
+
+
+def _place(name: str) -> tuple[str, int, str]:
+    """Where the alphabet has a name: a, b, x_2, x_10."""
+    letters, _, index = name.partition("_")
+    return letters, int(index) if index.isdecimal() else -1, index
+
+
+def _in_order_of_names(names: Sequence[str]) -> bool:
+    return list(names) == sorted(names, key=_place)
 
 
 def _unions(a: Value, b: Value, c: Conventions) -> bool | None:
@@ -194,13 +212,18 @@ def _quantities(gold: Quantity, answer: Quantity, c: Conventions) -> bool | None
     differ = c.units != "ignored" and gold.unit != answer.unit
     if differ and ((gold.unit and answer.unit) or c.units == "required"):
         return False
-    hundred = number(100)
-    pairs: list[tuple[Ratio, Ratio]] = []
+    if differ and gold.percent != answer.percent and (answer.unit if gold.percent else gold.unit):
+        return False  # 28 miles are not 28 %
+    hundred, places = number(100), answer.decimals
+    pairs: list[tuple[Ratio, Ratio, int | None]] = []
     if gold.percent == answer.percent or c.percent != "exact":
-        pairs.append((gold.value, answer.value))
+        pairs.append((gold.value, answer.value, places))
     if gold.percent != answer.percent and c.percent != "ignore":
-        pairs.append((gold.value / hundred, answer.value) if gold.percent else (gold.value, answer.value / hundred))
-    verdicts = [_equal(x, y, answer.decimals, c) for x, y in pairs]
+        if gold.percent:
+            pairs.append((gold.value / hundred, answer.value, places))
+        else:
+            pairs.append((gold.value, answer.value / hundred, None if places is None else places + 2))
+    verdicts = [_equal(*pair, c) for pair in pairs]
     if None in verdicts and max(gold.decimals or 0, answer.decimals or 0) >= LONG_DECIMALS:
         return False  # a value that is known to be no fraction here, and so many of its decimals: rounded
     return True if True in verdicts else None if None in verdicts else False
@@ -216,7 +239,7 @@ def _equal(gold: Ratio, answer: Ratio, decimals: int | None, c: Conventions) -> 
     if exact is not False or c.decimals == "exact" or decimals is None or decimals < MIN_DECIMALS:
         return exact
     given = answer.rational
-    if given is None or algebra.variables(gold):
+    if given is None or algebra.variables(gold) or abs(given) * 10**decimals < 10 ** (MIN_SIGNIFICANT - 1):
         return False
     half = Fraction(1, 2 * 10**decimals)
     if gold.rational is not None:

@@ -36,7 +36,10 @@ class ChoiceLetter:
 
 @dataclass(frozen=True)
 class OrderedItems:
-    """A tuple, point, vector or interval, with its brackets; `name` is the variable of an inequality."""
+    """A tuple, point, vector or interval, with its brackets, or a ratio, with colons.
+
+    `name` is the variable of an inequality, or what a ratio is of (`a:b`).
+    """
 
     opening: str
     closing: str

@@ -13,13 +13,14 @@ import importlib.util
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.math.algebra import TooLarge
 from rlvr.reward.math.compare import DECIMALS, PERCENT, UNITS, Conventions, compare_answers
+from rlvr.reward.math.values import join_unit, read_value
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_number, is_list, is_number
 from rlvr.reward.signatures import Case
@@ -27,6 +28,7 @@ from rlvr.reward.text.final_answer import MANY_BOXES, MAX_FORMULA, PLACES, find_
 
 AUTO = ("boxed", "hash", "answer_is", "whole")
 USE = ("auto", "never", "required")
+PROFILES = ("strict", "lenient")
 SECONDS = 0.5  # of processor time that math-verify has for a pair
 # A tower of powers of numbers, an exponent of four digits, a large or bracketed factorial.
 _HUGE = re.compile(r"\^[\s{(]*[0-9]+[\s})]*\^|\^[\s{(]*[0-9]{4}|(?:[0-9]{3}|[0-9!][\s})]+)\s*!")
@@ -35,6 +37,7 @@ MAX_ASKED = 300  # characters of either side that math-verify is given
 
 @dataclass(frozen=True)
 class MathOptions:
+    profile: str = "strict"
     extract: str | Sequence[str] = "auto"
     on_many_boxes: str = "last"
     percent: str = "either"
@@ -44,6 +47,12 @@ class MathOptions:
     timeout_s: float = SECONDS
 
     def __post_init__(self) -> None:
+        check_choice("profile", self.profile, PROFILES)
+        if self.profile == "lenient" and self.on_many_boxes != "last":
+            raise ValueError(
+                f"on_many_boxes={self.on_many_boxes!r} has no effect with profile=lenient, which takes the last box or "
+                "all of them: leave it out"
+            )
         if not is_list(self.places):
             raise ValueError(f"extract={self.extract!r}, expected 'auto' or a list of: {', '.join(PLACES)}")
         for place in self.places:
@@ -80,17 +89,41 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     if answer.problem:
         cut = case.truncated and answer.problem in ("no_answer", "unclosed")
         return _failure("truncated" if cut else "no_answer" if answer.problem == "unclosed" else answer.problem)
+    text = answer.text
+    conventions = Conventions(options.percent, options.decimals, options.units)
     try:
-        verdict = compare_answers(gold, answer.text, Conventions(options.percent, options.decimals, options.units))
+        text = join_unit(text, answer.tail) if answer.tail else text
+        verdict = compare_answers(gold, text, conventions)
+        if verdict is not True and options.profile == "lenient":
+            lenient = replace(conventions, decimals="rounded", any_names=True)
+            boxes = find_answer(case.response, options.places, "join").boxes
+            verdict = any(_says(gold, reading, lenient) for reading in (text, *_join_boxes(boxes))) or verdict
     except TooLarge as error:
         return _failure("too_large", str(error))
     except Exception as error:  # caused by the answer, whatever it is, so never an `error`
         return _failure("undecided", f"{type(error).__name__}: {error}"[:300])
     if verdict is not None:
         return Score(1.0, Outcome.PASSED) if verdict else _failure("wrong_value")
-    if options.use_math_verify == "never" or not _has_math_verify() or not _may_ask(gold, answer.text):
+    if options.use_math_verify == "never" or not _has_math_verify() or not _may_ask(gold, text):
         return _failure("undecided")
-    return _ask_math_verify(gold, answer.text, float(options.timeout_s))
+    return _ask_math_verify(gold, text, float(options.timeout_s))
+
+
+def _join_boxes(boxes: Sequence[str]) -> tuple[str, ...]:
+    """Several boxes as one list and as one tuple. A box that is nothing by itself, `(1`, joins nothing."""
+    try:
+        if len(boxes) < 2 or any(read_value(box) is None for box in boxes):
+            return ()
+    except TooLarge:
+        return ()
+    return ", ".join(boxes), f"({', '.join(boxes)})"
+
+
+def _says(gold: str, reading: str, conventions: Conventions) -> bool:
+    try:
+        return compare_answers(gold, reading, conventions) is True
+    except TooLarge:
+        return False
 
 
 @lru_cache(maxsize=4096)

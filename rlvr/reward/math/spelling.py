@@ -63,6 +63,13 @@ _THIN = re.compile(r"(?<=[0-9])(?:\{,\}|,\s*\\!\s*|\\,|\\ |'|\u00a0|_)(?=[0-9]{3
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _SPACED = re.compile(r"[-+]?\$?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+_PARENS = re.compile(r"(?<!\\)\\\(\s*|\s*(?<!\\)\\\)")
+# `$125$ miles`, `$x = 1$, $y = 2$`. Beside a number or another formula the signs stay: "$1$ $234$" is not 1 234. They
+# are dollars where a space stands within: "$5 and $6".
+_INLINE = re.compile(
+    r"(?<![0-9$\\])(?<![0-9$] )\$(?!\s)((?:[^$\\]|\\.)+)(?<!\s)\$"
+    r"(?=\s*(?:$|[,;:.%)=~A-Za-z]|\^\\circ|\\(?:%|text|mbox|math)))"
+)
 _TEXT_MARK = re.compile(r"\\text\s*\{|[{}$\\]")
 
 
@@ -74,7 +81,7 @@ def normalize(text: str) -> str:
     text = _VULGAR.sub(_vulgar, text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], unicodedata.normalize("NFKC", text))
-    text = _unwrap(text)
+    text = _INLINE.sub(r"\1", _PARENS.sub("$", " ".join(_unwrap(text).split())))
     text = _ROWS.sub(r"\\newline ", _THIN.sub("", text))
     text = _NOTHING.sub(" ", text).replace("\\ ", " ").replace("~", " ")
     for pattern, name in _RENAMED:

@@ -31,8 +31,14 @@ these those half halve halves third fourth quarter fifth sixth seventh eighth ni
 millionth one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
 ninety hundred thousand million billion trillion lakh crore googol factorial power dozen score pair square cube negative
 zero none wrong no not or and but maybe mistake doubt error lie"""
+SCALES = frozenset(["hundred", "thousand", "million", "billion", "trillion", "lakh", "crore", "dozen"])
 _PLAIN, _NEVER = frozenset(_UNITS.split()), frozenset(_NO_UNITS.split())
-STOPS = frozenset(name for name in _KNOWN if 2 <= len(name) <= 3)  # these are no products of variables
+STOPS = frozenset(name for name in _KNOWN if 2 <= len(name) <= 3) | {
+    "per",
+    "pct",
+    "Pct",
+    "PCT",
+}  # no products of variables
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
 _WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
 _OPTIONAL = {"a", "an", "the", "total", "each"}

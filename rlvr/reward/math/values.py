@@ -29,7 +29,7 @@ from rlvr.reward.math.kinds import (
 )
 from rlvr.reward.math.parse import Reader, Unreadable
 from rlvr.reward.math.spelling import normalize, split, words
-from rlvr.reward.math.units import STOPS, unit_of
+from rlvr.reward.math.units import SCALES, STOPS, unit_of
 
 MAX_ITEMS = 200
 
@@ -58,12 +58,16 @@ ROUNDED = 0.1  # "pi is about 3" is half of that off
 _ABOUT = re.compile(r"\\(?:approx|sim)(?![A-Za-z])")
 _SIGNS = re.compile(r"\\(?:le|ge|ne|approx|equiv|sim)(?![A-Za-z])|[=<>]")
 _ORDER = re.compile(r"\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])|[<>]")
+_POINT = r"[A-Z](?:_\{?\w{1,3}\}?)?'?\s*"
+_SEGMENT = rf"\\overline\s*\{{\s*{_POINT}{_POINT}\}}"  # of letters of points: `|x| = 1` is an equation with two roots
 _NAME = re.compile(
     r"\s*(?:\\text\s*\{[^{}=]*\}|(?:\\angle\s*|m\\angle\s*)?[A-Za-z]{1,3}(?:_\{?\w{1,5}\}?)?'?|\\[a-z]+"
+    rf"|\|\s*(?:{_SEGMENT}|{_POINT}{_POINT})\s*\||{_SEGMENT}"
     r"|[A-Za-z]{1,3}\s*\([^()=]{1,20}\)|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
 )
 _NEGATION = re.compile(r"\b(?:not|never|no|isn't|cannot)\b", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_PERCENT = re.compile(r"%(?!%)(.*)|(?:\\text\s*\{\s*)?(?:%|per ?cent(?:age)?|pct)\.?\s*\}?", re.IGNORECASE)
 _PLAIN_DECIMAL = re.compile(r"[-+]?[0-9]*\.([0-9]+)")
 _OPENING = {"(": "(", "[": "[", "]": "(", "\\langle": "("}  # ]0, 1[ is (0, 1)
 _CLOSING = {")": ")", "]": "]", "[": ")", "\\rangle": ")"}
@@ -269,15 +273,26 @@ def _near(exact: Value | None, rounded: Value | None) -> bool:
 
 
 def _read_equation(sides: list[str]) -> Value | None:
-    """`x = 5` is the value 5 named x, `1 + 1 = 2` the number, any other equation a `Relation`."""
-    if _NAME.fullmatch(sides[0]) and not _NEGATION.search(sides[0]) and len(sides) >= 2:
+    """`x = 5` is the value 5 named x, `a:b = 1:2` the ratio named a:b, any other equation of names a `Relation`."""
+    if len(sides) == 2 and "|" in sides[1] and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
+        sides = sides[::-1]  # 1 = |AB|
+    names = sides[0].split(":")
+    if "|" in sides[0] and "|" in sides[-1]:
+        names = [""]  # |AB| = |CD| names no value
+    if all(map(_NAME.fullmatch, names)) and not _NEGATION.search(sides[0]) and len(sides) >= 2:
         values = [_read(side) for side in sides[1:]]
-        name = sides[0].strip()
+        name = re.sub(r"[{}\s]", "", sides[0])
         if len(sides) == 2 and isinstance(values[0], Quantity) and name in algebra.variables(values[0].value):
             return Relation("=", atom(name) - values[0].value)
         if not all(value == values[0] for value in values[1:]):
             raise Unreadable("sides that differ")
         value = values[0]
+        if len(names) > 1:
+            name = name.replace("\\text", "")
+            fits = isinstance(value, OrderedItems) and value.opening == ":" and len(value.items) == len(names)
+            if not fits or len(set(name.split(":"))) < len(names):
+                raise Unreadable("names that do not fit the ratio")
+            return replace(value, name=name)
         if name.startswith("("):  # (x, y) = (4, 7): in the alphabet's order, else the gold's order would be a guess
             letters = re.findall("[A-Za-z]", name)
             fits = isinstance(value, OrderedItems) and len(value.items) == len(letters)
@@ -340,9 +355,9 @@ def _quantity(text: str, sign: int = 1) -> Quantity:
     reader = Reader(text, sign, STOPS)
     value = reader.expression()
     rest = text[reader.at :].strip()
-    percent = bool(re.fullmatch(r"%.*|(?:\\text\s*\{\s*)?per ?cent\s*\}?", rest)) and not rest.startswith("%%")
+    percent = _PERCENT.fullmatch(rest)
     if percent:
-        rest = rest[1:].strip() if rest.startswith("%") else ""
+        rest = (percent[1] or "").strip()
     if rest:
         named = unit_of(rest)
         if named is None or algebra.variables(value):
@@ -351,7 +366,21 @@ def _quantity(text: str, sign: int = 1) -> Quantity:
         unit = unit or named[0]
     decimal = _PLAIN_DECIMAL.fullmatch(text[: reader.at].strip())
     digits = text if text.isdigit() else ""
-    return Quantity(value, unit, percent, "", len(decimal[1]) if decimal else None, doubtful, digits)
+    return Quantity(value, unit, bool(percent), "", len(decimal[1]) if decimal else None, doubtful, digits)
+
+
+def join_unit(formula: str, tail: str) -> str:
+    """The formula with the percent sign, unit or "million" that a sentence says after it; without any other words.
+
+    So `$5$ inches` is no answer 5 cm, and `$5$ by symmetry` is 5.
+    """
+    words_after = normalize(tail)
+    unit = unit_of(words_after) if words_after else None
+    known = unit is not None and unit[0] and (unit[1] or words_after.split()[0] in SCALES)
+    if not known and not _PERCENT.fullmatch(words_after):
+        return formula
+    joined = f"{normalize(formula)} {words_after}"
+    return joined if read_value(joined) is not None else formula
 
 
 def _in_base(digits: str, base: str) -> Quantity | None:

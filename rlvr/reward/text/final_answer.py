@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 MAX_TEXT = 100_000  # characters looked at, from the end: that is where a final answer stands
@@ -26,8 +26,14 @@ _NUMBER = re.compile(rf"([+-]?)\s?\$?\s?([+-]?)({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)
 _ASKED = re.compile(r"#### (-?[0-9.,]+)")
 _PLAIN_NUMBER = re.compile(rf"(-?)\$?({_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)")
 _UNIT = re.compile(r"\s?(?:[A-Za-z][^0-9+*/=^<>\\(){}\[\]-]*|\\text\{[^0-9\\{}]*\}\.?)")
-# Where the last of these stands, the answer follows: "the answer is", "Answer:", "the result was".
-_ANSWER = re.compile(r"(?:answer|result) (?:is|are|was)\b|\banswer\*{0,2}\s{0,3}:", re.IGNORECASE | re.ASCII)
+# Where the last of these stands, the answer follows: "the answer is", "Answer:", "the result was", and a line that is
+# "Answer" and one formula.
+_ANSWER = re.compile(
+    r"(?:answer|result) (?:is|are|was)\b|\banswer\*{0,2}\s{0,3}:"
+    r"|^[#* ]{0,8}(?:the |final |the final )?answer\*{0,2} {1,3}"
+    r"(?=(?:\$[^$\n]{1,1000}\$|\\\((?:(?!\\\)).){1,1000}\\\))[*. ]{0,4}$)",
+    re.IGNORECASE | re.ASCII | re.MULTILINE,
+)
 _OPENED = re.compile(r"[\s:=*$\\(\[]{0,8}")
 # What may follow the number after it: closing marks, then the end, a word, or a space before no operator; not "or 6".
 _ENDS = re.compile(
@@ -93,10 +99,15 @@ def last_number(text: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class ExtractedAnswer:
-    """The answer's text, or why there is none: `no_answer`, `many_answers`, `too_large`, `unclosed` (a box)."""
+    """The answer's text, or why there is none: `no_answer`, `many_answers`, `too_large`, `unclosed` (a box).
+
+    `boxes`: what `join` has joined. `tail`: what the sentence says after the formula that is the answer.
+    """
 
     text: str = ""
     problem: str = ""
+    boxes: tuple[str, ...] = field(default=(), compare=False)
+    tail: str = field(default="", compare=False)
 
 
 def find_answer(text: str, places: Sequence[str], many: str = "last") -> ExtractedAnswer:
@@ -112,12 +123,14 @@ def find_answer(text: str, places: Sequence[str], many: str = "last") -> Extract
         answer = _boxed_answer(text, many) if place == "boxed" else _PLACE[place](text)
         if answer is None:
             continue
-        if isinstance(answer, ExtractedAnswer):
+        if isinstance(answer, str):
+            answer = ExtractedAnswer(answer)
+        elif answer.problem:
             return answer
-        answer = answer.strip()
-        if len(answer) > MAX_FORMULA:
+        found = answer.text.strip()
+        if len(found) > MAX_FORMULA:
             return ExtractedAnswer(problem="too_large")
-        return ExtractedAnswer(answer, "" if answer else "no_answer")
+        return replace(answer, text=found) if found else ExtractedAnswer(problem="no_answer")
     return ExtractedAnswer(problem="no_answer")
 
 
@@ -133,7 +146,7 @@ def _boxed_answer(text: str, many: str) -> str | ExtractedAnswer | None:
         return ExtractedAnswer(problem="unclosed")
     if many == "agree":
         return closed[-1] if len(set(closed)) == 1 else ExtractedAnswer(problem="many_answers")
-    return ", ".join(closed)
+    return ExtractedAnswer(", ".join(closed), boxes=tuple(closed))
 
 
 def _boxes(text: str, most: int) -> list[str | None]:
@@ -171,7 +184,7 @@ def _after_answer(text: str, most: int) -> str | None:
     return text[places[0].end() : places[0].end() + most] if places else None
 
 
-def _sentence(text: str) -> str | None:
+def _sentence(text: str) -> str | ExtractedAnswer | None:
     """What follows the last "answer is" up to the end of its sentence or line; the next line where its own is empty."""
     rest = _after_answer(text, MAX_FORMULA)
     if rest is None:
@@ -187,7 +200,7 @@ def _sentence(text: str) -> str | None:
         if within.startswith(opening) and (end := within.find(closing, len(opening))) > 0:
             tail = within[end + len(closing) :].partition("\n")[0]
             if not _GOES_ON.match(tail):
-                return within[len(opening) : end]
+                return ExtractedAnswer(within[len(opening) : end], tail=_STOP.split(tail, 1)[0])
     end = _STOP.search(line)
     return line[: end.start()] if end else line
 
