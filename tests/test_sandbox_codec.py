@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from rlvr.sandbox.codec import CodecError, Encoder, decode
+from rlvr.sandbox.codec import CodecError, Encoder, ValueTooLarge, decode
 
 
 def travel(value: Any) -> Any:
@@ -60,6 +61,47 @@ def test_cycles_depth_and_endless_iterators_are_unfit() -> None:
     for value in (cycle, iter(int, 1), (x for x in iter(lambda: 1, 2)), object(), 1 << (1 << 22)):
         with pytest.raises(CodecError):
             Encoder().encode(value)
+
+
+def test_a_value_is_bounded_by_the_memory_that_it_takes() -> None:
+    """64 MiB: 64 bytes of a list and 48 of an item. One more item is refused, here and on the other side."""
+    assert len(Encoder().encode([0] * 1_398_100)) == 1_398_101
+    assert travel(list(range(200_000))) == list(range(200_000))
+    with pytest.raises(ValueTooLarge, match=r"64 MiB; test a smaller case"):
+        Encoder().encode([0] * 1_398_101)
+    with pytest.raises(ValueTooLarge):
+        decode(["l", *[0] * 1_398_101])
+
+
+def share_parts() -> list[Any]:
+    value: list[Any] = [0] * 10
+    for _ in range(30):
+        value = [value] * 10
+    return value
+
+
+HUGE: dict[str, Callable[[], Any]] = {
+    "shared parts": share_parts,
+    "shared texts": lambda: ["x" * 1_000_000] * 100,
+    "shared integers": lambda: [1 << 2_000_000] * 300,
+    "items": lambda: [0] * 10_000_000,
+    "bytes": lambda: bytes(65 << 20),
+    "keys": lambda: dict.fromkeys(range(800_000)),
+    "views": lambda: [{}.values()] * 250_000,
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_what_would_take_too_much_memory_is_refused_before_it_is_built(name: str) -> None:
+    with pytest.raises(ValueTooLarge):
+        Encoder().encode(HUGE[name]())
+
+
+@pytest.mark.parametrize(("empty", "count"), [("q", 83_000), ("s", 250_000), ("d", 240_000), ("l", 600_000)])
+def test_many_small_containers_are_refused_by_the_decoder(empty: str, count: int) -> None:
+    """Five bytes of JSON may stand for 760 of memory: an empty deque."""
+    with pytest.raises(ValueTooLarge):
+        decode(["l", *[[empty]] * count])
 
 
 @pytest.mark.parametrize(

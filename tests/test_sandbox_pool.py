@@ -272,6 +272,30 @@ def test_limits_are_kept() -> None:
         assert sandbox.verify("def f(): return 1", ["assert f()"]).passed
 
 
+HOARDS = """
+import os, stat
+body = b'["v",["l",' + b'["l",["l",["l"]]],' * 230_000 + b'1]]'
+for descriptor in range(3, 60):
+    try:
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            for frame in (b'["ready"]', body):
+                left = memoryview(len(frame).to_bytes(4, "big") + frame)
+                while left:
+                    left = left[os.write(descriptor, left):]
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [64, 512])
+def test_an_answer_that_fills_the_checkers_memory_only_fails_itself(memory: int) -> None:
+    with Sandbox(workers=1, limits=Limits(memory=memory << 20, timeout_s=30.0)) as sandbox:
+        verdict = sandbox.verify(HOARDS, ["assert f(1) == 2"])
+        assert (verdict.outcome, verdict.reason) == (Outcome.FAILED, "crashed" if memory == 64 else "output")
+        assert sandbox.verify("def f(): return 1", ["assert f() == 1"]).passed
+
+
 UNFIT: list[dict[str, Any]] = [{"tolerance": "x"}, {"tolerance": float("inf")}, {"tolerance": -1}, {"input": "\ud800"}]
 
 

@@ -16,6 +16,25 @@ for fd in range(3, 60):
 """
 
 
+FLOODS = FORGES.replace(r"\0\0\0\x02[]", r"\0\x50\0\0")  # the head of a frame of 5 MiB
+MEASURED = "def f(n): return [number * number for number in range(n)]"
+
+
+def test_a_long_list_that_is_only_measured_travels() -> None:
+    tests = ["assert len(f(200000)) == 200000", "for n in [200000]: assert sum(f(n)) == 2666646666700000"]
+    for test in tests:
+        assert rows(MEASURED, [test]) == [(True, "")]
+    assert rows("def f(x): x.sort()", ["x = list(range(200000))\nf(x)\nassert x[-1] == 199999"]) == [(True, "")]
+
+
+def test_a_value_beyond_the_limit_says_what_to_do_and_costs_its_own_test_only() -> None:
+    tests = ["assert len(f(1000000)) == 1000000", "assert len(f(1500000)) == 1500000", "assert f(3) == [0, 1, 4]"]
+    large, larger, small = judge(MEASURED, tests)["tests"]
+    assert large[1] == larger[1] == "output" and "limits.output=4,194,304; raise it" in large[2]
+    assert "test a smaller case" in larger[2] and small[0]
+    assert rows(MEASURED, ["assert f(3) == [0, 1, 4]"], output=20) == [(False, "output")]
+
+
 @pytest.mark.parametrize(
     ("solution", "reason"),
     [
@@ -24,8 +43,8 @@ for fd in range(3, 60):
         ("def f(x): return object()", "opaque"), ("def f(x): raise ValueError('no')", "exception"),
         ("def f(x): raise SystemExit", "exited"), ("def f(x): return 3", "assertion"),
         ("class A:\n __eq__ = lambda s, o: True\ndef f(x): return A()", "opaque"),
-        ("def f(x): return 'a' * (2 << 20)", "output"),
-        (FORGES, "opaque"),
+        ("def f(x): return 'a' * (5 << 20)", "output"),
+        (FORGES, "opaque"), (FLOODS, "output"),
         ("def f(x):\n while True: pass", "lost"),
     ],
 )  # fmt: skip

@@ -23,9 +23,9 @@ from typing import Any
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, Encoder
 from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, SplitTest, StatementTest, make_plan
+from rlvr.sandbox.protocol import OUTPUT
 from rlvr.sandbox.remote import OF_ANSWER, TEST, BadTest, Link, Names, Remote
 
-OUTPUT = 1 << 20
 NO_CALL = "the tests never call the answer"
 COLLECT_JOBS, COLLECT_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
 ROOM = 32 << 20  # bytes that judging may need at its peak, above what the process started with

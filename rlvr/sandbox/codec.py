@@ -3,10 +3,11 @@
     decode(json.loads(json.dumps(Encoder().encode((1, {2.5: float("nan")})))))
 
 A scalar is itself; everything else is a list that begins with a tag. Nothing is pickled or evaluated. Subclasses are
-read through their base's own methods and arrive as the base. Depth and nodes are capped. A value without an encoding is
-opaque: a type's name and a handle. Plain types and modules of the standard library travel by name. An iterator travels
-as its items, a long one as its first items and a handle on the rest. Named tuples arrive as tuples, default
-dictionaries as dictionaries. Standard library only. `python -m pytest tests/test_sandbox_codec.py` exercises it.
+read through their base's own methods and arrive as the base. Depth is capped, and so is the memory that a value would
+take. A value without an encoding is opaque: a type's name and a handle. Plain types and modules of the standard library
+travel by name. An iterator travels as its items, a long one as its first items and a handle on the rest. Named tuples
+arrive as tuples, default dictionaries as dictionaries. Standard library only. `python -m pytest
+tests/test_sandbox_codec.py` exercises it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 DEPTH = 100
-NODES = 200_000
+MEMORY = 64 << 20  # bytes that one value may take, by the estimate of `_Room`
 DRAWN = 10_000  # items taken from an iterator that must travel whole
 CHUNK = 500  # items taken at a time from one that can be asked for more
 DIGITS = 1 << 19  # hexadecimal digits of an integer
@@ -40,6 +41,8 @@ _SCALARS = (bool, type(None), str)
 _ITEMS = {list: "l", tuple: "t", set: "s", frozenset: "z", deque: "q"}
 _PAIRS = {dict: "d", OrderedDict: "O", Counter: "C"}
 _VIEWS = {type({}.keys()): "k", type({}.values()): "v", type({}.items()): "e"}
+_SIZES = {"l": 64, "t": 56, "s": 224, "z": 224, "q": 768, "d": 240, "O": 480, "C": 320, "G": 480}  # of an empty one
+_SIZE, _ITEM = 320, 48  # of another container; of an item with its place
 _ITERATORS = tuple(
     {type(iter(kind)) for kind in ([], (), set(), {}, "", b"", range(0), {}.values(), {}.items(), reversed([]))}
     | {type(_ for _ in ()), map, filter, zip, enumerate, reversed}
@@ -49,54 +52,74 @@ _BASES = (float, int, str, bytes, bytearray, complex, list, tuple, set, frozense
 
 
 class CodecError(Exception):
-    """A value is too deep, too large or cyclic, or encoded data is not what an encoder writes."""
+    """A value is too deep or cyclic, or encoded data is not what an encoder writes."""
+
+
+class ValueTooLarge(CodecError):
+    """A value would take more than `MEMORY`."""
+
+
+class _Room:
+    """The memory that is left for a value. A part that it holds twice counts twice, since it would travel twice."""
+
+    def __init__(self) -> None:
+        self.left = MEMORY
+
+    def take(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise ValueTooLarge(f"the value takes more than {MEMORY >> 20} MiB; test a smaller case")
+
+    def take_container(self, tag: str, items: int) -> None:
+        self.take(_SIZES.get(tag, _SIZE) + _ITEM * items)
 
 
 class Encoder:
     """Encodes values as tagged JSON. `opaque` is called for a value without an encoding; its result is written."""
 
     def __init__(self, opaque: Callable[[Any], list[Any]] | None = None) -> None:
-        self.opaque, self.nodes = opaque, 0
+        self.opaque, self.room = opaque, _Room()
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
-        if kind in _SCALARS:
-            return value
         if kind is int:
             return value if -SAFE < value < SAFE else self._big(value)
+        if kind is str:
+            self.room.take(len(value))
+            return value
+        if kind in _SCALARS:
+            return value
         if kind is float:
             return value if value - value == 0 else ["f", repr(value)]
-        self.nodes += 1
-        if depth > DEPTH or self.nodes > NODES:
-            raise CodecError("too deep, too large or cyclic")
+        if depth > DEPTH:
+            raise CodecError(f"the value is nested more than {DEPTH} deep, or holds itself")
         base = kind
         if kind not in _ITEMS and kind not in _PAIRS:
             base = next((one for one in _mro(kind) if one in _BASES), kind)
         if base in _ITEMS:
             items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
-            return [_ITEMS[base], *self._all(items, depth + 1)]
+            return self._all(_ITEMS[base], items, base.__len__(value), depth)  # pyright: ignore[reportAttributeAccessIssue]
         if base in _PAIRS:
             pairs = OrderedDict.items(value) if base is OrderedDict else dict.items(value)
-            return [_PAIRS[base], *self._all((part for pair in pairs for part in pair), depth + 1)]
+            return self._all(_PAIRS[base], (part for pair in pairs for part in pair), 2 * dict.__len__(value), depth)
         if base in (int, float, str):
             reduced = {int: int.__int__, float: float.__float__, str: str.__str__}[base](value)
             return self.encode(reduced, depth + 1)
         return self._rare(value, kind, base, depth)
 
-    def _all(self, items: Any, depth: int) -> list[Any]:
-        done = [self.encode(item, depth) for item in items]
-        self.nodes += len(done)
-        if self.nodes > NODES:
-            raise CodecError("too large")
-        return done
+    def _all(self, tag: str, items: Any, count: int, depth: int) -> list[Any]:
+        self.room.take_container(tag, count)
+        return [tag, *[self.encode(item, depth + 1) for item in items]]
 
     def _big(self, value: int) -> list[Any]:
         if value.bit_length() > 4 * DIGITS:
-            raise CodecError("an integer with too many digits")
+            raise ValueTooLarge(f"an integer of more than {4 * DIGITS:,} bits; test a smaller case")
+        self.room.take(value.bit_length() // 8)
         return ["i", hex(value)]
 
     def _rare(self, value: Any, kind: type, base: type, depth: int) -> Any:
         if base in (bytes, bytearray):
+            self.room.take(base.__len__(value))
             return ["b" if base is bytes else "B", base.hex(value)]
         if base is complex:
             number = complex.__add__(value, 0j) if kind is not complex else value
@@ -112,15 +135,16 @@ class Encoder:
         if any(kind is _imported_type("datetime", name) for name in _TIMES) and getattr(value, "tzinfo", None) is None:
             return ["T", kind.__name__, value.isoformat()]
         if kind in _VIEWS:
-            return [_VIEWS[kind], *self._all(value, depth + 1)]
+            return self._all(_VIEWS[kind], value, len(value), depth)
         if kind in _ITERATORS or _is_itertools(kind):
             bound = CHUNK if self.opaque else DRAWN
             drawn = list(itertools.islice(value, bound))
             if len(drawn) < bound:
-                return ["g", *self._all(drawn, depth + 1)]
+                return self._all("g", drawn, len(drawn), depth)
             if self.opaque is None:
                 raise CodecError(f"an iterator of more than {DRAWN} items")
-            return ["G", self.opaque(value), *self._all(drawn, depth + 1)]
+            tag, *items = self._all("G", drawn, len(drawn), depth)
+            return [tag, self.opaque(value), *items]
         if self.opaque is None:
             raise CodecError(f"a {kind.__name__}")
         return self.opaque(value)
@@ -139,7 +163,7 @@ class Decoder:
     """Decodes what `Encoder` writes, else raises `CodecError`. `opaque` is called for lists with other tags."""
 
     def __init__(self, opaque: Callable[[list[Any]], Any] | None = None) -> None:
-        self.opaque, self.nodes = opaque, 0
+        self.opaque, self.room = opaque, _Room()
 
     def decode(self, data: Any, depth: int = 0) -> Any:
         kind = type(data)
@@ -149,12 +173,12 @@ class Decoder:
             if -SAFE < data < SAFE:
                 return data
             raise CodecError("an integer above 2**53 must be sent as hexadecimal digits")
-        self.nodes += len(data) if kind is list else 0
-        if kind is not list or not data or depth > DEPTH + 2 or self.nodes > 2 * NODES:
+        if kind is not list or not data or depth > DEPTH + 2:
             raise CodecError("not an encoded value")
         tag, rest = data[0], data[1:]
         try:
             if type(tag) is str and tag in "ltszqgkvedOC" and len(tag) == 1:
+                self.room.take_container(tag, len(rest))
                 return self._collect(tag, [self.decode(item, depth + 1) for item in rest])
             return self._rare(tag, data, rest, depth)
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -214,6 +238,7 @@ class Decoder:
         if self.opaque is None or len(data) < 2:
             raise CodecError(f"an opaque value ({str(rest[-1])[:50] if rest else ''})")
         if tag == "G":
+            self.room.take_container(tag, len(rest) - 1)
             return _chain([self.decode(item, depth + 1) for item in rest[1:]], self.decode(rest[0], depth + 1))
         return self.opaque(data)
 

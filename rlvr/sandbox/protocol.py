@@ -11,6 +11,7 @@ import os
 import struct
 from typing import Any
 
+OUTPUT = 4 << 20  # bytes that may come back from an answer: a list of 200,000 floats is not quite as much
 OUT_OF_MEMORY = 77  # exit status of a child
 NO_PROGRAM = 78  # exit status of a program that does not compile
 JOB_HEAD = struct.Struct("!Id?")  # length of the body, seconds left, whether the answer has to end by itself

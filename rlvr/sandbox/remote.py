@@ -19,7 +19,7 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Metho
 from typing import Any, NoReturn
 
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
-from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder
+from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
 
 CALLBACKS, HANDLES = 1_000, 10_000
 ENDS = (StopIteration, StopAsyncIteration)
@@ -92,6 +92,8 @@ class Link:
         if kind == "x" and len(reply) > 4 and type(reply[1]) is list and reply[1]:
             _, names, message, args, attributes = reply[:5]
             raise self.exception([str(name)[:100] for name in names[:50]], ends, message, args, attributes)
+        if kind == "large" and len(reply) > 1:
+            raise self.fail("output", str(reply[1]))
         raise self.fail(
             "opaque", str(reply[1]) if kind == "u" and len(reply) > 1 else "the answer's process sent an invalid reply"
         )
@@ -130,7 +132,7 @@ class Link:
         try:
             return Decoder(self.decode_opaque).decode(data)
         except (CodecError, RecursionError) as error:
-            raise self.fail("opaque", str(error)) from None
+            raise self.fail("output" if isinstance(error, ValueTooLarge) else "opaque", str(error)) from None
 
     def decode_opaque(self, data: list[Any]) -> Any:
         """What a reference stands for: an object of the answer, a callback of the test, a builtin, a module."""

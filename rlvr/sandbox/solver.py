@@ -6,9 +6,9 @@ and the other side (`rlvr.sandbox.checker`) trusts it no further. Standard libra
 Requests are frames of `marshal` data, replies frames of JSON (`rlvr.sandbox.protocol`). Requests:
 `["batch", [[name, args, kwargs] or [name], ...]]` (a result each), `["call", target, args, kwargs]` (reports changed
 arguments), `["op", name, target, args]`, `["get", name]`, `["weak", test, entry point]`. A result is `["v", value]`,
-`["x", type names, message, arguments, attributes]`, `["n", name]` (not defined) or `["u", why]` (cannot travel). The
-first frame is `["ready"]` or `["bad", reason, detail]`. A job with `stdin` runs the answer as a program on descriptors
-0 and 1 instead, the latter being the channel.
+`["x", type names, message, arguments, attributes]`, `["n", name]` (not defined), `["u", why]` (cannot travel) or
+`["large", why]`. The first frame is `["ready"]` or `["bad", reason, detail]`. A job with `stdin` runs the answer as a
+program on descriptors 0 and 1 instead, the latter being the channel.
 `python -m pytest tests/test_sandbox_solver.py` exercises it.
 """
 
@@ -25,8 +25,8 @@ import types
 import warnings
 from typing import Any
 
-from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder
-from rlvr.sandbox.protocol import NO_PROGRAM, frame, read_frame, write_all
+from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
+from rlvr.sandbox.protocol import NO_PROGRAM, OUTPUT, frame, read_frame, write_all
 
 HANDLES = 10_000
 OPS = {
@@ -65,7 +65,7 @@ def warm() -> None:
     namespace: dict[str, Any] = {"__name__": "answer"}
     source = "import math\ndef f(x, y=1):\n  z = [a + y for a in x]\n  return {'a': (z, 1.5, 'b')}\n"
     exec(compile(source, "<answer>", "exec", dont_inherit=True), namespace)
-    server = AnswerServer(-1, namespace)
+    server = AnswerServer(-1, namespace, OUTPUT)
     reply = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"], False))
     os.write(write, reply.encode())
     json.loads(os.read(read, 1 << 16))
@@ -91,7 +91,7 @@ def main(job: dict[str, Any], channel: int) -> None:
     module = types.ModuleType("answer")
     sys.modules["answer"] = module  # dataclasses and pickling look up a class's module
     namespace = module.__dict__
-    server = AnswerServer(channel, namespace)
+    server = AnswerServer(channel, namespace, job.get("output", OUTPUT))
     server.write(load(job, namespace))
     server.serve()
 
@@ -157,10 +157,14 @@ def run_program(job: dict[str, Any], channel: int) -> None:
 
 
 class AnswerServer:
-    """Answers requests from one namespace; `handles` are objects that cannot travel."""
+    """Answers requests from one namespace; `handles` are objects that cannot travel.
 
-    def __init__(self, channel: int, namespace: dict[str, Any]) -> None:
+    `output` is how many bytes the checker takes. It counts them itself: here they give an honest answer its reason.
+    """
+
+    def __init__(self, channel: int, namespace: dict[str, Any], output: int) -> None:
         self.channel, self.namespace = channel, namespace
+        self.output = self.output_left = output
         self.handles: list[Any] = []
         self.keys: dict[int, int] = {}
 
@@ -179,7 +183,12 @@ class AnswerServer:
         os._exit(0)
 
     def write(self, message: Any) -> None:
-        write_all(self.channel, frame("".join(_json(message, 0)).encode()))
+        data = frame("".join(_json(message, 0)).encode())
+        if len(data) > self.output_left:
+            why = f"{len(data):,} bytes would come back, {self.output_left:,} are left of limits.output={self.output:,}"
+            data = frame(json.dumps(["large", f"{why}; raise it or test a smaller case"]).encode())
+        self.output_left -= len(data)
+        write_all(self.channel, data)
 
     def handle(self, request: list[Any]) -> Any:
         kind = request[0]
@@ -279,8 +288,8 @@ class AnswerServer:
     def failure(self, error: BaseException) -> list[Any]:
         if type(error) is UndefinedName:
             return ["n", error.args[0]]
-        if type(error) is CodecError:
-            return ["u", str(error)[:200]]
+        if isinstance(error, CodecError):
+            return ["large" if isinstance(error, ValueTooLarge) else "u", str(error)[:200]]
         names = [kind.__name__ for kind in type(error).__mro__]
         try:
             args, attributes = Encoder().encode(list(error.args)), Encoder().encode(vars(error))

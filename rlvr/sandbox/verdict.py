@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlvr.core.types import Outcome
+from rlvr.sandbox.protocol import OUTPUT
 
 MIB = 1 << 20
 
@@ -21,7 +22,7 @@ class Limits:
     cpu_s: float | None = None
     memory: int = 512 * MIB
     source: int = MIB
-    output: int = MIB
+    output: int = OUTPUT
     scratch: int = 16 * MIB
     files: int = 64
     threads: int = 64
