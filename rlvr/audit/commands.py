@@ -160,6 +160,6 @@ def _explain_unjudged(reward: str, labelled: str, first: Score | None) -> str:
         return f"audit: {labelled} has no rows"
     why = f"{first.outcome.value}: {first.reason} {first.detail}".strip()
     cure = "give rows with the fields that this reward needs"
-    if labelled == "builtin":
+    if labelled.startswith("builtin"):
         cure = "the built-in pairs are of mathematics, for math and gsm8k; give --labelled FILE with pairs of its kind"
     return f"audit: {reward} could judge none of the rows of {labelled} (the first: {why}); {cure}"

@@ -27,12 +27,16 @@ from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 from rlvr.training.evaluate import wilson_interval
 
-BUILTIN = Path(__file__).parent / "data" / "math_pairs.jsonl"
+_DATA = Path(__file__).parent / "data"
+BUILTIN = {"builtin": _DATA / "math_pairs.jsonl", "builtin-lenient": _DATA / "math_lenient_pairs.jsonl"}
 
 
 def read_labelled(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package)."""
-    source = BUILTIN if str(path) == "builtin" else Path(path)
+    """The rows of a labelled file (`builtin`: the pairs of mathematics that come with the package).
+
+    `builtin-lenient`: those for `math` with `profile=lenient`.
+    """
+    source = BUILTIN.get(str(path), Path(path))
     found: list[dict[str, Any]] = []
     for place, row in read_rows(source):
         if isinstance(row, BadRow):

@@ -161,6 +161,8 @@ def _read_list(parts: list[str], joined: bool = False) -> Value | None:
             items.extend(value.items)
         else:
             items.append(value)
+    if joined and len({item.name for item in items if isinstance(item, Quantity)} - {""}) > 1:
+        raise Unreadable("either of two names: x = 1 or y = 2 is no point")
     if items and all(isinstance(item, IntervalUnion) or _is_interval(item) for item in items):
         return _union(items, joined)
     units = {item.unit for item in items if isinstance(item, Quantity)}
