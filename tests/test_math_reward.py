@@ -106,7 +106,7 @@ TOKENS = [
         "+",
     ),
     *(" ", "\\frac", "\\sqrt", "\\pi", "\\pm", "\\cup", "\\text{", "\\\\", "\\in ", "\\log", "\\lbrace "),
-    *("\\begin{pmatrix}", "\\end{pmatrix}"),
+    *("\\begin{pmatrix}", "\\end{pmatrix}", "$", "$5$", "\\(", ":", "a:b", "|AB|", "pct", "or", "x_1=", "\\boxed{1}"),
 ]
 VECTOR = "\\begin{pmatrix}1\\\\2\\end{pmatrix}"
 GOLDS = st.sampled_from(["5", "(1,2)", "\\{1,2\\}", "x>3", "x^2+1", "\\text{east}", VECTOR, "y=2x+3"])
@@ -115,8 +115,14 @@ GOLDS = st.sampled_from(["5", "(1,2)", "\\{1,2\\}", "x>3", "x^2+1", "\\text{east
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(TOKENS), max_size=60).map("".join)), GOLDS)
 def test_an_answer_never_causes_an_error(answer, gold):
-    for response in (answer, "\\boxed{" + answer + "}"):
-        assert score(response, gold, use_math_verify="never").outcome in (Outcome.PASSED, Outcome.FAILED)
+    for response in (answer, "\\boxed{" + answer + "}", f"Answer ${answer}$", f"The answer is $5$ {answer}"):
+        strict = score(response, gold, use_math_verify="never").outcome
+        lenient = score(response, gold, use_math_verify="never", profile="lenient").outcome
+        assert (strict, lenient) in (
+            (Outcome.PASSED, Outcome.PASSED),
+            (Outcome.FAILED, Outcome.FAILED),
+            (Outcome.FAILED, Outcome.PASSED),
+        )
 
 
 @pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason="the GSM8K files are not beside the project")

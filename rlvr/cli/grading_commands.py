@@ -51,7 +51,9 @@ def verify(
 def audit(
     reward: RewardName,
     attack: Annotated[bool, typer.Option("--attack", help="Run the hack suite against a verifier of code.")] = False,
-    labelled: Annotated[str | None, typer.Option("--labelled", help="A file of labelled rows, builtin or builtin-lenient.")] = None,
+    labelled: Annotated[
+        str | None, typer.Option("--labelled", help="A file of labelled rows, builtin or builtin-lenient.")
+    ] = None,
     tier: Annotated[
         list[str] | None, typer.Option("--tier", help="A sandbox tier; may be repeated; default: all that work.")
     ] = None,

@@ -283,7 +283,7 @@ def _read_equation(sides: list[str]) -> Value | None:
         names = [""]  # |AB| = |CD| names no value
     if all(map(_NAME.fullmatch, names)) and not _NEGATION.search(sides[0]) and len(sides) >= 2:
         values = [_read(side) for side in sides[1:]]
-        name = re.sub(r"[{}\s]", "", sides[0])
+        name = re.sub(r"\\overline|[{}|\s]", "", sides[0])
         if len(sides) == 2 and isinstance(values[0], Quantity) and name in algebra.variables(values[0].value):
             return Relation("=", atom(name) - values[0].value)
         if not all(value == values[0] for value in values[1:]):

@@ -43,6 +43,7 @@ _ENDS = re.compile(
 )
 _STOP = re.compile(r"\.(?:\s|$|\*)|,? (?:because|since|as|which|so|where|for|after|when)\b|[;!?](?:\s|$)")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,]|and\b|or\b|\$|\\)")
+_OTHER = re.compile(r"\bor\s+(?:\$|\\|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
 _TEX = (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ""), ("\\!", ""), ("\u2212", "-"))
 
@@ -198,9 +199,9 @@ def _sentence(text: str) -> str | ExtractedAnswer | None:
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")):
         within = rest if opening in ("$$", "\\[") else line  # a display stands on lines of its own
         if within.startswith(opening) and (end := within.find(closing, len(opening))) > 0:
-            tail = within[end + len(closing) :].partition("\n")[0]
-            if not _GOES_ON.match(tail):
-                return ExtractedAnswer(within[len(opening) : end], tail=_STOP.split(tail, 1)[0])
+            tail = _STOP.split(within[end + len(closing) :].partition("\n")[0], 1)[0]
+            if not _GOES_ON.match(tail) and not _OTHER.search(tail):
+                return ExtractedAnswer(within[len(opening) : end], tail=tail)
     end = _STOP.search(line)
     return line[: end.start()] if end else line
 

@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, frozenset[str]] = {
         "keyword_contains": "keywords mode",
         "length": "at_least at_most unit",
         "length_penalty": "target_length penalty_per_token",
-        "math": "extract on_many_boxes percent decimals units",
+        "math": "profile extract on_many_boxes percent decimals units",
         "regex": "pattern match expect",
         "repetition": "words at_most",
         "required_words": "words match case",
