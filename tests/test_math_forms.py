@@ -14,7 +14,6 @@ from rlvr.audit.verifier_errors import measure, read_labelled
 from rlvr.reward import resolve_reward
 from rlvr.reward.math.compare import Conventions, compare_answers
 from rlvr.reward.math.spelling import normalize
-from rlvr.reward.math.values import join_unit
 from rlvr.reward.text.final_answer import find_answer
 
 AUTO = ("boxed", "hash", "answer_is", "whole")
@@ -55,7 +54,10 @@ REFUSED = [
         ("11:21", answer)
         for answer in ("V_1:V_2 = 21:11", "V_1:V_2 = 22:42", "V_1:V_2 = 11:21 = 21:11", "a = b = 11:21")
     ),
-    *(("11:21", answer) for answer in ("V_2:V_1 = 11:21", "x_10:x_9 = 11:21", "V_1:V_1 = 11:21", "a:b:c = 11:21")),
+    *(
+        ("11:21", answer)
+        for answer in ("V_2:V_1 = 11:21", "x_10:x_9 = 11:21", "V_1:V_1 = 11:21", "a:a:b = 11:21", "a:b:c = 11:21")
+    ),
     *(
         ("11:21", answer)
         for answer in ("21:11 = 11:21", "not a:b = 11:21", "a:b = \\frac{11}{21}", "a:b = 11:21 or 1:2")
@@ -118,7 +120,7 @@ def test_a_unit_after_a_formula_belongs_to_it() -> None:
     assert judge("5\\text{ cm}", " cm.") == judge("5\\text{ cm}", ".") == judge("0.05", " %.") == 1.0
     assert judge("5", " apples.") == judge("5", " by symmetry.") == judge("5", ", since 2 + 3 = 5.") == 1.0
     assert judge("5\\text{ cm}", " inches.") == judge("5", " million.") == judge("5", " apples or $6$ pears.") == 0.0
-    assert join_unit("(1,2)", " meters") == "(1,2)"  # no value has such a form
+    assert reward("", "The answer is $(1,2)$ meters.", {"answer": "(1,2)"}) == 1.0  # no value has such a form
 
 
 def lenient(**options: Any) -> Any:

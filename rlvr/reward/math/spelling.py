@@ -81,7 +81,9 @@ def normalize(text: str) -> str:
     text = _VULGAR.sub(_vulgar, text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], unicodedata.normalize("NFKC", text))
-    text = _INLINE.sub(r"\1", _PARENS.sub("$", " ".join(_unwrap(text).split())))
+    text = _unwrap(text)
+    if "$" in text or "\\(" in text:
+        text = _INLINE.sub(r"\1", _PARENS.sub("$", " ".join(text.split())))
     text = _ROWS.sub(r"\\newline ", _THIN.sub("", text))
     text = _NOTHING.sub(" ", text).replace("\\ ", " ").replace("~", " ")
     for pattern, name in _RENAMED:

@@ -39,6 +39,7 @@ STOPS = frozenset(name for name in _KNOWN if 2 <= len(name) <= 3) | {
     "Pct",
     "PCT",
 }  # no products of variables
+PERCENT_SIGN = re.compile(r"%(?!%)(.*)|(?:\\text\s*\{\s*)?(?:%|per ?cent(?:age)?|pct)\.?\s*\}?", re.IGNORECASE)
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
 _WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
 _OPTIONAL = {"a", "an", "the", "total", "each"}

@@ -29,7 +29,7 @@ from rlvr.reward.math.kinds import (
 )
 from rlvr.reward.math.parse import Reader, Unreadable
 from rlvr.reward.math.spelling import normalize, split, words
-from rlvr.reward.math.units import SCALES, STOPS, unit_of
+from rlvr.reward.math.units import PERCENT_SIGN, STOPS, unit_of
 
 MAX_ITEMS = 200
 
@@ -67,7 +67,6 @@ _NAME = re.compile(
 )
 _NEGATION = re.compile(r"\b(?:not|never|no|isn't|cannot)\b", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
-_PERCENT = re.compile(r"%(?!%)(.*)|(?:\\text\s*\{\s*)?(?:%|per ?cent(?:age)?|pct)\.?\s*\}?", re.IGNORECASE)
 _PLAIN_DECIMAL = re.compile(r"[-+]?[0-9]*\.([0-9]+)")
 _OPENING = {"(": "(", "[": "[", "]": "(", "\\langle": "("}  # ]0, 1[ is (0, 1)
 _CLOSING = {")": ")", "]": "]", "[": ")", "\\rangle": ")"}
@@ -290,11 +289,12 @@ def _read_equation(sides: list[str]) -> Value | None:
             raise Unreadable("sides that differ")
         value = values[0]
         if len(names) > 1:
-            name = name.replace("\\text", "")
-            fits = isinstance(value, OrderedItems) and value.opening == ":" and len(value.items) == len(names)
-            if not fits or len(set(name.split(":"))) < len(names):
+            terms = name.replace("\\text", "").split(":")
+            if not isinstance(value, OrderedItems) or value.opening != ":":
+                raise Unreadable("a ratio's name before another value")
+            if not len(set(terms)) == len(terms) == len(value.items):
                 raise Unreadable("names that do not fit the ratio")
-            return replace(value, name=name)
+            return replace(value, name=":".join(terms))
         if name.startswith("("):  # (x, y) = (4, 7): in the alphabet's order, else the gold's order would be a guess
             letters = re.findall("[A-Za-z]", name)
             fits = isinstance(value, OrderedItems) and len(value.items) == len(letters)
@@ -357,7 +357,7 @@ def _quantity(text: str, sign: int = 1) -> Quantity:
     reader = Reader(text, sign, STOPS)
     value = reader.expression()
     rest = text[reader.at :].strip()
-    percent = _PERCENT.fullmatch(rest)
+    percent = PERCENT_SIGN.fullmatch(rest)
     if percent:
         rest = (percent[1] or "").strip()
     if rest:
@@ -369,20 +369,6 @@ def _quantity(text: str, sign: int = 1) -> Quantity:
     decimal = _PLAIN_DECIMAL.fullmatch(text[: reader.at].strip())
     digits = text if text.isdigit() else ""
     return Quantity(value, unit, bool(percent), "", len(decimal[1]) if decimal else None, doubtful, digits)
-
-
-def join_unit(formula: str, tail: str) -> str:
-    """The formula with the percent sign, unit or "million" that a sentence says after it; without any other words.
-
-    So `$5$ inches` is no answer 5 cm, and `$5$ by symmetry` is 5.
-    """
-    words_after = normalize(tail)
-    unit = unit_of(words_after) if words_after else None
-    known = unit is not None and unit[0] and (unit[1] or words_after.split()[0] in SCALES)
-    if not known and not _PERCENT.fullmatch(words_after):
-        return formula
-    joined = f"{normalize(formula)} {words_after}"
-    return joined if read_value(joined) is not None else formula
 
 
 def _in_base(digits: str, base: str) -> Quantity | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 MAX_TEXT = 100_000  # characters looked at, from the end: that is where a final answer stands
@@ -124,14 +124,15 @@ def find_answer(text: str, places: Sequence[str], many: str = "last") -> Extract
         answer = _boxed_answer(text, many) if place == "boxed" else _PLACE[place](text)
         if answer is None:
             continue
-        if isinstance(answer, str):
-            answer = ExtractedAnswer(answer)
-        elif answer.problem:
-            return answer
-        found = answer.text.strip()
-        if len(found) > MAX_FORMULA:
+        boxes, tail = (), ""
+        if isinstance(answer, ExtractedAnswer):
+            if answer.problem:
+                return answer
+            answer, boxes, tail = answer.text, answer.boxes, answer.tail
+        answer = answer.strip()
+        if len(answer) > MAX_FORMULA:
             return ExtractedAnswer(problem="too_large")
-        return replace(answer, text=found) if found else ExtractedAnswer(problem="no_answer")
+        return ExtractedAnswer(answer, "" if answer else "no_answer", boxes, tail)
     return ExtractedAnswer(problem="no_answer")
 
 
