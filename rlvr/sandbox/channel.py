@@ -37,7 +37,7 @@ class Channel:
     """
 
     def __init__(self, descriptor: int | None, seconds: float, output: int) -> None:
-        self.descriptor, self.output_left = descriptor, output
+        self.descriptor, self.output, self.output_left = descriptor, output, output
         self.deadline = time.monotonic() + seconds
         self.ended: ExchangeEnd | None = None
         self.has_sent = False
@@ -55,6 +55,11 @@ class Channel:
         """
         self.ended = ExchangeEnd(reason, detail)
         return ExchangeEnd(reason, detail)
+
+    def end_output(self) -> ExchangeEnd:
+        return self.end(
+            "output", f"more came back than limits.output={self.output:,} bytes; raise it or test a smaller case"
+        )
 
     def raise_if_ended(self) -> None:
         if self.ended:
@@ -91,7 +96,7 @@ class Channel:
         self.output_left -= len(data)
         self.received += len(data)
         if self.output_left < 0:
-            raise self.end("output", "the answer's process sent more than the output limit")
+            raise self.end_output()
         return data
 
     def read(self) -> list[Any]:
@@ -104,7 +109,7 @@ class Channel:
                     raise self.end("lost")
                 self.buffer += data
         except FrameTooLarge:
-            raise self.end("output", "the answer's process sent more than the output limit") from None
+            raise self.end_output() from None
         try:
             message = json.loads(body)
         except (ValueError, RecursionError):

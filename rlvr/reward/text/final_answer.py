@@ -71,7 +71,8 @@ def final_answer(text: str) -> Fraction | None:
     """The number a solution ends on, by the first rule that yields one:
 
     1. the rest of the line after the last `####`;  2. the last `\\boxed{...}`;
-    3. the number after the last "answer is", "Answer:" or "result is";  4. the whole text, if nothing but a number.
+    3. the number after the last "answer is", "Answer:" or "result is", or after an "Answer" that one formula follows;
+    4. the whole text, if nothing but a number.
 
     After the number in 1 and 2, words without digits or operators are taken for its unit (`#### 18 dollars`).
     """
