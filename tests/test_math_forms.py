@@ -120,6 +120,7 @@ def test_a_unit_after_a_formula_belongs_to_it() -> None:
     assert judge("5\\text{ cm}", " cm.") == judge("5\\text{ cm}", ".") == judge("0.05", " %.") == 1.0
     assert judge("5", " apples.") == judge("5", " by symmetry.") == judge("5", ", since 2 + 3 = 5.") == 1.0
     assert judge("5\\text{ cm}", " inches.") == judge("5", " million.") == judge("5", " apples or $6$ pears.") == 0.0
+    assert judge("5", ":$6$.") == judge("5", " : 6") == judge("5", "00.") == judge("5", " 1:2.") == 0.0
     assert reward("", "The answer is $(1,2)$ meters.", {"answer": "(1,2)"}) == 1.0  # no value has such a form
 
 

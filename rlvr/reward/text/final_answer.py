@@ -42,7 +42,7 @@ _ENDS = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _STOP = re.compile(r"\.(?:\s|$|\*)|,? (?:because|since|as|which|so|where|for|after|when)\b|[;!?](?:\s|$)")
-_GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,]|and\b|or\b|\$|\\)")
+_GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,0-9]|:\s*[0-9$\\]|and\b|or\b|\$|\\)")
 _OTHER = re.compile(r"\bor\s+(?:\$|\\|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
 _TEX = (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ""), ("\\!", ""), ("\u2212", "-"))
