@@ -40,6 +40,7 @@ ACCEPTED = [
     ("|AB| = 1", "1"),
     ("|AB| = |CD|", "|CD| = |AB|"),
     ("V_1 = 5", "V_{1} = 5"),
+    ("x = 3 or y = -1", "y = -1 or x = 3"),
 ]
 REFUSED = [
     *(("28\\%", answer) for answer in ("0.28 pct", "28 pct or 29 pct", "28 pct is wrong", "28 pct pct", "28 %%")),
@@ -70,7 +71,7 @@ REFUSED = [
     ),
     *(("|AB| = 1", answer) for answer in ("|CD| = 1", "|AB| = -1", "\\overline{CD} = 1")),
     ("5\\text{ cm}", "|AB| = 5\\text{ inches}"),
-    ("(3,-1)", "x = 3 or y = -1"),
+    *(("(3,-1)", answer) for answer in ("x = 3 or y = -1", "x = 3, or y = -1", "x = 3 or -1, y = -1")),
     ("(1,2)", "a = 1, b = 2"),
 ]
 

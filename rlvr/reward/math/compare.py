@@ -151,7 +151,7 @@ def _coordinates(given: UnorderedItems, point: OrderedItems, c: Conventions) -> 
     named = {item.name: replace(item, name="") for item in given.items if isinstance(item, Quantity)}
     names = sorted(named, key=_place)
     known = names in (["x", "y"], ["x", "y", "z"]) or (c.any_names and _INDEXED.fullmatch(" ".join(names)))
-    fits = known and len(given.items) == len(point.items) == len(names)
+    fits = known and not given.either and len(given.items) == len(point.items) == len(names)
     return [named[name] for name in names] if fits and (point.opening, point.closing) == ("(", ")") else []
 
 

@@ -49,9 +49,10 @@ class OrderedItems:
 
 @dataclass(frozen=True)
 class UnorderedItems:
-    """A set, or a list without brackets."""
+    """A set, or a list without brackets. `either`: joined by "or", so that not all of them hold at once."""
 
     items: tuple[Value, ...]
+    either: bool = False
 
 
 @dataclass(frozen=True)

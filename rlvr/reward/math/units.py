@@ -33,12 +33,8 @@ ninety hundred thousand million billion trillion lakh crore googol factorial pow
 zero none wrong no not or and but maybe mistake doubt error lie"""
 SCALES = frozenset(["hundred", "thousand", "million", "billion", "trillion", "lakh", "crore", "dozen"])
 _PLAIN, _NEVER = frozenset(_UNITS.split()), frozenset(_NO_UNITS.split())
-STOPS = frozenset(name for name in _KNOWN if 2 <= len(name) <= 3) | {
-    "per",
-    "pct",
-    "Pct",
-    "PCT",
-}  # no products of variables
+# Short words that are no products of variables.
+STOPS = frozenset([*(name for name in _KNOWN if 2 <= len(name) <= 3), "per", "pct", "Pct", "PCT"])
 PERCENT_SIGN = re.compile(r"%(?!%)(.*)|(?:\\text\s*\{\s*)?(?:%|per ?cent(?:age)?|pct)\.?\s*\}?", re.IGNORECASE)
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
 _WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")

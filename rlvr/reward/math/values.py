@@ -110,7 +110,10 @@ def _read(text: str) -> Value | None:
     parts = split(text, (",", ";", " or ", " and "))
     if len(parts) > 1 and not (_PROSE.fullmatch(text) and not _short(parts)):
         joined = "," not in text and ";" not in text and len(split(text, (" and ",))) == 1
-        return _read_list([part for part in parts if part.strip()], joined)
+        value = _read_list([part for part in parts if part.strip()], joined)
+        if isinstance(value, UnorderedItems) and len(split(text, (" or ",))) > 1:
+            return replace(value, either=True)
+        return value
     return _single(text)
 
 
@@ -160,8 +163,6 @@ def _read_list(parts: list[str], joined: bool = False) -> Value | None:
             items.extend(value.items)
         else:
             items.append(value)
-    if joined and len({item.name for item in items if isinstance(item, Quantity)} - {""}) > 1:
-        raise Unreadable("either of two names: x = 1 or y = 2 is no point")
     if items and all(isinstance(item, IntervalUnion) or _is_interval(item) for item in items):
         return _union(items, joined)
     units = {item.unit for item in items if isinstance(item, Quantity)}
