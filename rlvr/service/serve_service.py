@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger, start_logging
-from rlvr.web.server import BACKLOG, bind_socket, check_exposure, run_server, server_url
+from rlvr.web.server import bind_socket, check_exposure, run_server, server_url
 
 if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
@@ -40,10 +40,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     keys = ApiKeys.load(settings.keys_file)
     check_exposure(settings.host, keys)
     with bind_socket(settings.host, settings.port) as listening:
-        try:
-            listening.listen(BACKLOG)  # now, so that the second of two services on one port is told at once
-        except OSError as error:
-            raise ValueError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         start_logging(settings.log, settings.log_format)
         service = build(settings, keys, listening.getsockname()[1])
 

@@ -34,12 +34,14 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+CountResponse = Callable[[str, str, int, float], None]  # of method, route, status and seconds
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Middleware:
-    """Rules that both servers share. `log` writes one line per request; without keys, `loopback_only` should be set."""
+    """Rules that both servers share. `log` writes one line per request, `count` is called with every response; without
+    keys, `loopback_only` should be set."""
 
     key_hint = "send it as Authorization: Bearer KEY, or as X-API-Key"
     body_hint = ""  # how to send less, or where the limit is set
@@ -47,8 +49,17 @@ class Middleware:
     max_arriving_bytes = math.inf  # of the bodies that one owner is sending at a time
     max_drained_bytes = 1 << 30  # of a refused body that are read and dropped, so that its client reads the response
 
-    def __init__(self, app: AsgiApp, keys: ApiKeys, log: FieldLogger, *, loopback_only: bool) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        keys: ApiKeys,
+        log: FieldLogger,
+        *,
+        loopback_only: bool,
+        count: CountResponse | None = None,
+    ) -> None:
         self._app, self._keys, self._log, self._loopback_only = app, keys, log, loopback_only
+        self._count = count
         self._arriving: Counter[str] = Counter()  # owner -> bytes of bodies that are being received and read
 
     # Rules
@@ -60,7 +71,8 @@ class Middleware:
         raise NotImplementedError
 
     def key_of(self, headers: dict[str, str]) -> str:
-        return headers.get("x-api-key", "")
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        return headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
 
     def is_open(self, path: str) -> bool:
         """Whether a path is served without a key."""
@@ -91,8 +103,8 @@ class Middleware:
         """Further headers of a response that has these."""
         return {}
 
-    def count_response(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a response for the server's metrics."""
+    async def wait_until_ready(self, scope: Scope) -> None:
+        """Wait until the application can answer; raise an error if that takes too long."""
 
     # What is done with them
 
@@ -172,6 +184,7 @@ class Middleware:
                 return
             self._authenticate(scope, state)
             self.check_rate(scope, state["owner"])
+            await self.wait_until_ready(scope)
             if (declared := _declared_length(headers_of(scope))) > limit:
                 await drain()
                 raise self._too_large(limit, declared)
@@ -187,7 +200,8 @@ class Middleware:
             self._arriving[state["owner"]] -= received
             self._arriving += Counter()  # drops owners at zero
             seconds = time.perf_counter() - started_at
-            self.count_response(scope, status or 500, seconds)
+            if self._count is not None:
+                self._count(scope["method"], route_pattern(scope), status or 500, seconds)
             self._log_request(scope, state, status, seconds)
 
     def _log_request(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
@@ -259,6 +273,11 @@ def register_error_handlers(
 
 def headers_of(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def route_pattern(scope: Scope) -> str:
+    """The route's pattern, e.g. `/sessions/{session_id}`; `other` if none matched."""
+    return getattr(scope.get("route"), "path", "").replace(":path}", "}") or "other"
 
 
 def host_name(host: str) -> str:

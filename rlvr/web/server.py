@@ -3,19 +3,26 @@
     with bind_socket(host, port) as listening:
         run_server(app, listening, on_ready=lambda: print(server_url(listening)), on_stop=release)
 
+    with bind_socket(host, port) as listening, BackgroundServer(app, listening) as server:
+        load_the_model()       # requests are answered meanwhile
+        server.wait(release)
+
 Exercised by tests/test_service_starts.py and tests/test_tinker_serve.py. Left out on purpose: TLS, which a proxy in
 front of the server does better (see docs/tinker.md).
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from rlvr.web.auth import KEYS_VARIABLE, ApiKeys
 
@@ -23,6 +30,7 @@ MAX_OPEN_FILES = 65_536  # every client that waits holds a connection
 BACKLOG = 2_048  # connections that wait to be accepted
 MAX_HEAD_BYTES = 512 << 10  # of a request's head, with what arrived in one piece behind it
 HEAD_SECONDS = 30.0  # within which a connection's next head must be complete, once it has begun
+AT_ONCE_SECONDS = 1.0  # to close connections where the process ends with an error
 
 
 def is_loopback(host: str) -> bool:
@@ -43,11 +51,13 @@ def check_exposure(host: str, keys: ApiKeys, prefix: str = "") -> None:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, made before anything is loaded so that a taken port is reported at once. Port 0: any free one."""
+    """A listening socket, made before anything is loaded so that a taken port is reported at once. Port 0: any free
+    one. Connections wait in its queue until they are answered."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()
         raise ValueError(
@@ -101,18 +111,83 @@ def run_server(
                 on_stop()
                 self.handle_exit(number, frame)  # a second Ctrl-C does not wait for connections
 
-            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
+            with handle_signals(stop):
                 yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+
+    Server(server_config(app, **options)).run(sockets=[listening])
+
+
+class BackgroundServer:
+    """uvicorn on a thread of its own, as a context: the main thread can load a model while requests are answered."""
+
+    def __init__(self, app: Any, listening: socket.socket, **options: Any) -> None:
+        import uvicorn
+
+        started = self._started = threading.Event()
+
+        class LoopServer(uvicorn.Server):
+            loop: asyncio.AbstractEventLoop
+
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                self.loop = asyncio.get_running_loop()
+                await super().startup(sockets)
+                started.set()
+
+        self._server = LoopServer(server_config(app, lifespan="off", **options))
+        run = partial(self._server.run, sockets=[listening])
+        self._thread = threading.Thread(target=run, name="http", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.stop(at_once=failure[0] is not None)
+
+    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function on the event loop."""
+        self._server.loop.call_soon_threadsafe(function, *args)
+
+    def wait(self, on_stop: Callable[[], None]) -> None:
+        """Wait for SIGINT or SIGTERM and until every request is answered; `on_stop` runs on the event loop.
+
+        A second Ctrl-C does not wait for requests.
+        """
+
+        def stop(number: int, frame: Any) -> None:
+            self.call_soon(on_stop)
+            self._server.handle_exit(number, frame)
+
+        with handle_signals(stop):
+            self._thread.join()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Finish the requests that are being answered, unless `at_once`, and end."""
+        self._server.should_exit = True
+        self._server.force_exit |= at_once
+        self._thread.join(AT_ONCE_SECONDS if at_once else None)
+
+
+@contextmanager
+def handle_signals(stop: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call `stop` at SIGINT and SIGTERM."""
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def server_config(app: Any, **options: Any) -> Any:
+    import uvicorn
 
     defaults = {
         "http": protocol_class(), "log_config": None, "access_log": False, "timeout_keep_alive": 75,
         "limit_concurrency": max_connections(),
     }  # fmt: skip
-    Server(uvicorn.Config(app, **{**defaults, **options})).run(sockets=[listening])
+    return uvicorn.Config(app, **{**defaults, **options})
 
 
 def protocol_class() -> Any:

@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 
 from rlvr import __version__
 from rlvr.service.http import routes_read, routes_sessions, routes_train
-from rlvr.service.http.metrics_text import Prometheus
 from rlvr.service.http.requests import describe_error
 from rlvr.service.http.responses import ProblemResponse
 from rlvr.service.http.runtime import Service, store_unavailable
@@ -26,6 +25,7 @@ from rlvr.service.http.service_middleware import ServiceMiddleware, internal_err
 from rlvr.store import StoreDown
 from rlvr.web.errors import HttpProblem
 from rlvr.web.middleware import register_error_handlers
+from rlvr.web.prometheus import Prometheus
 
 ABOUT = (
     "Generate, verify, reward, update: the service works on tasks until an answer is verified, and its policy learns "

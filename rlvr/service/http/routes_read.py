@@ -6,12 +6,14 @@ The service learns from all sessions, so every key sees the experiences of all. 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse
 
 from rlvr import __version__
+from rlvr.service.http.metrics_text import collect_metrics
 from rlvr.service.http.responses import AnalysisResponse, Experiences, Health, Liveness, MetricsResponse, Stats
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.problems import not_found
@@ -106,9 +108,8 @@ async def metrics(service: ServiceDep, request: Request) -> Any:
 
 @router.get("/metrics/prometheus", summary="For Prometheus", response_class=Response, responses=PROMETHEUS)
 async def prometheus(service: ServiceDep, request: Request) -> Response:
-    text, kind = await service.run_blocking(
-        request.app.state.prometheus.text, service, request.headers.get("accept", "")
-    )
+    read = partial(collect_metrics, service)
+    text, kind = await service.run_blocking(request.app.state.prometheus.text, read, request.headers.get("accept", ""))
     return Response(text, media_type=kind)
 
 

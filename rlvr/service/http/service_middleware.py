@@ -13,7 +13,7 @@ from rlvr.service.settings import ServiceLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpProblem
 from rlvr.web.logs import get_logger
-from rlvr.web.middleware import AsgiApp, Middleware, Scope, headers_of
+from rlvr.web.middleware import AsgiApp, CountResponse, Middleware, Scope, headers_of, route_pattern
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # without a key
 QUIET_PATHS = (*OPEN_PATHS, "/metrics", "/metrics/prometheus")
@@ -28,8 +28,6 @@ JSON_HEADERS = {
     b"cache-control": b"no-store",
 }
 BODY_SECONDS = 60.0  # a slow body holds a connection, and what has arrived of it in memory
-
-CountResponse = Callable[[str, str, int, float], None]  # of method, route, status and seconds
 
 
 class ServiceMiddleware(Middleware):
@@ -48,9 +46,9 @@ class ServiceMiddleware(Middleware):
         body_seconds: float = BODY_SECONDS,
     ) -> None:
         """`count` is called with every response; `has_own_auth` tells which paths check keys by themselves."""
-        super().__init__(app, keys, get_logger("rlvr.service.http"), loopback_only=not keys)
+        super().__init__(app, keys, get_logger("rlvr.service.http"), loopback_only=not keys, count=count)
         self._limits, self._origins = limits, cors_origins
-        self._count, self._has_own_auth = count, has_own_auth or (lambda path: False)
+        self._has_own_auth = has_own_auth or (lambda path: False)
         self.body_seconds = body_seconds
         self._writes, self._reads = RateLimit(limits.requests_per_minute), RateLimit(limits.reads_per_minute)
 
@@ -60,15 +58,11 @@ class ServiceMiddleware(Middleware):
     def internal_error(self, error: Exception) -> HttpProblem:
         return internal_error()
 
-    def key_of(self, headers: dict[str, str]) -> str:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        return headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
-
     def is_open(self, path: str) -> bool:
         return path in OPEN_PATHS or self._has_own_auth(path)
 
     def is_quiet(self, scope: Scope, status: int) -> bool:
-        return status < 400 and (scope["path"] in QUIET_PATHS or _route(scope) == "other")
+        return status < 400 and (scope["path"] in QUIET_PATHS or route_pattern(scope) == "other")
 
     def is_own_origin(self, origin: str, headers: dict[str, str]) -> bool:
         return origin in self._origins or origin.partition("://")[2] == headers.get("host", "")
@@ -98,15 +92,6 @@ class ServiceMiddleware(Middleware):
                 added[b"access-control-allow-methods"] = b"GET, POST"
                 added[b"access-control-allow-headers"] = b"Authorization, X-API-Key, Content-Type, Last-Event-ID"
         return added
-
-    def count_response(self, scope: Scope, status: int, seconds: float) -> None:
-        if self._count is not None:
-            self._count(scope["method"], _route(scope), status, seconds)
-
-
-def _route(scope: Scope) -> str:
-    """The route's pattern, e.g. `/sessions/{session_id}`; `other` if none matched."""
-    return getattr(scope.get("route"), "path", "").replace(":path}", "}") or "other"
 
 
 def internal_error() -> HttpProblem:
