@@ -8,8 +8,21 @@ the words of other systems (`aliases` has the table), `validate` builds the data
 does not fit, `unused_keys` what has no effect. Lower layers get plain keyword arguments and know of no config.
 """
 
-from rlvr.config.alias_translation import load
+from typing import TYPE_CHECKING, Any
+
 from rlvr.config.compose import CLI, LoadedConfig, difference, dump, read
 from rlvr.config.validate import validate
 
+if TYPE_CHECKING:
+    from rlvr.config.alias_translation import load
+
 __all__ = ["CLI", "LoadedConfig", "difference", "dump", "load", "read", "validate"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `load` when it is first asked for: it needs the schema of a run, and a server's settings do not."""
+    if name == "load":
+        from rlvr.config.alias_translation import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.journal import newest_checkpoint, weights_path
 
 
@@ -21,7 +20,11 @@ def resolve_start(given: str) -> str:
 def newest_weights(given: str, key: str) -> Path:
     """The newest undamaged checkpoint of a run folder, else the folder itself, or the best one for `checkpoints/best`;
     `key` is for messages."""
-    place = resolve_best(Path(given).expanduser())
+    place = Path(given).expanduser()
+    if place.parent.name == "checkpoints":
+        from rlvr.training.best_checkpoint import resolve_best  # here: it takes a tenth of a second
+
+        place = resolve_best(place)
     if not (place / "resolved.yaml").exists():
         return place
     newest = newest_checkpoint(place)
