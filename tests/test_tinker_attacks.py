@@ -37,15 +37,15 @@ from rlvr.tinker_server.backend import TinkerBackend
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http import proto
 from rlvr.tinker_server.http.app import create_app
-from rlvr.tinker_server.http.tinker_middleware import MAX_ARRIVING_BODIES, MAX_JSON
 from rlvr.tinker_server.http.wire import BadRequest, parse_forward_backward
 from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
 from rlvr.tinker_server.runs.run_operations import OptimStep
+from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.logs import JsonLines
 
 KEYS = ["tml-anna-has-a-key", "tml-bob-has-another"]
-MAX_BODY = 5 << 20
+LIMITS = ServerLimits(max_body=5 << 20, poll_seconds=0.3)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def start(tmp_path: Path) -> Iterator[ServerFactory]:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     backend = TinkerBackend({MODEL: tiny_engine()}, tmp_path_factory.mktemp("state"))
-    with serving(create_app(backend, ApiKeys(KEYS), max_body=MAX_BODY, poll_seconds=0.3)) as number:
+    with serving(create_app(backend, ApiKeys(KEYS), LIMITS)) as number:
         yield number
     backend.close()
 
@@ -204,29 +204,28 @@ def test_too_many_stops_and_likeliest_tokens_are_refused(port: int, start: Serve
 
 def test_a_large_body_is_accepted_for_gradients_only(port: int) -> None:
     """Reading JSON holds up everybody."""
-    large = json.dumps({"tags": [], "user_metadata": {"a": "x" * MAX_JSON}})
+    large = json.dumps({"tags": [], "user_metadata": {"a": "x" * LIMITS.max_json}})
     status, answer = call(port, "create_session", large)
-    assert status == 413 and f"{MAX_JSON:,}" in answer["detail"]
+    assert status == 413 and f"{LIMITS.max_json:,}" in answer["detail"]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)  # and one that does not say its size
     pieces = (large[i : i + 65_536].encode() for i in range(0, len(large), 65_536))
     headers = {"X-API-Key": KEYS[0], "Content-Type": "application/json"}
     connection.request("POST", "/api/v1/create_session", pieces, headers, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
-    status, answer = call(port, "forward_backward", b"x" * (MAX_JSON + 1), Content_Type="application/x-protobuf")
+    status, answer = call(port, "forward_backward", b"x" * (LIMITS.max_json + 1), Content_Type="application/x-protobuf")
     assert status == 400
 
 
 def test_bodies_arriving_at_once_are_limited_per_owner(port: int) -> None:
     def open_request(key: str) -> socket.socket:
         sending = socket.create_connection(("127.0.0.1", port))
-        head = (
-            f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nContent-Length: {MAX_BODY}\r\n"
-        )
-        sending.sendall(f"{head}Content-Type: application/x-protobuf\r\n\r\n".encode() + b"x" * (MAX_BODY - 1))
+        size = LIMITS.max_body
+        head = f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nContent-Length: {size}\r\n"
+        sending.sendall(f"{head}Content-Type: application/x-protobuf\r\n\r\n".encode() + b"x" * (size - 1))
         return sending
 
-    slow = [open_request(KEYS[0]) for _ in range(MAX_ARRIVING_BODIES)]
+    slow = [open_request(KEYS[0]) for _ in range(LIMITS.arriving_bodies)]
     try:
         until = time.monotonic() + 20
         while call(port, "create_session", {"tags": [], "display_name": "x" * 400})[0] != 429:

@@ -262,10 +262,10 @@ def test_samples_of_a_vanished_client_are_cancelled_and_may_be_sent_again(start:
 
 def hold(backend: TinkerBackend) -> None:
     """Keep the engine's thread from computing."""
-    for engine in backend._engines.values():
+    for engine in backend.engines.values():
         engine.lock.acquire()
 
 
 def let_go(backend: TinkerBackend) -> None:
-    for engine in backend._engines.values():
+    for engine in backend.engines.values():
         engine.lock.release()

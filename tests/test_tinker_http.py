@@ -23,12 +23,14 @@ from rlvr.tinker_server.backend import TinkerBackend
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.http import proto
 from rlvr.tinker_server.http.app import create_app
+from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys, owner_of
 from rlvr.web.logs import JsonLines
 
 PROTOBUF = "application/x-protobuf"
 KEY = "tml-a-secret-key"
 MAX_BODY = 8 << 20
+LIMITS = ServerLimits(max_body=MAX_BODY, poll_seconds=0.3)
 
 
 class BrokenSessions(ClientSessions):
@@ -53,14 +55,14 @@ def backend(fresh: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def port(backend: TinkerBackend) -> Iterator[int]:
     """Without keys: for this machine only."""
-    with serving(create_app(backend, ApiKeys([]), max_body=MAX_BODY, poll_seconds=0.3)) as number:
+    with serving(create_app(backend, ApiKeys([]), LIMITS)) as number:
         yield number
 
 
 @pytest.fixture(scope="module")
 def locked_port(backend: TinkerBackend) -> Iterator[int]:
     """With a key."""
-    with serving(create_app(backend, ApiKeys([KEY]), max_body=MAX_BODY, poll_seconds=0.3)) as number:
+    with serving(create_app(backend, ApiKeys([KEY]), LIMITS)) as number:
         yield number
 
 
@@ -264,7 +266,7 @@ def test_an_abandoned_sample_is_cancelled(port: int) -> None:
 def test_a_held_poll_is_released_when_the_server_stops(backend: TinkerBackend, port: int) -> None:
     model = new_model(port)
     _, answer, _ = call(port, "optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
-    app, told = create_app(backend, ApiKeys([]), poll_seconds=60.0), []
+    app, told = create_app(backend, ApiKeys([]), ServerLimits(poll_seconds=60.0)), []
     loop: list[Any] = []
 
     async def noting(scope: Any, receive: Any, send: Any) -> None:

@@ -34,7 +34,7 @@ from tinker_rows import RATIO, prompt, rows, select_inputs
 from tinker_server import TinkerServer, serving
 
 from rlvr.core.messages import Datum
-from rlvr.tinker_server.http.tinker_middleware import MAX_BODY
+from rlvr.tinker_server.server_limits import ServerLimits
 
 # The SDK leaves its connections to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
@@ -184,7 +184,7 @@ class Vandal:
         self.raw("half a zstd frame", "forward_backward", packed[:-4], Content_Encoding="zstd")
         bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
         self.raw("a zstd bomb", "forward_backward", bomb, Content_Encoding="zstd")
-        self.raw("a huge body", "forward_backward", bytes(MAX_BODY + 1))
+        self.raw("a huge body", "forward_backward", bytes(ServerLimits().max_body + 1))
         self.raw("a key that is none", "optim_step", {}, X_API_Key="tml-nobody")
         self.raw("another's run", "forward_backward", body)
         for seq in (1, 2, STEPS, 2 * STEPS + 1):

@@ -31,7 +31,7 @@ class TinkerServer(ServerProcess):
             [
                 "engine",
                 *(part for name, folder in models.items() for part in ("--model", f"{name}={folder}")),
-                *("--state", str(state), "--threads", "1", *options),
+                *("--state", str(state), "engine.threads=1", *options),
             ],
             {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RLVR_API_KEYS": keys},
             r"TINKER_BASE_URL=(http://\S+)",

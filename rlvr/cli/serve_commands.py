@@ -81,6 +81,11 @@ def serve(
 
 @serve_app.command("engine")
 def serve_engine(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[key=value ...]", help="Settings of the engine and limits, e.g. engine.threads=4."),
+    ] = None,
+    *,
     model: Annotated[list[str], typer.Option("--model", help="A folder, a hub name, or name=folder; may be repeated.")],
     port: Annotated[int, typer.Option("--port", help="The port; 0 takes any free one.")] = 8000,
     host: Annotated[
@@ -97,27 +102,25 @@ def serve_engine(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
-    threads: Annotated[int, typer.Option("--threads", help="Torch's threads; 0 leaves them as they are.")] = 0,
-    max_rows: Annotated[int, typer.Option("--max-rows", help="The most completions sampled at once.")] = 512,
-    cache_tokens: Annotated[
-        int | None,
-        typer.Option("--cache-tokens", help="The most tokens they hold together; default: as memory allows."),
-    ] = None,
     log: Annotated[
         Path | None, typer.Option("--log", help="The log file; default: server.log in the state folder.")
     ] = None,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
-    limit: Annotated[
-        list[str] | None, typer.Option("--limit", help="A limit of the server, NAME=VALUE; may be repeated.")
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A YAML file with the sections engine, limits and wire.")
     ] = None,
 ) -> None:
     """Serve models to the tinker SDK: train adapters and sample, several clients at once.
 
     rlvr serve engine --model Qwen/Qwen3-8B=./my-model --port 8000
+
+    rlvr serve engine --model ./my-model engine.micro_tokens=8192 limits.owner_disk_bytes=50_000_000_000
+
+    docs/tinker-operations.md lists the settings of `engine`, `limits` and `wire`, with their defaults.
     """
     from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
-    from rlvr.tinker_server.server_limits import parse_limits
+    from rlvr.tinker_server.server_limits import load_settings
 
-    where = {"device": device, "dtype": dtype, "threads": threads, "max_rows": max_rows, "cache_tokens": cache_tokens}
+    settings = load_settings(words or [], config)
     options = {"aliases": parse_aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
-    serve(ServeOptions(model, host, port, state, limits=parse_limits(limit or []), **options, **where), say)
+    serve(ServeOptions(model, host, port, state, device=device, dtype=dtype, settings=settings, **options), say)

@@ -25,6 +25,7 @@ from rlvr.core.file_lock import lock_file
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, Pending, lost_error
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache
+from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.engine_thread import EngineThread
 from rlvr.tinker_server.runs.executor import UNPUBLISHED_LOSS, RunExecutor
 from rlvr.tinker_server.runs.training_runs import TrainingRuns
@@ -35,6 +36,7 @@ from rlvr.tinker_server.sampling.sample_requests import SampleRequests
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
+from rlvr.tinker_server.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.storage.queries import ServerQueries
 from rlvr.tinker_server.storage.server_store import ServerStore
 
@@ -57,12 +59,13 @@ class TinkerBackend:
         limits: ServerLimits = ServerLimits(),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tokenizers`: where clients find a model's tokenizer, if not under the model's name."""
+        """`engines` by the names of clients, which may share one; `tokenizers`: where clients find a model's tokenizer,
+        if not under the model's name."""
         if not engines:
             raise ValueError("a server needs at least one model")
-        self._engines = engines = dict(engines)
+        self.engines = engines = dict(engines)
         aliases = validate_aliases(aliases or {})
-        self._limits = limits
+        self._limits, self.state, self.started = limits, state, time.time()
         state.mkdir(mode=0o700, parents=True, exist_ok=True)  # training data is private
         lock = lock_file(state / "lock")
         if lock is None:
@@ -78,17 +81,21 @@ class TinkerBackend:
         self._pending_samples.resolve_leftovers(futures)
         futures.on_discard = self._pending_samples.remove
         self._quotas, self._heartbeats = OwnerQuotas(limits), Heartbeats(limits.session_seconds)
-        self.checkpoints = Checkpoints(store, state, limits, clock)
+        self.disk = DiskAccounts(store, state, limits)
+        self.checkpoints = Checkpoints(store, state, limits, self.disk, clock)
         self.checkpoints.clean_up()
-        sampling_sessions = SamplingSessions(store, self.checkpoints, limits, clock)
+        self._sampling_sessions = sampling_sessions = SamplingSessions(store, self.checkpoints, limits, clock)
         self._adapters: dict[str, AdapterCache] = {}
         self._engine_threads: dict[str, EngineThread] = {}
-        for name, engine in engines.items():
-            self._adapters[name] = adapters = AdapterCache(engine, store, futures, state, limits)
+        for names in group_names(engines):
+            engine = engines[names[0]]
+            adapters = AdapterCache(engine, store, futures, state, limits, self.disk)
             executor = RunExecutor(
-                engine, store, futures, adapters, self.checkpoints, sampling_sessions, state, aliases
+                engine, store, futures, adapters, self.checkpoints, sampling_sessions, self.disk, state, aliases
             )
-            self._engine_threads[name] = EngineThread(engine, executor, adapters, sampling_sessions, futures, limits)
+            thread = EngineThread(engine, executor, adapters, sampling_sessions, futures, limits)
+            self._adapters |= dict.fromkeys(names, adapters)
+            self._engine_threads |= dict.fromkeys(names, thread)
         self.sessions = ClientSessions(store, self._heartbeats, clock)
         self.queries = ServerQueries(store, self.checkpoints, engines, tokenizers or {})
         self.runs = TrainingRuns(
@@ -99,7 +106,7 @@ class TinkerBackend:
             self._pending_samples, self._quotas, self._heartbeats, limits,
         )  # fmt: skip
         self.runs.resume()
-        for thread in self._engine_threads.values():
+        for thread in dict.fromkeys(self._engine_threads.values()):
             thread.start()
         self._closing = threading.Event()
         self._janitor = threading.Thread(target=self._clean, name="janitor", daemon=True)
@@ -109,6 +116,17 @@ class TinkerBackend:
     def is_alive(self) -> bool:
         """Whether every engine's thread runs."""
         return all(thread.is_alive for thread in self._engine_threads.values())
+
+    def describe_engines(self) -> list[EngineState]:
+        queued = self.runs.count_queued()
+        return [
+            self._engine_threads[names[0]].describe_state(", ".join(names), sum(queued[name] for name in names))
+            for names in group_names(self.engines)
+        ]
+
+    @property
+    def weights_in_memory(self) -> int:
+        return self._sampling_sessions.weights_in_memory
 
     def close(self) -> None:
         """Finish the current request, write a snapshot of every run, stop."""
@@ -155,6 +173,14 @@ class TinkerBackend:
         own = self._store.one("SELECT 1 FROM models WHERE id = ? AND owner = ?", model, owner)
         stored = self._store.find_result(model, int(seq[:18])) if own and seq.isdecimal() else None
         return stored.outcome if stored else None
+
+
+def group_names(engines: Mapping[str, Engine]) -> list[list[str]]:
+    """The names of each engine."""
+    found: dict[Engine, list[str]] = {}
+    for name, engine in engines.items():
+        found.setdefault(engine, []).append(name)
+    return list(found.values())
 
 
 def validate_aliases(aliases: Mapping[str, str]) -> dict[str, str]:

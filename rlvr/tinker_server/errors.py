@@ -1,7 +1,7 @@
 """Errors of the Tinker server, each with the HTTP status that makes the SDK raise at once.
 
-The SDK retries 408, 409, 429 and every 5xx for five minutes, so only `Busy` uses one of these. An operation that was
-accepted and fails later is no exception: its future ends as a `RequestFailure`. Exercised by
+The SDK retries 408, 409, 429 and every 5xx for five minutes, so only `Busy` and `LoadingError` use one of these. An
+operation that was accepted and fails later is no exception: its future ends as a `RequestFailure`. Exercised by
 tests/test_tinker_backend.py and tests/test_tinker_http.py.
 """
 
@@ -65,3 +65,14 @@ class Busy(TinkerServerError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class LoadingError(TinkerServerError):
+    """The models are not loaded yet; the same request may be sent again after `retry_after` seconds."""
+
+    status = 503
+    category = "server"
+    retry_after = 1.0
+
+    def content(self, request_id: str) -> dict[str, Any]:
+        return {**super().content(request_id), "status": "loading"}

@@ -1,7 +1,8 @@
-"""`rlvr serve engine`: load models, build a `TinkerBackend` on them, and serve it with uvicorn until a signal.
+"""`rlvr serve engine`: listen, load models, build a `TinkerBackend` on them, and serve it until a signal.
 
-The options are checked before a model is loaded. Exercised by tests/test_tinker_serve.py
-and, through tests/tinker_server.py, by every test that talks to a real server.
+The options are checked before anything is loaded. The server listens from then on and holds requests until the models
+are loaded. Exercised by tests/test_tinker_serve.py, tests/test_tinker_loading.py and, through tests/tinker_server.py,
+by every test that talks to a real server.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.clients.local_engine import is_model
+from rlvr.core.gc_pause import paused_collection
 from rlvr.tinker_server.sampling.quotas import KEY_PREFIX
-from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.tinker_server.server_limits import ServerSettings
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import parse_filter, start_logging
-from rlvr.web.server import bind_socket, check_exposure, is_loopback, run_server, server_url
+from rlvr.web.server import BackgroundServer, bind_socket, check_exposure, is_loopback, server_url
+
+if TYPE_CHECKING:
+    from rlvr.tinker_server.backend import TinkerBackend
 
 EXTRA = 'pip install "rlvr[train,serve]"'
-ONE_REQUEST = 0.75  # the most of the rows; the rest is for other requests
-CACHE_SHARE = 0.5  # of the memory that is free when the models are loaded, for the KV cache
 ANY_KEY = "tml-no-key-needed"  # the SDK requires a key
 
 
@@ -40,11 +43,7 @@ class ServeOptions:
     keys: Path | None = None
     device: str = "auto"
     dtype: str = "auto"
-    threads: int = 0
-    max_rows: int = 512
-    cache_tokens: int | None = None  # None: as memory allows, 0: unbounded
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    max_body: int = 64 << 20
+    settings: ServerSettings = field(default_factory=ServerSettings)
     log: Path | None = None
     log_level: str = "info"
 
@@ -52,23 +51,20 @@ class ServeOptions:
 def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; when this returns every training run is on disk."""
     try:
-        import fastapi  # noqa: F401 - report a missing package before anything is loaded
-        import uvicorn  # noqa: F401
+        import uvicorn  # noqa: F401 - report a missing package before anything is loaded
 
-        from rlvr.tinker_server.backend import TinkerBackend, validate_aliases
-        from rlvr.tinker_server.http.app import create_app
+        from rlvr.tinker_server.backend import validate_aliases
+        from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; serving needs two extras: {EXTRA}") from error
-
-    named = named_models(options.models)
+        raise _missing(error) from error
+    named, limits = named_models(options.models), options.settings.limits
     validate_aliases(options.aliases)
-    if options.cache_tokens is not None and options.cache_tokens < 0:
-        raise ValueError(f"--cache-tokens {options.cache_tokens}: expected a number of tokens, or 0 for no limit")
     parse_filter(options.log_level)
     keys = ApiKeys.load(options.keys, KEY_PREFIX)
     check_exposure(options.host, keys, KEY_PREFIX)
     listening = bind_socket(options.host, options.port)
     with listening:
+        url = server_url(listening)
         try:
             options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -76,23 +72,45 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
                 f"--state {options.state}: this folder cannot be made ({error.strerror}); give another one"
             ) from error
         start_logging(options.log_level, "json", file=options.log or options.state / "server.log")
-        models = {name: load(folder, options) for name, folder in named.items()}
-        engines = {name: build_engine(model, options, len(models)) for name, model in models.items()}
-        tokenizers = local_tokenizers(named) if is_loopback(options.host) else {}
-        backend = TinkerBackend(
-            engines, options.state, aliases=options.aliases, tokenizers=tokenizers, limits=options.limits
-        )
-        try:
-            app = create_app(backend, keys, max_body=options.max_body)
+        middleware = TinkerMiddleware(keys, limits, options.settings.wire)
 
-            def announce() -> None:
-                for line in startup_lines(options, engines, keys, server_url(listening)):
+        def report(progress: str) -> None:
+            middleware.progress = progress
+
+        say(f"loading {', '.join(named)}; requests to {url} wait until that is done")
+        with BackgroundServer(middleware, listening, timeout_graceful_shutdown=limits.stop_seconds) as server:
+            with paused_collection():
+                backend, app = load_backend(named, options, middleware, report)
+            try:
+                server.call_soon(middleware.open, app)
+                for line in startup_lines(options, backend, keys, url):
                     say(line)
+                server.wait(middleware.polls.close)
+                say("stopping: the current request is finished, then every training run is written to disk")
+            finally:
+                server.stop()
+                backend.close()
 
-            run_server(app, listening, on_ready=announce, on_stop=app.polls.close, timeout_graceful_shutdown=10)
-            say("stopping: the current request is finished, then every training run is written to disk")
-        finally:
-            backend.close()
+
+def load_backend(
+    named: dict[str, str], options: ServeOptions, middleware: Any, report: Callable[[str], None]
+) -> tuple[TinkerBackend, Any]:
+    """Load the models, and build the backend on them and its routes."""
+    try:
+        from rlvr.tinker_server.backend import TinkerBackend
+        from rlvr.tinker_server.http.app import create_routes
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    engines = load_engines(named, options, report)
+    tokenizers = local_tokenizers(named) if is_loopback(options.host) else {}
+    backend = TinkerBackend(
+        engines, options.state, aliases=options.aliases, tokenizers=tokenizers, limits=options.settings.limits
+    )
+    return backend, create_routes(backend, middleware)
+
+
+def _missing(error: ModuleNotFoundError) -> ValueError:
+    return ValueError(f"{error.name} is not installed; serving needs two extras: {EXTRA}")
 
 
 def named_models(given: list[str]) -> dict[str, str]:
@@ -144,34 +162,48 @@ def local_tokenizers(named: dict[str, str]) -> dict[str, str]:
     }
 
 
-def load(folder: str, options: ServeOptions) -> Any:
+def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[[str], None]) -> dict[str, Any]:
+    """{name: engine}. Names of one folder, however it is written, share an engine, which is loaded once."""
     try:
         import torch
 
+        from rlvr.engine.engine import Engine
         from rlvr.engine.model_loading import load_model
         from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; serving needs two extras: {EXTRA}") from error
+        raise _missing(error) from error
     silence_transformers()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    return load_model(folder, load_tokenizer(folder), device=options.device, dtype=options.dtype)
+    limits, share = options.settings.engine, options.settings.limits.cache_share
+    if limits.threads:
+        torch.set_num_threads(limits.threads)
+    folders: dict[str, str] = {}
+    for folder in named.values():
+        folders.setdefault(resolve_folder(folder), folder)
+    models: dict[str, Any] = {}
+    for number, (place, folder) in enumerate(folders.items(), 1):
+        report(f"model {number} of {len(folders)} is being loaded")
+        models[place] = load_model(folder, load_tokenizer(folder), device=options.device, dtype=options.dtype)
+    engines: dict[str, Any] = {}
+    for place, model in models.items():
+        room = limits.cache_tokens or cache_tokens(model, share / len(models))
+        engines[place] = Engine(model, replace(limits, cache_tokens=room))
+    return {name: engines[resolve_folder(folder)] for name, folder in named.items()}
 
 
-def build_engine(model: Any, options: ServeOptions, models: int) -> Any:
-    from rlvr.engine.engine import Engine
-    from rlvr.engine.engine_options import EngineLimits
-
-    room = cache_tokens(model, models) if options.cache_tokens is None else options.cache_tokens
-    return Engine(model, EngineLimits(max_rows=options.max_rows, one_request=ONE_REQUEST, cache_tokens=room))
+def resolve_folder(folder: str) -> str:
+    """One text for all ways to write a folder: relative, through a link, with a slash. A hub name stays as it is."""
+    place = Path(folder).expanduser()
+    return str(place.resolve()) if place.exists() else folder
 
 
-def cache_tokens(model: Any, models: int) -> int:
-    """The KV cache slots of one of `models` models; longer completions take turns.
+def cache_tokens(model: Any, share: float) -> int:
+    """The KV cache slots in a share of the free memory; longer completions take turns.
 
-    Without this limit a client with many long completions would use up all memory. 0, unlimited, if the model's config
-    does not give the size of a slot.
+    Without this limit a client with many long completions would use up all memory. 0, unlimited, if the share is 0 or
+    the model's config does not give the size of a slot.
     """
+    if share == 0:
+        return 0
     import torch
 
     config = model.module.config.get_text_config()
@@ -182,7 +214,7 @@ def cache_tokens(model: Any, models: int) -> int:
     except AttributeError:
         return 0
     free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else free_memory()
-    return max(model.context, int(CACHE_SHARE * free / models / size))
+    return max(model.context, int(share * free / size))
 
 
 def free_memory() -> int:
@@ -196,15 +228,18 @@ def free_memory() -> int:
     return max(0, min(found))
 
 
-def startup_lines(options: ServeOptions, engines: dict[str, Any], keys: ApiKeys, url: str) -> list[str]:
+def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, url: str) -> list[str]:
     """The models, the address, and how to use it."""
+    from rlvr.tinker_server.backend import group_names
+
     lines: list[str] = []
-    for name, engine in engines.items():
+    for names in group_names(backend.engines):
+        engine = backend.engines[names[0]]
         size = sum(parameter.numel() for parameter in engine.model.parameters().values())
         kind = f"{size / 1e6:,.1f} M parameters, context {engine.model.context}, {engine.model.dtype}".replace(
             "torch.", ""
         )
-        lines.append(f"serving {name} ({kind}, {engine.model.device})")
+        lines.append(f"serving {' and '.join(names)} ({kind}, {engine.model.device})")
     if not keys:
         lines.append("no API keys: every account of this machine can use it")
     for name, loss in options.aliases.items():
@@ -212,5 +247,5 @@ def startup_lines(options: ServeOptions, engines: dict[str, Any], keys: ApiKeys,
     lines.append(f"listening at {url}, state in {options.state}")
     key = "<one of the server's keys>" if keys else ANY_KEY
     lines.append(f"use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}")
-    logging.getLogger("rlvr").info("serving %s at %s", ", ".join(engines), url)
+    logging.getLogger("rlvr").info("serving %s at %s", ", ".join(backend.engines), url)
     return lines

@@ -1,65 +1,132 @@
-"""The limits of one server: queues, memory, time, disk. They never change a result, only whether and when it comes.
+"""The settings of one server: the engine's options and the limits, read from `key=value` words and a file.
 
-    rlvr serve engine --model ... --limit session_seconds=600 --limit live_policies=8
+    rlvr serve engine --model ... limits.session_seconds=600 engine.micro_tokens=8192
 
-Exercised by tests/test_tinker_backend.py and tests/test_tinker_serve.py. Not here: the sizes of bodies and tensors
-(`http/wire.py`) and the engine's own limits (`rlvr.engine.engine_options.EngineLimits`).
+Limits are of queues, memory, time and disk. They never change a result, only whether and when it comes. Exercised by
+tests/test_tinker_settings.py and tests/test_tinker_backend.py. Left out on purpose: what the protocol or the SDK fixes
+(`http/schemas.py`), and the bounds of a request's head (`rlvr.web.server`), which both servers share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import Field
+
+from rlvr.engine.engine_options import EngineLimits
 
 Count = Annotated[int, Field(gt=0)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+ONE_REQUEST = 0.75  # the default of `engine.one_request` here: the rest of the rows is for other requests
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bytes are of messages as they are kept in memory or in the log."""
+    """The limits of a server. Bytes are of messages as they are kept in memory or in the log; an owner is a key.
 
-    # Training
-    lane_requests: Count = 4_096  # of one run that may wait
-    owner_bytes: Count = 1 << 30  # of one owner's requests that may wait
-    parsed_bytes: Count = 256 << 20  # of these that are kept as objects; the others are read from the log
-    gap_seconds: Positive = 300.0  # that a request waits for a missing earlier seq_id
-    max_rank: Count = 256  # of an adapter
-    # Sampling
-    owner_samples: Count = 8_192  # requests of one owner at once
-    max_samples: Count = 1_024  # completions of one request
-    max_topk: Count = 128  # likeliest tokens of one position
-    max_cells: Count = 4 << 20  # likeliest tokens of one request
-    session_seconds: Positive = 120.0  # without a heartbeat, after which a session's samples are cancelled
-    # Adapters in memory, per base model
+    Training: `lane_requests` of one run may wait, `owner_bytes` of one owner's requests; `parsed_bytes` of these are
+    kept as objects, the others are read from the log. A request waits `gap_seconds` for a missing earlier seq_id.
+
+    Sampling: `owner_samples` requests of one owner at once, `max_samples` completions of one request, `max_topk`
+    likeliest tokens of one position and `max_cells` of one request. Samples are cancelled after `session_seconds`
+    without a heartbeat. While training requests wait, sampling takes `sampling_seconds` at a stretch at most.
+    `owner_share` is the part of the rows and of the weights in memory that one owner may use. The KV cache takes
+    `cache_share` of the memory that is free when the models are loaded, 0 for as much as it needs;
+    `engine.cache_tokens` overrides it.
+
+    Adapters: `live_policies` are in memory, per model; one that is unused for `idle_seconds` is written to disk. A
+    snapshot is written after `snapshot_steps` optimizer steps, once that takes at most `snapshot_share` of the time, or
+    after `snapshot_bytes` of log and results.
+
+    Results are kept for `result_seconds`, and `result_bytes` of them in memory. Of sampling sessions,
+    `ephemeral_samplers` unnamed weights are kept per run, `replaced_samplers` earlier ones of a name while sessions
+    sample from them, and `loaded_samplers` in memory.
+
+    Disk: `owner_disk_bytes` of one owner's checkpoints and runs; null is no limit.
+
+    HTTP: a body of `max_body` bytes for `forward_backward` and `max_json` for other calls; one owner may be sending
+    `arriving_bodies` of the largest size at once, and have `owner_threads` of them read. A poll is held for
+    `poll_seconds` (the SDK waits 45), and so is a request while the models are loaded. A result of more than
+    `inline_bytes` is announced first if the client asks for that. An address to download weights is valid for
+    `url_seconds`. A server that stops waits `stop_seconds` for its requests.
+    """
+
+    lane_requests: Count = 4_096
+    owner_bytes: Count = 1 << 30
+    parsed_bytes: Count = 256 << 20
+    gap_seconds: Positive = 300.0
+    max_rank: Count = 256
+    owner_samples: Count = 8_192
+    max_samples: Count = 1_024
+    max_topk: Count = 128
+    max_cells: Count = 4 << 20
+    session_seconds: Positive = 120.0
+    sampling_seconds: Positive = 1.0
+    owner_share: Share = 0.75
+    cache_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     live_policies: Count = 64
-    idle_seconds: Positive = 900.0  # after which an unused one is written to disk
-    # Snapshots: after so many optimizer steps, once writing takes at most this share of the time; or after so many
-    # bytes of log and results
+    idle_seconds: Positive = 900.0
     snapshot_steps: Count = 16
     snapshot_share: Positive = 0.05
     snapshot_bytes: Count = 64 << 20
-    # Results
-    result_seconds: Positive = 3_600.0  # that they are kept
-    result_bytes: Count = 1 << 30  # of them in memory
-    # Weights of sampling sessions
-    ephemeral_samplers: Count = 16  # unnamed ones kept, per run
-    replaced_samplers: Count = 16  # earlier ones of a name kept while sessions sample from them
-    loaded_samplers: Count = 32  # in memory
+    result_seconds: Positive = 3_600.0
+    result_bytes: Count = 1 << 30
+    ephemeral_samplers: Count = 16
+    replaced_samplers: Count = 16
+    loaded_samplers: Count = 32
+    owner_disk_bytes: Annotated[int | None, Field(gt=0)] = None
+    max_body: Count = 64 << 20
+    max_json: Count = 4 << 20
+    arriving_bodies: Count = 8
+    owner_threads: Count = 8
+    poll_seconds: Annotated[float, Field(gt=0, le=40)] = 25.0
+    inline_bytes: Count = 1 << 20
+    url_seconds: Positive = 3_600.0
+    stop_seconds: Positive = 10.0
 
 
-def parse_limits(texts: Iterable[str]) -> ServerLimits:
-    """The limits of `name=value` texts; ValueError names a wrong one."""
-    pairs = {name: value for name, _, value in (text.partition("=") for text in texts)}
-    names = list(ServerLimits.__dataclass_fields__)
-    for name in pairs:
-        if name not in names:
-            raise ValueError(f"--limit {name}: unknown; expected NAME=VALUE with one of {', '.join(names)}")
-    try:
-        return TypeAdapter(ServerLimits).validate_python(pairs)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise ValueError(f"--limit {fault['loc'][0]}={fault['input']}: {fault['msg']}") from error
+@dataclass(frozen=True)
+class WireLimits:
+    """Limits of one `forward_backward`: `body_bytes` unpacked, `datum_bytes` of each datum, `datums`, `tokens`, and
+    `elements` of all tensors as dense ones.
+
+    `fields` are the chunks and tensors of all datums: each costs microseconds and hundreds of bytes, even if empty.
+    """
+
+    body_bytes: Count = 64 << 20
+    datum_bytes: Count = 16 << 20
+    datums: Count = 8_192
+    fields: Count = 131_072
+    tokens: Count = 4 << 20
+    elements: Count = 16 << 20
+
+
+UNBOUNDED = WireLimits(*(sys.maxsize for _ in fields(WireLimits)))  # for what was accepted before
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What `key=value` words set. Sections are `engine`, as in a run's config, `limits` and `wire`."""
+
+    engine: EngineLimits = field(default_factory=lambda: EngineLimits(one_request=ONE_REQUEST))
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    wire: WireLimits = field(default_factory=WireLimits)
+
+
+def load_settings(words: Sequence[str], file: Path | None = None) -> ServerSettings:
+    """The settings of `key=value` words and a YAML file, which they override; ValueError names every wrong one."""
+    if not words and file is None:
+        return ServerSettings()
+    from rlvr.config.compose import load
+    from rlvr.config.validate import validate
+
+    loaded = load(None, None if file is None else str(file), words)
+    engine = loaded.values.get("engine")
+    if engine is None or isinstance(engine, dict):
+        loaded.values["engine"] = {"one_request": ONE_REQUEST, **(engine or {})}
+    return validate(loaded.values, ServerSettings, loaded.origin)

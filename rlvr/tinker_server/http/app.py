@@ -1,6 +1,6 @@
 """HTTP for `TinkerBackend`: the calls of the `tinker` SDK, as FastAPI routes behind one middleware.
 
-    app = create_app(backend, Keys.load(None))
+    app = create_app(backend, ApiKeys.load(None))
 
 A route reads the body, calls the backend and returns its result. Every error is JSON: the reason, whose fault it is
 and the id of the request, under a status that the SDK shows at once instead of retrying. Exercised by
@@ -20,10 +20,10 @@ from starlette.requests import ClientDisconnect
 
 from rlvr import __version__
 from rlvr.tinker_server.errors import StatusError, TinkerServerError, UserError
-from rlvr.tinker_server.http import routes_rest, routes_sampling, routes_session, routes_training
-from rlvr.tinker_server.http.long_poll import POLL_SECONDS, LongPolls
-from rlvr.tinker_server.http.tinker_middleware import MAX_BODY, TinkerMiddleware, internal_error
+from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
+from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
 from rlvr.tinker_server.http.wire import BadRequest
+from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.middleware import register_error_handlers
 
@@ -34,20 +34,25 @@ if TYPE_CHECKING:
 def create_app(
     backend: TinkerBackend,
     keys: ApiKeys,
+    limits: ServerLimits = ServerLimits(),
     *,
-    max_body: int = MAX_BODY,
-    poll_seconds: float = POLL_SECONDS,
     loopback_only: bool | None = None,
 ) -> TinkerMiddleware:
     """The ASGI application. Without keys it answers on the loopback interface only."""
+    middleware = TinkerMiddleware(keys, limits, loopback_only=loopback_only)
+    middleware.open(create_routes(backend, middleware))
+    return middleware
+
+
+def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastAPI:
+    """What the middleware protects."""
     app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, docs_url=None, redoc_url=None)
-    app.state.backend, app.state.polls = backend, (polls := LongPolls(poll_seconds))
-    app.state.threads = {}
+    app.state.backend, app.state.middleware, app.state.threads = backend, middleware, {}
     for routes in (routes_session, routes_training, routes_sampling, routes_rest):
         app.include_router(routes.router, prefix="/api/v1")
+    app.include_router(routes_operation.router)
     register_error_handlers(app, describe_failure, (BadRequest, RequestValidationError, ClientDisconnect, Exception))
-    loopback_only = not keys if loopback_only is None else loopback_only
-    return TinkerMiddleware(app, keys, polls, max_body=max_body, loopback_only=loopback_only)
+    return app
 
 
 def describe_failure(request: Request, error: Exception) -> TinkerServerError:

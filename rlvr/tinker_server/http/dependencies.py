@@ -13,12 +13,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.tinker_server.http.long_poll import LongPolls
+from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
 
 if TYPE_CHECKING:
     from rlvr.tinker_server.backend import TinkerBackend
-
-
-THREADS_PER_OWNER = 8  # at once for one owner, so that one owner cannot use up those of others
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,8 @@ class Caller:
     backend: TinkerBackend
     owner: str
     polls: LongPolls
+    limits: ServerLimits
+    wire: WireLimits
     request: Request
     threads: CapacityLimiter
 
@@ -35,11 +35,12 @@ class Caller:
 
 
 async def _caller(request: Request) -> Caller:
+    """One owner gets `owner_threads` threads, so that it cannot use up those of others."""
     state = request.app.state
-    owner = request.state.owner
+    owner, middleware = request.state.owner, state.middleware
     if (threads := state.threads.get(owner)) is None:
-        threads = state.threads[owner] = CapacityLimiter(THREADS_PER_OWNER)
-    return Caller(state.backend, owner, state.polls, request, threads)
+        threads = state.threads[owner] = CapacityLimiter(middleware.limits.owner_threads)
+    return Caller(state.backend, owner, middleware.polls, middleware.limits, middleware.wire, request, threads)
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]

@@ -10,11 +10,10 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-POLL_SECONDS = 25.0  # the SDK times out after 45
 
 
 class LongPolls:
-    def __init__(self, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, poll_seconds: float) -> None:
         self.poll_seconds = poll_seconds
         self._polls: set[asyncio.Task[Any]] = set()
         self.closing = False

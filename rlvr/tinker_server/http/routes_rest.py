@@ -24,7 +24,6 @@ from rlvr.tinker_server.http.dependencies import CallerDep
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
 
 router = APIRouter()
-URL_SECONDS = 3_600
 SECRET = secrets.token_bytes(32)  # new at every start, which ends earlier addresses
 UNSUPPORTED_CALLS = {
     "audit": ("GET", "an audit log"),
@@ -48,6 +47,13 @@ async def training_runs(
 @router.get("/training_runs/{run}")
 async def training_run(run: str, caller: CallerDep, access_scope: str = "owned") -> dict[str, Any]:
     return await caller.call(caller.backend.queries.training_run, run)
+
+
+@router.delete("/training_runs/{run}", status_code=204)
+async def delete_training_run(run: str, caller: CallerDep) -> Response:
+    """Delete a run but its named checkpoints, to make room. (The SDK has no call for it.)"""
+    await caller.call(caller.backend.runs.delete, run)
+    return Response(status_code=204)
 
 
 @router.get("/training_runs/{run}/checkpoints")
@@ -94,11 +100,11 @@ async def weights_info(body: schemas.WeightsInfoRequest, caller: CallerDep) -> d
 
 @router.get("/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls")
 async def external_weights_urls(run: str, kind: str, name: str, caller: CallerDep) -> dict[str, Any]:
-    """An address per file, valid for an hour without a key: it alone permits the download."""
+    """An address per file, valid for `url_seconds` without a key: it alone permits the download."""
     if kind != "external_weights":
         raise NotFound(f"tinker://{run}/{kind}/{name} has no files to download; save_weights_external makes some")
     files = await caller.call(caller.backend.queries.external_files, run, name)
-    until, base = int(time.time()) + URL_SECONDS, str(caller.request.base_url).rstrip("/")
+    until, base = int(time.time() + caller.limits.url_seconds), str(caller.request.base_url).rstrip("/")
     urls: dict[str, str] = {}
     for file in files:
         signed = sign_download(caller.owner, run, name, file, until)

@@ -26,7 +26,6 @@ from rlvr.web.logs import get_logger
 
 router = APIRouter()
 log = get_logger("rlvr.tinker_server.http")
-INLINE = 1 << 20  # bytes; for a larger result a client may ask for its size first
 
 
 @router.post("/create_sampling_session")
@@ -89,7 +88,7 @@ def result_response(caller: Caller, body: schemas.RetrieveFutureRequest, outcome
                 raise StatusError(
                     406, f"this result is {PROTOBUF} (tinker SDK {schemas.SDK_VERSION}); update the client's SDK"
                 )
-            if body.allow_metadata_only and len(encoded) > INLINE:
+            if body.allow_metadata_only and len(encoded) > caller.limits.inline_bytes:
                 return JSONResponse({"status": "complete_metadata", "response_payload_size": len(encoded)})
             return Response(encoded, media_type=PROTOBUF)
 

@@ -56,7 +56,7 @@ async def forward_backward(caller: CallerDep) -> dict[str, Any]:
 
     def read_and_submit(owner: str) -> dict[str, Any]:
         try:
-            parsed = parse_forward_backward(raw, encoding)
+            parsed = parse_forward_backward(raw, encoding, caller.wire)
         except BadRequest as error:
             if error.model_id is None or error.seq_id is None:
                 raise

@@ -1,23 +1,30 @@
 """The Tinker server's rules for the middleware: its error form, its body limits, and paths that need no key.
 
-Exercised by tests/test_tinker_http.py.
+It answers from the start. Until `open` gives it the application, which needs the models, requests are held: those of
+the SDK then go on without an error. After `poll_seconds` they get 503 with `Retry-After`, which the SDK repeats.
+Exercised by tests/test_tinker_http.py and tests/test_tinker_loading.py.
 """
 
 from __future__ import annotations
 
-from rlvr.tinker_server.errors import Busy, StatusError, TinkerServerError
+import asyncio
+from contextlib import suppress
+
+from rlvr.tinker_server.errors import Busy, LoadingError, StatusError, TinkerServerError
 from rlvr.tinker_server.http.long_poll import LongPolls
+from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger
-from rlvr.web.middleware import LOOPBACK, AsgiApp, Middleware, Scope, host_name
+from rlvr.web.middleware import LOOPBACK, AsgiApp, Middleware, Receive, Scope, Send, host_name
+from rlvr.web.prometheus import Prometheus
 
-MAX_BODY = 64 << 20  # bytes as sent, of gradients; the SDK splits a batch at about 5 MB
-MAX_JSON = 4 << 20  # bytes of every other body: parsing JSON blocks the event loop, and this is half a million tokens
 BATCH_PATH = "/api/v1/forward_backward"
-MAX_ARRIVING_BODIES = 8  # of the largest size, that one owner may be sending at a time
 HEALTH_PATH = "/api/v1/healthz"  # a load balancer asks without a key
+METRICS_PATH = "/metrics"
 SIGNED_PREFIX = "/api/v1/external/"  # downloads: the address itself is the permission
-QUIET_PATHS = ("/api/v1/retrieve_future", "/api/v1/retrieve_futures", "/api/v1/session_heartbeat", HEALTH_PATH)
+QUIET_PATHS = (
+    "/api/v1/retrieve_future", "/api/v1/retrieve_futures", "/api/v1/session_heartbeat", HEALTH_PATH, METRICS_PATH,
+)  # fmt: skip
 
 
 class TinkerMiddleware(Middleware):
@@ -25,11 +32,37 @@ class TinkerMiddleware(Middleware):
     body_hint = "; send fewer rows per request"
 
     def __init__(
-        self, app: AsgiApp, keys: ApiKeys, polls: LongPolls, *, max_body: int = MAX_BODY, loopback_only: bool = False
+        self,
+        keys: ApiKeys,
+        limits: ServerLimits,
+        wire: WireLimits = WireLimits(),
+        *,
+        loopback_only: bool | None = None,
     ) -> None:
-        super().__init__(app, keys, get_logger("rlvr.tinker_server.http"), loopback_only=loopback_only)
-        self._max_body, self.polls = max_body, polls
-        self.max_arriving_bytes = MAX_ARRIVING_BODIES * max_body
+        """Without keys it answers on the loopback interface only, unless `loopback_only` says otherwise."""
+        self.prometheus = Prometheus()
+        loopback_only = not keys if loopback_only is None else loopback_only
+        log, count = get_logger("rlvr.tinker_server.http"), self.prometheus.count
+        super().__init__(_no_app, keys, log, loopback_only=loopback_only, count=count)
+        self.limits, self.wire, self.polls = limits, wire, LongPolls(limits.poll_seconds)
+        self.max_arriving_bytes = limits.arriving_bodies * limits.max_body
+        self.progress = "the models are being loaded"
+        self._is_open = asyncio.Event()
+
+    def open(self, app: AsgiApp) -> None:
+        """Answer with this application, also what is held. Call it on the event loop, or before that runs."""
+        self._app = app
+        self._is_open.set()
+
+    async def wait_until_ready(self, scope: Scope) -> None:
+        if self._is_open.is_set():
+            return
+        if scope["path"] not in (HEALTH_PATH, METRICS_PATH):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.polls.poll_seconds):
+                    await self._is_open.wait()
+                    return
+        raise LoadingError(f"{self.progress}; try again")
 
     def error(self, status: int, code: str, detail: str, retry_after: float | None = None) -> TinkerServerError:
         return Busy(detail) if status == 429 else StatusError(status, detail)
@@ -42,19 +75,23 @@ class TinkerMiddleware(Middleware):
 
     def is_quiet(self, scope: Scope, status: int) -> bool:
         """Polls without a result and heartbeats: there are thousands of them."""
-        return scope["path"] in QUIET_PATHS and (status < 400 or status == 408)
+        return scope["path"] in QUIET_PATHS and (status < 400 or status in (408, 503))
 
     def is_own_origin(self, origin: str, headers: dict[str, str]) -> bool:
         return host_name(origin.partition("://")[2]) in LOOPBACK
 
     def max_body(self, path: str) -> int:
-        return self._max_body if path == BATCH_PATH else min(MAX_JSON, self._max_body)
+        return self.limits.max_body if path == BATCH_PATH else min(self.limits.max_json, self.limits.max_body)
 
     def logged_path(self, path: str) -> str:
         """Without the signature of a download's address: the log's readers must not be able to use it."""
         if not path.startswith(SIGNED_PREFIX):
             return path
         return f"{SIGNED_PREFIX}.../{path.removeprefix(SIGNED_PREFIX).partition('/')[2]}"
+
+
+async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("a request that was not held")
 
 
 def internal_error(error: Exception) -> TinkerServerError:

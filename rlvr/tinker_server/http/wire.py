@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from rlvr.core.messages import Datum, ForwardBackwardOutput, ModelInput, SampleResponse
 from rlvr.core.tensors import TensorData
 from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.server_limits import WireLimits
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     proto.DTYPE_FLOAT32: np.dtype("<f4"),
@@ -40,21 +41,6 @@ class BadRequest(ValueError):
 
     model_id: str | None = None
     seq_id: int | None = None
-
-
-@dataclass(frozen=True)
-class WireLimits:
-    """Limits of one request; `datum_bytes` of each datum, `elements` of all tensors as dense ones.
-
-    `fields` are the chunks and tensors of all datums: each costs microseconds and hundreds of bytes, even if empty.
-    """
-
-    body_bytes: int = 64 << 20
-    datum_bytes: int = 16 << 20
-    datums: int = 8_192
-    fields: int = 131_072
-    tokens: int = 4 << 20
-    elements: int = 16 << 20
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, RequestFailure, ResultFuture
 from rlvr.tinker_server.runs.run_operations import Operation, decode
 from rlvr.tinker_server.server_limits import ServerLimits
-from rlvr.tinker_server.storage.checkpoints import run_folder
+from rlvr.tinker_server.storage.disk_usage import DiskAccounts
+from rlvr.tinker_server.storage.paths import run_folder
 from rlvr.tinker_server.storage.server_store import Row, ServerStore, StoredResult
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class RunQueue:
     done: dict[int, FinishedRequest] = field(default_factory=dict[int, FinishedRequest])
     failures: dict[int, RequestFailure] = field(default_factory=dict[int, RequestFailure])
     unlogged: dict[int, str] = field(default_factory=dict[int, str])  # requests the log could not take, and why
+    is_deleted: bool = False
     policy: Policy | None = None
     steps: int = 0  # optimizer steps since the snapshot
     log_bytes: int = 0  # of log and results since then
@@ -111,12 +113,23 @@ def training_request_id(model: str, seq: int) -> str:
 
 class AdapterCache:
     def __init__(
-        self, engine: Engine, store: ServerStore, futures: FutureRegistry, root: Path, limits: ServerLimits
+        self,
+        engine: Engine,
+        store: ServerStore,
+        futures: FutureRegistry,
+        root: Path,
+        limits: ServerLimits,
+        disk: DiskAccounts,
     ) -> None:
         self._engine, self._store, self._futures, self._root, self._limits = engine, store, futures, root, limits
+        self._disk = disk
         self._in_memory: OrderedDict[str, RunQueue] = OrderedDict()  # least recently used first
         # Applies one operation to a policy, without its result; `executor.py` sets it.
         self.replay: Callable[[RunQueue, Operation], None] | None = None
+
+    def __len__(self) -> int:
+        """The adapters in memory."""
+        return len(self._in_memory)
 
     def folder(self, run: RunQueue, seq: int) -> Path:
         return run_folder(self._root, run.model) / "live" / str(seq)
@@ -171,6 +184,14 @@ class AdapterCache:
         run.policy = None
         self._in_memory.pop(run.model, None)
 
+    def forget(self, run: RunQueue) -> None:
+        """Drop a deleted run, without a snapshot."""
+        self.drop(run)
+        with run.lock:
+            for finished in run.done.values():
+                self._futures.unpin(finished.request.future)
+            run.done.clear()
+
     def evict(self, run: RunQueue) -> None:
         """Write the adapter to disk and drop it. If writing fails, the older snapshot and the log remain."""
         self.snapshot(run)
@@ -210,6 +231,7 @@ class AdapterCache:
         run.snapshot_seconds = time.monotonic() - begun
         run.failures = {n: failed for n, failed in run.failures.items() if n > seq}
         shutil.rmtree(self.folder(run, old), ignore_errors=True)
+        self._disk.refresh(run.model)
 
     def evict_idle(self, idle_since: float) -> None:
         """Evict adapters without queued requests, last used before `idle_since` (monotonic seconds)."""

@@ -2,9 +2,9 @@
 
 Owners with a request that can run take turns, and so do the training runs of each owner. A turn is one request, which
 holds at most one message (the SDK splits at 1,024 rows or 5 MB). Sampling requests wait in a queue of their own
-(`fair_queue.py`) until the engine has room; one owner gets at most `owner_share` of it. Training and sampling get equal
+(`fair_queue.py`) until the engine has room; one owner gets at most its `owner_share`. Training and sampling get equal
 time: after each micro-batch of a training request, sampling runs for as long as that took, and after a request of
-another kind too, `MAX_SAMPLING_SECONDS` at most.
+another kind too, `sampling_seconds` at most.
 
 An exception never ends the thread: it becomes the result of the request that raised it.
 Exercised by tests/test_tinker_backend.py, tests/test_tinker_backend_sampling.py and tests/test_tinker_attacks.py.
@@ -23,6 +23,7 @@ from rlvr.core.messages import NonFiniteError
 from rlvr.tinker_server.http.wire import encode_samples
 from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, ProtoResult, RequestFailure, ResultFuture
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
+from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
 from rlvr.tinker_server.sampling.fair_queue import FairQueue, QueuedSample
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
@@ -32,13 +33,12 @@ if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
 
 log = logging.getLogger(__name__)
-MAX_SAMPLING_SECONDS = 1.0  # at a stretch, while training requests wait
 IDLE_CHECK_SECONDS = 5.0  # between searches for idle adapters
 
 
-def owner_share(places: int) -> int:
-    """The part of the rows, or of the weights in memory, that one owner may use; the rest is for other owners."""
-    return places - places // 4
+def owner_places(places: int, share: float) -> int:
+    """How many of the rows, or of the weights in memory, one owner may use; the rest is for other owners."""
+    return places - int(places * (1 - share))
 
 
 class EngineThread:
@@ -59,6 +59,7 @@ class EngineThread:
         self._turn_count = itertools.count(1)
         self._samples = FairQueue()
         self._cancelled: deque[ResultFuture] = deque()
+        self._deleted: deque[RunQueue] = deque()
         self._gaps: dict[str, RunQueue] = {}  # runs that wait for a missing seq_id
         self._pause = min(IDLE_CHECK_SECONDS, limits.gap_seconds / 4)
         self._running: dict[Any, QueuedSample] = {}  # by the engine's request
@@ -66,6 +67,7 @@ class EngineThread:
         self._sampling_seconds = 0.0  # during it
         self._stopping = False
         executor.between_micro_batches = self._between
+        self.counters = executor.counters
         self._thread = threading.Thread(target=self._serve_requests, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -82,6 +84,11 @@ class EngineThread:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    def describe_state(self, model: str, queued_training: int) -> EngineState:
+        with self._wake:
+            queued, running = len(self._samples), len(self._running)
+        return EngineState(model, self.is_alive, queued_training, queued, running, len(self._adapters), self.counters)
 
     def schedule(self, run: RunQueue) -> None:
         """Tell the thread that the run's next request can be executed."""
@@ -100,21 +107,34 @@ class EngineThread:
             self._cancelled.append(future)
             self._wake.notify()
 
+    def delete(self, run: RunQueue) -> None:
+        """Delete a run that waits for nothing: its adapter and what it has on the disk."""
+        with self._wake:
+            self._deleted.append(run)
+            self._wake.notify()
+
+    def _delete_runs(self) -> None:
+        while self._deleted:
+            run = self._deleted.popleft()
+            self._adapters.forget(run)
+            self._executor.remove_run_state(run.model)
+
     def _serve_requests(self) -> None:
         sampling_debt, checked_at = 0.0, time.monotonic()  # seconds of sampling due before the next training request
         while True:
             with self._wake:
-                while not (self._stopping or self._ready_runs or self._samples or self._cancelled or self._running):
+                while not (self._stopping or self._deleted or self._ready_runs or self._cancelled or self._sampling):
                     if not self._wake.wait(timeout=self._pause):
                         break
                 if self._stopping:
                     break
                 run = self._next_run() if self._ready_runs and (sampling_debt <= 0 or not self._sampling) else None
             try:
+                self._delete_runs()
                 self._cancel_samples()
                 self._admit()
                 if run is not None:
-                    sampling_debt = min(self._train(run), MAX_SAMPLING_SECONDS)
+                    sampling_debt = min(self._train(run), self._limits.sampling_seconds)
                 if self._running:
                     sampling_debt -= self._advance()
                 if time.monotonic() - checked_at > self._pause:
@@ -197,9 +217,9 @@ class EngineThread:
                 return False
             if not rows[sampling.owner]:  # one request at a time is always admitted
                 return True
-            return rows[sampling.owner] + sampling.count <= owner_share(most_rows) and len(own) <= owner_share(
-                most_weights
-            )
+            share = self._limits.owner_share
+            own_rows, own_weights = rows[sampling.owner] + sampling.count, len(own)
+            return own_rows <= owner_places(most_rows, share) and own_weights <= owner_places(most_weights, share)
 
         while True:
             with self._wake:
@@ -223,7 +243,14 @@ class EngineThread:
             longest = max(longest, request.reach)
 
     def _advance(self) -> float:
+        """Sample one step; the seconds that it took."""
         begun = time.monotonic()
+        self._sample_step()
+        took = time.monotonic() - begun
+        self.counters.sampling_seconds += took
+        return took
+
+    def _sample_step(self) -> None:
         try:
             ended = self._engine.advance()
         except Exception as error:  # the fault of no single request, which the engine would have named
@@ -232,7 +259,7 @@ class EngineThread:
             for request in list(self._running):
                 self._engine.cancel(request)
                 self._end(self._running.pop(request), failure)
-            return time.monotonic() - begun
+            return
         for request in ended:
             if (sampling := self._running.pop(request, None)) is None:
                 continue
@@ -240,13 +267,14 @@ class EngineThread:
             try:
                 if request.error is not None:
                     raise request.error
-                outcome = ProtoResult(encode_samples(request.response()))
+                response = request.response()
+                self.counters.sampled_tokens += sum(len(sequence.tokens) for sequence in response.sequences)
+                outcome = ProtoResult(encode_samples(response))
             except Exception as error:
                 outcome, _ = classify_error(error)
                 if not isinstance(error, NonFiniteError):  # mistakes of a request are found when it is queued
                     outcome = RequestFailure(outcome.error, "server")
             self._end(sampling, outcome)
-        return time.monotonic() - begun
 
     def _cancel_samples(self) -> None:
         """End the samples, queued or running, that their clients cancelled."""

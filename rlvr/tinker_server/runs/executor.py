@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,10 +26,12 @@ from rlvr.tinker_server.http.wire import encode_forward_backward
 from rlvr.tinker_server.request_futures import FutureRegistry, JsonResult, Outcome, ProtoResult, RequestFailure
 from rlvr.tinker_server.runs import run_operations as ops
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, FinishedRequest, QueuedRequest, RunQueue, lora_config
+from rlvr.tinker_server.runs.engine_counters import EngineCounters
 from rlvr.tinker_server.sampling.sampling_sessions import KINDS, SamplingSessions
-from rlvr.tinker_server.storage.checkpoints import Checkpoints, run_folder, validate_ttl
+from rlvr.tinker_server.storage.checkpoints import Checkpoints, validate_ttl
+from rlvr.tinker_server.storage.disk_usage import DiskAccounts, folder_size
 from rlvr.tinker_server.storage.encryption import encrypt_files, parse_recipients
-from rlvr.tinker_server.storage.paths import CheckpointPath
+from rlvr.tinker_server.storage.paths import CheckpointPath, run_folder
 from rlvr.tinker_server.storage.server_store import ServerStore
 
 if TYPE_CHECKING:
@@ -53,8 +55,10 @@ class RunExecutor:
     _adapters: AdapterCache
     _checkpoints: Checkpoints
     _sampling_sessions: SamplingSessions
+    _disk: DiskAccounts
     _root: Path
     _aliases: dict[str, str]
+    counters: EngineCounters = field(default_factory=EngineCounters)
     between_micro_batches: Callable[[], None] | None = None  # called during a long request
 
     def __post_init__(self) -> None:
@@ -63,6 +67,7 @@ class RunExecutor:
     def run_next(self, run: RunQueue) -> float:
         """Execute the run's next request and resolve its future; returns the seconds it took."""
         begun, seq, queued = time.monotonic(), run.next_seq, run.queue[run.next_seq]
+        sampled_before = self.counters.sampling_seconds
         operation, is_damaged = queued.operation, False
         try:
             if operation is None:
@@ -78,6 +83,7 @@ class RunExecutor:
                 log.exception("%s: request %d failed", run.model, seq)
         took = time.monotonic() - begun
         run.compute_seconds += took
+        self._count(operation, outcome, took - (self.counters.sampling_seconds - sampled_before))
         self.finish(run, seq, queued, outcome)
         if is_damaged:
             self._adapters.drop(run)
@@ -87,6 +93,13 @@ class RunExecutor:
             if (is_load and not isinstance(outcome, RequestFailure)) or self._adapters.needs_snapshot(run):
                 self._adapters.snapshot(run)
         return took
+
+    def _count(self, operation: ops.Operation | None, outcome: Outcome, seconds: float) -> None:
+        is_forward = isinstance(operation, ops.ForwardBackward) and operation.forward_only
+        kind = "forward" if is_forward else "unreadable" if operation is None else ops.KIND_NAMES[type(operation)]
+        self.counters.add_request(kind, seconds)
+        if isinstance(operation, ops.ForwardBackward) and not isinstance(outcome, RequestFailure):
+            self.counters.trained_tokens += sum(datum.model_input.length for datum in operation.data)
 
     def finish(self, run: RunQueue, seq: int, queued: QueuedRequest, outcome: Outcome) -> None:
         """Record a request's outcome and resolve its future; the next request may run."""
@@ -108,6 +121,9 @@ class RunExecutor:
         if queued.release_quota is not None:
             queued.release_quota()
         self._futures.resolve(queued.future, outcome)
+
+    def remove_run_state(self, run: str) -> None:
+        self._checkpoints.remove_run_state(run)
 
     def _execute(self, run: RunQueue, seq: int, operation: ops.Operation) -> Outcome:
         match operation:
@@ -237,9 +253,11 @@ class RunExecutor:
         if row is not None and self._checkpoints.is_alive(row) and not overwrite:
             raise UserError(f"{path} exists already: choose another name, or give overwrite=True")
         validate_ttl(ttl)
+        freed = row["size"] if row is not None and self._checkpoints.is_alive(row) else 0
         with new_folder(self._checkpoints.folder(path, seq)) as folder:
             save_policy(folder, run.policy, self._engine.model, optimizer=path.kind == "weights")
             encrypt_files(folder, list(recipients))
+            self._disk.check_quota(run.owner, str(path), folder_size(folder), freed)
         self._checkpoints.register(path, run.owner, seq, ttl, metadata)
         saved = self._checkpoints.find_row(path)
         assert saved is not None
@@ -266,9 +284,12 @@ class RunExecutor:
         if row is None:
             with new_folder(folder) as new:
                 write_adapter(new, run.policy, self._engine.model)
+                freed = self._sampling_sessions.measure_replaced(run.model)
+                self._disk.check_quota(run.owner, "this unnamed save for a sampler", folder_size(new), freed)
             self._sampling_sessions.create_from_run(
                 sampler, run, seq, folder, request.kind, self._engine.snapshot(run.policy)
             )
+            self._disk.refresh(run.model)
         return JsonResult({"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
 
 

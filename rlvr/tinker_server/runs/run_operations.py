@@ -14,6 +14,7 @@ from typing import Any
 
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.tinker_server.http.wire import parse_forward_backward
+from rlvr.tinker_server.server_limits import UNBOUNDED
 from rlvr.tinker_server.storage.server_store import LogEntry
 
 
@@ -121,7 +122,7 @@ def memory_bytes(operation: Operation) -> int:
 
 def decode(entry: LogEntry) -> Operation:
     if entry.kind == "forward_backward":
-        parsed = parse_forward_backward(entry.body, entry.encoding)
+        parsed = parse_forward_backward(entry.body, entry.encoding, UNBOUNDED)
         return ForwardBackward(
             parsed.data, parsed.loss_fn, parsed.config, parsed.forward_only, entry.body, entry.encoding
         )

@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ from rlvr.tinker_server.runs.run_operations import (
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
-from rlvr.tinker_server.storage.server_store import LogEntry, ServerStore
+from rlvr.tinker_server.storage.server_store import KEPT, LogEntry, ServerStore
 
 log = logging.getLogger(__name__)
 ALPHA = 32.0  # the protocol has no field for it: the default of `rlvr.engine.engine_options.LoraConfig`
@@ -136,6 +137,25 @@ class TrainingRuns:
                 self._store.insert("models", row)
         return self._submit(self._find_run(owner, model), 0, create)
 
+    def delete(self, owner: str, model_id: str) -> None:
+        """Delete a run with its state, log, results and unnamed weights. Its named checkpoints stay."""
+        run = self._find_run(owner, model_id)
+        with run.lock:
+            if run.queue:
+                raise UserError(f"{len(run.queue)} requests of {model_id} wait or run; delete it when they are done")
+            self._store.insert("deleted_runs", {"id": model_id}, replace=True)
+            run.is_deleted = True
+        self._engine_threads[run.base_model].delete(run)
+
+    def count_queued(self) -> Counter[str]:
+        """The requests that wait or run, by base model."""
+        with self._lock:
+            runs = list(self._lanes.values())
+        queued = Counter[str]()
+        for run in runs:
+            queued[run.base_model] += len(run.queue)
+        return queued
+
     def submit(self, owner: str, model_id: str, seq_id: int, operation: Operation) -> str:
         """Log a request of a training run, to be executed in its turn; returns the id of its result."""
         if type(seq_id) is not int or seq_id < 1:
@@ -145,6 +165,8 @@ class TrainingRuns:
     def _submit(self, run: RunQueue, seq: int, operation: Operation) -> str:
         entry, request_id = encode(run.model, seq, operation), training_request_id(run.model, seq)
         with run.lock:
+            if run.is_deleted:
+                raise NotFound(f"training run {run.model} was deleted")
             if (existing := self._find_digest(run, seq)) is not None:
                 if existing not in ("", entry.digest):
                     raise UserError(f"seq_id {seq} of {run.model} was another request; a seq_id is used once")
@@ -203,11 +225,11 @@ class TrainingRuns:
         with self._lock:
             run = self._lanes.get(model_id)
             if run is None:
-                row = self._store.one("SELECT * FROM models WHERE id = ? AND owner = ?", model_id, owner)
+                row = self._store.one(f"SELECT * FROM models WHERE id = ? AND owner = ? AND {KEPT}", model_id, owner)
                 if row is not None and row["base_model"] not in self._engine_threads:
                     raise NotFound(f"{model_id} is on {row['base_model']}, which is not served at the moment")
                 if row is not None:
                     run = self._lanes[model_id] = load_run_queue(row, self._store, self._futures)
-            if run is None or run.owner != owner:
+            if run is None or run.owner != owner or run.is_deleted:
                 raise NotFound(f"training run {model_id[:200]!r} is unknown")
             return run

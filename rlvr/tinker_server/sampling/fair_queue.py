@@ -50,6 +50,9 @@ class FairQueue:
     def __bool__(self) -> bool:
         return bool(self._owners)
 
+    def __len__(self) -> int:
+        return sum(len(requests) for sessions in self._owners.values() for requests in sessions.values())
+
     def add(self, sampling: QueuedSample) -> None:
         sessions = self._owners.setdefault(sampling.owner, {})
         sessions.setdefault(sampling.future.session, deque()).append(sampling)

@@ -20,6 +20,7 @@ from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.runs.adapter_cache import RunQueue
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
+from rlvr.tinker_server.storage.disk_usage import folder_size
 from rlvr.tinker_server.storage.server_store import Row, ServerStore
 
 if TYPE_CHECKING:
@@ -67,16 +68,29 @@ class SamplingSessions:
         )  # fmt: skip
         with self._lock:
             self._loaded[str(folder)] = snapshot
-        old = self._store.all(
-            "SELECT id, folder FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT -1 OFFSET ?",
-            run.model,
-            self._limits.ephemeral_samplers,
-        )
-        for row in old:
+        for row in self._list_oldest(run.model, self._limits.ephemeral_samplers):
             self._store.run("UPDATE samplers SET folder = '' WHERE id = ?", row["id"])
             with self._lock:
                 self._loaded.pop(row["folder"], None)
             shutil.rmtree(row["folder"], ignore_errors=True)
+
+    def _list_oldest(self, model: str, count: int) -> list[Row]:
+        """A run's sessions with weights of their own, less the newest `count`."""
+        query = (
+            "SELECT id, folder FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT -1 OFFSET ?"
+        )
+        return self._store.all(query, model, count)
+
+    def measure_replaced(self, model: str) -> int:
+        """The bytes that the next session of a run frees."""
+        return sum(
+            folder_size(Path(row["folder"])) for row in self._list_oldest(model, self._limits.ephemeral_samplers - 1)
+        )
+
+    @property
+    def weights_in_memory(self) -> int:
+        """How many weights are in memory."""
+        return len(self._loaded)
 
     def locate_weights(self, row: Row) -> SamplerWeights:
         """Find a session's weights; NotFound if they are gone."""

@@ -22,25 +22,19 @@ from typing import Any
 from rlvr.core.files import remove_leftovers
 from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.server_limits import ServerLimits
-from rlvr.tinker_server.storage.paths import KINDS, CheckpointPath
+from rlvr.tinker_server.storage.disk_usage import DiskAccounts, folder_size
+from rlvr.tinker_server.storage.paths import KINDS, CheckpointPath, run_folder
 from rlvr.tinker_server.storage.server_store import Row, ServerStore
 
 PUBLISHABLE = ("weights", "sampler_weights")
 MAX_TTL = 10 * 365 * 86_400  # seconds
 
 
-def run_folder(root: Path, run: str) -> Path:
-    """A run's id holds colons, which some file systems do not allow."""
-    return root / "runs" / run.replace(":", ".")
-
-
-def folder_size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
 class Checkpoints:
-    def __init__(self, store: ServerStore, root: Path, limits: ServerLimits, clock: Callable[[], float]) -> None:
-        self._store, self._root, self._limits, self._clock = store, root, limits, clock
+    def __init__(
+        self, store: ServerStore, root: Path, limits: ServerLimits, disk: DiskAccounts, clock: Callable[[], float]
+    ) -> None:
+        self._store, self._root, self._limits, self._disk, self._clock = store, root, limits, disk, clock
 
     def _folder_of_name(self, path: CheckpointPath) -> Path:
         return run_folder(self._root, path.run) / path.kind / path.name
@@ -83,6 +77,7 @@ class Checkpoints:
         }  # fmt: skip
         self._store.insert("checkpoints", row, replace=True)
         self._drop_replaced(path, seq)
+        self._disk.refresh(path.run)
 
     def _drop_replaced(self, path: CheckpointPath, seq: int) -> None:
         """Delete what a name held before `seq`, except the weights that open sampling sessions use."""
@@ -109,6 +104,7 @@ class Checkpoints:
         for folder in self._folder_of_name(path).glob("[0-9]*"):
             if int(folder.name) <= seq:
                 shutil.rmtree(folder, ignore_errors=True)
+        self._disk.refresh(path.run)
 
     def publish(self, owner: str, text: str, public: bool) -> None:
         path, _ = self.find(owner, text, own=True)
@@ -136,8 +132,17 @@ class Checkpoints:
         for row in self._store.all(query, self._clock()):
             self._remove(CheckpointPath(row["run"], row["kind"], row["name"]), row["seq"])
 
+    def remove_run_state(self, run: str) -> None:
+        """Delete what a deleted run leaves but its named checkpoints."""
+        self._store.delete_run(run)
+        for kind in ("live", "ephemeral"):
+            shutil.rmtree(run_folder(self._root, run) / kind, ignore_errors=True)
+        self._disk.refresh(run)
+
     def clean_up(self) -> None:
         """After a kill: delete what is half written or half deleted."""
+        for row in self._store.all("SELECT id FROM deleted_runs"):
+            self.remove_run_state(row["id"])
         for run in (self._root / "runs").glob("*"):
             for kind in run.iterdir():
                 remove_leftovers(kind)

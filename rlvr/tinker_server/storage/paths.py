@@ -1,13 +1,14 @@
 """`tinker://run/kind/name`: the path by which clients name saved weights.
 
 The parts become folder names, so they are checked here. Exercised by tests/test_tinker_wire.py. Left out on
-purpose: where the files lie, and who may read them.
+purpose: who may read them.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlvr.core.files import check_name
 
@@ -43,3 +44,8 @@ class CheckpointPath:
 
     def __str__(self) -> str:
         return f"{_SCHEME}{self.run}/{self.kind}/{self.name}"
+
+
+def run_folder(root: Path, run: str) -> Path:
+    """The folder of a run. Its id holds colons, which some file systems do not allow."""
+    return root / "runs" / run.replace(":", ".")

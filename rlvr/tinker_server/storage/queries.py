@@ -15,7 +15,7 @@ from rlvr.tinker_server.errors import NotFound
 from rlvr.tinker_server.request_futures import RequestFailure
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.storage.paths import CheckpointPath
-from rlvr.tinker_server.storage.server_store import Row, ServerStore
+from rlvr.tinker_server.storage.server_store import KEPT, Row, ServerStore
 
 if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
@@ -59,9 +59,12 @@ class ServerQueries:
         """Newest first, with the total number."""
         limit, offset = clamp_page(limit, offset)
         rows = self._store.all(
-            "SELECT * FROM models WHERE owner = ? ORDER BY created DESC, id LIMIT ? OFFSET ?", owner, limit, offset
+            f"SELECT * FROM models WHERE owner = ? AND {KEPT} ORDER BY created DESC, id LIMIT ? OFFSET ?",
+            owner,
+            limit,
+            offset,
         )
-        total = self._store.all("SELECT count(*) AS n FROM models WHERE owner = ?", owner)[0]["n"]
+        total = self._store.all(f"SELECT count(*) AS n FROM models WHERE owner = ? AND {KEPT}", owner)[0]["n"]
         return {
             "training_runs": [self._describe_run(row) for row in rows],
             "cursor": {"offset": offset, "limit": limit, "total_count": total},
@@ -71,7 +74,7 @@ class ServerQueries:
         return self._describe_run(self._run(owner, run))
 
     def _run(self, owner: str, run: str) -> Row:
-        row = self._store.one("SELECT * FROM models WHERE id = ? AND owner = ?", run, owner)
+        row = self._store.one(f"SELECT * FROM models WHERE id = ? AND owner = ? AND {KEPT}", run, owner)
         if row is None:
             raise NotFound(f"training run {run[:200]!r} is unknown")
         return row

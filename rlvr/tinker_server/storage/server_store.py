@@ -42,12 +42,14 @@ CREATE TABLE IF NOT EXISTS samplers (
 CREATE TABLE IF NOT EXISTS checkpoints (
     run TEXT, kind TEXT, name TEXT, owner TEXT, seq INT, created REAL, expires REAL, public INT, size INT,
     metadata TEXT, deleted INT, PRIMARY KEY (run, kind, name));
+CREATE TABLE IF NOT EXISTS deleted_runs (id TEXT PRIMARY KEY);
 CREATE INDEX IF NOT EXISTS models_by_session ON models (session);
 CREATE INDEX IF NOT EXISTS samplers_by_session ON samplers (session);
 CREATE INDEX IF NOT EXISTS samplers_by_model ON samplers (model, number);
 CREATE INDEX IF NOT EXISTS results_by_time ON results (created);
 CREATE INDEX IF NOT EXISTS samplers_by_path ON samplers (path, number);
 """
+KEPT = "id NOT IN (SELECT id FROM deleted_runs)"  # of a model
 
 Row = dict[str, Any]
 
@@ -149,6 +151,13 @@ class ServerStore:
                 self.record_result(model, number, result.digest, result.outcome)
             self.run("UPDATE models SET snapshot_seq = ? WHERE id = ?", seq, model)
             self.run("DELETE FROM log WHERE model = ? AND seq <= ?", model, seq)
+
+    def delete_run(self, model: str) -> None:
+        """Delete the log and the results of a run that is marked as deleted, and the weights of its sessions."""
+        with self.transaction():
+            for table in ("log", "results"):
+                self.run(f"DELETE FROM {table} WHERE model = ?", model)
+            self.run("UPDATE samplers SET folder = '' WHERE model = ? AND folder IS NOT NULL", model)
 
     # Results
 
