@@ -327,6 +327,21 @@ def service_settings() -> str:
     return _table(["in the file", "in the environment", "default"], sorted(rows))
 
 
+def engine_server_settings() -> str:
+    """Every setting of `rlvr serve engine` by its words, with its default; what the limits are follows."""
+    from rlvr.tinker_server.server_limits import ServerLimits, ServerSettings, WireLimits
+
+    rows: list[list[str]] = []
+    for section in dataclasses.fields(ServerSettings):
+        options = getattr(ServerSettings(), section.name)
+        hints = typing.get_type_hints(type(options))
+        rows += [
+            [f"`{section.name}.{name}`", f"`{_yaml(value)}`", _kind(hints[name])]
+            for name, value in vars(options).items()
+        ]
+    return f"{_table(['key', 'default', 'takes'], rows)}\n\n{_paragraphs(ServerLimits)}\n\n{_paragraphs(WireLimits)}"
+
+
 def api(dotted: str) -> str:
     """A class or function: where to import it from, its docstring, and a stub of its signature, fields and methods."""
     name = dotted.rpartition(".")[2]
@@ -339,8 +354,8 @@ PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
-        environments, settings, service_settings, spellings, sections, configs, foreign_words, refused_words, models,
-        memory, api,
+        environments, settings, service_settings, engine_server_settings, spellings, sections, configs, foreign_words,
+        refused_words, models, memory, api,
     )
 }  # fmt: skip
 
