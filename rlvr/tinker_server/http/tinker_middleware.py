@@ -74,8 +74,9 @@ class TinkerMiddleware(Middleware):
         return path == HEALTH_PATH or path.startswith(SIGNED_PREFIX)
 
     def is_quiet(self, scope: Scope, status: int) -> bool:
-        """Polls without a result and heartbeats: there are thousands of them."""
-        return scope["path"] in QUIET_PATHS and (status < 400 or status in (408, 503))
+        """Polls without a result and heartbeats, of which there are thousands, and the same while the models load."""
+        is_loading = status == 503 and not self._is_open.is_set()
+        return scope["path"] in QUIET_PATHS and (status < 400 or status == 408 or is_loading)
 
     def is_own_origin(self, origin: str, headers: dict[str, str]) -> bool:
         return host_name(origin.partition("://")[2]) in LOOPBACK
