@@ -23,12 +23,12 @@ from starlette.responses import PlainTextResponse
 from tinker_model import write_model
 from tinker_server import TinkerServer
 
-from rlvr.cli.main import run
 from rlvr.core.gc_pause import paused_collection
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.server import BackgroundServer, bind_socket
+from tests.forked_process import run_forked
 from tests.server_process import FRESH
 
 KEY = "tml-a-secret-key"
@@ -85,14 +85,13 @@ def test_an_error_while_loading_ends_the_server_though_requests_are_held() -> No
         client.close()
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
-    state = tmp_path / "state"
-    assert run(["serve", "engine", "--model", f"tiny={tmp_path / 'model'}", "--port", "0", "--state", str(state)]) == 2
-    told = capsys.readouterr().err
-    assert "loading tiny; requests to http://127.0.0.1:" in told and "holds no tokenizer" in told
-    assert "Traceback" not in told
+    words = ["--model", f"tiny={tmp_path / 'model'}", "--port", "0", "--state", str(tmp_path / "state")]
+    done = run_forked(["-m", "rlvr.cli.main", "serve", "engine", *words], timeout=60)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "loading tiny; requests to http://127.0.0.1:" in done.stderr and "holds no tokenizer" in done.stderr
 
 
 def test_no_garbage_is_looked_for_while_a_server_loads() -> None:
