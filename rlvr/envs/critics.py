@@ -119,11 +119,12 @@ def _case(attempt: Attempt) -> Case:
 class BlendCritic:
     """The critic of one episode that is judged by a blend of verifiers.
 
-    The episode ends when the blend's confidence reaches `min_confidence` (`confident`), when no verifier could judge
-    (`unjudged`), when the caller is not interested any more (`cancelled`), or when the `session_reward` changes by less
-    than `convergence_threshold` from one attempt to the next (`converged`; 0 turns this off, as a verifier that says
-    only right or wrong needs). Every attempt after the first costs `attempt_cost` of the episode's reward. `record` is
-    awaited with every attempt and its feedback before the next attempt is sampled.
+    The episode ends when the blend's confidence reaches `min_confidence` (`confident`; a confidence of 0 never does),
+    when no verifier could judge (`unjudged`; if advisory ones did, once they have no new objection), when the caller is
+    not interested any more (`cancelled`), or when the `session_reward` changes by less than `convergence_threshold`
+    from one attempt to the next (`converged`; 0 turns this off, as a verifier that says only right or wrong needs).
+    Every attempt after the first costs `attempt_cost` of the episode's reward. `record` is awaited with every attempt
+    and its feedback before the next attempt is sampled.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class BlendCritic:
         self._judge, self._record, self._cancelled = judge, record, cancelled
         self._min_confidence, self._threshold, self._cost = min_confidence, convergence_threshold, attempt_cost
         self._last_reward: float | None = None
+        self._last_errors: tuple[str, ...] = ()
 
     async def criticise(self, attempt: Attempt) -> Critique:
         feedback = await self._judge.judge(attempt)
@@ -151,9 +153,13 @@ class BlendCritic:
         reward, before = session_reward(feedback, 1), self._last_reward
         self._last_reward = reward
         cost = -self._cost if attempt.number > 1 else 0.0
+        errors, self._last_errors = self._last_errors, feedback.error_types
         if feedback.confidence is None or reward is None:
-            return Critique(None, cost, ended="unjudged")
-        passed = feedback.confidence >= self._min_confidence
+            if feedback.error_types in ((), errors):
+                return Critique(None, cost, ended="unjudged")
+            is_over = self._cancelled()
+            return Critique(None if is_over else feedback_text(feedback), cost, ended="cancelled" if is_over else "")
+        passed = is_accepted(feedback, self._min_confidence)
         ended = ""
         if passed:
             ended = "confident"
@@ -164,6 +170,12 @@ class BlendCritic:
         metrics = {"confidence": feedback.confidence, "converged": float(ended == "converged")}
         correct = passed if feedback.truth is None else feedback.truth
         return Critique(None if ended else feedback_text(feedback), cost, metrics, ended, correct)
+
+
+def is_accepted(feedback: Feedback, min_confidence: float) -> bool:
+    """Whether the confidence in an answer is enough; none at all never is."""
+    confidence = feedback.confidence or 0.0
+    return confidence > 0 and confidence >= min_confidence
 
 
 def feedback_text(feedback: Feedback) -> str:

@@ -11,7 +11,11 @@ over the parts `correctness` and `quality` of each score, or its value where it 
 only watches.
 
 `truth` comes from verifiable rewards (`RewardSpec.verifiable`): the answer is right exactly where all of them that
-could judge passed it. A judge's opinion and rules on form are never truth.
+could judge passed it. A judge's opinion and rules on form are never truth, and cannot outvote it: the confidence in an
+answer that is known to be wrong is at most what the verifiers that failed it give it.
+
+`advisory` verifiers object to an answer and cannot tell that it is right: where only they could judge there is a
+quality, but no confidence and no correctness (`Feedback.is_unverified`).
 
 The policy is shown reason codes, suggestions, and the details of verifiers that know no right answer: the details of
 one that does (a failed hidden test, a judge that was shown a reference) could give it away. `python -m pytest
@@ -48,19 +52,31 @@ SUGGESTIONS = RULES | {
     "missing_word": "Use every word that the task asks for.",
     "forbidden_word": "Leave out the words that the task forbids.",
 }
+PROGRAMS = ("code",)  # the verifiers that run the answer
+SLOW_TO_READ = {  # the same codes from a verifier that only reads the answer
+    "timeout": "Shorten or simplify the answer: checking it took too long.",
+    "memory": "Shorten or simplify the answer: checking it took too much memory.",
+}
 _UNDECIDED = ("undecided",)  # reasons of a verifiable reward that came to no verdict: no truth either way
 
 
 class Blend:
-    """Verifiers with their weights. `reveal` names those whose details are shown although they know what is right."""
+    """Verifiers with their weights. `reveal` names those whose details are shown although they know what is right,
+    `advisory` the rewards whose votes alone give no confidence."""
 
-    def __init__(self, verifiers: Sequence[tuple[Reward, float]], *, reveal: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        verifiers: Sequence[tuple[Reward, float]],
+        *,
+        reveal: Collection[str] = (),
+        advisory: Collection[str] = (),
+    ) -> None:
         entries = [{"name": reward, "weight": weight} for reward, weight in verifiers]
         self._verifiers = resolve_weighted("blend", entries)
         if unknown := [name for name in reveal if name not in self.names]:
             known = ", ".join(self.names)
             raise ValueError(f"blend: reveal={unknown[0]!r}, expected some of its verifiers: {known}")
-        self._reveal = frozenset(reveal)
+        self._reveal, self._advisory = frozenset(reveal), frozenset(advisory)
 
     @classmethod
     def of(cls, verifiers: Sequence[str | Mapping[str, Any]], *, reveal: Collection[str] = ()) -> Blend:
@@ -81,6 +97,16 @@ class Blend:
     def voters(self) -> list[str]:
         """The names of those with a say in the confidence; the others only watch."""
         return [name for name, weight in self.weights.items() if weight > 0]
+
+    @property
+    def opinions(self) -> list[str]:
+        """The names of those that cannot know the truth."""
+        return [one.label for one in self._verifiers if not one.reward.spec.verifiable]
+
+    @property
+    def can_verify(self) -> bool:
+        """Whether one of the voters can tell that an answer is right."""
+        return any(one.weight > 0 and one.reward.name not in self._advisory for one in self._verifiers)
 
     @property
     def verifiable(self) -> bool:
@@ -104,30 +130,38 @@ class Blend:
     def _feedback(self, case: Case, row: Sequence[Score]) -> Feedback:
         counted: list[tuple[float, Score]] = []
         errors: list[str] = []
+        suggestions: list[str] = []
         lines: list[str] = []
         truths: list[bool] = []
+        limit, can_tell = 1.0, False
         for one, score in zip(self._verifiers, row, strict=True):
-            if one.reward.spec.verifiable and score.value is not None and score.reason not in _UNDECIDED:
+            knows = one.reward.spec.verifiable
+            if knows and score.value is not None and score.reason not in _UNDECIDED:
                 truths.append(score.outcome is Outcome.PASSED)
             if not one.weight:
                 continue
             if score.value is not None:
                 counted.append((one.weight, score))
+                can_tell = can_tell or one.reward.name not in self._advisory
                 if score.outcome is not Outcome.PASSED:
-                    errors += (score.reason or score.outcome.value).split("+")
+                    limit = min(limit, max(0.0, score.value)) if knows else limit
+                    codes = (score.reason or score.outcome.value).split("+")
+                    errors += codes
+                    known = SUGGESTIONS if one.reward.name in PROGRAMS else SUGGESTIONS | SLOW_TO_READ
+                    suggestions += [known[code] for code in codes if code in known]
             lines.append(f"{one.label}: {self._describe(one, case, score)}")
-        errors = list(dict.fromkeys(errors))
 
         def mean_of(part: str) -> float | None:
             return _mean((weight, score.parts.get(part, score.value)) for weight, score in counted)
 
+        confidence = _mean((weight, score.value) for weight, score in counted) if can_tell else None
         return Feedback(
-            confidence=_mean((weight, score.value) for weight, score in counted),
-            correctness_score=mean_of("correctness"),
+            confidence=None if confidence is None else min(confidence, limit),
+            correctness_score=mean_of("correctness") if can_tell else None,
             quality_score=mean_of("quality"),
             detailed_feedback="\n".join(lines),
-            error_types=tuple(errors),
-            suggestions=tuple(SUGGESTIONS[code] for code in errors if code in SUGGESTIONS),
+            error_types=tuple(dict.fromkeys(errors)),
+            suggestions=tuple(dict.fromkeys(suggestions)),
             scores=dict(zip(self.names, row, strict=True)),
             truth=all(truths) if truths else None,
         )

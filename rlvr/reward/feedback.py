@@ -23,7 +23,8 @@ class Feedback:
 
     `error_types` are reason codes to group by, `suggestions` sentences for the next attempt, `detailed_feedback`
     one text for the next prompt. `scores` has each verifier's score by its name; `truth` is whether the answer is right
-    where the task itself says what is right (tests, an answer), else None.
+    where the task itself says what is right (tests, an answer), else None. Without a confidence there may be a
+    `quality_score` and `error_types`: those of advisory verifiers (`is_unverified`).
     """
 
     confidence: float | None
@@ -34,6 +35,11 @@ class Feedback:
     suggestions: tuple[str, ...] = ()
     scores: dict[str, Score] = field(default_factory=dict[str, Score])
     truth: bool | None = None
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether only verifiers judged that cannot tell whether the answer is right."""
+        return self.confidence is None and self.quality_score is not None
 
     def as_dict(self) -> dict[str, Any]:
         """The `verifier_feedback` of a service's answer."""

@@ -11,6 +11,9 @@ from enum import Enum
 from typing import Any
 
 
+UNVERIFIED = "unverified"  # the outcome of an answer that no verifier could tell right from wrong
+
+
 class Status(str, Enum):
     """Where a session stands. All but the first two are final."""
 

@@ -31,8 +31,8 @@ _DEFINITION = re.compile(r"\b(?:def|function|func|fn)\s+[A-Za-z_]\w*\s*[(<]|\bfu
 
 SUGGESTIONS = {
     "empty_output": "Give an answer: nothing was written.",
-    "too_short": "Answer in more than a word or two.",
-    "too_long": f"Shorten the answer to at most {LONGEST:,} characters.",
+    "too_short": "Lengthen the answer.",  # the verifier's detail has its limit
+    "too_long": "Shorten the answer.",
     "incomplete_code": "Complete the function: nothing is returned or printed.",
 }
 
@@ -80,12 +80,17 @@ def draft(case: Case) -> Score:
     """The mean of what rules on form leave of correctness and quality, from 0 to 1; passed where none was broken.
 
     Reasons: `empty_output`, `too_short`, `too_long`, `incomplete_code`, joined by + where several apply. Parts:
-    `correctness`, `quality`.
+    `correctness`, `quality`. The detail has the limit that the answer exceeds.
     """
     marks = examine(case.response)
+    limits = {
+        "too_short": f"{len(case.response.strip()):,} characters, expected at least {SHORTEST}",
+        "too_long": f"{len(case.response):,} characters, expected at most {LONGEST:,}",
+    }
     return Score(
         marks.confidence,
         Outcome.FAILED if marks.errors else Outcome.PASSED,
         "+".join(marks.errors),
         {"correctness": marks.correctness, "quality": marks.quality},
+        "; ".join(limits[code] for code in marks.errors if code in limits),
     )

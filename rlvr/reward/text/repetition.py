@@ -48,5 +48,6 @@ def repetition(case: Case, options: RepetitionOptions) -> Score:
     repeated = 1 - len(set(runs)) / len(runs) if runs else 0.0
     parts = {"repeated": repeated}
     if repeated > options.at_most:
-        return Score(0.0, Outcome.FAILED, "repetition", parts)
+        detail = f"a share of {repeated:.3g} of the runs of {options.words} words came before"
+        return Score(0.0, Outcome.FAILED, "repetition", parts, f"{detail}, expected at most {options.at_most}")
     return Score(1.0, Outcome.PASSED, parts=parts)

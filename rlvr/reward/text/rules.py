@@ -210,7 +210,8 @@ def length(case: Case, options: LengthOptions) -> Score:
     """1.0 if the response has from `at_least` to `at_most` words, characters, lines or tokens, both included, else 0.0.
 
     Words are split at white space; lines are those that are not blank; tokens are those that the policy sampled; text
-    alone has no tokens to count (`invalid`). Reasons: `too_short`, `too_long`. Part: `length`.
+    alone has no tokens to count (`invalid`). Reasons: `too_short`, `too_long`; the detail has the count and the bounds.
+    Part: `length`.
     """
     response = case.response
     if options.unit == "tokens":
@@ -222,7 +223,11 @@ def length(case: Case, options: LengthOptions) -> Score:
     else:
         count = len(response) if options.unit == "characters" else len(response.split())
     short, long = count < (options.at_least or 0), options.at_most is not None and count > options.at_most
-    return _rule_score("too_short" if short else "too_long" if long else "", parts={"length": count})
+    reason = "too_short" if short else "too_long" if long else ""
+    bounds = {"at least": options.at_least, "at most": options.at_most}
+    expected = " and ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
+    detail = f"{count:,} {options.unit}, expected {expected}" if reason else ""
+    return _rule_score(reason, detail, parts={"length": count})
 
 
 @dataclass(frozen=True)

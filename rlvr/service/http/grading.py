@@ -13,8 +13,9 @@ from rlvr.reward.feedback import Feedback
 from rlvr.reward.signatures import Case
 from rlvr.service.http.requests import GradeBody
 from rlvr.service.http.responses import Grade, GradeResponse, VerifierFeedback
-from rlvr.service.sessions.verification import Judge, build_verifiable_task
+from rlvr.service.sessions.verification import Judge, VerifiableTask, build_verifiable_task
 from rlvr.service.settings import Settings
+from rlvr.store.records import UNVERIFIED
 from rlvr.web.errors import HttpProblem
 
 GRADER_SECONDS = 120.0  # for all items of a request; verifiers start no batch later
@@ -23,17 +24,24 @@ BATCH = 16  # answers judged together
 
 def grade(body: GradeBody, settings: Settings, judge: Judge) -> GradeResponse:
     """Score the answers; HttpProblem 422 for a wrong configuration. Blocks."""
-    results = _by_grader(body, settings) if body.grader is not None else _by_verifiers(body, settings, judge)
-    judged = [one.value for one in results if one.value is not None]
-    return GradeResponse(results=results, mean=sum(judged) / len(judged) if judged else None)
-
-
-def _by_verifiers(body: GradeBody, settings: Settings, judge: Judge) -> list[Grade]:
+    if body.grader is not None:
+        return _response(_by_grader(body, settings))
     try:
         target = build_verifiable_task(body.request(), judge=judge, generator=settings.generator)
         target.blend.start()
     except ValueError as error:
         raise HttpProblem(422, "invalid", str(error), field="verifiers") from error
+    return _response(
+        _by_verifiers(body, target), warnings=list(target.warnings), derived_tests=list(target.derived_tests)
+    )
+
+
+def _response(results: list[Grade], **more: Any) -> GradeResponse:
+    judged = [one.value for one in results if one.value is not None]
+    return GradeResponse(results=results, mean=sum(judged) / len(judged) if judged else None, **more)
+
+
+def _by_verifiers(body: GradeBody, target: VerifiableTask) -> list[Grade]:
     cases = [Case(body.prompt, answer, target.task.meta) for answer in body.answers]
     end, results = time.monotonic() + GRADER_SECONDS, list[Grade]()
     for start in range(0, len(cases), BATCH):
@@ -47,7 +55,7 @@ def _by_verifiers(body: GradeBody, settings: Settings, judge: Judge) -> list[Gra
 def _grade_of_feedback(feedback: Feedback) -> Grade:
     return Grade(
         value=feedback.confidence,
-        outcome="error" if feedback.confidence is None else "passed" if _is_passed(feedback) else "failed",
+        outcome=_outcome(feedback),
         reason="+".join(feedback.error_types),
         detail=feedback.detailed_feedback,
         parts={name: _part(score) for name, score in feedback.scores.items()},
@@ -56,8 +64,11 @@ def _grade_of_feedback(feedback: Feedback) -> Grade:
     )
 
 
-def _is_passed(feedback: Feedback) -> bool:
-    return feedback.truth if feedback.truth is not None else not feedback.error_types
+def _outcome(feedback: Feedback) -> str:
+    if feedback.confidence is None:
+        return UNVERIFIED if feedback.is_unverified else "error"
+    passed = feedback.truth if feedback.truth is not None else not feedback.error_types
+    return "passed" if passed else "failed"
 
 
 def _by_grader(body: GradeBody, settings: Settings) -> list[Grade]:

@@ -60,12 +60,16 @@ class TrainMetrics(ResponseModel):
 
 
 class TrainResponse(ResponseModel):
-    """`final_solution` is the best verified answer, null if there is none."""
+    """`final_solution` is the best answer, null if there is none. `confidence` is null if no verifier could tell
+    whether it is right. `warnings` say what the confidence does not mean; `derived_tests` are the tests that examples
+    in the prompt gave."""
 
     session_id: str
     final_solution: str | None
     confidence: float | None
     iterations: int
+    warnings: list[str] = []
+    derived_tests: list[str | dict[str, str]] = []
     training_data: list[TrainingStep]
     metrics: TrainMetrics
 
@@ -73,6 +77,7 @@ class TrainResponse(ResponseModel):
 class AcceptedSession(BaseModel):
     session_id: str
     status: str
+    warnings: list[str] = []
 
 
 class DetailedMetrics(ResponseModel):
@@ -113,6 +118,8 @@ class EvaluateResponse(ResponseModel):
     session_id: str
     task_id: str
     summary: str
+    warnings: list[str] = []
+    derived_tests: list[str | dict[str, str]] = []
     detailed_metrics: DetailedMetrics
     recommendations: list[str]
 
@@ -281,8 +288,8 @@ class RatingResponse(BaseModel):
 
 
 class Grade(ResponseModel):
-    """`value` is null if the answer could not be judged; `outcome` and `reason` say why. `feedback` and `truth` come
-    from verifiers, as in a session, not from a grader."""
+    """`value` is null if the answer could not be judged; `outcome` and `reason` say why (`unverified`: no verifier could
+    tell whether it is right). `feedback` and `truth` come from verifiers, as in a session, not from a grader."""
 
     value: float | None
     outcome: str
@@ -294,5 +301,9 @@ class Grade(ResponseModel):
 
 
 class GradeResponse(BaseModel):
+    """`warnings` and `derived_tests` as in the response of /train."""
+
     results: list[Grade]
     mean: float | None
+    warnings: list[str] = []
+    derived_tests: list[str | dict[str, str]] = []

@@ -62,7 +62,9 @@ async def evaluate(
 def accepted_response(session: Session, response: Response) -> AcceptedSession:
     response.status_code = 202
     response.headers["location"] = f"/sessions/{session.id}"
-    return AcceptedSession(session_id=session.id, status=session.status.value)
+    return AcceptedSession(
+        session_id=session.id, status=session.status.value, warnings=session.metrics.get("warnings", [])
+    )
 
 
 async def start_session(body: TrainBody, service: Service, owner: str, learn: bool = True) -> Session:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlvr.core.types import Task
-from rlvr.envs.critics import Attempt
+from rlvr.envs.critics import Attempt, is_accepted
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import NO_GENERATOR
 from rlvr.service.sessions.verification import EnvironmentTask, VerifiableTask
-from rlvr.store.records import Experience
+from rlvr.store.records import UNVERIFIED, Experience
 
 CONVERGED = ("confident", "converged")  # the end reasons of an episode that mean success
 NOTHING_LEARNED: dict[str, Any] = {"policy_entropy": None, "training_loss": None, "updates": 0, "learning_rate": None}
@@ -130,11 +130,8 @@ def build_experience(
     """The stored form of a verified answer. `began` is when its sampling began (`time.time`)."""
     now = time.time()
     first = next(iter(feedback.scores.values()), None)
-    if feedback.truth is None:
-        passed = feedback.confidence is not None and feedback.confidence >= job.min_confidence
-    else:
-        passed = feedback.truth
-    unjudged = first.outcome.value if first is not None else "error"
+    passed = is_accepted(feedback, job.min_confidence) if feedback.truth is None else feedback.truth
+    unjudged = UNVERIFIED if feedback.is_unverified else first.outcome.value if first is not None else "error"
     return Experience(
         session_id=job.session_id,
         task_id=job.task.id,

@@ -19,10 +19,10 @@ from rlvr.store.records import Experience, Session, Status
 
 
 def best_experience(experiences: Sequence[Experience]) -> Experience | None:
-    """The best verified answer; the last answer if none could be judged."""
+    """The best verified answer; if none could be verified, the last one of those with the best form."""
     judged = [e for e in experiences if e.confidence is not None]
     if not judged:
-        return max(experiences, key=lambda e: (e.iteration, -e.sample), default=None)
+        return max(experiences, key=lambda e: (e.quality or 0.0, e.iteration, -e.sample), default=None)
     return max(judged, key=lambda e: (e.confidence, -e.iteration, -e.sample))
 
 
@@ -79,10 +79,15 @@ def train_response(session: Session, experiences: Sequence[Experience]) -> dict[
         "confidence": session.final_confidence,
         "iterations": session.iterations,
         "converged": session.converged,
+        "warnings": session.metrics.get("warnings", []),
+        "derived_tests": session.metrics.get("derived_tests", []),
         "training_data": [_training_datum(e) for e in best_episode(experiences)],
-        "metrics": session.metrics,
+        "metrics": {name: value for name, value in session.metrics.items() if name not in _BESIDE_METRICS},
         "error": session.error,
     }
+
+
+_BESIDE_METRICS = ("warnings", "derived_tests", "expected_answer")  # stored with the metrics, not shown among them
 
 
 def _training_datum(e: Experience) -> dict[str, Any]:
@@ -104,8 +109,10 @@ def evaluate_response(session: Session, experiences: Sequence[Experience]) -> di
         "task_id": session.task_id,
         "status": session.status.value,
         "summary": _summary(metrics, session),
+        "warnings": session.metrics.get("warnings", []),
+        "derived_tests": session.metrics.get("derived_tests", []),
         "detailed_metrics": metrics,
-        "recommendations": recommendations(metrics, session, experiences),
+        "recommendations": recommendations(metrics, session),
     }
 
 
@@ -113,7 +120,7 @@ def detailed_metrics(session: Session, experiences: Sequence[Experience]) -> dic
     rows = best_episode(experiences)
     confidences = [e.confidence for e in rows if e.confidence is not None]
     rewards = [e.reward for e in rows if e.reward is not None]
-    errors = [list(e.feedback.get("error_types") or ()) for e in rows if e.confidence is not None]
+    errors = [list(e.feedback.get("error_types") or ()) for e in rows if e.quality is not None]
     frequency = Counter(code for codes in errors for code in codes)
     tokens = sum(e.num_tokens for e in experiences)
     started, ended = session.started or session.created, session.finished
@@ -176,11 +183,12 @@ def _summary(metrics: dict[str, Any], session: Session) -> str:
     if session.status is Status.FAILED:
         return f"failed: {(session.error or {}).get('message', 'unknown reason')}"
     confidence, n = metrics["final_confidence"], metrics["total_iterations"]
+    after = f"{n} iteration{'s' * (n != 1)}"
     if confidence is None:
-        return f"{n} iterations; no verifier could judge an answer"
+        return f"unverified after {after}: no verifier could tell whether an answer is right"
     verdict = "solved" if confidence > SUCCESS else "not solved"
     how = f"converged at iteration {metrics['convergence_iteration']}" if metrics["converged"] else "did not converge"
-    return f"{verdict}: confidence {confidence:.2f} after {n} iteration{'s' * (n != 1)}, {how}"
+    return f"{verdict}: confidence {confidence:.2f} after {after}, {how}"
 
 
 _ADVICE = {
@@ -190,13 +198,13 @@ _ADVICE = {
 }
 
 
-def recommendations(metrics: dict[str, Any], session: Session, experiences: Sequence[Experience]) -> list[str]:
+def recommendations(metrics: dict[str, Any], session: Session) -> list[str]:
     """Advice for a session that did not go well."""
     advice = [_ADVICE[code] for code in metrics["error_frequency"] if code in _ADVICE]
     confidence, trend = metrics["final_confidence"], metrics["reward_trend"]
     if session.error:
         advice.insert(0, f"The session ended early ({session.error.get('code')}): {session.error.get('message')}")
-    if confidence is None and metrics["total_iterations"]:
+    if confidence is None and metrics["total_iterations"] and not session.metrics.get("warnings"):
         advice.append("No verifier could judge an answer: give the task tests or an answer, or set up a judge.")
     elif confidence is not None and confidence <= SUCCESS:
         if not metrics["converged"] and trend is not None and trend > 0:
@@ -209,11 +217,7 @@ def recommendations(metrics: dict[str, Any], session: Session, experiences: Sequ
             advice.append(
                 f"The most frequent error is {next(iter(metrics['error_frequency']))}: tell the model how to avoid it."
             )
-    if confidence is not None and all(set(e.scores) == {"draft"} for e in experiences):
-        advice.append(
-            "Only rules on form judged the answers, not whether they are right. Give the task tests or an answer, "
-            "name verifiers, or set up a judge."
-        )
+    advice += session.metrics.get("warnings", [])
     if metrics["verifier_accuracy"] is not None and metrics["verifier_accuracy"] < 0.6:
         advice.append("The verifiers without a reference agree little with the truth here: do not rely on them alone.")
     return advice

@@ -106,6 +106,7 @@ class Sessions:
             owner=owner,
             instance=self.instance,
             created=time.time(),
+            metrics=verifiable.described,
         )
         live = self._live[session.id] = LiveSession(session, verifiable)
         try:
@@ -331,8 +332,8 @@ class Sessions:
         )
         session.converged = best is not None and outcome.end_reasons.get(best.sample) in CONVERGED
         session.convergence_iteration = episode[-1].iteration if session.converged else None
-        accuracy = measure_accuracy(live.feedbacks, target.opinions)
-        session.metrics = session_results.train_metrics(
+        accuracy = measure_accuracy(live.feedbacks, target.blend.opinions)
+        session.metrics = target.described | session_results.train_metrics(
             live.experiences,
             convergence_iteration=session.convergence_iteration,
             verifier_accuracy=accuracy and accuracy.share,
@@ -340,8 +341,6 @@ class Sessions:
             policy_entropy=outcome.entropy,
         ) | {
             "verifier_checks": accuracy.count if accuracy else 0,
-            "self_judging": target.self_judging,
-            "verified_by": target.blend.voters,
             "convergence_threshold": self._convergence_threshold(live),
         }
         session.status, session.error, session.finished = ending.status, ending.error, time.time()
@@ -378,8 +377,9 @@ def _ending_of(live: LiveSession, outcome: SessionOutcome) -> Ending:
     """The ending of a job that its generator played to the end."""
     if "cancelled" in outcome.end_reasons.values() and live.stop_status is not None:
         return _ending_of_stop(live)
-    if live.experiences and not any(e.confidence is not None for e in live.experiences):
-        reasons = [f"{label}: {s.reason} {s.detail}" for label, s in live.feedbacks[-1].scores.items()]
+    if live.experiences and live.target.blend.can_verify and all(e.confidence is None for e in live.experiences):
+        scores = live.feedbacks[-1].scores
+        reasons = [f"{label}: {s.reason} {s.detail}" for label, s in scores.items() if s.value is None]
         message = "no verifier could judge an answer: " + "; ".join(reasons)[:600]
         return Ending(Status.FAILED, {"code": "judge_failed", "message": message})
     return Ending(Status.DONE)

@@ -3,12 +3,14 @@
 | the request has | what judges | what only watches |
 |---|---|---|
 | `verifiers` | these, by their weights | |
-| `tests` | `code`, in the sandbox | `draft`, and `judge` if one is set up |
+| `tests`, or examples in the prompt from which tests are derived | `code`, in the sandbox | `draft`, and `judge` if one is set up |
 | `answer` | `math` | the same |
 | a prompt that the generator's environment recognizes | the environment's reward | `judge` if one is set up |
-| nothing of these | `draft` by .3 and `judge` by .7 if one is set up, else `draft` | |
+| nothing of these | `draft` by .3 and `judge` by .7 if one is set up | |
+| nothing of these, and no other model as a judge | nothing: `draft` objects to form, and the confidence is None | |
 
-A request names verifiers by their registered names and sets only the options in `OPTIONS`: no path to code, no URL and
+What is judged by `draft` alone, or by the model that generates, counts as unverified unless the request names the
+verifiers; so does an answer if the verifiers that know the truth, or the judge, failed. A request names verifiers by their registered names and sets only the options in `OPTIONS`: no path to code, no URL and
 no key comes from outside, and the judge is always the one of the service's settings. Watching verifiers do not count
 for the confidence: they are there to measure how well verifiers without the truth agree with those that know it
 (`verifier_accuracy`). Exercised by `python -m pytest tests/test_service_verification.py`.
@@ -17,7 +19,7 @@ for the confidence: they are there to measure how well verifiers without the tru
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +29,8 @@ from rlvr.core.types import Outcome, Task
 from rlvr.reward import Reward, resolve_reward
 from rlvr.reward.blend import Blend
 from rlvr.reward.code import CodeProblem
+from rlvr.reward.code.derived_tests import derive_tests
+from rlvr.reward.code.formats import Test
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.judge import judge_with
 from rlvr.reward.registry import known_rewards
@@ -78,13 +82,25 @@ class EnvironmentTask:
 
 @dataclass(frozen=True)
 class VerifiableTask:
-    """What a session works on. `opinions` are the labels of verifiers that do not know the truth; `self_judging` is
-    true if the judge is the model that generates."""
+    """What a session works on. `self_judging` is true if the judge is the model that generates; `derived_tests` are the
+    tests that examples in the prompt gave; `warnings` say what a confidence does not mean."""
 
     task: Task
     blend: Blend
-    opinions: frozenset[str] = frozenset()
     self_judging: bool = False
+    derived_tests: tuple[Test, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """How the answers are judged, for the session's row."""
+        return {
+            "verified_by": self.blend.voters if self.blend.can_verify else [],
+            "self_judging": self.self_judging,
+            "warnings": list(self.warnings),
+            "derived_tests": list(self.derived_tests),
+            "expected_answer": self.task.meta.get("answer"),
+        }
 
 
 def resolve_verifier(name: str, options: Mapping[str, Any], judge: Judge = TextEndpoint()) -> Reward:
@@ -128,8 +144,12 @@ def build_verifiable_task(
 
     `generator` is the endpoint that generates, or the name of the model in this process. The reward of an
     `environment_task` judges if the request has neither verifiers nor tests; the request's `answer` replaces the
-    task's.
+    task's. Without any of these, examples in the prompt become the tests.
     """
+    derived: tuple[Test, ...] = ()
+    if not (request.tests or request.verifiers or request.answer is not None or environment_task is not None):
+        derived = tuple(derive_tests(request.prompt))
+        request = replace(request, tests=derived)
     meta: dict[str, Any] = {}
     if request.tests:
         row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
@@ -150,12 +170,42 @@ def build_verifiable_task(
                 f"verifier {reward.name!r} judges tasks of the arithmetic environment only, and the generator has not "
                 "recognized this prompt as one; use `math` with an `answer`"
             )
-    blend = Blend(verifiers)
-    opinions = frozenset(
-        label for label, (reward, _) in zip(blend.names, verifiers, strict=True) if not reward.spec.verifiable
-    )
     has_judge = any(reward.name == "judge" for reward, _ in verifiers)
-    return VerifiableTask(task, blend, opinions, has_judge and same_model(judge, generator))
+    self_judging = has_judge and same_model(judge, generator)
+    opinions = {reward.name for reward, _ in verifiers if not reward.spec.verifiable}
+    if any(reward.spec.verifiable and weight > 0 for reward, weight in verifiers):
+        advisory = opinions
+    elif request.verifiers:
+        advisory = set[str]()
+    else:
+        advisory = {"draft", "judge"} if self_judging else {"draft"}
+    # The examples stand in the prompt, so nothing is given away by naming the one that fails.
+    blend = Blend(verifiers, advisory=advisory, reveal=("code",) if derived else ())
+    return VerifiableTask(task, blend, self_judging, derived, _warnings(blend, self_judging, derived))
+
+
+def _warnings(blend: Blend, self_judging: bool, derived: Collection[Test]) -> tuple[str, ...]:
+    """What a high confidence does not mean, or why there is none."""
+    warnings: list[str] = []
+    if derived:
+        warnings.append(
+            f"{len(derived)} of the examples in the prompt became tests (derived_tests), and nothing else checks the "
+            "answer; give `tests` that the prompt does not have to check more"
+        )
+    if not blend.can_verify:
+        warnings.append(
+            "unverified: nothing of this session can tell whether an answer is right, so its confidence is null, it "
+            "is in no success rate, and nothing is learned from it. Give `tests`, an `answer`, `verifiers`, or "
+            'examples with values; to accept rules on form or an opinion, name them: "verifiers": ["draft"]'
+        )
+    elif set(blend.voters) <= set(blend.opinions):
+        warnings.append(
+            f"no verifier of this session knows the right answer ({', '.join(blend.voters)}): a high confidence does "
+            "not mean that the answer is right. Give `tests` or an `answer` to check that"
+        )
+    if self_judging and "judge" in blend.voters:
+        warnings.append("the judge is the model that generates: its opinion of its own answers confirms nothing")
+    return tuple(warnings)
 
 
 def _is_missing(meta: Mapping[str, Any], key: str) -> bool:
@@ -211,7 +261,7 @@ class Accuracy:
 def measure_accuracy(feedbacks: Iterable[Feedback], opinions: Collection[str]) -> Accuracy | None:
     """How often the verifiers without the truth agree with it; None if no truth is known.
 
-    `opinions` are their labels (`VerifiableTask.opinions`); each pair of an opinion and a truth is one check.
+    `opinions` are their labels (`Blend.opinions`); each pair of an opinion and a truth is one check.
     """
     agreed = [
         (score.outcome is Outcome.PASSED) == feedback.truth
