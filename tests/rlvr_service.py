@@ -26,6 +26,7 @@ OURS = re.compile(r"RLVR_|LLM_|JUDGE_|DATABASE_URL|PORT$|HOST$|LOG_LEVEL|RUST_LO
 
 
 SOLUTION = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
+WRONG = "def f(n):\n    return n + 1\n"
 
 
 class RlvrService(ServerProcess):
@@ -71,6 +72,8 @@ def script(asked: EndpointRequest) -> str | EndpointReply:
         return "It is \\boxed{144}."
     if "badly" in prompt:
         return "no"
+    if "sketchily" in prompt:
+        return WRONG
     return SOLUTION
 
 

@@ -41,6 +41,7 @@ LEET = "def two_sum(nums, target):\n"
         ("Write a program that reads numbers and prints their sum.\n\nInput:\n2\n1 2\n\nOutput:\n3\n", [{"input": "2\n1 2\n", "output": "3"}]),
         ("Write a script that reads n from stdin.\nSample Input 1: 5\nSample Output 1: 120\n", [{"input": "5\n", "output": "120"}]),
         ("Fix the bug in `def f(x): return x`. f(2) should return 3; now f(2) returns 2.", ["assert f(2) == 3"]),
+        (f"{FIB}fib(10) = 55\nHandle errors and edge cases.", ["assert fib(10) == 55"]),
         (f"{FIB}fib(10) = 55. math.sqrt(16) = 4, sqrt(9) = 3.", ["assert fib(10) == 55"]),  # facts beside the task
     ],
 )  # fmt: skip

@@ -86,11 +86,11 @@ def test_measurements_of_each_turn_are_reported() -> None:
 
 
 def test_the_tasks_own_check_decides_correctness_where_there_is_one() -> None:
-    """A verifier that computes decides what was right, not how sure the blend is."""
+    """A verifier that computes decides what was right: rules on form do not add to the confidence in a wrong answer."""
     _, (t,), _ = play(["43", "42"], verifiers=["exact_match"], max_turns=2)
     assert (t.metadata["first_attempt"], t.metadata["last_attempt"]) == (0.0, 1.0)
     _, (t,), _ = play(["43"], verifiers=["exact_match", "draft"], max_turns=1, min_confidence=0.1)
-    assert (t.metadata["first_attempt"], t.metadata["last_attempt"], t.metadata["confidence"]) == (0.0, 0.0, 0.15)
+    assert (t.metadata["first_attempt"], t.metadata["last_attempt"], t.metadata["confidence"]) == (0.0, 0.0, 0.0)
 
 
 def test_a_later_attempt_costs_and_only_the_last_one_is_judged() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import Reward, register_reward, resolve_reward
-from rlvr.reward.blend import SUGGESTIONS, Blend, session_reward
+from rlvr.reward.blend import SLOW_TO_READ, SUGGESTIONS, Blend, session_reward
 from rlvr.reward.feedback import MAX_DETAIL, Feedback, sanitize, strip_special
 from rlvr.reward.signatures import Case
 
@@ -94,11 +94,73 @@ def test_truth_comes_from_verifiable_rewards_alone() -> None:
     assert Blend.of([undecided]).judge("p", r"\boxed{\int_0^x e^{t^2} dt}", {"answer": "x^{x}+1"}).truth is None
 
 
+def test_opinions_do_not_outvote_the_truth() -> None:
+    """A wrong answer has no more confidence than the verifiers that failed it give it; a right one has the mean."""
+    blend = Blend.of([{"name": "draft", "weight": 9}, "math"])
+    right, wrong = (blend.judge("p", f"The answer is {n}.", {"answer": "144"}) for n in (144, 100))
+    assert (right.confidence, right.truth) == (1.0, True) and (wrong.confidence, wrong.truth) == (0.0, False)
+    partly = register_reward("half_right_in_test_blend", verifiable=True)(
+        lambda prompt, response: Score(0.4, Outcome.FAILED, "assertion")
+    )
+    said = Blend([(resolve_reward("draft"), 1), (resolve_reward(partly), 1)]).judge("p", PROSE)
+    assert (said.confidence, said.truth) == (0.4, False)  # not (1 + .4) / 2
+    watching = Blend([(resolve_reward("draft"), 1), (resolve_reward(partly), 0)]).judge("p", PROSE)
+    assert (watching.confidence, watching.truth) == (1.0, False)
+
+
+def test_advisory_verifiers_object_but_give_no_confidence() -> None:
+    draft, judge = (resolve_reward("draft"), 0.3), (fixed_reward("judge", 0.6, "low_score", detail="Why?"), 0.7)
+    alone = Blend([draft], advisory=["draft"])
+    said = alone.judge("p", "fn f()")
+    assert (said.confidence, said.correctness_score, said.quality_score) == (None, None, 0.3) and said.is_unverified
+    assert said.error_types == ("too_short", "incomplete_code") and said.suggestions and not alone.can_verify
+    assert session_reward(said, 1) is None
+    both = Blend([draft, judge], advisory=["draft"])
+    assert both.can_verify and both.judge("p", PROSE).confidence == pytest.approx(0.3 + 0.7 * 0.6)
+    broke = Blend([draft, (resolve_reward(broken), 0.7)], advisory=["draft"])
+    assert broke.can_verify and broke.judge("p", PROSE).is_unverified  # the judge could not judge: form is no proof
+    assert not Blend([(resolve_reward(broken), 1)]).judge("p", PROSE).is_unverified
+
+
+def test_feedback_states_the_limits_that_hold() -> None:
+    """Two verifiers with the same code have different limits, and a suggestion states neither."""
+    three = {"name": "length", "kwargs": {"at_most": 3}}
+    said = Blend.of([three]).judge("p", "one two three four five")
+    assert said.detailed_feedback == "length: too long: 5 words, expected at most 3"
+    assert said.suggestions == ("Shorten the answer.",)
+    both = Blend.of(["draft", three]).judge("p", "word " * 4000)
+    assert both.detailed_feedback.split("\n") == [
+        "draft: too long: 20,000 characters, expected at most 10,000",
+        "length: too long: 4,000 words, expected at most 3",
+    ]
+    between = {"name": "length", "kwargs": {"at_least": 2, "at_most": 20, "unit": "characters"}}
+    short = Blend.of(["draft", between]).judge("p", "x")
+    assert short.detailed_feedback.split("\n") == [
+        "draft: too short: 1 characters, expected at least 10",
+        "length: too short: 1 characters, expected at least 2 and at most 20",
+    ]
+    again = Blend.of([{"name": "repetition", "kwargs": {"words": 2, "at_most": 0.25}}]).judge("p", "a b a b a b")
+    assert again.detailed_feedback.endswith("share of 0.6 of the runs of 2 words came before, expected at most 0.25")
+
+
+def test_no_suggestion_states_a_number() -> None:
+    """The limits are the caller's; a suggestion is the same for every caller."""
+    assert not [text for text in {**SUGGESTIONS, **SLOW_TO_READ}.values() if any(c.isdigit() for c in text)]
+
+
+def test_a_verifier_that_reads_the_answer_does_not_ask_for_a_faster_program() -> None:
+    late = fixed_reward("regex", 0.0, "timeout")
+    assert Blend([(late, 1)]).judge("p", "a").suggestions == (SLOW_TO_READ["timeout"],)
+    program = fixed_reward("code", 0.0, "timeout")
+    assert Blend([(program, 1)]).judge("p", "a").suggestions == (SUGGESTIONS["timeout"],)
+
+
 def test_codes_become_error_types_and_suggestions() -> None:
     said = Blend.of(["draft", {"name": "exact_match", "weight": 2}]).judge("p", "fn f()", {"answer": "4"})
     assert said.error_types == ("too_short", "incomplete_code", "wrong_value")
     assert said.suggestions == tuple(SUGGESTIONS[code] for code in said.error_types)
-    assert said.detailed_feedback == "draft: too short, incomplete code\nexact_match: wrong value"
+    draft = "draft: too short, incomplete code: 6 characters, expected at least 10"
+    assert said.detailed_feedback == f"{draft}\nexact_match: wrong value"
     assert said.as_dict()["error_types"] == ["too_short", "incomplete_code", "wrong_value"]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from rlvr_service import SOLUTION, RlvrService, scripted_service
+from rlvr_service import SOLUTION, WRONG, RlvrService, scripted_service
 
 FIBONACCI = {
     "task_id": "code_fibonacci",
@@ -50,7 +50,7 @@ def post_train(service: RlvrService, **body: Any) -> dict[str, Any]:
 
 
 def test_the_documented_request_gets_the_documented_response(service: RlvrService):
-    answer = post_train(service, **FIBONACCI)
+    answer = post_train(service, **FIBONACCI, verifiers=["draft"])
     assert answer["final_solution"] == SOLUTION and answer["confidence"] >= 0.85 and answer["iterations"] == 1
     assert set(answer["metrics"]) >= METRICS
     (step,) = answer["training_data"]
@@ -60,6 +60,31 @@ def test_the_documented_request_gets_the_documented_response(service: RlvrServic
     assert list(step["verifier_feedback"]) == feedback
     assert answer["metrics"]["verifier_accuracy"] is None  # nothing says what is right
     assert answer["metrics"]["policy_entropy"] > 0
+
+
+def test_a_request_that_nothing_can_verify_is_no_success(service: RlvrService):
+    """The documented request, against a model whose answer is wrong, and with examples that say so."""
+    fibonacci = {**FIBONACCI, "task_id": "wrong_fibonacci", "context": "sketchily"}
+    plain = post_train(service, **fibonacci)
+    assert (plain["final_solution"], plain["confidence"], plain["iterations"]) == (WRONG, None, 1)
+    assert plain["training_data"][0]["reward"] is None and not plain["converged"] and plain["derived_tests"] == []
+    assert "unverified" in plain["warnings"][0] and '"verifiers": ["draft"]' in plain["warnings"][0]
+    aggregate = service.get("/metrics").json()["task_aggregates"]["wrong_fibonacci"]
+    assert (aggregate["total_sessions"], aggregate["success_rate"], aggregate["average_confidence"]) == (1, None, None)
+    (row,) = service.get("/experiences/wrong_fibonacci").json()["experiences"]
+    assert row["outcome"] == "unverified"
+    background = service.post("/train?background=true", fibonacci).json()
+    assert "unverified" in background["warnings"][0]
+    graded = service.post("/grade", {"prompt": FIBONACCI["prompt"], "answers": [WRONG]}).json()
+    assert (graded["mean"], graded["results"][0]["outcome"]) == (None, "unverified") and graded["warnings"]
+    examples = {**fibonacci, "prompt": f"{FIBONACCI['prompt']}, for example `f(10) = 55`.", "max_iterations": 2}
+    answer = service.post("/train", examples)
+    if answer.status_code == 503 and answer.json()["code"] == "verifier_unavailable":
+        pytest.skip(answer.json()["detail"])
+    derived = answer.json()
+    assert (derived["confidence"], derived["derived_tests"]) == (0.0, ["assert f(10) == 55"])
+    assert derived["training_data"][0]["verifier_feedback"]["error_types"] == ["assertion"]
+    assert "examples in the prompt became tests" in derived["warnings"][0]
 
 
 def test_the_documented_curl_commands_work(service: RlvrService):
@@ -107,7 +132,8 @@ def test_evaluate_measures_and_learns_nothing(service: RlvrService):
 
 def test_evaluations_do_not_make_the_buffer_ready_for_training(tmp_path: Path):
     with scripted_service(tmp_path, RLVR_MIN_EXPERIENCES_FOR_TRAINING="1") as service:
-        body = {"task_id": "test", "prompt": "Hello world"}
+        body = {"task_id": "test", "prompt": "Hello world", "verifiers": ["draft"]}
+        service.post("/train", {"task_id": "test", "prompt": "Hello world"})  # unverified: nothing to learn from
         service.post("/evaluate", body)
         before = service.get("/stats").json()["training_stats"]
         service.post("/train", body)
@@ -157,7 +183,8 @@ def events(service: RlvrService, session_id: str, **headers: str) -> list[tuple[
 
 
 def test_events_arrive_live_and_resume(service: RlvrService):
-    begun = service.post("/train?background=true", {"task_id": "seen", "prompt": "slowly: a limerick"}).json()
+    body = {"task_id": "seen", "prompt": "slowly: a limerick", "verifiers": ["draft"]}
+    begun = service.post("/train?background=true", body).json()
     seen = events(service, begun["session_id"])
     assert [name for _, name, _ in seen] == ["status", "status", "iteration", "end"]
     assert [number for number, _, _ in seen] == [1, 2, 3, 4]
@@ -175,7 +202,7 @@ def test_a_session_can_be_cancelled_once(service: RlvrService):
 
 
 def test_a_rating_enters_the_experience_and_its_reward(service: RlvrService):
-    session = post_train(service, task_id="rated")
+    session = post_train(service, task_id="rated", verifiers=["draft"])
     body = {"session_id": session["session_id"], "iteration": 1, "rating": 0.0, "comment": "wrong"}
     rated = service.post("/feedback", body)
     assert rated.status_code == 200 and (rated.json()["rating"], rated.json()["ratings"]) == (0.0, 1)

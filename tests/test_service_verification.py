@@ -20,6 +20,7 @@ from rlvr.service.sessions.verification import (
 from rlvr.service.settings import TextEndpoint
 
 JUDGE = TextEndpoint("http://127.0.0.1:9/v1/chat/completions", "judge")
+SAME = TextEndpoint("http://127.0.0.1:9/v1/chat/completions", "judge")
 POSED = EnvironmentTask(Task("7 8 +", "<boe> 7 8 +", {"answer": "2", "modulus": 13}), "combined")
 
 
@@ -44,6 +45,52 @@ def weights(request: SessionRequest, **how: Any) -> dict[str, float]:
 )
 def test_the_request_determines_the_verifiers(more: dict[str, Any], how: dict[str, Any], expected: dict[str, float]):
     assert weights(SessionRequest("t", "p", **more), **how) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "how", "can_verify", "warned"),
+    [
+        ({}, {}, False, "unverified"),
+        ({}, {"judge": JUDGE}, True, "no verifier of this session knows the right answer (draft, judge)"),
+        ({}, {"judge": JUDGE, "generator": SAME}, False, "unverified"),
+        ({"answer": "4"}, {}, True, ""),
+        ({"answer": "4"}, {"judge": JUDGE, "generator": SAME}, True, ""),  # the judge only watches
+        ({"tests": ("assert f() == 1",)}, {}, True, ""),
+        ({"verifiers": (("draft", 1.0, {}),)}, {}, True, "knows the right answer (draft)"),
+        ({"verifiers": (("length", 1.0, {"at_most": 9}), ("math", 1.0, {})), "answer": "4"}, {}, True, ""),
+        ({"prompt": "Write a function f with f(2) = 3."}, {}, True, "1 of the examples in the prompt became tests"),
+        ({}, {"environment_task": POSED}, True, ""),
+    ],
+)
+def test_what_cannot_tell_right_from_wrong_verifies_nothing_unless_it_is_named(
+    request_fields: dict[str, Any], how: dict[str, Any], can_verify: bool, warned: str
+):
+    verifiable = build_verifiable_task(SessionRequest(**{"task_id": "t", "prompt": "p", **request_fields}), **how)
+    assert verifiable.blend.can_verify is can_verify
+    assert any(warned in text for text in verifiable.warnings) if warned else not verifiable.warnings
+    assert verifiable.described["verified_by"] == (verifiable.blend.voters if can_verify else [])
+
+
+def test_rules_on_form_alone_give_no_confidence_where_the_truth_or_the_judge_failed():
+    named = (("math", 0.1, {}), ("draft", 0.9, {}))
+    blend = build_verifiable_task(SessionRequest("t", "p", answer="4", verifiers=named)).blend
+    assert blend.judge("p", "The answer is 4.", {"answer": "4"}).confidence == 1.0
+    assert blend.judge("p", "The answer is 4.", {}).is_unverified  # math has nothing to compare with
+    judged = build_verifiable_task(SessionRequest("t", "p"), judge=JUDGE).blend  # nothing answers there
+    assert judged.judge("p", "A long and clean text.").is_unverified
+
+
+def test_tests_are_derived_only_if_the_request_has_no_other_reference():
+    prompt = "Write a function f with f(2) = 3."
+    assert build_verifiable_task(SessionRequest("t", prompt)).derived_tests == ("assert f(2) == 3",)
+    task = build_verifiable_task(SessionRequest("t", prompt)).task
+    assert task.meta["tests"] == ["assert f(2) == 3"]
+    others: list[dict[str, Any]] = [
+        {"tests": ("assert f(1) == 2",)}, {"answer": "4"}, {"verifiers": (("draft", 1.0, {}),)},
+    ]  # fmt: skip
+    for more in others:
+        assert build_verifiable_task(SessionRequest("t", prompt, **more)).derived_tests == ()
+    assert build_verifiable_task(SessionRequest("t", prompt), environment_task=POSED).derived_tests == ()
 
 
 def test_the_task_has_the_verifiers_fields_and_an_environment_task_its_own_prompt():

@@ -20,7 +20,7 @@ from rlvr.store.records import Experience, Session, Status
 
 def answer(iteration: int, confidence: float | None, reward: float | None, *errors: str, **more: Any) -> Experience:
     feedback = {"confidence": confidence, "error_types": list(errors)}
-    given = {"correctness": confidence, "quality": confidence, "num_tokens": 10, "seconds": 0.5, **more}
+    given: dict[str, Any] = {"correctness": confidence, "quality": confidence, "num_tokens": 10, "seconds": 0.5, **more}
     return Experience(
         "s",
         "t",
@@ -135,7 +135,7 @@ def test_errors_are_counted_from_the_first_judged_answer_to_the_last(rows: list[
         ([answer(1, 0.2, 0.2), answer(2, 0.4, 0.5)], {}, "raise max_iterations"),
         ([answer(1, 0.2, 0.2), answer(2, 0.2, 0.2)], {"converged": True}, "stopped changing"),
         ([answer(1, 0.2, 0.2, "timeout")], {}, "too slow"),
-        ([answer(1, 1.0, 1.5, scores={"draft": {}})], {}, "Only rules on form judged"),
+        ([answer(1, None, None, quality=1.0)], {"metrics": {"warnings": ["unverified: why"]}}, "unverified: why"),
         ([], {"status": Status.FAILED, "error": {"code": "endpoint_timeout", "message": "late"}}, "endpoint_timeout"),
     ],
 )
@@ -143,6 +143,15 @@ def test_recommendations_name_the_remedy(rows: list[Experience], more: dict[str,
     assert any(words in line for line in evaluate_response(session(rows, **more), rows)["recommendations"])
 
 
-def test_no_warning_if_a_verifier_checked_the_answer():
-    rows = [answer(1, 1.0, 1.5, scores={"code": {}, "draft": {}})]
-    assert not any("Only rules on form" in line for line in evaluate_response(session(rows), rows)["recommendations"])
+def test_an_unverified_session_is_neither_solved_nor_unsolved():
+    rows = [answer(1, None, None, "too_short", quality=0.3), answer(2, None, None, quality=1.0)]
+    metrics = {"warnings": ["unverified: why"], "derived_tests": [], "expected_answer": None, "total_reward": None}
+    one = session(rows, metrics=metrics, final_confidence=None)
+    evaluated = evaluate_response(one, rows)
+    assert evaluated["summary"].startswith("unverified after 2 iterations") and evaluated["warnings"] == metrics["warnings"]
+    assert evaluated["detailed_metrics"]["error_frequency"] == {"too_short": 1}  # what the rules on form objected to
+    trained = train_response(one, rows)
+    assert (trained["warnings"], trained["derived_tests"]) == (["unverified: why"], [])
+    assert trained["metrics"] == {"total_reward": None}
+    better_form = [rows[1], answer(3, None, None, quality=0.3)]
+    assert best_experience(better_form) is rows[1]

@@ -70,8 +70,8 @@ def test_opinions_are_measured_against_the_tasks_answer(tmp_path: Path):
     asyncio.run(run())
 
 
-def test_a_right_answer_passes_at_any_confidence(tmp_path: Path):
-    """Rules on form weigh nine tenths and accept the wrong answer; the truth does not."""
+def test_rules_on_form_do_not_outvote_the_truth(tmp_path: Path):
+    """They weigh nine tenths and accept the wrong answer; the truth does not."""
 
     async def run() -> None:
         with serving(lambda asked: "The answer is 100.") as server:
@@ -79,9 +79,9 @@ def test_a_right_answer_passes_at_any_confidence(tmp_path: Path):
                 verifiers = (("draft", 0.9, {}), ("math", 0.1, {}))
                 request = SessionRequest("squares", "What is 12 * 12?", answer="144", verifiers=verifiers)
                 session, answer = await run_session(sessions, request)
-                [row] = sessions.store.experiences(session_id=session.id)
-        assert answer["confidence"] == 0.9 and session.converged
-        assert row.outcome == "failed" and answer["metrics"]["verifier_accuracy"] == 0.0
+                rows = sessions.store.experiences(session_id=session.id)
+        assert answer["confidence"] == 0.0 and not session.converged
+        assert {row.outcome for row in rows} == {"failed"} and answer["metrics"]["verifier_accuracy"] == 0.0
 
     asyncio.run(run())
 
@@ -105,7 +105,8 @@ def test_unchanged_answers_converge_only_without_a_known_truth(tmp_path: Path):
     async def run() -> None:
         with serving(lambda asked: "Too short") as server:
             async with open_sessions(settings_of(tmp_path, server.plain_url)) as sessions:
-                prose, _ = await run_session(sessions, SessionRequest("say", "Say something kind."))
+                request = SessionRequest("say", "Say something kind.", verifiers=(("draft", 1.0, {}),))
+                prose, _ = await run_session(sessions, request)
                 code, _ = await run_session(sessions)
         assert (prose.iterations, prose.converged, prose.convergence_iteration) == (2, True, 2)
         assert (code.iterations, code.converged, code.convergence_iteration) == (4, False, None)
@@ -293,10 +294,14 @@ def test_a_self_judging_judge_is_flagged_and_its_feedback_reaches_the_next_promp
             one = TextEndpoint(server.chat_url, "same")
             async with open_sessions(settings_of(tmp_path, llm=one, judge=one)) as sessions:
                 _, answer = await run_session(sessions, SessionRequest("why", "Why is the sky blue?", max_iterations=2))
-        # .3 x 1 by the rules and .7 x .4 by the judge.
-        assert answer["confidence"] == pytest.approx(0.58)
-        assert answer["metrics"]["self_judging"] is True
-        assert answer["metrics"]["verified_by"] == ["draft", "judge"]
+                request = SessionRequest("why", "Why?", verifiers=(("draft", 0.3, {}), ("judge", 0.7, {})))
+                _, named = await run_session(sessions, request, max_iterations=1)
+        assert answer["confidence"] is None and answer["metrics"]["verified_by"] == []
+        assert named["confidence"] == pytest.approx(0.58)  # .3 x 1 by the rules and .7 x .4 by the judge
+        assert named["metrics"]["verified_by"] == ["draft", "judge"]
+        for one in (answer, named):
+            assert one["metrics"]["self_judging"] is True
+            assert "the judge is the model that generates" in one["warnings"][-1]
         assert any("It names no reason." in asked.prompt for asked in server.asked if "examiner" not in asked.prompt)
 
     asyncio.run(run())

@@ -59,7 +59,7 @@ _DEFINES = re.compile(
     r"\b(?:let|define[sd]?|base|recurrence|recursion|recursive(?:ly)?|initial(?:ly)?|given|using|use|denote)\b", re.I
 )
 _DEBUGS = re.compile(
-    r"\b(?:bug|bugs|buggy|broken|debug|fix|wrong(?:ly)?|incorrect(?:ly)?|error|errors|fails?|traceback|"
+    r"\b(?:bug|bugs|buggy|broken|debug|fix|wrong(?:ly)?|incorrect(?:ly)?|fails?|traceback|"
     r"(?:does|do)(?: not|n['’]t) work|actual output)\b",
     re.I,
 )
