@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_fixtures import EVIL, fill_store, make_run
+from dashboard_fixtures import EVIL, experience, fill_store, make_run
 
 import rlvr.service.dashboard
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Source, TokenPiece, visible_text
@@ -19,6 +19,7 @@ from rlvr.service.dashboard.pages.trajectory_pages import chance, query_of, toke
 from rlvr.service.dashboard.pages.work_pages import overview, work_page
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.session_source import StoreSource
+from rlvr.store import Session, Status
 
 ASSETS = Path(rlvr.service.dashboard.__file__).parent / "assets"
 VIEWS = {"overview": overview, "work": work_page, "table": trajectories, "one": trajectory, "compare": compare}
@@ -147,14 +148,67 @@ def test_two_steps_are_compared_by_numbers_and_by_the_same_tasks(runs: RunSource
     assert ["grad_norm", "0.5", "0.5", "+0"] in rows
 
 
-def test_pairs_put_the_same_task_side_by_side_first():
-    def entry(key: str, task: str) -> AnswerRow:
-        return AnswerRow(key, "run", task, 0, "passed", "stop", 1.0, 0.0, 1, "", "")
+def test_only_answers_to_the_same_task_by_the_same_verifiers_are_paired():
+    def entry(key: str, task: str, *verifiers: str) -> AnswerRow:
+        return AnswerRow(key, "run", task, 0, "passed", "stop", 1.0, 0.0, 1, "", "", verifiers=verifiers)
 
-    left = [entry("1", "a"), entry("2", "a"), entry("3", "b")]
-    right = [entry("4", "c"), entry("5", "b"), entry("6", "d")]
+    left = [entry("1", "a"), entry("2", "a"), entry("3", "b", "code"), entry("4", "c", "code"), entry("5", "")]
+    right = [entry("6", "d"), entry("7", "b", "code"), entry("8", "c", "draft"), entry("9", "")]
     found = [(a and a.key, b and b.key) for a, b in pair_answers(left, right)]
-    assert found == [("3", "5"), ("1", "4"), (None, "6")]
+    alone = [("1", None), ("4", None), ("5", None), (None, "6"), (None, "8"), (None, "9")]
+    assert found == [("3", "7"), *alone]
+
+
+def test_compare_says_which_answers_it_cannot_compare(tmp_path: Path):
+    store = fill_store(f"sqlite:///{tmp_path}/store.sqlite")
+    store.add_session(Session("r", "", "", kind="run", name="mine", status=Status.DONE, iterations=3))
+    judged = {"exact": {"value": 1.0, "outcome": "passed"}}
+    places = [(1, 0, "x"), (1, 1, "y"), (2, 0, "x"), (2, 1, "z"), (3, 0, "w")]
+    store.add_experiences(
+        [experience("r", at, sample=i, task_id=task, step=at - 1, scores=judged) for at, i, task in places]
+    )
+
+    def shown(a: int, b: int) -> str:
+        return " ".join(texts(compare(StoreSource(store), {"work": "r", "a": str(a), "b": str(b)}).main))
+
+    assert "2 of 3 cannot be compared and stand alone" in shown(1, 2)
+    assert "Nothing can be compared" in shown(1, 3) and "numbers above are of different tasks" in shown(1, 3)
+    assert "compared" not in shown(1, 1)
+    store.close()
+
+
+def test_a_session_that_nothing_verified_or_that_failed_its_tests_is_not_green(tmp_path: Path):
+    store = fill_store(f"sqlite:///{tmp_path}/store.sqlite")
+    warned = {"warnings": ["unverified: why"], "derived_tests": ["assert f(2) == 3"], "expected_answer": "7"}
+    for name, confidence, metrics in (("null", None, warned), ("zero", 0.0, {}), ("solved", 1.0, {})):
+        given: dict[str, Any] = {"final_confidence": confidence, "metrics": metrics, "created": 500}
+        store.add_session(Session(name, f"task_{name}", "Write f.", status=Status.DONE, **given))
+    draft = {"draft": {"value": 1.0, "outcome": "passed"}}
+    outcomes = (("null", None, "unverified"), ("zero", 0.0, "passed"), ("solved", 1.0, "passed"))
+    ids = store.add_experiences(
+        [experience(name, 1, confidence=c, outcome=outcome, scores=draft) for name, c, outcome in outcomes]
+    )
+    source = StoreSource(store)
+
+    def badges(view: Any, **parameters: str) -> list[tuple[str, str]]:
+        page = view(source, parameters)
+        found = [node for node in elements(page.main) if "badge" in node[1].get("class", "")]
+        return [(node[1]["class"].removeprefix("badge "), texts(node)[0]) for node in found]
+
+    for name, id, word in (("null", ids[0], "not verified"), ("zero", ids[1], "not solved")):
+        on_pages = badges(work_page, work=name) + badges(trajectory, key=str(id))
+        assert on_pages[0][1] == word and "good" not in {kind for kind, _ in on_pages}, on_pages
+    assert badges(work_page, work="solved") == [("good", "solved"), ("good", "passed")]
+    assert "good" in {kind for kind, _ in badges(trajectory, key=str(ids[2]))}
+    listed = dict((word, kind) for kind, word in badges(overview))
+    assert (listed["not verified"], listed["not solved"], listed["solved"]) == ("warn", "bad", "good")
+    session = " ".join(texts(work_page(source, {"work": "null"}).main))
+    assert "unverified: why" in session and "Tests from examples in the prompt assert f(2) == 3" in session
+    answer = trajectory(source, {"key": str(ids[0])})
+    beside = next(node for node in elements(answer.main) if node[1].get("class") == "grid2")
+    assert [texts(node)[0] for node in beside[2:]] == ["Answer", "Compared with"]
+    assert "Expected answer 7" in " ".join(texts(beside))
+    store.close()
 
 
 def test_less_likely_tokens_are_shaded_darker():

@@ -75,6 +75,31 @@ def test_one_answer_has_all_verdicts_and_the_feedback(store: ExperienceStore):
     assert [entry.key for entry in detail.siblings] == ["2"]
 
 
+def test_an_answer_is_shown_with_what_it_was_compared_with(store: ExperienceStore):
+    """The expected answer, the tests and the named verifiers of its session; of a training run nothing is stored."""
+    request = {
+        "answer": "\u202e144",
+        "tests": ["assert f(1) == 2", {"input": "1", "output": "2"}],
+        "verifiers": [["length", 2.0, {"at_most": 3}], ["draft", 1.0, {}]],
+    }
+    store.add_session(Session("d", "task_d", "Write.", request, status=Status.DONE, created=400))
+    environment = {"expected_answer": "7", "derived_tests": ["assert f(3) == 4"]}
+    store.add_session(Session("e", "task_e", "3 4 +", {"answer": None}, metrics=environment, created=401))
+    store.add_session(Session("r", "", "", {"answer": "no request"}, kind="run", name="mine", created=402))
+    keys = store.add_experiences([experience("d", 1), experience("e", 1), experience("r", 1, step=0)])
+    details = [StoreSource(store).detail(str(key)) for key in keys]
+    assert [detail and detail.reference for detail in details] == [
+        [
+            ("Expected answer", "\\u202e144"),
+            ("Tests", "assert f(1) == 2\ninput:\n1\noutput:\n2"),
+            ("Verifiers", "length (weight 2.0): at_most=3\ndraft (weight 1.0)"),
+        ],
+        [("Expected answer", "7"), ("Tests from examples in the prompt", "assert f(3) == 4")],
+        [],
+    ]
+    assert ("Expected answer", "7") in StoreSource(store).texts("e")
+
+
 def test_tokens_of_an_engine_are_shown_as_text(store: ExperienceStore):
     store.add_experiences([experience("c", 2, text="Hi", tokens=[72, 105], logprobs=[-0.5, -1.0])])
     source = StoreSource(store, decode=lambda ids: "".join(map(chr, ids)))

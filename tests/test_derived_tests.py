@@ -25,26 +25,47 @@ LEET = "def two_sum(nums, target):\n"
         (f"{FIB}fib(10) = 55", ["assert fib(10) == 55"]),
         (f"{FIB}fib(10) == 55.", ["assert fib(10) == 55"]),
         (f"{SEED}, for example `fib(10) = 55` and `fib(2) -> 1`.", ["assert fib(10) == 55", "assert fib(2) == 1"]),
-        (f"{SEED}: fib(1) = 1, fib(2) = 1; fib(10) = 55", [f"assert fib({n}) == {v}" for n, v in ((1, 1), (2, 1), (10, 55))]),
+        (
+            f"{SEED}: fib(1) = 1, fib(2) = 1; fib(10) = 55",
+            ["assert fib(1) == 1", "assert fib(2) == 1", "assert fib(10) == 55"],
+        ),
         (f"{FIB}fib(10) = 55 and fib(0) = 0.", ["assert fib(10) == 55", "assert fib(0) == 0"]),
         (f"{FIB}`fib(10)` should return `55`. It has to be fast.", ["assert fib(10) == 55"]),
         (f"{FIB}(fib(10) is 55)", ["assert fib(10) == 55"]),
-        ("Write a function f.\n\nExamples:\n- f(2) -> 3\n- f(-1) → 0\n* f(5) => 6  # one more", ["assert f(2) == 3", "assert f(-1) == 0", "assert f(5) == 6"]),
+        (
+            "Write a function f.\n\nExamples:\n- f(2) -> 3\n- f(-1) → 0\n* f(5) => 6  # one more",
+            ["assert f(2) == 3", "assert f(-1) == 0", "assert f(5) == 6"],
+        ),
         ("Implement reverse(s). reverse('a. b, c') returns 'c ,b .a'.", ["assert reverse('a. b, c') == 'c ,b .a'"]),
         ("Write a function.\n>>> f(3)\n9\n>>> f(4)\n16\n", ["assert f(3) == 9", "assert f(4) == 16"]),
-        ("Complete this:\n\ndef mean(xs):\n    \"\"\"The mean.\n\n    >>> mean([1, 2])\n    1.5\n    \"\"\"\n", ["assert mean([1, 2]) == 1.5"]),
-        ("Write a function.\nYour code should pass these tests:\nassert add(1, 2) == 3\nassert add(x=1, y=-1) == 0", ["assert add(1, 2) == 3", "assert add(x=1, y=-1) == 0"]),
-        (f"{LEET}Input: nums = [2, 7], target = 9\nOutput: [0, 1]\nExplanation: 2 + 7 = 9\n", ["assert two_sum([2, 7], 9) == [0, 1]"]),
+        (
+            'Complete this:\n\ndef mean(xs):\n    """The mean.\n\n    >>> mean([1, 2])\n    1.5\n    """\n',
+            ["assert mean([1, 2]) == 1.5"],
+        ),
+        (
+            "Write a function.\nYour code should pass these tests:\nassert add(1, 2) == 3\nassert add(x=1, y=-1) == 0",
+            ["assert add(1, 2) == 3", "assert add(x=1, y=-1) == 0"],
+        ),
+        (
+            f"{LEET}Input: nums = [2, 7], target = 9\nOutput: [0, 1]\nExplanation: 2 + 7 = 9\n",
+            ["assert two_sum([2, 7], 9) == [0, 1]"],
+        ),
         (f"{FIB}\nInput: 10\nOutput: 55\n\nInput: 0\nOutput: 0", ["assert fib(10) == 55", "assert fib(0) == 0"]),
         (f"{FIB}\nInput: 10, Output: 55", ["assert fib(10) == 55"]),
         (f"{FIB}\n**Input:** `fib(10)` -> **Output:** `55`", ["assert fib(10) == 55"]),
-        ("Write a program that reads numbers and prints their sum.\n\nInput:\n2\n1 2\n\nOutput:\n3\n", [{"input": "2\n1 2\n", "output": "3"}]),
-        ("Write a script that reads n from stdin.\nSample Input 1: 5\nSample Output 1: 120\n", [{"input": "5\n", "output": "120"}]),
+        (
+            "Write a program that reads numbers and prints their sum.\n\nInput:\n2\n1 2\n\nOutput:\n3\n",
+            [{"input": "2\n1 2\n", "output": "3"}],
+        ),
+        (
+            "Write a script that reads n from stdin.\nSample Input 1: 5\nSample Output 1: 120\n",
+            [{"input": "5\n", "output": "120"}],
+        ),
         ("Fix the bug in `def f(x): return x`. f(2) should return 3; now f(2) returns 2.", ["assert f(2) == 3"]),
         (f"{FIB}fib(10) = 55\nHandle errors and edge cases.", ["assert fib(10) == 55"]),
         (f"{FIB}fib(10) = 55. math.sqrt(16) = 4, sqrt(9) = 3.", ["assert fib(10) == 55"]),  # facts beside the task
     ],
-)  # fmt: skip
+)
 def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object]) -> None:
     assert derive_tests(prompt) == tests
 
@@ -110,7 +131,7 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         f"{FIB}def fib(10) -> 55",
         "",
     ],
-)  # fmt: skip
+)
 def test_what_may_be_no_example_becomes_no_test(prompt: str) -> None:
     assert derive_tests(prompt) == []
 
@@ -125,7 +146,20 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
 
 def test_long_and_nested_texts_take_no_time() -> None:
     start = time.perf_counter()
-    pieces = ["(", "[", "-", "f(", "f(1) = ", "f(1) = 1, ", "Input: ", "Input: 1 Output: ", "`", "'", "write ", ">>> f(1)\n"]
+    pieces = [
+        "(",
+        "[",
+        "-",
+        "f(",
+        "f(1) = ",
+        "f(1) = 1, ",
+        "Input: ",
+        "Input: 1 Output: ",
+        "`",
+        "'",
+        "write ",
+        ">>> f(1)\n",
+    ]
     for piece in pieces:
         for text in (piece * 900, piece * (90_000 // len(piece)), f"{piece}\n" * 9_000):
             assert len(derive_tests(f"Write a Python function f. f({text}\n{text}")) <= MAX_TESTS
@@ -144,6 +178,9 @@ def test_nothing_of_a_prompt_is_executed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_derived_tests_tell_right_from_wrong_in_the_sandbox() -> None:
     meta = {"tests": derive_tests(f"{SEED}, for example `f(10) = 55` and f(2) -> 1.")}
-    wrong, right = "def f(n): return n + 1", "def f(n):\n    a, b = 0, 1\n    for _ in range(n): a, b = b, a + b\n    return a"
+    wrong, right = (
+        "def f(n): return n + 1",
+        "def f(n):\n    a, b = 0, 1\n    for _ in range(n): a, b = b, a + b\n    return a",
+    )
     scores = resolve_reward("code").judge_all([Case("", answer, meta) for answer in (wrong, right)])
     assert [(score.outcome, score.reason) for score in scores] == [(Outcome.FAILED, "assertion"), (Outcome.PASSED, "")]

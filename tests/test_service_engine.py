@@ -119,6 +119,33 @@ def test_the_same_seed_and_weights_give_the_same_answers(tmp_path: Path):
     assert asyncio.run(read_log_lines(tmp_path / "a")) == asyncio.run(read_log_lines(tmp_path / "b"))
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_unverified_sessions_change_no_weights_unless_the_rules_are_named(tmp_path: Path, named: bool):
+    """Rules tell the words of the table apart, so a group of answers may have a signal; without a name it is none."""
+
+    async def run() -> None:
+        client = table(tmp_path / "policy")
+        before = client.policy.sha256()
+        rules = (("draft", 1.0, {}), ("required_words", 1.0, {"words": ["yes"]})) if named else ()
+        request = SessionRequest("say", "perhaps yes", verifiers=rules)
+        async with open_sessions(
+            settings_of(tmp_path), generator=engine(tmp_path, samples=6, batch_size=1, client=client)
+        ) as sessions:
+            await ready(sessions.generator)  # pyright: ignore[reportArgumentType]
+            for _ in range(4):
+                session, _ = await run_session(sessions, request, max_iterations=1)
+            rows = sessions.store.experiences(session_id=session.id)
+        learned = sessions.generator.learning()
+        assert session.status is Status.DONE
+        if named:
+            assert client.policy.sha256() != before and learned["updates"] > 0
+        else:
+            assert client.policy.sha256() == before and learned["updates"] == 0
+            assert {(row.reward, row.advantage, row.outcome) for row in rows} == {(None, None, "unverified")}
+
+    asyncio.run(run())
+
+
 def test_evaluation_changes_no_weights(tmp_path: Path):
     async def run() -> None:
         client = table(tmp_path / "policy")

@@ -247,7 +247,8 @@ def test_a_session_runs_without_the_verdict_of_a_loading_judge(tmp_path: Path):
 
     with serving(lambda asked: "An answer that rules accept.") as endpoint:
         answer = asyncio.run(life())
-    assert answer["confidence"] == 1.0 and answer["metrics"]["self_judging"] is False
+    assert answer["confidence"] is None and answer["metrics"]["self_judging"] is False
+    assert "can tell whether an answer is right failed: judge: judge_unreachable" in answer["warnings"][-1]
     (row,) = answer["training_data"]
     assert "judge: could not judge (judge unreachable)" in row["verifier_feedback"]["detailed_feedback"]
 

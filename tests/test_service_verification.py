@@ -68,7 +68,7 @@ def test_what_cannot_tell_right_from_wrong_verifies_nothing_unless_it_is_named(
     verifiable = build_verifiable_task(SessionRequest(**{"task_id": "t", "prompt": "p", **request_fields}), **how)
     assert verifiable.blend.can_verify is can_verify
     assert any(warned in text for text in verifiable.warnings) if warned else not verifiable.warnings
-    assert verifiable.described["verified_by"] == (verifiable.blend.voters if can_verify else [])
+    assert verifiable.describe()["verified_by"] == (verifiable.blend.voters if can_verify else [])
 
 
 def test_rules_on_form_alone_give_no_confidence_where_the_truth_or_the_judge_failed():

@@ -148,7 +148,10 @@ def test_an_unverified_session_is_neither_solved_nor_unsolved():
     metrics = {"warnings": ["unverified: why"], "derived_tests": [], "expected_answer": None, "total_reward": None}
     one = session(rows, metrics=metrics, final_confidence=None)
     evaluated = evaluate_response(one, rows)
-    assert evaluated["summary"].startswith("unverified after 2 iterations") and evaluated["warnings"] == metrics["warnings"]
+    assert (
+        evaluated["summary"].startswith("unverified after 2 iterations")
+        and evaluated["warnings"] == metrics["warnings"]
+    )
     assert evaluated["detailed_metrics"]["error_frequency"] == {"too_short": 1}  # what the rules on form objected to
     trained = train_response(one, rows)
     assert (trained["warnings"], trained["derived_tests"]) == (["unverified: why"], [])

@@ -101,6 +101,30 @@ def test_episodes_of_a_session_have_different_draws(tmp_path: Path):
     asyncio.run(run())
 
 
+def test_an_unverified_session_ends_when_rules_on_form_have_no_new_objection(tmp_path: Path):
+    """Further answers would be asked for without a word on how to improve. Nothing is learned from any."""
+
+    def script(asked: EndpointRequest) -> str:
+        return "Too short" if "eview" not in asked.prompt else "A longer answer that has nothing wrong in its form."
+
+    async def run() -> None:
+        training = TrainingConfig(max_iterations=4, min_experiences_for_training=1)
+        with serving(script) as server:
+            async with open_sessions(settings_of(tmp_path, server.plain_url, training=training)) as sessions:
+                mended, answer = await run_session(sessions, SessionRequest("say", "Say something kind."))
+                server.script = lambda asked: "Too short"
+                same, _ = await run_session(sessions, SessionRequest("say", "Say something kind."))
+                rows = sessions.store.experiences(session_id=mended.id)
+                updates, buffer = sessions.generator.learning()["updates"], sessions.store.buffer()
+        assert (mended.iterations, mended.final_confidence, mended.converged) == (2, None, False)
+        assert answer["final_solution"] == rows[1].generated_output  # the one with the better form
+        assert same.iterations == 2 and same.status is Status.DONE
+        assert [(row.outcome, row.reward, row.gain) for row in rows] == [("unverified", None, None)] * 2
+        assert (updates, buffer.ready) == (0, 0)
+
+    asyncio.run(run())
+
+
 def test_unchanged_answers_converge_only_without_a_known_truth(tmp_path: Path):
     async def run() -> None:
         with serving(lambda asked: "Too short") as server:

@@ -41,6 +41,12 @@ class Feedback:
         """Whether only verifiers judged that cannot tell whether the answer is right."""
         return self.confidence is None and self.quality_score is not None
 
+    @property
+    def failures(self) -> str:
+        """The verifiers that could not judge, and why, for the user; not for the policy."""
+        failed = {name: score for name, score in self.scores.items() if score.value is None}
+        return "; ".join(f"{name}: {score.reason} {score.detail}" for name, score in failed.items())[:600]
+
     def as_dict(self) -> dict[str, Any]:
         """The `verifier_feedback` of a service's answer."""
         return {

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-
 UNVERIFIED = "unverified"  # the outcome of an answer that no verifier could tell right from wrong
 
 

@@ -45,7 +45,8 @@ _NAMED = re.compile(  # how a prompt names the function that it asks for
 )
 _CALL = re.compile(r"(?<![\w.)\]])([a-z_]\w*)\(", re.ASCII)
 _EXPECTS = r"(?:should|must|has to|is expected to)\s+(?:return|give|yield|equal|be|produce|evaluate\s+to)"
-_EQUALS = re.compile(rf"`?\s*(?:(==?(?![=>])|is\b)|({_EXPECTS})\b|(?:->|=>|→|⇒|(?:returns|gives|yields|equals)\b))\s*`?", re.I)
+_ARROWS = r"->|=>|→|⇒|(?:returns|gives|yields|equals)\b"
+_EQUALS = re.compile(rf"`?\s*(?:(==?(?![=>])|is\b)|({_EXPECTS})\b|(?:{_ARROWS}))\s*`?", re.I)
 _AFTER = re.compile(r"`?\)?(?:\s*$|[.;](?:\s|$)|,\s+(?![\d'\"\[({+-])|\s+and\s+(?:that\s+)?`?\w+\(|\s+#)")
 _BULLET = re.compile(r"\s*(?:[-*•>#]+|//|\d+[.)])?\s*(?:assert\s+)?[`(]?")
 _DOUBT = re.compile(
@@ -116,15 +117,14 @@ def _is_own(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and name not in vars(builtins)
 
 
-
 def _defined_names(prompt: str) -> set[str]:
     """The functions of equations with variables, such as f in f(n) = f(n - 1) + f(n - 2)."""
     names: set[str] = set()
     for line in prompt.splitlines():
         for match in _CALL.finditer(line) if len(line) <= MAX_LINE else ():
             end = _end_of_literal(line, match.end() - 1)
-            tree = _parse(line[match.end() - 1 : end])
-            if re.match(r"\s*=", line[end:]) and any(isinstance(node, ast.Name) for node in ast.walk(tree or ast.Pass())):
+            tree = _parse(line[match.end() - 1 : end]) if re.match(r"\s*=", line[end:]) else None
+            if tree is not None and any(isinstance(node, ast.Name) for node in ast.walk(tree)):
                 names.add(match[1])
     return names
 

@@ -58,6 +58,10 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 @dataclass(frozen=True)
 class Curve:
     """One curve: (x, y), x ascending."""
@@ -97,12 +101,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Work:
-    """A training run or a session of the service. `live` while it is in progress; `status` chooses its color."""
+    """A training run or a session of the service. `live` while it is in progress; `result`, or else `status`, is its
+    badge."""
 
     id: str
     name: str
     status: str
     live: bool = False
+    result: str = ""  # of a session that is done: whether its task is solved
     about: str = ""
     changed: float | None = None
     done: float | None = None  # from 0 to 1
@@ -127,6 +133,7 @@ class AnswerRow:
     group: str = ""
     reason: str = ""
     rating: float | None = None
+    verifiers: tuple[str, ...] = ()  # that judged it
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,7 @@ class AnswerDetail:
     verdicts: list[VerifierVerdict]
     pieces: list[TokenPiece] = field(default_factory=list[TokenPiece])
     pieces_note: str = ""  # why they are missing or cut
+    reference: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # what it was compared with
     feedback: str = ""
     suggestions: list[str] = field(default_factory=list[str])
     facts: dict[str, str] = field(default_factory=dict[str, str])

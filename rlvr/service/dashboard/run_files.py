@@ -196,7 +196,8 @@ class Rollouts:
 
 def answer_row(run: str, step: int, place: int, row: dict[str, Any]) -> AnswerRow:
     """A stored answer as a row of a table."""
-    outcome, reason = outcome_of(verdicts_of(row.get("scores")))
+    verdicts = verdicts_of(row.get("scores"))
+    outcome, reason = outcome_of(verdicts)
     tokens = row.get("response_tokens")
     answer = row.get("answer") if isinstance(row.get("answer"), str) else row.get("response")
     return AnswerRow(
@@ -213,6 +214,7 @@ def answer_row(run: str, step: int, place: int, row: dict[str, Any]) -> AnswerRo
         answer=one_line(answer),
         group=visible_text(row.get("group_id"), 200),
         reason=reason,
+        verifiers=tuple(verdict.verifier for verdict in verdicts),
     )
 
 

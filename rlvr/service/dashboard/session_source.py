@@ -29,6 +29,7 @@ from rlvr.service.dashboard.dashboard_data import (
     Source,
     TokenPiece,
     Work,
+    as_list,
     as_mapping,
     finite_number,
     one_line,
@@ -37,9 +38,11 @@ from rlvr.service.dashboard.dashboard_data import (
     verdicts_of,
     visible_text,
 )
+from rlvr.service.dashboard.session_reference import reference_of
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
 from rlvr.service.learning.ratings import rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
+from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics
 
 SESSIONS = 400  # newest sessions in the curves of the overview
@@ -104,6 +107,7 @@ class StoreSource(Source):
             ("Prompt", visible_text(session.prompt)),
             *([("Context", visible_text(context))] if context else []),
             *([("Best answer", visible_text(session.final_solution))] if session.final_solution is not None else []),
+            *reference_of(session),
         ]
 
     def charts(self, work: str = "", metric: str = "") -> list[Chart]:
@@ -120,13 +124,13 @@ class StoreSource(Source):
             )
         if session.status is Status.INTERRUPTED:
             notes.append(Note("hint", "The service stopped during this session.", "The answers so far are below."))
-        return notes
+        return notes + [Note("hint", visible_text(text, 1000)) for text in as_list(session.metrics.get("warnings"))]
 
     def choices(self, work: str) -> Choices:
         tasks, last = session_rows.choices(self._store, work)
         return Choices(
             tasks=[visible_text(task, 1000) for task in tasks],
-            outcomes=[outcome.value for outcome in Outcome],
+            outcomes=[*(outcome.value for outcome in Outcome), UNVERIFIED],
             statuses=[status.value for status in Status],
             steps=(1, last) if last else None,
         )
@@ -153,8 +157,9 @@ class StoreSource(Source):
             verdicts=verdicts_of(e.scores),
             pieces=tokens.pieces,
             pieces_note=tokens.note,
+            reference=reference_of(session) if session else [],
             feedback=visible_text(feedback.get("detailed_feedback")),
-            suggestions=[visible_text(text, 1000) for text in _list(feedback.get("suggestions"))[:50]],
+            suggestions=[visible_text(text, 1000) for text in as_list(feedback.get("suggestions"))[:50]],
             facts=known_facts(e),
             siblings=[as_answer_row(other) for other in others],
             ratings=e.ratings,
@@ -274,6 +279,7 @@ def as_work(session: Session) -> Work:
         id=session.id,
         name=one_line(session.name or session.task_id, 100) or session.id,
         status=session.status.value,
+        result="" if of_run or session.status is not Status.DONE else result_of(session),
         live=session.status is Status.RUNNING,
         about=about,
         changed=ended or session.started or session.created,
@@ -281,15 +287,25 @@ def as_work(session: Session) -> Work:
     )
 
 
+def result_of(session: Session) -> str:
+    """Whether a session that is done has solved its task, as far as its verifiers can tell."""
+    confidence = session.final_confidence
+    return "not verified" if confidence is None else "solved" if confidence > SUCCESS else "not solved"
+
+
 def as_answer_row(row: Mapping[Any, Any]) -> AnswerRow:
-    outcome, reason = outcome_of(verdicts_of(row["scores"]))
+    verdicts = verdicts_of(row["scores"])
+    outcome, reason = outcome_of(verdicts)
+    outcome = visible_text(row["outcome"], 40) or outcome
+    if outcome == Outcome.PASSED.value and not row["confidence"]:  # the minimum that the request asked for was 0
+        outcome = UNVERIFIED
     status = row["status"]
     return AnswerRow(
         key=str(row["id"]),
         work=visible_text(row["session_id"], 200),
         task=one_line(row["task_id"], 100),
         step=row["iteration"],
-        outcome=visible_text(row["outcome"], 40) or outcome,
+        outcome=outcome,
         status=status.value if isinstance(status, Status) else "",
         reward=finite_number(row["reward"]),
         advantage=finite_number(row["advantage"]),
@@ -298,6 +314,7 @@ def as_answer_row(row: Mapping[Any, Any]) -> AnswerRow:
         answer=one_line(row["generated_output"]),
         reason=reason,
         rating=finite_number(row["rating"]),
+        verifiers=tuple(verdict.verifier for verdict in verdicts),
     )
 
 
@@ -314,7 +331,3 @@ def known_facts(e: Experience) -> dict[str, str]:
     if e.seconds:
         facts["seconds"] = f"{e.seconds:.2f}"
     return facts
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

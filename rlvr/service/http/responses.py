@@ -288,8 +288,8 @@ class RatingResponse(BaseModel):
 
 
 class Grade(ResponseModel):
-    """`value` is null if the answer could not be judged; `outcome` and `reason` say why (`unverified`: no verifier could
-    tell whether it is right). `feedback` and `truth` come from verifiers, as in a session, not from a grader."""
+    """`value` is null if the answer could not be judged; `outcome` and `reason` say why (`unverified`: no verifier
+    could tell whether it is right). `feedback` and `truth` come from verifiers, as in a session, not from a grader."""
 
     value: float | None
     outcome: str

@@ -106,7 +106,7 @@ class Sessions:
             owner=owner,
             instance=self.instance,
             created=time.time(),
-            metrics=verifiable.described,
+            metrics=verifiable.describe(),
         )
         live = self._live[session.id] = LiveSession(session, verifiable)
         try:
@@ -333,7 +333,7 @@ class Sessions:
         session.converged = best is not None and outcome.end_reasons.get(best.sample) in CONVERGED
         session.convergence_iteration = episode[-1].iteration if session.converged else None
         accuracy = measure_accuracy(live.feedbacks, target.blend.opinions)
-        session.metrics = target.described | session_results.train_metrics(
+        metrics = session_results.train_metrics(
             live.experiences,
             convergence_iteration=session.convergence_iteration,
             verifier_accuracy=accuracy and accuracy.share,
@@ -343,6 +343,7 @@ class Sessions:
             "verifier_checks": accuracy.count if accuracy else 0,
             "convergence_threshold": self._convergence_threshold(live),
         }
+        session.metrics = target.describe(live.feedbacks) | metrics
         session.status, session.error, session.finished = ending.status, ending.error, time.time()
         live.advance(Phase.ENDING)
         await self._writer.finish(live)
@@ -377,10 +378,8 @@ def _ending_of(live: LiveSession, outcome: SessionOutcome) -> Ending:
     """The ending of a job that its generator played to the end."""
     if "cancelled" in outcome.end_reasons.values() and live.stop_status is not None:
         return _ending_of_stop(live)
-    if live.experiences and live.target.blend.can_verify and all(e.confidence is None for e in live.experiences):
-        scores = live.feedbacks[-1].scores
-        reasons = [f"{label}: {s.reason} {s.detail}" for label, s in scores.items() if s.value is None]
-        message = "no verifier could judge an answer: " + "; ".join(reasons)[:600]
+    if live.feedbacks and all(f.confidence is None and not f.is_unverified for f in live.feedbacks):
+        message = f"no verifier could judge an answer: {live.feedbacks[-1].failures}"
         return Ending(Status.FAILED, {"code": "judge_failed", "message": message})
     return Ending(Status.DONE)
 

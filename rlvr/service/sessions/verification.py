@@ -3,14 +3,16 @@
 | the request has | what judges | what only watches |
 |---|---|---|
 | `verifiers` | these, by their weights | |
-| `tests`, or examples in the prompt from which tests are derived | `code`, in the sandbox | `draft`, and `judge` if one is set up |
+| `tests`, or examples in its prompt | `code`, in the sandbox | `draft`, and `judge` if one is set up |
 | `answer` | `math` | the same |
 | a prompt that the generator's environment recognizes | the environment's reward | `judge` if one is set up |
 | nothing of these | `draft` by .3 and `judge` by .7 if one is set up | |
 | nothing of these, and no other model as a judge | nothing: `draft` objects to form, and the confidence is None | |
 
-What is judged by `draft` alone, or by the model that generates, counts as unverified unless the request names the
-verifiers; so does an answer if the verifiers that know the truth, or the judge, failed. A request names verifiers by their registered names and sets only the options in `OPTIONS`: no path to code, no URL and
+An answer that only `draft`, or the model that generates, has judged is unverified, unless the request names these
+verifiers and no other. It is so too where the verifier that knows the truth, or the judge, failed.
+
+A request names verifiers by their registered names and sets only the options in `OPTIONS`: no path to code, no URL and
 no key comes from outside, and the judge is always the one of the service's settings. Watching verifiers do not count
 for the confidence: they are there to measure how well verifiers without the truth agree with those that know it
 (`verifier_accuracy`). Exercised by `python -m pytest tests/test_service_verification.py`.
@@ -18,7 +20,7 @@ for the confidence: they are there to measure how well verifiers without the tru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,16 +93,20 @@ class VerifiableTask:
     derived_tests: tuple[Test, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """How the answers are judged, for the session's row."""
+    def describe(self, feedbacks: Sequence[Feedback] = ()) -> dict[str, Any]:
+        """How the answers are judged, or were, for the session's row."""
+        warnings = list(self.warnings)
+        if self.blend.can_verify and feedbacks and all(feedback.is_unverified for feedback in feedbacks):
+            failures = feedbacks[-1].failures
+            warnings.append(f"unverified: what can tell whether an answer is right failed: {failures}")
         return {
             "verified_by": self.blend.voters if self.blend.can_verify else [],
             "self_judging": self.self_judging,
-            "warnings": list(self.warnings),
+            "warnings": warnings,
             "derived_tests": list(self.derived_tests),
             "expected_answer": self.task.meta.get("answer"),
         }
+
 
 
 def resolve_verifier(name: str, options: Mapping[str, Any], judge: Judge = TextEndpoint()) -> Reward:

@@ -6,7 +6,6 @@ Exercised by tests/test_dashboard_pages.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import zip_longest
 
 from rlvr.service.dashboard.dashboard_data import AnswerRow, Query, Source
 from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
@@ -82,33 +81,45 @@ def _number_row(name: str, before: float | None, after: float | None) -> Tree:
 
 
 def _answers(source: Source, work: str, a: int, b: int) -> Tree:
-    """One answer per task and side; tasks that both sides have come first."""
+    """One answer per task and side; those that can be compared come first, and a note says if some cannot."""
     left = source.answers(Query(work=work, step=a, limit=MOST)).rows
     right = source.answers(Query(work=work, step=b, limit=MOST)).rows
-    pairs = pair_answers(left, right)[:PAIRS]
+    pairs = pair_answers(left, right)
     rows = [
         h("div", h("div", _answer(source, one)), h("div", _answer(source, other)), class_="grid2 pair")
-        for one, other in pairs
+        for one, other in pairs[:PAIRS]
     ]
-    return h("section", h("h2", "Answers"), rows or [h("p", "No answers are stored for these steps.", class_="empty")],
-             class_="panel")  # fmt: skip
+    noun, alone = source.step_noun, sum(None in pair for pair in pairs)
+    note = ""
+    if alone and alone == len(pairs):
+        note = (
+            f"Nothing can be compared: no task has answers at {noun} {a} and at {noun} {b} that the same verifiers "
+            "judged. The numbers above are of different tasks."
+        )
+    elif alone:
+        note = (
+            f"{alone} of {len(pairs)} cannot be compared and stand alone: the other {noun} has no answer to the same "
+            "task that the same verifiers judged."
+        )
+    return h("section", h("h2", "Answers"), h("p", note, class_="dim", role="status") if note else None,
+             rows or [h("p", "No answers are stored for these steps.", class_="empty")], class_="panel")  # fmt: skip
 
 
 def pair_answers(left: list[AnswerRow], right: list[AnswerRow]) -> list[tuple[AnswerRow | None, AnswerRow | None]]:
-    """Pair one answer per task: the tasks of both sides first, then the others in order."""
+    """Pair the first answers to the same task that the same verifiers judged; then each other task's, alone."""
     first, second = _by_task(left), _by_task(right)
-    both = [task for task in first if task in second]
-    pairs: list[tuple[AnswerRow | None, AnswerRow | None]] = [(first[task], second[task]) for task in both]
-    left_only = [row for task, row in first.items() if task not in second]
-    right_only = [row for task, row in second.items() if task not in first]
-    return pairs + list(zip_longest(left_only, right_only))
+    pairs: list[tuple[AnswerRow | None, AnswerRow | None]] = [
+        (row, second[task]) for task, row in first.items() if task in second
+    ]
+    pairs += [(row, None) for task, row in first.items() if task not in second]
+    return pairs + [(None, row) for task, row in second.items() if task not in first]
 
 
-def _by_task(rows: list[AnswerRow]) -> dict[str, AnswerRow]:
-    """The first answer of each task, in order."""
-    first: dict[str, AnswerRow] = {}
+def _by_task(rows: list[AnswerRow]) -> dict[tuple[str, ...], AnswerRow]:
+    """The first answer to each task by the same verifiers, in order. One without a task is like no other."""
+    first: dict[tuple[str, ...], AnswerRow] = {}
     for row in rows:
-        first.setdefault(row.task or row.key, row)
+        first.setdefault((row.task or f"answer {row.key}", *row.verifiers), row)
     return first
 
 

@@ -11,9 +11,11 @@ from urllib.parse import quote, urlencode
 from rlvr.service.dashboard.dashboard_data import PAGE, AnswerRow, Chart, Comparison, Source, Work
 from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 
-GOOD = ("passed", "finished", "done", "ready", "ok")
-BAD = ("failed", "error", "timeout", "down", "problem")
-WARN = ("invalid", "interrupted", "cancelled", "loading", "absent", "length", "stopped")
+GOOD = ("passed", "solved", "finished", "done", "ready", "ok")
+BAD = ("failed", "not solved", "error", "timeout", "down", "problem")
+WARN = (
+    "invalid", "unverified", "not verified", "interrupted", "cancelled", "loading", "absent", "length", "stopped",
+)  # fmt: skip
 
 
 def address(path: str, **query: object) -> str:
@@ -97,7 +99,7 @@ def work_card(source: Source, work: Work) -> Tree:
     """A run or a session with its numbers; all of it links to its page."""
     return h(
         "li",
-        h("div", h("a", work.name, href=work_address(source, work.id)), badge(work.status, work.live),
+        h("div", h("a", work.name, href=work_address(source, work.id)), badge(work.result or work.status, work.live),
           h("span", ago(work.changed), class_="dim end"), class_="line"),
         h("p", work.about, class_="dim short") if work.about else None,
         h("progress", value=str(work.done), max="1", aria_label=f"{work.name}: progress") if work.done else None,

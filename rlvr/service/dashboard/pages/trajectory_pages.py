@@ -84,7 +84,7 @@ def trajectory(source: Source, parameters: Mapping[str, str]) -> Page:
         "tokens": str(row.tokens) if row.tokens else "–",
         source.status_noun: row.status or "–",
     }
-    verdicts = _verdicts(detail.verdicts)
+    verdicts = _verdicts(detail.verdicts, row.outcome in parts.GOOD)
     side = [one for one in (_feedback(detail), _rating(source, detail, parameters)) if one is not None]
     step_address = parts.address("/ui/trajectories", work=row.work, step=row.step)
     return parts.frame_page(
@@ -99,7 +99,8 @@ def trajectory(source: Source, parameters: Mapping[str, str]) -> Page:
         h("section", parts.figures(facts | {k: v for k, v in detail.facts.items() if v}), class_="panel",
           aria_label="Numbers"),
         h("section", h("h2", "Prompt"), parts.block(detail.prompt), class_="panel"),
-        _answer(detail),
+        h("div", _answer(detail), _reference(detail.reference), class_="grid2") if detail.reference
+        else _answer(detail),
         h("div", verdicts, h("div", side, class_="stack"), class_="grid2") if side else verdicts,
         _siblings(source, detail),
     )  # fmt: skip
@@ -139,16 +140,26 @@ def chance(logprob: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def _verdicts(verdicts: list[VerifierVerdict]) -> Tree:
-    items = [_verdict(verdict) for verdict in verdicts] or [h("p", "No verifier judged this answer.", class_="dim")]
+def _reference(reference: list[tuple[str, str]]) -> Tree:
+    """What the answer was compared with, beside it."""
+    return h("section", h("h2", "Compared with"),
+             [part for title, text in reference for part in (h("h3", title), parts.block(text))],
+             class_="panel stack")  # fmt: skip
+
+
+def _verdicts(verdicts: list[VerifierVerdict], passed: bool) -> Tree:
+    items = [_verdict(one, passed) for one in verdicts] or [h("p", "No verifier judged this answer.", class_="dim")]
     return h("section", h("h2", "Verdicts"), items, class_="panel")
 
 
-def _verdict(verdict: VerifierVerdict) -> Tree:
+def _verdict(verdict: VerifierVerdict, passed: bool) -> Tree:
+    """One verdict. A verifier that accepts an answer which did not pass is not shown in green."""
+    word = verdict.outcome if passed or verdict.outcome not in parts.GOOD else ""
     shares = {name: parts.format_number(value) for name, value in verdict.parts.items()}
     return h(
         "div",
-        h("div", h("b", verdict.verifier), parts.badge(verdict.outcome), h("span", parts.format_number(verdict.value)),
+        h("div", h("b", verdict.verifier), parts.badge(word, text=verdict.outcome),
+          h("span", parts.format_number(verdict.value)),
           h("span", verdict.reason, class_="mono") if verdict.reason else None, class_="line"),
         parts.figures(shares) if shares else None,
         h("pre", verdict.detail, class_="text-block dim") if verdict.detail else None, class_="verdict",
