@@ -136,8 +136,8 @@ def test_feedback_states_the_limits_that_hold() -> None:
     between = {"name": "length", "kwargs": {"at_least": 2, "at_most": 20, "unit": "characters"}}
     short = Blend.of(["draft", between]).judge("p", "x")
     assert short.detailed_feedback.split("\n") == [
-        "draft: too short: 1 characters, expected at least 10",
-        "length: too short: 1 characters, expected at least 2 and at most 20",
+        "draft: too short: 1 character, expected at least 10",
+        "length: too short: 1 character, expected at least 2 and at most 20",
     ]
     again = Blend.of([{"name": "repetition", "kwargs": {"words": 2, "at_most": 0.25}}]).judge("p", "a b a b a b")
     assert again.detailed_feedback.endswith("share of 0.6 of the runs of 2 words came before, expected at most 0.25")

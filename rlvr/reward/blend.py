@@ -154,10 +154,10 @@ class Blend:
         def mean_of(part: str) -> float | None:
             return _mean((weight, score.parts.get(part, score.value)) for weight, score in counted)
 
-        confidence = _mean((weight, score.value) for weight, score in counted) if can_tell else None
+        confidence, correctness = _mean((weight, score.value) for weight, score in counted), mean_of("correctness")
         return Feedback(
-            confidence=None if confidence is None else min(confidence, limit),
-            correctness_score=mean_of("correctness") if can_tell else None,
+            confidence=min(confidence, limit) if can_tell and confidence is not None else None,
+            correctness_score=min(correctness, limit) if can_tell and correctness is not None else None,
             quality_score=mean_of("quality"),
             detailed_feedback="\n".join(lines),
             error_types=tuple(dict.fromkeys(errors)),

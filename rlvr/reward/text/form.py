@@ -22,6 +22,11 @@ from rlvr.reward.text.pattern import NO_WORKER, SECONDS, check_pattern, matcher
 MAX_CHARS = 100_000  # a longer text complies with no format
 
 
+def count_of(number: int, units: str) -> str:
+    """A number with its unit, which is given in the plural: 1 word, 2 words."""
+    return f"{number:,} {units if number != 1 else units.removesuffix('s')}"
+
+
 @dataclass(frozen=True)
 class KeywordOptions:
     keywords: Sequence[str]

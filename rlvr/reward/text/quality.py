@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import register_reward
 from rlvr.reward.signatures import Case
+from rlvr.reward.text.form import count_of
 
 SHORTEST, LONGEST = 10, 10_000  # characters
 # The head of a definition in the languages that have a word for it; the word alone stands in prose as well.
@@ -84,8 +85,8 @@ def draft(case: Case) -> Score:
     """
     marks = examine(case.response)
     limits = {
-        "too_short": f"{len(case.response.strip()):,} characters, expected at least {SHORTEST}",
-        "too_long": f"{len(case.response):,} characters, expected at most {LONGEST:,}",
+        "too_short": f"{count_of(len(case.response.strip()), 'characters')}, expected at least {SHORTEST}",
+        "too_long": f"{count_of(len(case.response), 'characters')}, expected at most {LONGEST:,}",
     }
     return Score(
         marks.confidence,

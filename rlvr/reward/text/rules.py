@@ -26,7 +26,7 @@ from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_list
 from rlvr.reward.signatures import Case
-from rlvr.reward.text.form import MAX_CHARS
+from rlvr.reward.text.form import MAX_CHARS, count_of
 from rlvr.reward.text.pattern import MAX_SECONDS, SECONDS, check_pattern, matcher
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def json_schema(cases: Sequence[Case], options: JsonSchemaOptions) -> list[Score
             lambda value: _rule_score(value.get("problem", ""), value.get("detail", "")),
         )
     )  # fmt: skip
-    return [_rule_score("no_answer") if text is None else next(scores) for text in texts]
+    no_block = _rule_score("no_answer", "no closed code block")
+    return [no_block if text is None else next(scores) for text in texts]
 
 
 def _schema_setup(schema: str) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def length(case: Case, options: LengthOptions) -> Score:
     reason = "too_short" if short else "too_long" if long else ""
     bounds = {"at least": options.at_least, "at most": options.at_most}
     expected = " and ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
-    detail = f"{count:,} {options.unit}, expected {expected}" if reason else ""
+    detail = f"{count_of(count, options.unit)}, expected {expected}" if reason else ""
     return _rule_score(reason, detail, parts={"length": count})
 
 
