@@ -195,13 +195,13 @@ def test_a_session_that_nothing_verified_or_that_failed_its_tests_is_not_green(t
         found = [node for node in elements(page.main) if "badge" in node[1].get("class", "")]
         return [(node[1]["class"].removeprefix("badge "), texts(node)[0]) for node in found]
 
-    for name, id, word in (("null", ids[0], "not verified"), ("zero", ids[1], "not solved")):
+    for name, id, word in (("null", ids[0], "unverified"), ("zero", ids[1], "not solved")):
         on_pages = badges(work_page, work=name) + badges(trajectory, key=str(id))
         assert on_pages[0][1] == word and "good" not in {kind for kind, _ in on_pages}, on_pages
     assert badges(work_page, work="solved") == [("good", "solved"), ("good", "passed")]
     assert "good" in {kind for kind, _ in badges(trajectory, key=str(ids[2]))}
     listed = dict((word, kind) for kind, word in badges(overview))
-    assert (listed["not verified"], listed["not solved"], listed["solved"]) == ("warn", "bad", "good")
+    assert (listed["unverified"], listed["not solved"], listed["solved"]) == ("warn", "bad", "good")
     session = " ".join(texts(work_page(source, {"work": "null"}).main))
     assert "unverified: why" in session and "Tests from examples in the prompt assert f(2) == 3" in session
     answer = trajectory(source, {"key": str(ids[0])})

@@ -62,6 +62,12 @@ LEET = "def two_sum(nums, target):\n"
             [{"input": "5\n", "output": "120"}],
         ),
         ("Fix the bug in `def f(x): return x`. f(2) should return 3; now f(2) returns 2.", ["assert f(2) == 3"]),
+        (f"{SEED}. fib(10) = 55", ["assert fib(10) == 55"]),
+        (f"{SEED} (e.g. fib(10) = 55).", ["assert fib(10) == 55"]),
+        ("Write a function named fib that is fast.\nInput: 10\nOutput: 55", ["assert fib(10) == 55"]),
+        ("Write a Python function that parses logs, for example count('a b') = 2", ["assert count('a b') == 2"]),
+        ("Write a Python function that counts words. count_words('a b') = 2", ["assert count_words('a b') == 2"]),
+        ("Write a function `fib`. fib(10) = 55, g(1) = 2", ["assert fib(10) == 55"]),
         (f"{FIB}fib(10) = 55\nHandle errors and edge cases.", ["assert fib(10) == 55"]),
         (f"{FIB}fib(10) = 55. math.sqrt(16) = 4, sqrt(9) = 3.", ["assert fib(10) == 55"]),  # facts beside the task
     ],
@@ -114,6 +120,12 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         f"{SEED}. sqrt(16) = 4.",
         f"{SEED}. f(1) = 1, g(1) = 2.",  # which of the two is asked for?
         f"{SEED}.\nInput: 10\nOutput: 55",  # no name to call
+        f"{SEED}. Make it (fast).\nInput: 10\nOutput: 55",
+        "Write code (python) for Fibonacci numbers.\nInput: 10\nOutput: 55",
+        "Write a function called once for each n.\nInput: 10\nOutput: 55",
+        "Write a function that (quickly) gives Fibonacci numbers.\nInput: 10\nOutput: 55",
+        "Write a function f(2) = 3 in words.",
+        "Write a Python function that parses logs. A log has count(3) = 7.",  # another function's value
         "Write a Python function f.\n>>> x = g(2)\n>>> f(3)\n4",  # what x is may matter
         "Write a Python function f.\n>>> f(2)\n3\n>>> f(2)\n4",
         "Write a Python function f.\n>>> f(x)\n3",

@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from rlvr.reward.code.formats import Test
 
@@ -38,9 +39,9 @@ _ASKS = re.compile(
     re.I | re.M,
 )
 _NAMED = re.compile(  # how a prompt names the function that it asks for
-    rf"\bdef\s+(\w+)\s*\(|\b(?:function|method)\s+(?:(?:called|named)\s+)?[`'\"]?(\w+)[`'\"]?\s*\("
-    rf"|\b(?:called|named)\s+[`'\"]?(\w+)|\b(?:function|method)\s+[`'\"](\w+)[`'\"]"
-    rf"|\b{_VERB}\s+[`'\"]?(\w+)\s*\((?=\)|[a-z_*])",
+    rf"\bdef\s+(\w+)\s*\(|\b(?:function|method|{_VERB})\s+[`'\"]?(\w+)\((?=\)|[a-z_*])"
+    r"|\b(?:function|method)\s+(?:(?:called|named)\s+)?[`'\"](\w+)[`'\"]"
+    r"|\b(?:function|method)\s+(?:called|named)\s+(?!once\b|twice\b|by\b|when\b)(\w+)(?=[(,.:;\n]|\s+(?:that|which|to)\b|\Z)",
     re.I,
 )
 _CALL = re.compile(r"(?<![\w.)\]])([a-z_]\w*)\(", re.ASCII)
@@ -64,20 +65,24 @@ _DEBUGS = re.compile(
     r"(?:does|do)(?: not|n['’]t) work|actual output)\b",
     re.I,
 )
+_EXAMPLE = re.compile(r"\b(?:examples?\b|e\.g\.|for instance\b|such as\b|so that\b|tests?\b)", re.I)
 _STDIN = re.compile(r"\b(?:program|script)\b[^.?!\n]{0,80}\b(?:reads?|takes?|stdin|standard input)\b", re.I)
 _INPUT_OUTPUT = re.compile(r"\binput\b.*\boutput\s*:", re.I)  # on one line
 _HEAD = re.compile(r"[\s>*#-]*(?:(?:sample|example|expected)\s+)?(\w+)(?:\s*\d+)?\s*:(?!\w)[\s*]*(.*)", re.I)
 
 
+# `assert` or "should return"; an arrow, a doctest, `Output:`; `f(2) = 3`; the same after "let" and the like
+Form = Literal["expected", "clear", "equation", "definition"]
+
+
 @dataclass(frozen=True)
 class _Example:
-    """A call and its value, as Python. `sure` examples need no other sign that they are examples."""
+    """A call and its value, as Python, and how the prompt puts them."""
 
     name: str
     call: str
     value: str
-    sure: bool
-    expected: bool  # in words such as "should return"
+    form: Form
 
 
 def derive_tests(prompt: str) -> list[Test]:
@@ -90,14 +95,13 @@ def derive_tests(prompt: str) -> list[Test]:
         return []
     is_debugging = bool(_DEBUGS.search(prompt))
     examples = [*_doctests(prompt)]
-    examples += [e for line in prompt.splitlines() for e in _line_examples(line) if e.expected or not is_debugging]
+    lines = [e for line in prompt.splitlines() for e in _line_examples(line)]
+    examples += [e for e in lines if e.form == "expected" or not is_debugging]
     if not is_debugging and len(asked) == 1:
         examples += _call_pairs(prompt, next(iter(asked)))
     if any(e.name not in asked for e in examples):
         defined = _defined_names(prompt)
-        # Of the functions that the prompt does not name: none of mathematics, and none that an equation defines.
-        meant = [e for e in examples if e.sure and not hasattr(math, e.name) and e.name not in defined]
-        examples = [e for e in examples if e.name in asked or e in meant]
+        examples = [e for e in examples if e.name in asked or (e.name not in defined and _may_be_meant(e, prompt))]
     if asked & {e.name for e in examples}:
         examples = [e for e in examples if e.name in asked]
     elif len({e.name for e in examples}) > 1:
@@ -115,6 +119,17 @@ def derive_tests(prompt: str) -> list[Test]:
 def _is_own(name: str) -> bool:
     """Whether an answer can define it: Python has no function of that name, and it is no word of the language."""
     return name.isidentifier() and not keyword.iskeyword(name) and name not in vars(builtins)
+
+
+def _may_be_meant(e: _Example, prompt: str) -> bool:
+    """Whether an example may be of the function that is asked for, although the prompt does not name that. An equation
+    is if the prompt speaks of examples, or if the name is a letter or begins like a word of the prompt."""
+    if hasattr(math, e.name) or e.form == "definition":
+        return False
+    words = re.findall(r"\b[a-z]{3,}\b(?!\()", prompt.lower())
+    begins = [part[:3] for part in e.name.split("_") if len(part) > 2]
+    is_like = len(e.name) == 1 or any(word.startswith(begin) for word in words for begin in begins)
+    return e.form != "equation" or is_like or _EXAMPLE.search(prompt) is not None
 
 
 def _defined_names(prompt: str) -> set[str]:
@@ -140,7 +155,7 @@ def _doctests(prompt: str) -> list[_Example]:
         tree, wanted = _parse(step.source), re.split(r"^\s*(?:\"\"\"|''')", step.want, maxsplit=1, flags=re.M)[0]
         if tree is None or not wanted.strip():
             return []
-        if example := _example(tree, wanted, floats=True, sure=True):
+        if example := _example(tree, wanted, "clear", floats=True):
             examples.append(example)
     return examples
 
@@ -162,9 +177,13 @@ def _line_examples(line: str) -> Iterator[_Example]:
         clause = _clause(line, match.start(), stop)
         if _DOUBT.search(clause):
             continue
-        is_plain, is_assert = equals[1] is not None, re.search(r"\bassert\s*$", line[: match.start()]) is not None
-        sure = is_assert or not (is_plain and _DEFINES.search(clause))
-        if example := _example(tree, line[equals.end() : stop], sure=sure, expected=bool(equals[2]) or is_assert):
+        if equals[2] or re.search(r"\bassert\s*$", line[: match.start()]):
+            form = "expected"
+        elif equals[1]:
+            form = "definition" if _DEFINES.search(clause) else "equation"
+        else:
+            form = "clear"
+        if example := _example(tree, line[equals.end() : stop], form):
             yield example
 
 
@@ -225,7 +244,7 @@ def _call_pairs(prompt: str, name: str) -> Iterator[_Example]:
             continue
         if tree is None and not call.args:  # `nums = [1, 2], target = 3`: by position, the answer may rename them
             call = ast.Call(call.func, [word.value for word in call.keywords], [])
-        if example := _example(call, wanted, sure=True):
+        if example := _example(call, wanted, "clear"):
             yield example
 
 
@@ -251,9 +270,7 @@ def _pairs(prompt: str) -> Iterator[tuple[str, str]]:
             yield given, wanted
 
 
-def _example(
-    tree: ast.expr, value: str, *, floats: bool = False, sure: bool = False, expected: bool = False
-) -> _Example | None:
+def _example(tree: ast.expr, value: str, form: Form, *, floats: bool = False) -> _Example | None:
     """An example if the call has a function of the answer's own, literal arguments and a literal value."""
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or not _is_own(tree.func.id):
         return None
@@ -264,7 +281,7 @@ def _example(
     constants = [node.value for node in ast.walk(wanted) if isinstance(node, ast.Constant)]
     if constants == [None] or (not floats and any(isinstance(one, (float, complex)) for one in constants)):
         return None
-    return _Example(tree.func.id, ast.unparse(tree), ast.unparse(wanted), sure, expected)
+    return _Example(tree.func.id, ast.unparse(tree), ast.unparse(wanted), form)
 
 
 def _parse(text: str) -> ast.expr | None:

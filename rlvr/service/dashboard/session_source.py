@@ -290,7 +290,7 @@ def as_work(session: Session) -> Work:
 def result_of(session: Session) -> str:
     """Whether a session that is done has solved its task, as far as its verifiers can tell."""
     confidence = session.final_confidence
-    return "not verified" if confidence is None else "solved" if confidence > SUCCESS else "not solved"
+    return UNVERIFIED if confidence is None else "solved" if confidence > SUCCESS else "not solved"
 
 
 def as_answer_row(row: Mapping[Any, Any]) -> AnswerRow:

@@ -14,7 +14,7 @@ from rlvr.service.dashboard.element_tree import Child, Page, Tree, h
 GOOD = ("passed", "solved", "finished", "done", "ready", "ok")
 BAD = ("failed", "not solved", "error", "timeout", "down", "problem")
 WARN = (
-    "invalid", "unverified", "not verified", "interrupted", "cancelled", "loading", "absent", "length", "stopped",
+    "invalid", "unverified", "interrupted", "cancelled", "loading", "absent", "length", "stopped",
 )  # fmt: skip
 
 
