@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_fixtures import EVIL, WORDS, add_step, make_run
+from dashboard_fixtures import EVIL, WORDS, add_step, answer, make_run
 from tiny_run import TINY
 
+from rlvr.core.types import Task
 from rlvr.service.dashboard.dashboard_data import AnswerPage, Query, finite_number, one_line, thin_points, visible_text
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.service.dashboard.token_pieces import load_decode, token_pieces
+from rlvr.training.rollout_rows import trajectory_row
 
 
 @pytest.fixture
@@ -81,6 +83,27 @@ def test_answers_are_filtered_and_paged_newest_first(run: Path):
     assert source.answers(Query(task="nothing")).total == 0
     choices = source.choices("")
     assert (choices.tasks, choices.outcomes, choices.steps) == (["sum-0", "sum-1"], ["failed", "passed"], (0, 3))
+
+
+def test_an_answer_is_shown_with_what_its_task_says_is_right(run: Path):
+    """The answer, and the tests in whichever format the task has them; a very long reference is not stored."""
+    metas: list[dict[str, Any]] = [
+        {"answer": "\u202e42"},
+        {"test_list": ["assert f(1) == 2"], "text": "Write f."},
+        {"tests": [{"input": "1", "output": "2"}], "answer": 7},
+        {"answer": "x" * 5_000},
+        {"level": 3},
+    ]
+    made = [replace(answer(9, place), task=Task(f"t{place}", "", meta)) for place, meta in enumerate(metas)]
+    (run / "rollouts" / "rl-000009.jsonl").write_text("".join(map(trajectory_row, made)))
+    details = [RunSource(run).detail(f"first:9:{place}") for place in range(len(metas))]
+    assert [detail and detail.reference for detail in details] == [
+        [("Expected answer", "\\u202e42")],
+        [("Tests", "assert f(1) == 2")],
+        [("Expected answer", "7"), ("Tests", "input:\n1\noutput:\n2")],
+        [],
+        [],
+    ]
 
 
 def test_a_page_continues_from_one_run_to_the_next(run: Path):

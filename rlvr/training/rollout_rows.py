@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.types import Score, Trajectory
+from rlvr.core.types import Score, Task, Trajectory
+from rlvr.reward.code import CodeProblem
 from rlvr.training.failure_groups import task_features
 
 HEAD, TAIL = 200, 300  # characters of a verdict's detail that are kept
+MOST_REFERENCE = 4_000  # characters of what a task says is right; a longer one is left out
 
 
 def format_scores(trajectory: Trajectory) -> str:
@@ -27,6 +30,15 @@ def score_to_json(score: Score) -> dict[str, Any]:
     return fields | ({"detail": detail} if detail else {})
 
 
+def task_reference(task: Task) -> dict[str, Any]:
+    """What the task itself says is right: its answer, and the tests of a programming problem."""
+    answer = task.meta.get("answer")
+    reference: dict[str, Any] = {} if answer in (None, "") else {"answer": str(answer)}
+    with suppress(ValueError):  # no programming problem
+        reference["tests"] = CodeProblem.of(task.meta).tests
+    return reference if len(json.dumps(reference)) <= MOST_REFERENCE else {}
+
+
 def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> str:
     """A trajectory as one JSON line: everything but the token masks, and what its source says of the task."""
     t = trajectory
@@ -36,6 +48,7 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         "task_id": t.task.id if t.task else "",
         "level": t.task.level if t.task else "",
         **({"features": task_features(source, t.task)} if source and t.task else {}),
+        **({"reference": reference} if t.task and (reference := task_reference(t.task)) else {}),
         "prompt": t.prompt,
         **({"rendered_prompt": t.rendered_prompt} if t.rendered_prompt else {}),  # what the model read
         "response": t.response,

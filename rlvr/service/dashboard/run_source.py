@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from rlvr.service.dashboard.answer_reference import reference_of_row
 from rlvr.service.dashboard.dashboard_data import (
     PAGE,
     AnswerDetail,
@@ -310,6 +311,7 @@ class RunFolder:
             prompt=visible_text(row.get("rendered_prompt") or row.get("prompt")),
             answer=visible_text(row.get("response")),
             verdicts=verdicts_of(row.get("scores")),
+            reference=reference_of_row(row),
             pieces=token_pieces([int(i) for i in ids], logprobs, decode) if decode else [],
             pieces_note=_pieces_note(ids, logprobs, decode),
             facts={

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlvr.core.types import Outcome, mean
 from rlvr.service.dashboard import session_rows
+from rlvr.service.dashboard.answer_reference import reference_of_session
 from rlvr.service.dashboard.dashboard_data import (
     PAGE,
     AnswerDetail,
@@ -38,7 +39,6 @@ from rlvr.service.dashboard.dashboard_data import (
     verdicts_of,
     visible_text,
 )
-from rlvr.service.dashboard.session_reference import reference_of
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
 from rlvr.service.learning.ratings import rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
@@ -107,7 +107,7 @@ class StoreSource(Source):
             ("Prompt", visible_text(session.prompt)),
             *([("Context", visible_text(context))] if context else []),
             *([("Best answer", visible_text(session.final_solution))] if session.final_solution is not None else []),
-            *reference_of(session),
+            *reference_of_session(session),
         ]
 
     def charts(self, work: str = "", metric: str = "") -> list[Chart]:
@@ -157,7 +157,7 @@ class StoreSource(Source):
             verdicts=verdicts_of(e.scores),
             pieces=tokens.pieces,
             pieces_note=tokens.note,
-            reference=reference_of(session) if session else [],
+            reference=reference_of_session(session) if session else [],
             feedback=visible_text(feedback.get("detailed_feedback")),
             suggestions=[visible_text(text, 1000) for text in as_list(feedback.get("suggestions"))[:50]],
             facts=known_facts(e),
