@@ -65,6 +65,7 @@ LEET = "def two_sum(nums, target):\n"
         (f"{SEED}. fib(10) = 55", ["assert fib(10) == 55"]),
         (f"{SEED} (e.g. fib(10) = 55).", ["assert fib(10) == 55"]),
         ("Write a function named fib that is fast.\nInput: 10\nOutput: 55", ["assert fib(10) == 55"]),
+        ("Translate `int f(int n)` from Java to Python. f(2) -> 3", ["assert f(2) == 3"]),
         ("Write a Python function that parses logs, for example count('a b') = 2", ["assert count('a b') == 2"]),
         ("Write a Python function that counts words. count_words('a b') = 2", ["assert count_words('a b') == 2"]),
         ("Write a function `fib`. fib(10) = 55, g(1) = 2", ["assert fib(10) == 55"]),
@@ -124,6 +125,12 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         "Write code (python) for Fibonacci numbers.\nInput: 10\nOutput: 55",
         "Write a function called once for each n.\nInput: 10\nOutput: 55",
         "Write a function that (quickly) gives Fibonacci numbers.\nInput: 10\nOutput: 55",
+        "Write a JavaScript function f with f(2) = 3.",
+        "Write a function f in C++ with f(2) = 3.",
+        "Write a function f in Go with f(2) = 3.",
+        "Write a function pairs(n) that gives all pairs in any order. pairs(1) -> [[0, 1], [1, 0]]",
+        "Write a function pick(xs) that picks a random item. pick([1, 2]) -> 2",
+        "Write a function `parse`. g(1) = 2",
         "Write a function f(2) = 3 in words.",
         "Write a Python function that parses logs. A log has count(3) = 7.",  # another function's value
         "Write a Python function f.\n>>> x = g(2)\n>>> f(3)\n4",  # what x is may matter

@@ -56,7 +56,7 @@ def test_killing_one_of_two_instances_loses_and_doubles_no_answer(
         one = first.post("/train", {"task_id": "shared", "prompt": "Say something."}).json()
         (row,) = second.get("/experiences/shared").json()["experiences"]
         assert row["session_id"] == one["session_id"]
-        body = {"task_id": "killed", "prompt": "again and again", "max_iterations": 12}
+        body = {"task_id": "killed", "prompt": "again and again", "max_iterations": 12, "verifiers": ["draft"]}
         begun = {
             service: [service.post("/train?background=true", body).json()["session_id"] for _ in range(3)]
             for service in (first, second)
@@ -90,9 +90,8 @@ def test_a_lost_database_is_reported_and_used_again_when_it_is_back(
     first, _ = pair(postgres.database(), tmp_path, endpoint)
     with first:
         assert first.post("/train", {"task_id": "before", "prompt": "Say something."}).status_code == 200
-        begun = first.post(
-            "/train?background=true", {"task_id": "during", "prompt": "again and again", "max_iterations": 4}
-        ).json()
+        body = {"task_id": "during", "prompt": "again and again", "max_iterations": 4, "verifiers": ["draft"]}
+        begun = first.post("/train?background=true", body).json()
         try:
             postgres.stop()
             reply = first.get("/health").json()

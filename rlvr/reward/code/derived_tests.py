@@ -2,14 +2,15 @@
 
     derive_tests("Write a function fib(n) with fib(10) = 55.")                  # ["assert fib(10) == 55"]
     derive_tests("Write a function.\\n>>> double(2)\\n4")                         # ["assert double(2) == 4"]
-    derive_tests("Write a program that reads n.\\nInput: 3\\nOutput: 6")          # [{"input": "3\\n", "output": "6"}]
+    derive_tests("Write a program that reads n.\\nInput: 3\\nOutput: 6")          # [{"input": "3\\n", ...}]
 
 An example is the call of one function with literal arguments, one of = == -> => → returns, is, should be, and a literal
 value. What may be something else is left out: a test that the user did not mean fails right answers, and one that does
 not call the answer's own code passes wrong ones. So there is no test of a builtin function; of a sentence with a
 doubt in it ("not", "if", "instead"); of a definition by recursion; of a decimal fraction in prose, which may be
 rounded; of None, which a function that does nothing returns; or of a call that has two values. Prompts about an error
-have examples of wrong values, so in these only "should return" and the like count.
+have examples of wrong values, so in these only "should return" and the like count. A prompt gives no test if it asks
+for another language than Python, or if it has several right answers ("in any order").
 
 Only the text of the user's prompt is read here, by `ast`, a line at a time; nothing is executed. `python -m pytest
 tests/test_derived_tests.py` exercises it.
@@ -41,7 +42,8 @@ _ASKS = re.compile(
 _NAMED = re.compile(  # how a prompt names the function that it asks for
     rf"\bdef\s+(\w+)\s*\(|\b(?:function|method|{_VERB})\s+[`'\"]?(\w+)\((?=\)|[a-z_*])"
     r"|\b(?:function|method)\s+(?:(?:called|named)\s+)?[`'\"](\w+)[`'\"]"
-    r"|\b(?:function|method)\s+(?:called|named)\s+(?!once\b|twice\b|by\b|when\b)(\w+)(?=[(,.:;\n]|\s+(?:that|which|to)\b|\Z)",
+    r"|\b(?:function|method)\s+(?:called|named)\s+(?!once\b|twice\b|by\b|when\b)(\w+)"
+    r"(?=[(,.:;\n]|\s+(?:that|which|to)\b|\Z)",
     re.I,
 )
 _CALL = re.compile(r"(?<![\w.)\]])([a-z_]\w*)\(", re.ASCII)
@@ -66,6 +68,15 @@ _DEBUGS = re.compile(
     re.I,
 )
 _EXAMPLE = re.compile(r"\b(?:examples?\b|e\.g\.|for instance\b|such as\b|so that\b|tests?\b)", re.I)
+_OTHER_LANGUAGE = re.compile(
+    r"\b(?:java|javascript|typescript|node\.js|rust|golang|kotlin|swift|haskell|php|perl|ruby|scala|sql|bash|julia|lua|"
+    r"matlab|fortran|ocaml|clojure|elixir|erlang|dart|zig|cobol|lisp|scheme)\b|\b(?:c\+\+|c#)(?!\w)"
+    r"|\b(?:in|using) (?-i:C|Go|R)\b",
+    re.I,
+)
+_MANY_ANSWERS = re.compile(
+    r"\bany (?:valid |possible |such )?(?:order|answer|solution|permutation|one|result)\b|\brandom(?:ly)?\b", re.I
+)
 _STDIN = re.compile(r"\b(?:program|script)\b[^.?!\n]{0,80}\b(?:reads?|takes?|stdin|standard input)\b", re.I)
 _INPUT_OUTPUT = re.compile(r"\binput\b.*\boutput\s*:", re.I)  # on one line
 _HEAD = re.compile(r"[\s>*#-]*(?:(?:sample|example|expected)\s+)?(\w+)(?:\s*\d+)?\s*:(?!\w)[\s*]*(.*)", re.I)
@@ -91,7 +102,9 @@ def derive_tests(prompt: str) -> list[Test]:
         return []
     named = {next(filter(None, match.groups())) for match in _NAMED.finditer(prompt)}
     asked = {name for name in named if _is_own(name)}
-    if not asked and not _ASKS.search(prompt):
+    if (not asked and not _ASKS.search(prompt)) or _MANY_ANSWERS.search(prompt):
+        return []
+    if _OTHER_LANGUAGE.search(prompt) and not re.search(r"\bpython\b", prompt, re.I):
         return []
     is_debugging = bool(_DEBUGS.search(prompt))
     examples = [*_doctests(prompt)]
@@ -99,13 +112,13 @@ def derive_tests(prompt: str) -> list[Test]:
     examples += [e for e in lines if e.form == "expected" or not is_debugging]
     if not is_debugging and len(asked) == 1:
         examples += _call_pairs(prompt, next(iter(asked)))
-    if any(e.name not in asked for e in examples):
-        defined = _defined_names(prompt)
-        examples = [e for e in examples if e.name in asked or (e.name not in defined and _may_be_meant(e, prompt))]
-    if asked & {e.name for e in examples}:
+    if asked:
         examples = [e for e in examples if e.name in asked]
-    elif len({e.name for e in examples}) > 1:
-        return []
+    elif examples:
+        defined = _defined_names(prompt)
+        examples = [e for e in examples if e.name not in defined and _may_be_meant(e, prompt)]
+        if len({e.name for e in examples}) > 1:
+            return []
     values: dict[str, str] = {}
     for e in examples:
         if values.setdefault(e.call, e.value) != e.value:
