@@ -108,7 +108,6 @@ class VerifiableTask:
         }
 
 
-
 def resolve_verifier(name: str, options: Mapping[str, Any], judge: Judge = TextEndpoint()) -> Reward:
     """Build the verifier that a request names; ValueError for a name or option that a request may not use."""
     available = [verifier for verifier in known_rewards() if verifier not in (*NESTED, *NEED_MORE)]
