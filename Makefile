@@ -87,7 +87,8 @@ docs: setup-dev
 docs-serve: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve
 
-dist: setup-dev
+dist: setup
+	$(PIP) hatchling
 	rm -rf dist
 	$(VENV)/bin/python -m hatchling build
 

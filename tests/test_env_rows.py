@@ -78,7 +78,7 @@ def test_a_small_file_still_holds_out_one_prompt_and_trains_on_the_rest(tmp_path
             path = write(tmp_path / "d.jsonl", capitals(n))
             source = resolve_environment("jsonl", path=path, heldout_fraction=fraction)
             assert len(source.heldout(None)) >= 1 and source.size("") >= 1
-    with pytest.raises(ValueError, match="has one prompt only; set heldout_path"):
+    with pytest.raises(ValueError, match=r"has one prompt only, .*; set heldout_path"):
         resolve_environment("jsonl", path=write(tmp_path / "d.jsonl", capitals(1)))
 
 

@@ -36,8 +36,14 @@ def test_rows_of_reinforcement_learning_with_an_interval_are_read() -> None:
     assert found == [InterimResult(10, Interval(0.5, 0.4, 0.6))]
 
 
-def test_the_best_is_the_highest_and_the_earliest_of_equal_ones() -> None:
-    assert find_best(results(0.2, 0.4, 0.3, 0.4)) == results(0.2, 0.4)[1]
+def test_the_best_is_the_highest_of_equal_ones_by_reward_and_then_the_earliest() -> None:
+    assert find_best(results(0.2, 0.4, 0.3, 0.4, 0.1)) == results(0.2, 0.4)[1]
+    nothing_passes = [
+        InterimResult(step, Interval(0, 0, 0.1), reward) for step, reward in ((1, 0.2), (2, 0.6), (3, 0.5))
+    ]
+    assert find_best(nothing_passes) == nothing_passes[1]
+    rows = [row(1, 0.5, 0.4, 0.6) | {"test/env/all/reward/total": 0.7}]
+    assert read_interim_results(rows)[0].reward == 0.7
     assert find_best([]) is None
 
 

@@ -23,8 +23,9 @@ import rlvr
 from rlvr.core.cpu_budget import available_cores, split_cores
 from rlvr.sandbox.supervisor import TIERS, NoTier, Sandbox
 from rlvr.tracking import readable
-from rlvr.tracking.console import format_metrics
+from rlvr.tracking.console import format_metrics, readable_lines
 from rlvr.training.diagnosis import format_findings
+from rlvr.training.journal import read_stop_reason
 from rlvr.training.metric_values import WINDOW, select_rl_rows
 from rlvr.training.run_diagnosis import diagnose_run, format_groups, read_rows
 from rlvr.training.stall import is_stalled
@@ -205,6 +206,8 @@ def report(folder: Path) -> str:
     lines = [f"run {folder}: {_progress(folder, rows)}"]
     if broken:
         lines.append(f"  {broken} lines of metrics.jsonl cannot be read and are skipped")
+    if reason := read_stop_reason(folder):
+        lines.append(f"  the last attempt stopped: {readable_lines(reason)}")
     for left in sorted(folder.glob("failed-batch-*.jsonl")):
         lines.append(f"  numbers were not finite at step {left.stem.removeprefix('failed-batch-')}: {left.name} has it")
     recent = select_rl_rows(rows)

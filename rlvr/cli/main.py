@@ -87,6 +87,8 @@ def run(arguments: list[str]) -> int:
         return stop.exit_code
     except UsageError as mistake:
         message = mistake.format_message()  # pyright: ignore[reportAttributeAccessIssue] - it names the option
+        if message.startswith("No such option"):
+            message += " Settings are words without dashes: seed=3"
         return _fail(message, 2) if message else 2  # the help was printed already
     except ValueError as mistake:
         return _fail(mistake, 2)

@@ -26,6 +26,9 @@ Overrides = Annotated[
 ]
 
 
+_MOST = 4_000  # characters of the reason why a run stopped
+
+
 def _load_config(
     name: str | None, file: str | None, path: str | None, overrides: list[str] | None
 ) -> tuple[LoadedConfig, RunConfig]:
@@ -62,6 +65,7 @@ def train(
     from rlvr.config.epochs import resolve_epochs
     from rlvr.tracking import RunConsole
     from rlvr.tracking.run_report import stored_summary
+    from rlvr.training.errors import TrainingStoppedError
     from rlvr.training.journal import Journal, newest_checkpoint, weights_path
     from rlvr.training.loop import TrainingInterruptedError, TrainingLoop
     from rlvr.training.run_diagnosis import closing_remark
@@ -99,13 +103,17 @@ def train(
                 console.close()  # shows the last step first
                 console.note(f"stopped; the same command goes on from here ({folder})")
                 raise typer.Exit(130) from None
+            except TrainingStoppedError as error:
+                journal.write("stopped", reason=str(error)[:_MOST])
+                raise
             finally:
                 close_client(job.parts.client)
             console.table(summary)
             if (best := summary.get("best")) and best["step"] < summary["steps"] and summary["report"] == "last":
                 rate, place = best["pass_rate"]["value"], folder / "checkpoints" / best["checkpoint"]
                 console.note(
-                    f"best interim evaluation: {100 * rate:.1f}% after step {best['step']}, weights in {place}"
+                    f"best interim evaluation: {100 * rate:.1f}% of {best['tasks']} tasks after step {best['step']}, "
+                    f"weights in {place}"
                 )
             newest = newest_checkpoint(folder)
             weights = str(folder) if newest is None else weights_path(newest)

@@ -91,8 +91,9 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
     elif stored.exists() and (changed := changes(folder)):
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
-            f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another run.name, ask for the same "
-            "config, or give run.resume=false to start anew (the old folder is kept, renamed)"
+            f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another name "
+            f"(run.name={folder.name}-2, say), ask for the same config, or give run.resume=false to start anew (the "
+            "old folder is kept, renamed)"
         )
     elif journal.holds_other_files(folder):
         raise ValueError(f"run folder {folder} exists and holds other files than a run; choose another run.name")
@@ -177,7 +178,9 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if t.mode == "rlvr":
         lines |= {
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}"
-            f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' else ''}, {algorithm.reduction}",
+            f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' else ''}, {algorithm.reduction}"
+            + (f", KL {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.kl_coef else "")
+            + (f", entropy bonus {algorithm.entropy_coef:g}" if algorithm.entropy_coef else ""),
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlvr.clients.registry import resolve_client
 from rlvr.config.build_client import uses_device
 from rlvr.config.schema import RunConfig
-from rlvr.engine.memory import GIB, ModelShape, estimate_memory, read_shape
+from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape, estimate_memory, read_shape
 
 PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
 
@@ -42,6 +42,8 @@ def describe_memory(config: RunConfig) -> str:
         return ""
     if (shape := find_shape(model.name)) is None:
         return ""
+    if model.dtype not in ("auto", *DTYPE_BYTES):
+        raise ValueError(f"model.dtype={model.dtype}: expected auto, {' or '.join(DTYPE_BYTES)}")
     dtype = model.dtype if model.dtype != "auto" else "bfloat16" if uses_device(config) else "float32"
     prompt = training.max_prompt_tokens or PROMPT
     estimate = estimate_memory(

@@ -40,9 +40,11 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"model.device={name}: no CUDA device is visible here; use model.device=cpu or auto")
     try:
-        return torch.device(name)
+        device = torch.device(name)
+        torch.empty(0, device=device)  # fails where this build of torch has no such device
     except RuntimeError as error:
-        raise ValueError(f"model.device={name!r}: {first_line(error)}") from error
+        raise ValueError(f"model.device={name}: {first_line(error)}; use model.device=cpu or auto") from error
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -30,7 +30,7 @@ def choose_heldout(tasks: list[Task], fraction: float, path: str) -> list[Task]:
     keys = [_prompt_key(task.prompt) for task in tasks]
     lowest = min(keys)
     if max(keys) == lowest:
-        raise ValueError(f"{path} has one prompt only; set heldout_path, or heldout_fraction=0 for no evaluation")
+        raise ValueError(f"{path} has one prompt only, so none can be held out; set heldout_path")
     # The highest hash always stays in training, so that a small file is never held out whole.
     below = min(max(int(fraction * 2**63), lowest + 1), max(keys))
     return [task for task, key in zip(tasks, keys, strict=True) if key < below]

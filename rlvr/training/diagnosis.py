@@ -67,10 +67,10 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = ()) -> list[Finding]:
         return [*kinds, Finding("note", "no_steps", "no step of reinforcement learning yet", "let it make some steps")]
     recent = rows[-WINDOW:]
     results = [
+        *_verdicts(recent),
         *kinds,
-        *_answers(recent),
         *_demonstrations(sft, rows),
-        *_groups(recent, rows),
+        *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
         *_updates(recent),
         *_entropy(recent, rows),
         *_policy(recent),
@@ -136,6 +136,16 @@ def _answers(recent: Rows) -> Iterator[Finding]:
             f"{format_percent(silent)} of judged completions have no answer in the expected form",
             "show the form in the prompt, reward it (reward.type=combined does), or fine-tune first (sft.steps)",
         )
+
+
+def _in_causal_order(answers: list[Finding], groups: list[Finding], recent: Rows) -> list[Finding]:
+    """Completions that are cut off explain that none earns anything, and not that all earn the same."""
+    low, high = get_reward_range(recent)
+    return [*answers, *groups] if low == high == 0 else [*groups, *answers]
+
+
+def _verdicts(recent: Rows) -> Iterator[Finding]:
+    """Completions without a verdict."""
     error = get_mean(recent, "verifier/error_rate")
     if error > 0:
         yield Finding(
@@ -178,10 +188,10 @@ def _groups(recent: Rows, rows: Rows) -> Iterator[Finding]:
         yield Finding(
             "hint",
             "nothing_passes",
-            f"rewards differ ({low:.3g} to {high:.3g}) but no completion ever passed: the verifier may refuse right "
-            "answers, or pass rates mean nothing here",
-            "judge a right answer by `rlvr verify`; lower the reward's passed_at (or return a Score) if such rewards "
-            "mean success",
+            f"rewards differ ({low:.3g} to {high:.3g}) but no completion ever passed: {high:.3g} may be less than a "
+            "pass takes (passed_at, 1 unless the reward says), or the verifier refuses right answers",
+            "judge a right answer by `rlvr verify`; say what passes by @register_reward(NAME, passed_at=...), or "
+            "return a Score",
         )
     if correct >= SOLVED and equal >= 0.5:
         start = get_mean(rows[:START], "env/all/correct")

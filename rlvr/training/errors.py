@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlvr.core.types import Score
+from rlvr.core.types import Trajectory
+
+_SHOWN = 200  # characters of a completion
 
 
 class TrainingStoppedError(RuntimeError):
     """Training stopped because its numbers could not be trusted. The message says why."""
 
 
-def check_error_budget(where: str, reward: str, failures: Sequence[Score], completions: int, budget: float) -> None:
-    """Raise TrainingStoppedError with the first failures if more than a share `budget` of `completions` got no
-    verdict."""
+def check_error_budget(
+    where: str, reward: str, failures: Sequence[Trajectory], completions: int, budget: float
+) -> None:
+    """Raise TrainingStoppedError if more than a share `budget` of `completions` got no verdict.
+
+    The message has the first three different failures, each with the completion that it happened on.
+    """
     if len(failures) <= budget * completions:
         return
-    details = dict.fromkeys(f"[{s.outcome.value}: {s.reason}] {s.detail}".strip() for s in failures)
+    first: dict[str, str] = {}
+    for failure in failures:
+        score = failure.scores[reward]
+        task = f"task {failure.task.id!r}, " if failure.task is not None else ""
+        on = f"\n  on {task}completion {failure.response[:_SHOWN]!r}"
+        first.setdefault(f"[{score.outcome.value}: {score.reason}] {score.detail}".strip(), on)
     raise TrainingStoppedError(
         f"{where}: the reward {reward!r} gave no verdict on {len(failures)} of {completions} completions, more than "
-        f"training.error_budget={budget:g} allows. First failures:\n" + "\n".join(list(details)[:3])
+        f"training.error_budget={budget:g} allows. First failures:\n"
+        + "\n".join(text + on for text, on in list(first.items())[:3])
     )

@@ -19,7 +19,7 @@ from rlvr.core import rng
 from rlvr.core.files import read_json
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource
-from rlvr.core.types import Outcome, Score, Task, Trajectory, group_by, mean, std
+from rlvr.core.types import Outcome, Task, Trajectory, group_by, mean, std
 from rlvr.reward import Reward
 from rlvr.rollout import open_groups, rollout
 from rlvr.rollout.scoring import Scoring
@@ -184,7 +184,7 @@ def evaluate(
     """
     results: list[TaskResult] = []
     truncated = tokens = 0
-    failures: list[Score] = []
+    failures: list[Trajectory] = []
     tokenizer = sampler.get_tokenizer()
     for start in range(0, len(tasks), chunk):
         groups = open_groups(source, tasks[start : start + chunk], samples, tokenizer, "evaluation")
@@ -197,7 +197,7 @@ def evaluate(
         completions = list({t.rollout_id: t for t in trajectories}.values())
         for group in group_by(completions, lambda t: t.group_id).values():
             known = [t for t in group if t.reward is not None]
-            failures += [t.scores[reward.name] for t in group if t.reward is None]
+            failures += [t for t in group if t.reward is None]
             truncated += sum(t.truncated for t in group)
             if known:
                 passed = sum(t.scores[reward.name].outcome is Outcome.PASSED for t in known)
@@ -235,7 +235,10 @@ def heldout_split(
     quick = (options.interim_tasks or 0) if has_interim else 0
     pool = source.heldout(options.tasks + quick)
     if not pool:
-        raise ValueError("this environment holds out no tasks to evaluate on; let its `heldout` return some")
+        raise ValueError(
+            "no task is held out to evaluate on; of rows, set env.kwargs.heldout_path or a heldout_fraction above 0; "
+            "in an environment of your own, let `heldout` return some"
+        )
     if len(pool) < options.tasks + quick:
         quick = min(quick, len(pool) // 4)
     order = rng.permutation(len(pool), rng.key("looks"))

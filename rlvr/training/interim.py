@@ -6,6 +6,7 @@ Exercised by `python -m pytest tests/test_interim.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,14 +14,16 @@ from rlvr.training.evaluate import Z95, Interval
 from rlvr.training.metric_values import Rows, get_value, select_rl_rows
 
 PASS_RATE = "test/env/all/correct"  # its interval is in PASS_RATE/low and PASS_RATE/high
+MEAN_REWARD = "test/env/all/reward/total"
 
 
 @dataclass(frozen=True)
 class InterimResult:
-    """The pass rate on the validation tasks after `step` steps of reinforcement learning."""
+    """The pass rate and mean reward on the validation tasks after `step` steps of reinforcement learning."""
 
     step: int
     pass_rate: Interval
+    reward: float = -math.inf  # of rows without one
 
     @property
     def noise_bound(self) -> float:
@@ -37,13 +40,17 @@ def read_interim_results(rows: Rows) -> list[InterimResult]:
     for row in select_rl_rows(rows):
         interval = Interval(*(get_value(row, PASS_RATE + end) for end in ("", "/low", "/high")))
         if 0 <= interval.low <= interval.value <= interval.high <= 1:  # false for a missing value, which is nan
-            results.append(InterimResult(int(row["step"]) + 1, interval))
+            reward = get_value(row, MEAN_REWARD)
+            results.append(InterimResult(int(row["step"]) + 1, interval, -math.inf if math.isnan(reward) else reward))
     return results
 
 
 def find_best(results: Iterable[InterimResult]) -> InterimResult | None:
-    """The result with the highest pass rate, the earliest of equal ones; None without any."""
-    return max(results, key=lambda result: result.pass_rate.value, default=None)
+    """The result with the highest pass rate, of equal ones that with the highest mean reward, then the earliest.
+
+    (Of a reward that no completion earns whole, every pass rate is 0.) None without any result.
+    """
+    return max(results, key=lambda result: (result.pass_rate.value, result.reward), default=None)
 
 
 def describe_plateau(results: Sequence[InterimResult], patience: int) -> str:

@@ -304,6 +304,15 @@ def has_no_progress(folder: Path) -> bool:
     return newest_checkpoint(folder) is None and not (rows.exists() and rows.stat().st_size)
 
 
+def read_stop_reason(folder: Path) -> str:
+    """Why the last attempt stopped by itself; "" if it did not, or if the journal is damaged."""
+    try:
+        events, _ = _events(folder)
+    except (ValueError, OSError):
+        return ""
+    return str(events[-1].get("reason", "")) if events and events[-1]["event"] == "stopped" else ""
+
+
 def move_aside(folder: Path) -> Path:
     """Rename a run folder to `<name>.old-N`, unless a process works in it: starting anew never deletes anything."""
     with lock_folder(folder):

@@ -301,7 +301,7 @@ class TrainingLoop:
 
     @contextmanager
     def _handle_interrupts(self) -> Iterator[None]:
-        """The first Ctrl-C stops after the current step; a second one at once (nothing is lost either way)."""
+        """The first Ctrl-C or SIGTERM stops after the step; a second one at once (nothing is lost either way)."""
 
         def request_stop(number: int, frame: FrameType | None) -> None:
             if self.stop_requested:
@@ -309,15 +309,15 @@ class TrainingLoop:
             self.stop_requested = True
             self.console.note("stopping after this step (press Ctrl-C again to stop at once)")
 
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: Ctrl-C is for another
-            yield
-            return
+        before: dict[int, Any] = {}
         try:
-            before = signal.signal(signal.SIGINT, request_stop)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # started in the background: Ctrl-C is for another
+                    before[number] = signal.signal(number, request_stop)
         except ValueError:  # not the main thread: the caller there stops us by other means
-            yield
-            return
+            pass
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)

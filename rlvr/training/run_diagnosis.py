@@ -87,6 +87,9 @@ def closing_remark(folder: Path, summary: Mapping[str, Any]) -> str:
     if _has_gained(summary):
         return main if worth and worth[0].code == "unsolved_kind" else ""
     measured = "the pass rate fell" if _has_lost(summary) else "no gain was measured"
+    if not _has_lost(summary) and _has_rewarded(summary):
+        before, after = (summary[side]["mean_reward"]["value"] for side in ("baseline", "final"))
+        measured = f"the mean reward rose from {before:.3g} to {after:.3g}, the pass rate did not"
     why = f": {main}" if main else f"; `rlvr doctor {folder}` shows completions that fail"
     return f"{measured} (p = {summary['p_value']:.2g}){why}"
 
@@ -100,6 +103,11 @@ def _has_lost(summary: Mapping[str, Any]) -> bool:
     return summary["p_value"] < SIGNIFICANT and summary["change"]["high"] < 0
 
 
+def _has_rewarded(summary: Mapping[str, Any]) -> bool:
+    """Whether the intervals of the mean reward say that it rose."""
+    return summary["final"]["mean_reward"]["low"] > summary["baseline"]["mean_reward"]["high"]
+
+
 def _outcome_findings(folder: Path) -> Iterator[Finding]:
     """A finished run that gained nothing, has tasks left to learn, and shows no other reason."""
     try:
@@ -110,7 +118,7 @@ def _outcome_findings(folder: Path) -> Iterator[Finding]:
         has_gained, has_lost, is_solved = _has_gained(summary), _has_lost(summary), after >= SOLVED
         low, high = summary["change"]["low"], summary["change"]["high"]
         reward = [summary[side]["mean_reward"] for side in ("baseline", "final")]
-        has_rewarded = reward[1]["low"] > reward[0]["high"]
+        has_rewarded = _has_rewarded(summary)
         rates = f"{format_percent(before)}, then {format_percent(after)}"
         change = f"{rates}; change {100 * low:+.1f} to {100 * high:+.1f} points"
     except (ValueError, KeyError, TypeError):  # not finished, or damaged

@@ -153,7 +153,7 @@ class Trainer:
     def _check_error_budget(self, step: int, batch: TrajectoryBatch) -> None:
         name = self.parts.reward.name
         completions = last_of_rollouts(batch)
-        failed = [t.scores[name] for t in completions if t.reward is None and name in t.scores]
+        failed = [t for t in completions if t.reward is None and name in t.scores]
         check_error_budget(f"step {step}", name, failed, len(completions), self.options.error_budget)
 
     def state(self) -> dict[str, Any]:

@@ -160,9 +160,13 @@ def exact_match(case: Case, *, ignore_case: bool = False) -> Score:
     gold = (case.meta or {}).get("answer")
     if gold is None:
         return _no_gold("no_gold", "meta has no 'answer'")
-    answer, gold = case.response.strip(), str(gold).strip()
+    if isinstance(gold, (list, tuple, dict, set)):
+        return _no_gold("no_gold", f"meta['answer'] is {gold!r:.80}, expected text or a number")
+    # An integer column with a gap reads as floats: 3.0 is 3.
+    golds = {str(gold).strip(), *([str(int(gold))] if isinstance(gold, float) and gold.is_integer() else [])}
+    answer = case.response.strip()
     if ignore_case:
-        answer, gold = answer.casefold(), gold.casefold()
-    if answer == gold:
+        answer, golds = answer.casefold(), {one.casefold() for one in golds}
+    if answer in golds:
         return _verdict(1.0)
     return _verdict(0.0, "wrong_value" if answer else "no_answer")
