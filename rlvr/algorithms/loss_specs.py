@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -50,11 +51,6 @@ class LossSpec:
         return (*KL_INPUTS, ENTROPY_INPUT, *self.weight_inputs)
 
     @property
-    def gradient_inputs(self) -> tuple[str, ...]:
-        """A token has a gradient where one of these is not 0; always, if a datum lacks one of them."""
-        return ("advantages" if self.uses_advantages else "weights", *self.weight_inputs)
-
-    @property
     def uses_advantages(self) -> bool:
         return "advantages" in self.inputs
 
@@ -79,9 +75,10 @@ LOSS_SPECS: dict[str, LossSpec] = {
         config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
     ),
     "dro": LossSpec(
-        "-(p A - b beta (p - q)^2 / 2), b = `beta_weights`, 1 if absent. Direct reward optimisation, "
-        "arXiv:2405.19107, with A as the centred reward. The quadratic term is by token, as in the Tinker protocol; "
-        "the paper's is that of the whole answer.",
+        "-(p A - b beta (p - q)^2 / 2), b = `beta_weights`; if absent, b is 0 where q and A are both exactly 0, as "
+        "clients send them on a prompt, and 1 elsewhere. Direct reward optimisation, arXiv:2405.19107, with A as the "
+        "centred reward. The quadratic term is by token, as in the Tinker protocol; the paper's is that of the whole "
+        "answer.",
         config={"beta": 0.05},
         weight_inputs=("beta_weights",),
     ),
@@ -92,6 +89,7 @@ LOSS_SPECS: dict[str, LossSpec] = {
         masks=("sequence_ratio_mask",),
     ),
 }
+_KNOWN_INPUTS = {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in LOSS_SPECS.values()))
 RL_LOSSES = tuple(name for name, spec in LOSS_SPECS.items() if spec.uses_advantages)
 
 # A function of the user's, `algorithm.loss=package.module:function`, that a client takes by `forward_backward_custom`.
@@ -103,6 +101,17 @@ OWN_LOSS = LossSpec("a function (data, log-probs) -> (loss, metrics)", masks=("m
 def is_custom_loss(name: str) -> bool:
     """Whether the name is a path `package.module:function`."""
     return ":" in name
+
+
+def find_pull_weights(inputs: Mapping[str, Any]) -> Any:
+    """The weights b [N] of the quadratic term of `dro`, the same for numpy arrays and torch tensors.
+
+    Without `beta_weights` a token that has neither a log-prob nor an advantage is not pulled: clients send both as 0 on
+    a prompt, where a pull towards log-prob 0 would un-learn everything else.
+    """
+    if "beta_weights" in inputs:
+        return inputs["beta_weights"]
+    return (inputs["logprobs"] != 0) | (inputs["advantages"] != 0)
 
 
 def find_loss_spec(name: str) -> LossSpec:
@@ -133,12 +142,9 @@ def check_batch(
     if unknown := settings.keys() - defaults.keys():
         known = ", ".join(defaults)
         raise ValueError(f"loss_fn_config: {', '.join(sorted(unknown))} has no effect on {loss_fn}; known: {known}")
-    if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
-        raise ValueError(f"loss_fn_config: temperature {settings['temperature']} must be finite and above 0 to train")
+    _check_settings(loss_fn, settings)
     if not data:
         raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
-    if has_kl and settings["kl_estimator"] not in (1, 2, 3):
-        raise ValueError(f"loss_fn_config: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)")
     many = allow_many_targets and spec.allows_many_targets
     for i, datum in enumerate(data):
         _check_shapes(i, datum, loss_fn, names, many)
@@ -152,8 +158,31 @@ def check_batch(
     return settings
 
 
+def _check_settings(loss_fn: str, settings: Mapping[str, float]) -> None:
+    given = f"loss_fn_config of {loss_fn}"
+    if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
+        raise ValueError(f"{given}: temperature {settings['temperature']} must be finite and above 0 to train")
+    if settings.get("kl_estimator", 1) not in (1, 2, 3):
+        raise ValueError(f"{given}: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)")
+    if not 0 <= settings.get("beta", 0) < math.inf:
+        raise ValueError(f"{given}: beta {settings['beta']}, expected a finite number, at least 0")
+    if LOSS_SPECS[loss_fn].has_clip:
+        low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
+        if not 0 <= low <= 1 <= high:
+            raise ValueError(
+                f"{given}: clip_low_threshold {low} and clip_high_threshold {high}, expected 0 <= low <= 1 <= high. "
+                "They bound the ratio itself: a clip of 0.2 is 0.8 and 1.2"
+            )
+
+
 def _check_shapes(i: int, datum: Datum, loss_fn: str, names: Sequence[str], many: bool) -> None:
     spec, length = LOSS_SPECS[loss_fn], datum.model_input.length
+    if unknown := datum.loss_fn_inputs.keys() - _KNOWN_INPUTS:
+        raise ValueError(
+            f"datum {i}: loss_fn_inputs holds {', '.join(sorted(unknown))}, which no loss reads; leave it out. "
+            f"{loss_fn} reads {', '.join(('target_tokens', *spec.required))}. A mask is a 0 in advantages or weights, a "
+            "clip threshold a setting (loss_fn_config)"
+        )
     for name in ("target_tokens", *names):
         if name not in datum.loss_fn_inputs:
             raise ValueError(f"datum {i} lacks {name!r}, which {loss_fn} needs")

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")
 
 
 def check_name(name: str, what: str) -> str:
     """Return `name` if it is safe as the name of one folder, else raise ValueError."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise ValueError(f"{what} {name!r}: expected 1 to 128 letters, digits, '.', '_' or '-', and not '.' or '..'")
+        raise ValueError(
+            f"{what} {name!r}: expected 1 to 128 letters, digits, '.', '_' or '-', no '-' first, and not '.' or '..'"
+        )
     return name
 
 

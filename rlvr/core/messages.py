@@ -186,6 +186,17 @@ class SamplingParams:
                 raise ValueError(f"SamplingParams: {name}={getattr(self, name)!r}, expected {expected}")
 
 
+@dataclass(frozen=True, eq=False)
+class PromptTargets:
+    """Tokens to score in places of a prompt: `tokens_N` at `positions_N` (from 1), given the tokens before each.
+
+    The token that the prompt itself has there is not read.
+    """
+
+    positions_N: np.ndarray
+    tokens_N: np.ndarray
+
+
 @dataclass(frozen=True)
 class SampledSequence:
     """One completion: sampled `tokens` [R], the stop token included, their `logprobs` [R] and why it ended.
@@ -207,7 +218,8 @@ class SampledSequence:
 class SampleResponse:
     """The completions of one prompt. `fingerprint` names the weights.
 
-    `prompt_logprobs` and `topk_prompt_logprobs` [P], at temperature 1, start with None and are there where asked for.
+    `prompt_logprobs` and `topk_prompt_logprobs` [P], at temperature 1, start with None and are there where asked for;
+    so are `prompt_target_logprobs` [N], those of `PromptTargets`.
     `prompt_cache_hit_tokens` are those a service did not charge for again: 0 here, where nothing is charged.
     """
 
@@ -216,6 +228,7 @@ class SampleResponse:
     fingerprint: str = ""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
     prompt_cache_hit_tokens: int = 0
+    prompt_target_logprobs: list[float] | None = None
 
 
 @dataclass(frozen=True)

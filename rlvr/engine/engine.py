@@ -26,6 +26,7 @@ from rlvr.core.messages import (
     ForwardBackwardOutput,
     ModelInput,
     OptimStepResponse,
+    PromptTargets,
     SampleResponse,
     SamplingParams,
     TensorData,
@@ -143,17 +144,20 @@ class Engine:
         prompt_logprobs: bool = False,
         topk_prompt: int = 0,
         topk_sample: int = 0,
+        prompt_targets: PromptTargets | None = None,
     ) -> SamplingRequest:
         """Check a request and queue it; `advance` computes. Without a seed in the params each call samples anew."""
         tokens = prompt.to_ints()
         self._check_sampling(tokens, count, topk_prompt, topk_sample)
+        if prompt_targets is not None:
+            self._check_targets(prompt_targets, len(tokens))
         stops = self._resolve_stops(params)
         if params.seed is None:
             params = replace(params, seed=rng.key("unseeded", snapshot.fingerprint, next(self._unseeded)))
         room = self.model.context - len(tokens)
         budget = min(params.max_tokens or room, room)
         request = SamplingRequest(
-            tokens, count, params, snapshot, budget, *stops, prompt_logprobs, topk_prompt, topk_sample
+            tokens, count, params, snapshot, budget, *stops, prompt_logprobs, topk_prompt, topk_sample, prompt_targets
         )
         with self.lock:
             self._sampler.scheduler.add(request)
@@ -175,6 +179,14 @@ class Engine:
         for name, top in (("topk_prompt_logprobs", topk_prompt), ("topk_sample_logprobs", topk_sample)):
             if not 0 <= top <= self.model.vocabulary:
                 raise ValueError(f"sample: {name}={top}, expected 0 (off) to {self.model.vocabulary} (every token)")
+
+    def _check_targets(self, targets: PromptTargets, length: int) -> None:
+        for what, values_N, low, high in (
+            ("position", targets.positions_N, 1, length - 1),
+            ("token", targets.tokens_N, 0, self.model.vocabulary - 1),
+        ):
+            if len(wrong := values_N[(values_N < low) | (values_N > high)]):
+                raise ValueError(f"sample: target_prompt_logprobs hold the {what} {wrong[0]}, outside {low}..{high}")
 
     def _resolve_stops(self, params: SamplingParams) -> tuple[frozenset[int], tuple[str, ...]]:
         """The stop tokens and stop strings; by default the end tokens of the model and its tokenizer."""

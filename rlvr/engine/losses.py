@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LossSpec
+from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LossSpec, find_pull_weights
 
 LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
 
@@ -55,7 +55,7 @@ def cispo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N:
 
 def dro(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
     pull = 0.5 * config["beta"] * (p - inputs["logprobs"]) ** 2
-    return -(p * inputs["advantages"] - (pull * inputs["beta_weights"] if "beta_weights" in inputs else pull))
+    return -(p * inputs["advantages"] - find_pull_weights(inputs) * pull)
 
 
 def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
@@ -90,11 +90,11 @@ TERMS: dict[str, LossFn] = {
 
 def find_gradient_tokens(inputs: dict[str, Tensor], spec: LossSpec) -> Tensor:
     """Which tokens [N] have a gradient. The log-probs of the others are returned too, at the cost of a forward pass."""
-    names = [name for name in (*spec.gradient_inputs, KL_INPUTS[0], ENTROPY_INPUT) if name in inputs]
-    if not set(spec.gradient_inputs) <= set(names):  # dro without beta_weights pulls on every token
-        return torch.ones_like(inputs[names[0]], dtype=torch.bool)
-    any_N = torch.stack([inputs[name].reshape(len(inputs[name]), -1).ne(0).any(-1) for name in names])
-    return any_N.any(0)
+    names = ("advantages" if spec.uses_advantages else "weights", KL_INPUTS[0], ENTROPY_INPUT)
+    weights = [inputs[name] for name in names if name in inputs]
+    if spec.weight_inputs:
+        weights.append(find_pull_weights(inputs))
+    return torch.stack([weight.reshape(len(weight), -1).ne(0).any(-1) for weight in weights]).any(0)
 
 
 class _TargetLogprobs(torch.autograd.Function):

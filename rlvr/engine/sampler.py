@@ -23,8 +23,8 @@ from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.policy import Snapshot
 from rlvr.engine.prepacked_linear import PrepackedLinears
-from rlvr.engine.sampling import sample, score_prompt, top_tokens
-from rlvr.engine.scheduler import SampleRow, SamplingRequest, Scheduler
+from rlvr.engine.sampling import sample, score_prompt, score_targets, top_tokens
+from rlvr.engine.scheduler import PromptScores, SampleRow, SamplingRequest, Scheduler
 
 
 class Sampler:
@@ -157,13 +157,19 @@ class Sampler:
         self.scheduler.rows.extend(row for _, row in staying)
 
     def _score_prompt(self, request: SamplingRequest, hidden_LD: Tensor) -> None:
-        """Compute the log-probs of a prompt's own tokens, from the pass that fills the cache."""
+        """Compute the log-probs of a prompt's own tokens and of targets, from the pass that fills the cache."""
         tokens = torch.tensor(request.prompt[1:], device=hidden_LD.device, dtype=torch.long)
+        scores = PromptScores([], [], [])
         with use_weights(self.model, self.bank, [request.snapshot]) as head:
             try:
-                request.prompt_scores = score_prompt(
-                    head, hidden_LD[: len(tokens)], tokens, self.chunk, request.topk_prompt
-                )
+                if request.scores_own_tokens:
+                    own, likeliest = score_prompt(
+                        head, hidden_LD[: len(tokens)], tokens, self.chunk, request.topk_prompt
+                    )
+                    scores = scores._replace(logprobs=own, likeliest=likeliest)
+                if request.prompt_targets is not None:
+                    scores = scores._replace(targets=score_targets(head, hidden_LD, request.prompt_targets, self.chunk))
+                request.prompt_scores = scores
             except NonFiniteError as error:
                 request.error = error
 

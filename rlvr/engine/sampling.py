@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlvr.core.messages import NonFiniteError
+from rlvr.core.messages import NonFiniteError, PromptTargets
 from rlvr.core.rng import GOLDEN, MIX1, MIX2
+from rlvr.engine.losses import token_logprobs
 
 # Inverse CDF needs one random draw a row, Gumbel-max one a token. Above this many tokens rounding in the cumulative sum
 # flips more choices than Gumbel-max does.
@@ -138,3 +139,19 @@ def score_prompt(
     if not all(map(math.isfinite, logprobs)):
         raise NonFiniteError("a log-prob of the prompt", [])
     return logprobs, likeliest
+
+
+def score_targets(
+    head: Callable[[Tensor], Tensor], hidden_LD: Tensor, targets: PromptTargets, chunk: int
+) -> list[float]:
+    """Log-probs [N] at temperature 1 of chosen tokens, each given the hidden state before its place in the prompt.
+
+    Only the states that a target needs go through the head, `chunk` at a time.
+    """
+    tokens_N = torch.from_numpy(targets.tokens_N).to(hidden_LD.device)
+    before_N = torch.from_numpy(targets.positions_N).to(hidden_LD.device) - 1
+    used_U, of_N = before_N.unique(return_inverse=True)
+    logprobs_N, _ = token_logprobs(head, hidden_LD[used_U], tokens_N, 1.0, chunk, of_N=of_N)
+    if not bool(torch.isfinite(logprobs_N).all()):
+        raise NonFiniteError("a log-prob of the prompt", [])
+    return logprobs_N.tolist()

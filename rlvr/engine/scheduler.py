@@ -13,13 +13,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr.core import rng
-from rlvr.core.messages import NonFiniteError, SampledSequence, SampleResponse, SamplingParams
+from rlvr.core.messages import NonFiniteError, PromptTargets, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.types import StopReason
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.policy import Snapshot
+
+
+class PromptScores(NamedTuple):
+    """Log-probs of a prompt: of its own tokens and the likeliest ones from its second place on, and of targets."""
+
+    logprobs: list[float]
+    likeliest: list[list[tuple[int, float]]]
+    targets: list[float]
 
 
 @dataclass(eq=False)
@@ -36,9 +44,10 @@ class SamplingRequest:
     prompt_logprobs: bool = False
     topk_prompt: int = 0
     topk_sample: int = 0
+    prompt_targets: PromptTargets | None = None
     started: int = 0
     finished: dict[int, SampledSequence] = field(default_factory=dict[int, SampledSequence])
-    prompt_scores: tuple[list[float], list[list[tuple[int, float]]]] | None = None
+    prompt_scores: PromptScores | None = None
     error: Exception | None = None
 
     @property
@@ -53,19 +62,24 @@ class SamplingRequest:
     @property
     def scores_prompt(self) -> bool:
         """Whether its prompt's log-probs are requested and not computed yet."""
-        return (self.prompt_logprobs or self.topk_prompt > 0) and self.prompt_scores is None
+        return (self.scores_own_tokens or self.prompt_targets is not None) and self.prompt_scores is None
+
+    @property
+    def scores_own_tokens(self) -> bool:
+        return self.prompt_logprobs or self.topk_prompt > 0
 
     def response(self) -> SampleResponse:
         """The result of a request that is done; raises its error if it failed."""
         if self.error is not None:
             raise self.error
         assert self.is_done
-        logprobs, likeliest = self.prompt_scores or ([], [])
+        scores = self.prompt_scores or PromptScores([], [], [])
         return SampleResponse(
             [self.finished[i] for i in range(self.count)],
-            [None, *logprobs] if self.prompt_logprobs else None,
+            [None, *scores.logprobs] if self.prompt_logprobs else None,
             self.snapshot.fingerprint,
-            [None, *likeliest] if self.topk_prompt else None,
+            [None, *scores.likeliest] if self.topk_prompt else None,
+            prompt_target_logprobs=None if self.prompt_targets is None else scores.targets,
         )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.clients.local_engine import is_model
 from rlvr.core.gc_pause import paused_collection
-from rlvr.tinker_server.sampling.quotas import KEY_PREFIX
+from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.server_limits import ServerSettings
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rlvr.tinker_server.backend import TinkerBackend
 
 EXTRA = 'pip install "rlvr[train,serve]"'
-ANY_KEY = "tml-no-key-needed"  # the SDK requires a key
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rlvr.algorithms.loss_specs import find_pull_weights
+
 Inputs = dict[str, np.ndarray]
 Terms = tuple[np.ndarray, np.ndarray]
 Formula = Callable[[np.ndarray, Inputs, dict[str, float], np.ndarray], Terms]
@@ -43,7 +45,7 @@ def _cispo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Te
 
 
 def _dro(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    beta, gap = c["beta"] * x.get("beta_weights", np.ones_like(p)), p - x["logprobs"]
+    beta, gap = c["beta"] * find_pull_weights(x), p - x["logprobs"]
     return -(p * x["advantages"] - 0.5 * beta * gap**2), -(x["advantages"] - beta * gap)
 
 

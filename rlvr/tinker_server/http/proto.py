@@ -135,6 +135,7 @@ MESSAGE_TYPES = {
 DTYPE_FLOAT32, DTYPE_INT64, DTYPE_INT32, DTYPE_BFLOAT16 = range(1, 5)
 STOP_REASON_STOP, STOP_REASON_LENGTH = range(2)
 
+Tensor: Any = MESSAGE_TYPES["Tensor"]
 Datum: Any = MESSAGE_TYPES["Datum"]
 ForwardBackwardRequest: Any = MESSAGE_TYPES["ForwardBackwardRequest"]
 ForwardBackwardOutput: Any = MESSAGE_TYPES["ForwardBackwardOutput"]

@@ -61,6 +61,7 @@ async def sample(body: schemas.SampleRequest, caller: CallerDep) -> dict[str, An
         body.num_samples,
         body.sampling_params.params(),
         options,
+        body.target_prompt_logprobs,
     )
     return {"request_id": request_id, "sample_sequence_ids": sequences}
 

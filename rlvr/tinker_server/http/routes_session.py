@@ -9,9 +9,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from rlvr.tinker_server.errors import StatusError
+from rlvr.tinker_server.errors import Forbidden, StatusError, UserError
 from rlvr.tinker_server.http import schemas
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.web.auth import LOCAL_OWNER
 
 router = APIRouter()
 
@@ -49,6 +51,28 @@ async def dynamic_config(body: schemas.IgnoredBody) -> dict[str, Any]:
 @router.post("/auth/token")
 async def token() -> None:
     raise StatusError(403, "this server takes API keys (X-API-Key), and gives out no tokens")
+
+
+@router.get("/auth/apikey/me")
+async def describe_key(caller: CallerDep) -> dict[str, Any]:
+    """What `tinker auth login` asks about a key before it stores it."""
+    if not caller.request.headers.get("x-api-key", "").startswith(KEY_PREFIX):
+        raise UserError(
+            f"the tinker SDK accepts only keys that begin with {KEY_PREFIX!r}; this server needs none, so any will do: "
+            f"{ANY_KEY}"
+        )
+    number = int(caller.owner.removeprefix("key-"), 16) if caller.owner != LOCAL_OWNER else 0
+    return {
+        "key_id": number, "name": caller.owner, "note": "a key of this server is a line of its key file",
+        "details": {"org_details": {"name": "rlvr serve engine"}, "user_details": {"email": caller.owner}},
+    }  # fmt: skip
+
+
+@router.delete("/auth/apikey/me")
+async def delete_key() -> None:
+    raise Forbidden(
+        "this server cannot delete an API key: take its line out of the key file and start the server again"
+    )
 
 
 @router.post("/create_session")

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.tinker_server.errors import UserError
+from rlvr.tinker_server.http.requested_targets import RequestedTargets, read_targets
 
 SDK_VERSION = "0.38"  # of the tinker SDK
 STOPS, STOP_LENGTH = 1_000, 1_000  # at most; every sampled token is compared with each
@@ -35,8 +36,11 @@ def _nested_values(given: Any) -> list[Any]:
 UserMetadata = Annotated[dict[str, Any], AfterValidator(_check_depth)]
 Name = Annotated[str, Field(max_length=500)]
 MAX_NUMBER = 1e30  # of an optimizer setting: float32 ends a little above
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Seq = Annotated[int, Field(ge=0, lt=2**63)]  # a copied sampling client starts at a random multiple of a billion
+# Numbers are strict: `true` and "1" are none.
+Seed = Annotated[int, Field(strict=True)]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
+Seq = Annotated[int, Field(ge=0, lt=2**63, strict=True)]  # copied sampling clients start at a multiple of a billion
+Real = Annotated[float, Field(strict=True)]
 
 
 class TinkerRequest(BaseModel):
@@ -83,8 +87,8 @@ class FinishSessionRequest(TinkerRequest):
 
 
 class LoraFields(TinkerRequest):
-    rank: int = 32
-    seed: int | None = None
+    rank: Whole = 32
+    seed: Seed | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -164,7 +168,7 @@ class SaveWeightsRequest(TinkerRequest):
     model_id: Name
     path: Name
     seq_id: Seq
-    ttl_seconds: int | None = None
+    ttl_seconds: Whole | None = None
     overwrite: bool = False
     user_metadata: UserMetadata | None = None
 
@@ -175,7 +179,7 @@ class SaveForSamplerRequest(TinkerRequest):
     sampling_session_seq_id: Seq | None = None
     kind: Name = "snapshot"
     seq_id: Seq
-    ttl_seconds: int | None = None
+    ttl_seconds: Whole | None = None
     user_metadata: UserMetadata | None = None
 
     @model_validator(mode="after")
@@ -189,7 +193,7 @@ class SaveExternalRequest(TinkerRequest):
     model_id: Name
     path: Name
     seq_id: Seq
-    ttl_seconds: int | None = None
+    ttl_seconds: Whole | None = None
     age_encryption_recipients: list[Name] | None = None
 
 
@@ -208,12 +212,12 @@ class SamplingFields(TinkerRequest):
     """Sampling parameters as sent; `SamplingParams` checks their values."""
 
     max_tokens: Whole | None = None
-    seed: int | None = None
-    stop: str | list[int] | list[str] | None = None
-    temperature: float = 1.0
+    seed: Seed | None = None
+    stop: str | list[Whole] | list[str] | None = None
+    temperature: Real = 1.0
     top_k: Whole = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_p: Real = 1.0
+    min_p: Real = 0.0
 
     @field_validator("stop")
     @classmethod
@@ -263,16 +267,21 @@ class SampleRequest(TinkerRequest):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Whole = 0
     topk_sample_logprobs: Whole = 0
-    prompt_logprobs_last_n: int | None = None
-    target_prompt_logprobs: Any = None
-    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: Whole | None = None
+    target_prompt_logprobs: Annotated[RequestedTargets | None, BeforeValidator(read_targets)] = None
+    prompt_alt_tokens_k: Whole = 0
     record_stability_info: bool | None = None
 
     def session(self) -> tuple[str, int]:
         """The sampling session and seq_id; UserError for what this server does not support."""
-        for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n"):
+        for name in ("prompt_alt_tokens_k", "prompt_logprobs_last_n"):
             if getattr(self, name):
                 raise UserError(f"{name} is not supported by this server; use prompt_logprobs or topk_prompt_logprobs")
+        if (targets := self.target_prompt_logprobs) and targets.shape[0] != self.prompt.length - 1:
+            raise UserError(
+                f"target_prompt_logprobs has {targets.shape[0]} rows, expected {self.prompt.length - 1}: one for each "
+                f"of the prompt's {self.prompt.length} tokens but the first"
+            )
         if self.sampling_session_id is None or self.seq_id is None:
             raise UserError("sampling needs sampling_session_id and seq_id (create_sampling_session makes a session)")
         return self.sampling_session_id, self.seq_id
@@ -291,7 +300,7 @@ class SamplingTarget(TinkerRequest):
 class RetrieveFuturesRequest(TinkerRequest):
     target: SamplingTarget
     prev_cursor: Whole = 0
-    timeout: float | None = None
+    timeout: Real | None = None
     retrieved_request_ids: list[Name] = Field(default=[], max_length=100_000)
 
 
@@ -304,4 +313,4 @@ class WeightsInfoRequest(TinkerRequest):
 
 
 class SetTtlRequest(TinkerRequest):
-    ttl_seconds: int | None = None
+    ttl_seconds: Whole | None = None

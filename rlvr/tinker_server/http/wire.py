@@ -102,8 +102,9 @@ def encode_forward_backward(output: ForwardBackwardOutput) -> bytes:
     return message.SerializeToString()
 
 
-def encode_samples(response: SampleResponse) -> bytes:
-    message = proto.SampleResponse()
+def encode_samples(response: SampleResponse, targets: Any = None) -> bytes:
+    """`targets`: the `Tensor` message of the prompt's target log-probs."""
+    message = proto.SampleResponse(target_prompt_logprobs=targets)
     for sequence in response.sequences:
         ended = proto.STOP_REASON_LENGTH if sequence.stop_reason == "length" else proto.STOP_REASON_STOP
         added = message.sequences.add(stop_reason=ended, tokens=np.asarray(sequence.tokens, _TOKEN).tobytes())
@@ -289,19 +290,26 @@ def _expand_sparse(message: Any, values_N: np.ndarray, shape: Sequence[int], whe
     """A dense matrix from its compressed sparse rows; other cells are 0."""
     starts = _parse_array(message.crow_indices, _INDEX, f"{where}.crow_indices")
     columns_N = _parse_array(message.col_indices, _INDEX, f"{where}.col_indices")
-    if len(shape) != 2 or starts.size != shape[0] + 1 or columns_N.size != values_N.size:
+    matrix = np.zeros(math.prod(shape), values_N.dtype)
+    matrix[find_sparse_cells(starts, columns_N, values_N.size, shape, where)] = values_N
+    return matrix.reshape(shape)
+
+
+def find_sparse_cells(
+    starts: np.ndarray, columns_N: np.ndarray, count: int, shape: Sequence[int], where: str
+) -> np.ndarray:
+    """The cells [N], counted row by row, of the `count` values of a matrix of compressed sparse rows."""
+    if len(shape) != 2 or starts.size != shape[0] + 1 or columns_N.size != count:
         raise BadRequest(
-            f"{where}: {starts.size} row starts, {columns_N.size} columns and {values_N.size} values are no sparse "
+            f"{where}: {starts.size} row starts, {columns_N.size} columns and {count} values are no sparse "
             f"matrix of shape {list(shape)}"
         )
     # Compared, not subtracted: differences of hostile numbers overflow.
-    if starts[0] != 0 or starts[-1] != values_N.size or (starts[1:] < starts[:-1]).any():
-        raise BadRequest(f"{where}.crow_indices: expected to rise from 0 to {values_N.size}, the number of values")
+    if starts[0] != 0 or starts[-1] != count or (starts[1:] < starts[:-1]).any():
+        raise BadRequest(f"{where}.crow_indices: expected to rise from 0 to {count}, the number of values")
     if ((columns_N < 0) | (columns_N >= shape[1])).any():
         raise BadRequest(f"{where}.col_indices: expected 0 to {shape[1] - 1}")
     cells_N = np.repeat(np.arange(shape[0]), np.diff(starts)) * shape[1] + columns_N
     if np.unique(cells_N).size != cells_N.size:
         raise BadRequest(f"{where}: the same cell is given twice")
-    matrix = np.zeros(math.prod(shape), values_N.dtype)
-    matrix[cells_N] = values_N
-    return matrix.reshape(shape)
+    return cells_N

@@ -229,8 +229,9 @@ class EngineThread:
             try:
                 snapshot = self._sampling_sessions.load(sampling.sampler, self._engine)
                 request = self._engine.enqueue(
-                    snapshot, sampling.prompt, sampling.count, sampling.params, **sampling.options
-                )
+                    snapshot, sampling.prompt, sampling.count, sampling.params, **sampling.options,
+                    prompt_targets=sampling.targets and sampling.targets.targets,
+                )  # fmt: skip
             except Exception as error:
                 failure, is_ours = classify_error(error)
                 if is_ours:
@@ -269,7 +270,8 @@ class EngineThread:
                     raise request.error
                 response = request.response()
                 self.counters.sampled_tokens += sum(len(sequence.tokens) for sequence in response.sequences)
-                outcome = ProtoResult(encode_samples(response))
+                scores, targets = response.prompt_target_logprobs, sampling.targets
+                outcome = ProtoResult(encode_samples(response, targets and targets.encode(scores or [])))
             except Exception as error:
                 outcome, _ = classify_error(error)
                 if not isinstance(error, NonFiniteError):  # mistakes of a request are found when it is queued

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.tinker_server.http.requested_targets import RequestedTargets
 from rlvr.tinker_server.request_futures import ResultFuture
 from rlvr.tinker_server.storage.server_store import Row
 
@@ -28,6 +29,7 @@ class QueuedSample:
     params: SamplingParams
     options: dict[str, Any]
     release_quota: Callable[[], None]
+    targets: RequestedTargets | None = None
 
     @property
     def owner(self) -> str:

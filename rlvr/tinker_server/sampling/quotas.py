@@ -11,6 +11,7 @@ from rlvr.tinker_server.errors import Busy
 from rlvr.tinker_server.server_limits import ServerLimits
 
 KEY_PREFIX = "tml-"  # of every key: the tinker SDK accepts no other
+ANY_KEY = f"{KEY_PREFIX}no-key-needed"  # for a server without keys: the SDK requires one
 
 
 class OwnerQuotas:

@@ -17,6 +17,7 @@ from rlvr.core import rng
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.errors import NotFound, UserError
+from rlvr.tinker_server.http.requested_targets import RequestedTargets
 from rlvr.tinker_server.request_futures import FinishedSamples, FutureRegistry, LostRequest
 from rlvr.tinker_server.runs.engine_thread import EngineThread
 from rlvr.tinker_server.sampling.fair_queue import QueuedSample
@@ -99,19 +100,24 @@ class SampleRequests:
         count: int,
         params: SamplingParams,
         options: Mapping[str, Any] | None = None,
+        targets: RequestedTargets | None = None,
     ) -> tuple[str, list[str]]:
         """Queue `count` completions; returns (request id, one id per completion).
 
-        `options`: prompt_logprobs, topk_prompt, topk_sample. The same message under the same seq_id is the same
-        request. Without a seed its random draws are a function of the session and the seq_id.
+        `options`: prompt_logprobs, topk_prompt, topk_sample; `targets`: tokens to score in the prompt's places. The
+        same message under the same seq_id is the same request. Without a seed its random draws are a function of the
+        session and the seq_id.
         """
         row = self._find(owner, sampling_session_id)
         self._sampling_sessions.locate_weights(row)  # raises NotFound if they are gone
         if not 1 <= count <= self._limits.max_samples:
             raise UserError(f"num_samples={count}, expected 1 to {self._limits.max_samples}")
-        cells = self._count_cells(row["base_model"], prompt, count, params, options or {})
-        digest = hashlib.sha256(repr((prompt.to_ints(), count, params, options)).encode()).hexdigest()[:12]
-        request_id = f"{sampling_session_id}:{seq_id}:{digest}"
+        targeted = 0 if targets is None else targets.ids_N.size
+        cells = self._count_cells(row["base_model"], prompt, count, params, options or {}, targeted)
+        digest = hashlib.sha256(repr((prompt.to_ints(), count, params, options)).encode())
+        if targets is not None:
+            digest.update(targets.content)
+        request_id = f"{sampling_session_id}:{seq_id}:{digest.hexdigest()[:12]}"
         sequences = [f"{request_id}:{i}" for i in range(count)]
         if params.seed is None:
             params = replace(params, seed=rng.key("sampling session", sampling_session_id, seq_id))
@@ -123,26 +129,32 @@ class SampleRequests:
             group = f"{sampling_session_id}/{seq_id // CLONE_STRIDE}"
             if future := self._futures.create(request_id, owner, group=group, session=row["session"]):
                 self._pending.add(future)
-                queued = QueuedSample(future, row, prompt, count, params, dict(options or {}), release_quota)
+                queued = QueuedSample(future, row, prompt, count, params, dict(options or {}), release_quota, targets)
                 self._threads[row["base_model"]].sample(queued)
             else:  # the same message arrived twice at once
                 release_quota()
         return request_id, sequences
 
     def _count_cells(
-        self, base_model: str, prompt: ModelInput, count: int, params: SamplingParams, options: Mapping[str, Any]
+        self,
+        base_model: str,
+        prompt: ModelInput,
+        count: int,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+        targeted: int,
     ) -> int:
-        """Count the requested top-k log-probs over all positions; UserError if they exceed the limit."""
+        """Count the requested log-probs of chosen and of likeliest tokens; UserError if they exceed the limit."""
         top_prompt, top_sample = options.get("topk_prompt", 0), options.get("topk_sample", 0)
         if top_sample > self._limits.max_topk:
             raise UserError(f"topk_sample_logprobs={top_sample}, expected at most {self._limits.max_topk}")
         context = self._engines[base_model].model.context
-        cells = top_prompt * prompt.length + top_sample * count * min(params.max_tokens or context, context)
+        cells = top_prompt * prompt.length + top_sample * count * min(params.max_tokens or context, context) + targeted
         if cells > self._limits.max_cells:
             raise UserError(
-                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens and topk_sample_logprobs={top_sample} "
-                f"for {count} samples (max_tokens={params.max_tokens}) may be {cells:,} log-probs, expected at most "
-                f"{self._limits.max_cells:,}; ask for fewer"
+                f"topk_prompt_logprobs={top_prompt} for {prompt.length} tokens, topk_sample_logprobs={top_sample} for "
+                f"{count} samples (max_tokens={params.max_tokens}) and {targeted:,} target_prompt_logprobs may be "
+                f"{cells:,} log-probs, expected at most {self._limits.max_cells:,}; ask for fewer"
             )
         return max(0, cells)
 

@@ -27,7 +27,7 @@ from rlvr.tinker_server.storage.paths import KINDS, CheckpointPath, run_folder
 from rlvr.tinker_server.storage.server_store import Row, ServerStore
 
 PUBLISHABLE = ("weights", "sampler_weights")
-MAX_TTL = 10 * 365 * 86_400  # seconds
+MIN_TTL, MAX_TTL = 3_600, 10 * 365 * 86_400  # seconds, as the hosted service has it
 
 
 class Checkpoints:
@@ -162,6 +162,8 @@ class Checkpoints:
 
 
 def validate_ttl(ttl: float | None) -> float | None:
-    if ttl is not None and not 0 < ttl <= MAX_TTL:
-        raise UserError(f"ttl_seconds {ttl!r}: expected more than 0 and at most {MAX_TTL} (10 years), or none")
+    if ttl is not None and not MIN_TTL <= ttl <= MAX_TTL:
+        raise UserError(
+            f"ttl_seconds {ttl!r}: expected {MIN_TTL} (1 hour) to {MAX_TTL} (10 years), or none to keep it forever"
+        )
     return ttl

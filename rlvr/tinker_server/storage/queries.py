@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.tinker_server.errors import NotFound
+from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.request_futures import RequestFailure
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.storage.paths import CheckpointPath
@@ -57,7 +57,7 @@ class ServerQueries:
 
     def training_runs(self, owner: str, limit: int = 20, offset: int = 0) -> Listing:
         """Newest first, with the total number."""
-        limit, offset = clamp_page(limit, offset)
+        limit, offset = check_page(limit, offset)
         rows = self._store.all(
             f"SELECT * FROM models WHERE owner = ? AND {KEPT} ORDER BY created DESC, id LIMIT ? OFFSET ?",
             owner,
@@ -96,7 +96,7 @@ class ServerQueries:
 
     def checkpoints(self, owner: str, run: str | None = None, limit: int = 100, offset: int = 0) -> Listing:
         """The checkpoints of one run, or all of an owner's; newest first."""
-        limit, offset = clamp_page(limit, offset)
+        limit, offset = check_page(limit, offset)
         if run is not None:
             self._run(owner, run)
         found = self._rows("c.owner = ?", owner) if run is None else self._rows("c.run = ?", run)
@@ -128,7 +128,7 @@ class ServerQueries:
     # Sessions
 
     def sessions(self, owner: str, limit: int = 20, offset: int = 0) -> list[str]:
-        limit, offset = clamp_page(limit, offset)
+        limit, offset = check_page(limit, offset)
         rows = self._store.all(
             "SELECT id FROM sessions WHERE owner = ? ORDER BY created DESC, id LIMIT ? OFFSET ?", owner, limit, offset
         )
@@ -163,5 +163,8 @@ def metadata_texts(encode_outcome: str | None) -> dict[str, str] | None:
     return {key: str(value) for key, value in json.loads(encode_outcome).items()} if encode_outcome else None
 
 
-def clamp_page(limit: int, offset: int) -> tuple[int, int]:
-    return max(1, min(limit, PAGE)), max(0, min(offset, 2**62))  # what SQLite can count
+def check_page(limit: int, offset: int) -> tuple[int, int]:
+    """Limit and offset of a page; UserError for negative ones. A page has at most `PAGE` rows; its cursor says so."""
+    if limit < 1 or offset < 0:
+        raise UserError(f"limit={limit}, offset={offset}: expected a limit of at least 1 and an offset of at least 0")
+    return min(limit, PAGE), min(offset, 2**62)  # what SQLite can count
