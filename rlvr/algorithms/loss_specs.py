@@ -180,7 +180,7 @@ def _check_shapes(i: int, datum: Datum, loss_fn: str, names: Sequence[str], many
     if unknown := datum.loss_fn_inputs.keys() - _KNOWN_INPUTS:
         raise ValueError(
             f"datum {i}: loss_fn_inputs holds {', '.join(sorted(unknown))}, which no loss reads; leave it out. "
-            f"{loss_fn} reads {', '.join(('target_tokens', *spec.required))}. A mask is a 0 in advantages or weights, a "
+            f"{loss_fn} reads {', '.join(('target_tokens', *spec.required))}. A mask is 0 in advantages or weights, a "
             "clip threshold a setting (loss_fn_config)"
         )
     for name in ("target_tokens", *names):

@@ -24,7 +24,7 @@ _FIELDS = ("data", "dtype", "shape", "sparse_crow_indices", "sparse_col_indices"
 
 @dataclass(frozen=True, eq=False)
 class RequestedTargets:
-    """Ids [N] in the cells [N], counted row by row, of a tensor of this shape; `csr` are the indices of a sparse one."""
+    """Ids [N] in the cells [N], counted row by row, of a tensor of this shape; `csr`: the indices of a sparse one."""
 
     shape: tuple[int, int]
     ids_N: np.ndarray
