@@ -87,6 +87,7 @@ def test_terms_and_slopes_are_those_of_the_engine_by_automatic_differentiation(
     if weighted and name == "dro":
         inputs["beta_weights"] = rng.random(n)
     p = inputs["logprobs"] + rng.normal(0, 0.4, n)
+    inputs["logprobs"] *= rng.integers(0, 2, n)  # 0 as on a prompt
     terms, slopes = FORMULAS[name](p, inputs, dict(LOSS_SPECS[name].config), row)
     p_N = torch.tensor(p, requires_grad=True)
     tensors = {k: torch.tensor(v) for k, v in inputs.items()}

@@ -7,13 +7,14 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rounding import close_logprobs
 from stepped_engine import drain, train_adapter
 from tiny import PROMPTS, params, plain_logprobs, texts
 
-from rlvr.core.messages import ModelInput, NonFiniteError
+from rlvr.core.messages import ModelInput, NonFiniteError, PromptTargets
 from rlvr.engine.engine_options import LoraConfig
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -247,6 +248,35 @@ def test_prompt_log_probs_and_likeliest_tokens_are_those_of_a_plain_pass(
     assert len(response.topk_prompt_logprobs) == len(prompt)
     assert (only_top.response().prompt_logprobs, only_top.response().topk_prompt_logprobs) == (None, [None])
     assert (plain.response().prompt_logprobs, plain.response().topk_prompt_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("limits", [{}, {"logit_elements": 40}])
+def test_chosen_tokens_are_scored_in_places_of_a_prompt(limits: dict[str, int], fresh: Callable[..., Any]) -> None:
+    """At temperature 1; several in one place, in any order; the token that the prompt has there is not read."""
+    engine = fresh("qwen3", **limits)
+    snapshot = engine.create_policy("p").snapshot()
+    prompt = PROMPTS[2]
+    places, tokens = np.array([7, 3, 7, 1]), np.array([16, 0, 2, 6])
+    request = engine.enqueue(
+        snapshot, ModelInput(prompt), 2, params(1, 4, temperature=0.5), prompt_targets=PromptTargets(places, tokens)
+    )
+    beside = engine.enqueue(snapshot, ModelInput([4, 5]), 1, params(3, 4))
+    drain(engine)
+    expected = [
+        plain_logprobs(engine.model.module, prompt[:p], [t])[0] for p, t in zip(places, tokens.tolist(), strict=True)
+    ]
+    assert request.response().prompt_target_logprobs == close_logprobs(expected)
+    assert request.response().prompt_logprobs is None and beside.response().prompt_target_logprobs is None
+    for place, token, said in (
+        (0, 1, "position 0, outside 1..7"),
+        (8, 1, "position 8"),
+        (1, 17, "token 17"),
+        (1, -2, "-2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            wrong = PromptTargets(np.array([place]), np.array([token]))
+            engine.enqueue(snapshot, ModelInput(prompt), 1, params(), prompt_targets=wrong)
+    assert engine.idle
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.0])

@@ -144,7 +144,8 @@ def by_numpy(name: str, p, q, a, w, mask, rows, config: dict) -> np.ndarray:
             case "cispo":
                 out[t] = -max(lo, min(hi, r)) * p[t] * a[t]
             case "dro":
-                out[t] = -(p[t] * a[t] - config["beta"] / 2 * (p[t] - q[t]) ** 2)
+                pulled = q[t] != 0 or a[t] != 0
+                out[t] = -(p[t] * a[t] - pulled * config["beta"] / 2 * (p[t] - q[t]) ** 2)
             case "gspo":
                 counted = [u for u in range(len(p)) if rows[u] == rows[t] and mask[u]]
                 s = math.exp(sum(p[u] - q[u] for u in counted) / max(1, len(counted)))
@@ -161,6 +162,7 @@ def test_every_loss_equals_its_formula_derived_again(seed: int, name: str) -> No
     rows = sorted(rng.integers(0, 3, n).tolist())
     rows = [sorted(set(rows)).index(r) for r in rows]
     p, q, a, w = -rng.random(n) * 3, -rng.random(n) * 3, rng.normal(size=n), rng.random(n)
+    q, a = q * rng.integers(0, 2, n), a * rng.integers(0, 2, n)  # either, both or none of them is 0
     mask = rng.integers(0, 2, n).astype(float)
     terms, _ = run(
         name, p.tolist(), rows, logprobs=q.tolist(), advantages=a.tolist(), weights=w.tolist(),
@@ -225,6 +227,35 @@ def test_dro_alone_keeps_a_gradient_at_zero_advantage() -> None:
         assert row.has_gradient_at_zero == (name == "dro")
         _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0], sequence_ratio_mask=[1.0])
         assert (grad == [0.0]) == (name != "dro")
+
+
+@pytest.mark.parametrize(
+    ("q", "advantage", "term", "slope"),
+    [
+        # p -2, beta 1/2: with the pull (1 / 4) (p - q)^2 - p A and (p - q) / 2 - A, without it -p A and -A
+        (0.0, 0.0, 0.0, 0.0),  # a prompt as clients send it: no pull
+        (-0.0, 0.0, 0.0, 0.0),
+        (-3.0, 0.0, 0.25, 0.5),  # sampled, and no better than its group: pulled
+        (0.0, 2.0, 5.0, -3.0),  # sampled with probability 1: pulled
+        (-1e-7, 0.0, 1.0, -1.0),  # almost 0 is not 0
+    ],
+)
+def test_dro_does_not_pull_a_token_without_log_prob_and_advantage(
+    q: float, advantage: float, term: float, slope: float
+) -> None:
+    """In torch and in numpy, and the same tokens have a gradient; weights of its own decide alone."""
+    from rlvr.clients.mock.numpy_losses import FORMULAS
+    from rlvr.engine.losses import find_gradient_tokens
+
+    terms, grad = run("dro", [-2.0], config={"beta": 0.5}, logprobs=[q], advantages=[advantage])
+    assert (terms, grad) == (pytest.approx([term], abs=1e-6), pytest.approx([slope], abs=1e-6))
+    inputs = {"logprobs": np.array([q]), "advantages": np.array([advantage])}
+    found = FORMULAS["dro"](np.array([-2.0]), inputs, {"beta": 0.5}, np.array([0]))
+    assert [part.tolist() for part in found] == [pytest.approx(terms), pytest.approx(grad)]
+    tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+    assert find_gradient_tokens(tensors, LOSS_SPECS["dro"]).tolist() == [slope != 0]
+    weighted, _ = run("dro", [-2.0], config={"beta": 0.5}, logprobs=[q], advantages=[0.0], beta_weights=[1.0])
+    assert weighted == pytest.approx([(-2.0 - q) ** 2 / 4])
 
 
 def test_dros_own_weights_scale_its_pull_alone() -> None:

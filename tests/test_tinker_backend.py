@@ -36,6 +36,7 @@ from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.lora import lora_targets
 from rlvr.tinker_server.backend import TinkerBackend
 from rlvr.tinker_server.errors import Busy, GoneError, NotFound, UserError
+from rlvr.tinker_server.http import proto
 from rlvr.tinker_server.request_futures import JsonResult, Outcome, Pending, ProtoResult
 from rlvr.tinker_server.runs.run_operations import OptimStep, RejectedOperation, SaveForSampler, SaveWeights
 
@@ -161,7 +162,10 @@ def test_stable_reinforce_is_refused_without_an_alias(start: ServerFactory) -> N
     assert_failed(client.do(1, forward_backward(client.run, 1, data(), "stable_reinforce")), "cispo", "--alias")
     client.backend = start(aliases={"stable_reinforce": "cispo"})
     aliased = client.do(2, forward_backward(client.run, 2, data(), "stable_reinforce", kl_coeff=0.0))
-    assert aliased == client.do(3, forward_backward(client.run, 3, data(), "cispo"))
+    assert isinstance(aliased, ProtoResult)
+    told = proto.ForwardBackwardOutput.FromString(aliased.body)
+    assert told.metrics.pop("stable_reinforce_computed_as_cispo:max") == 1.0
+    assert ProtoResult(told.SerializeToString()) == client.do(3, forward_backward(client.run, 3, data(), "cispo"))
     with_kl = forward_backward(client.run, 4, data(), "stable_reinforce", kl_coeff=0.1)
     assert_failed(client.do(4, with_kl), "kl_coeff=0.1", "cispo", "no effect")
     for aliases in ({"stable_reinforce": "x"}, {"ppo": "cispo"}):

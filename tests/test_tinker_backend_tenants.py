@@ -160,7 +160,7 @@ def test_a_run_from_saved_weights_goes_on_with_its_optimizer_or_without(
 def test_checkpoints_are_listed_deleted_and_forgotten_in_time(
     backend: TinkerBackend, anna: BackendClient, clock: Clock, tmp_path: Path
 ) -> None:
-    assert isinstance(anna.do(7, SaveExternal("out", ttl=100.0)), JsonResult)
+    assert isinstance(anna.do(7, SaveExternal("out", ttl=7_200.0)), JsonResult)
     listed = backend.queries.checkpoints("anna", anna.run)["checkpoints"]
     assert sorted(c["checkpoint_id"] for c in listed) == [
         "external_weights/out", "sampler_weights/named", "weights/first",
@@ -170,11 +170,11 @@ def test_checkpoints_are_listed_deleted_and_forgotten_in_time(
     assert "adapter_model.safetensors" in backend.queries.external_files("anna", anna.run, "out")
     run = backend.queries.training_run("anna", anna.run)
     assert run["last_checkpoint"]["tinker_path"] == path(anna) and run["lora_rank"] == 4
-    backend.checkpoints.set_ttl("anna", path(anna, "sampler_weights", "named"), 50.0)
-    clock.now += 60
+    backend.checkpoints.set_ttl("anna", path(anna, "sampler_weights", "named"), 3_600.0)
+    clock.now += 3_660
     with pytest.raises(NotFound):
         backend.sampling.create_sampler("anna", anna.session, 3, model_path=path(anna, "sampler_weights", "named"))
-    clock.now += 60
+    clock.now += 3_600
     backend.checkpoints.sweep()
     kinds = tmp_path / "runs" / anna.run.replace(":", ".")
     assert not any((kinds / "external_weights" / "out").iterdir()) and any((kinds / "weights" / "first").iterdir())
@@ -183,8 +183,8 @@ def test_checkpoints_are_listed_deleted_and_forgotten_in_time(
     with pytest.raises(NotFound):
         backend.checkpoints.delete("anna", path(anna))
     assert isinstance(anna.do(8, SaveWeights("first")), JsonResult), "the name is free again"
-    for ttl in (0.0, -1.0, 1e12, float("nan")):
-        with pytest.raises(UserError, match="ttl_seconds"):
+    for ttl in (0.0, -1.0, 3_599.0, 1e12, float("nan")):
+        with pytest.raises(UserError, match=r"ttl_seconds .*expected 3600 \(1 hour\) to"):
             backend.checkpoints.set_ttl("anna", path(anna), ttl)
 
 

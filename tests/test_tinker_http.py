@@ -186,6 +186,67 @@ def test_unknown_fields_and_calls_are_named(port: int) -> None:
     assert call(port, "retrieve_future", {"request_id": "no such"})[0] == 410
 
 
+SAMPLE = {"sampling_session_id": "s", "seq_id": 1, "prompt": {"chunks": [{"tokens": [1, 2, 3]}]}}
+IDS = {"data": [1, 2, 3, -1], "dtype": "int64", "shape": [2, 2]}
+CSR = {"data": [5], "dtype": "int64", "shape": [2, 2], "sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [1]}
+OPTIM, SAVE = {"model_id": "m", "adam_params": {}}, {"model_id": "m", "seq_id": 1, "path": "a"}
+REFUSED: list[tuple[str, Any, str]] = [  # path, body or None for a GET, what the answer names
+    ("optim_step", {**OPTIM, "seq_id": True}, "seq_id: Input should be a valid integer"),
+    ("optim_step", {**OPTIM, "seq_id": "1"}, "seq_id: Input should be a valid integer"),
+    ("optim_step", {**OPTIM, "seq_id": 1.0}, "seq_id: Input should be a valid integer"),
+    ("create_model", {"session_id": "s", "model_seq_id": False, "base_model": "tiny"}, "model_seq_id"),
+    ("save_weights", {**SAVE, "ttl_seconds": True}, "ttl_seconds"),
+    ("asample", {**SAMPLE, "num_samples": True}, "num_samples"),
+    ("asample", {**SAMPLE, "sampling_params": {"temperature": True}}, "temperature"),
+    ("asample", {**SAMPLE, "sampling_params": {"stop": [True]}}, "stop"),
+    ("training_runs?limit=-1", None, "limit=-1, offset=0: expected a limit of at least 1"),
+    ("training_runs?limit=0", None, "limit=0"),
+    ("training_runs?limit=all", None, "limit"),
+    ("checkpoints?offset=-1", None, "offset=-1"),
+    ("sessions?limit=-1", None, "limit=-1"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "shape": [4]}}, "shape"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "shape": [2, 3]}}, "4 ids do not fill"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "shape": [1, 4]}}, "1 rows, expected 2"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "shape": [4, 1]}}, "4 rows, expected 2"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "dtype": "float32"}}, "int64"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [-1] * 4}}, "nothing"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [True] * 4}}, "integers"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [2**70] * 4}}, "64 bits"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "more": 1}}, "expected a tensor"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": [[1, 2]]}, "expected a tensor"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**CSR, "sparse_col_indices": [2]}}, "col_indices"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**CSR, "sparse_crow_indices": [0, 1]}}, "row starts"),
+    ("asample", {**SAMPLE, "target_prompt_logprobs": {**CSR, "shape": [2, 2**40]}}, "shape"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "said"), REFUSED, ids=[f"{i} {row[2]}" for i, row in enumerate(REFUSED)])
+def test_a_request_that_makes_no_sense_gets_status_400(port: int, path: str, body: Any, said: str) -> None:
+    status, answer, _ = call(port, path, body)
+    assert status == 400 and answer["category"] == "user" and said in answer["detail"], answer
+
+
+def test_chosen_tokens_outside_the_vocabulary_are_named(port: int) -> None:
+    asked = {"session_id": new_session(port), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = call(port, "create_sampling_session", asked)[1]["sampling_session_id"]
+    target = {**IDS, "data": [1, 2, 3, 99]}
+    body = {**SAMPLE, "sampling_session_id": sampler, "target_prompt_logprobs": target}
+    failed = result(port, call(port, "asample", body)[1]["request_id"])
+    assert failed["category"] == "user" and "token 99, outside 0..16" in failed["error"]
+
+
+def test_a_key_can_be_described_and_not_deleted(port: int, locked_port: int) -> None:
+    """What `tinker auth login` and `logout` ask."""
+    status, answer, _ = call(locked_port, "auth/apikey/me", X_API_Key=KEY)
+    assert (status, answer["name"]) == (200, owner_of(KEY)) and KEY not in json.dumps(answer)
+    assert call(locked_port, "auth/apikey/me", X_API_Key="tml-another-key")[0] == 401
+    status, answer, _ = call(locked_port, "auth/apikey/me", method="DELETE", X_API_Key=KEY)
+    assert status == 403 and "key file" in answer["detail"]
+    assert call(port, "auth/apikey/me", X_API_Key="tml-anything-at-all")[0] == 200
+    status, answer, _ = call(port, "auth/apikey/me", X_API_Key="a key of elsewhere")
+    assert status == 400 and "'tml-'" in answer["detail"]
+
+
 def test_an_unreadable_request_uses_up_its_seq_id(port: int) -> None:
     """Otherwise everything after it would wait for it."""
     model = new_model(port)

@@ -204,7 +204,7 @@ def test_a_name_is_used_once_unless_overwritten(service: Any) -> None:
     with pytest.raises(tinker.RequestFailedError, match="exists already"):
         client.save_state("once").result()
     assert client.save_state("once", overwrite=True).result().path.endswith("/once")
-    for name in ("../up", "a/b", "", "x" * 300):
+    for name in ("../up", "a/b", "", "-rf", "x" * 300):
         with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError)):
             client.save_state(name).result()
 
@@ -271,6 +271,34 @@ def test_prompts_can_be_scored_with_their_best_tokens(service: Any) -> None:
     best = found.sequences[0].topk_logprobs
     assert best is not None and best[0][0][0] == found.sequences[0].tokens[0]  # greedy takes the best
     assert [best[0][0][1]] == close_logprobs(found.sequences[0].logprobs[:1])
+
+
+def test_chosen_tokens_are_scored_in_a_prompt_dense_and_sparse(service: Any) -> None:
+    """In the shape and layout that they were asked for in; the values are those of prompts that hold these tokens."""
+    torch = pytest.importorskip("torch")
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    tokens, once = [5, 6, 7, 8, 9, 10], types.SamplingParams(max_tokens=1)
+    ids = torch.full((5, 3), -1, dtype=torch.int64)
+    ids[4] = torch.tensor([11, 300, 12])
+    ids[1, 2] = 9
+    layouts = (types.TensorData.from_torch_sparse(ids, pad_value=-1), types.TensorData.from_torch(ids))
+    for sparse, target in zip((True, False), layouts, strict=True):
+        assert (target.sparse_crow_indices is not None) == sparse
+        response = sampler.sample(prompt(*tokens), 1, once, target_prompt_logprobs=target).result()
+        found = response.target_prompt_logprobs
+        assert (found.shape, found.sparse_crow_indices) == ([5, 3], target.sparse_crow_indices)
+        assert found.sparse_col_indices == target.sparse_col_indices and response.prompt_logprobs is None
+        table = found.to_torch()
+        assert (table != 0).tolist() == (ids != -1).tolist()
+        for row, column in (ids != -1).nonzero().tolist():
+            instead = [*tokens[: row + 1], int(ids[row, column])]
+            expected = sampler.compute_logprobs(prompt(*instead)).result()[-1]
+            assert [float(table[row, column])] == close_logprobs([expected])
+    both = sampler.sample(
+        prompt(*tokens), 1, once, include_prompt_logprobs=True, target_prompt_logprobs=types.TensorData.from_torch(ids)
+    ).result()
+    assert both.prompt_logprobs[1:] == close_logprobs(sampler.compute_logprobs(prompt(*tokens)).result()[1:])
+    assert both.target_prompt_logprobs.to_torch().equal(table)
 
 
 def test_a_sampler_travels_as_a_handle_and_as_a_pickle(

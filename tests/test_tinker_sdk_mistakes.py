@@ -48,6 +48,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("not a number", {"weights": np.array([1, np.nan, 1, 1], np.float32)}, "finite|nan"),
     ("another length", {"weights": np.ones(3, np.float32)}, "weights"),
     ("a missing input", {"weights": None, "target_tokens": None}, "target_tokens"),
+    ("an unknown input", {"mask": np.ones(4, np.float32)}, "mask, which no loss reads"),
+    ("a setting as an input", {"clip_low_threshold": np.ones(4, np.float32)}, "loss_fn_config"),
 ]
 
 
@@ -69,9 +71,36 @@ def test_a_bad_row_fails_at_once_and_the_run_goes_on(
     assert client.optim_step(ADAM).result().metrics["grad_norm"] > 0
 
 
+NONSENSE: list[tuple[str, dict[str, float], str]] = [
+    ("ppo", {"clip_low_threshold": 0.2, "clip_high_threshold": 0.2}, "a clip of 0.2 is 0.8 and 1.2"),
+    ("ppo", {"clip_low_threshold": 1.2, "clip_high_threshold": 0.8}, "0 <= low <= 1 <= high"),
+    ("ppo", {"clip_low_threshold": -0.1}, "clip_low_threshold -0.1"),
+    ("cispo", {"clip_high_threshold": 0.5}, "clip_high_threshold 0.5"),
+    ("cispo", {"clip_high_threshold": float("nan")}, "clip_high_threshold nan"),
+    ("dro", {"beta": -0.05}, "beta -0.05"),
+    ("dro", {"beta": float("inf")}, "beta inf"),
+    ("importance_sampling", {"beta": 0.1}, "beta has no effect on importance_sampling"),
+]
+
+
+@pytest.mark.parametrize(("loss", "config", "said"), NONSENSE, ids=[f"{row[0]} {row[2]}" for row in NONSENSE])
+def test_settings_that_make_no_sense_are_refused(trainer: Any, loss: str, config: dict[str, float], said: str) -> None:
+    with pytest.raises(tinker.RequestFailedError, match=said):
+        trainer.forward_backward(select_inputs(rows(1), *RATIO), loss, config).result()
+
+
+def test_a_checkpoint_lives_an_hour_or_longer(trainer: Any) -> None:
+    """As the SDK says: 1 hour (3600) to 10 years."""
+    for save in (trainer.save_state, trainer.save_weights_for_sampler, trainer.save_weights_external):
+        with pytest.raises(tinker.RequestFailedError, match=r"ttl_seconds 600: expected 3600 \(1 hour\)"):
+            save("short", ttl_seconds=600).result()
+
+
 def test_unknown_losses_are_refused_and_the_unpublished_one_names_alternatives(trainer: Any) -> None:
+    """With the words to add to the command of the recipe, and to that of the server."""
     data = select_inputs(rows(1), *RATIO)
-    with pytest.raises(tinker.RequestFailedError, match=r"not published.*cispo.*--alias stable_reinforce"):
+    refusal = r"not published.*`loss_fn=cispo`.*`rlvr serve engine .* --alias stable_reinforce=cispo`"
+    with pytest.raises(tinker.RequestFailedError, match=refusal):
         trainer.forward_backward(data, "stable_reinforce").result()
     with pytest.raises(tinker.RequestFailedError, match="no_such_loss"):
         trainer.forward_backward(data, "no_such_loss").result()

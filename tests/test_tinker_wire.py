@@ -443,7 +443,7 @@ def test_paths_of_checkpoints():
         "", "run/weights/name", "tinker://", "tinker://run/weights", "tinker://run/weights/a/b", "tinker://run/other/name",
         "tinker://../weights/name", "tinker://run/weights/..", "tinker://run/weights/", "tinker:///weights/name",
         "tinker://run/weights/a b", "tinker://run\n/weights/a", "tinker://run/weights/a\x00", "file://run/weights/name",
-        "tinker://run/weights/%2e%2e", "tinker://" + "r" * 300 + "/weights/name",
+        "tinker://run/weights/%2e%2e", "tinker://run/weights/-rf", "tinker://" + "r" * 300 + "/weights/name",
     ],
 )  # fmt: skip
 def test_invalid_checkpoint_paths(text: str):

@@ -60,6 +60,7 @@ class RunExecutor:
     _aliases: dict[str, str]
     counters: EngineCounters = field(default_factory=EngineCounters)
     between_micro_batches: Callable[[], None] | None = None  # called during a long request
+    _aliased: set[str] = field(default_factory=set[str])  # runs whose aliased loss is in the log
 
     def __post_init__(self) -> None:
         self._adapters.replay = self._replay
@@ -185,7 +186,7 @@ class RunExecutor:
     def _forward_backward(self, run: RunQueue, request: ops.ForwardBackward) -> Any:
         loss_fn, config = self.resolve_loss(request)
         assert run.policy is not None
-        return self._engine.forward_backward(
+        output = self._engine.forward_backward(
             run.policy,
             request.data,
             loss_fn,
@@ -193,6 +194,12 @@ class RunExecutor:
             backward=not request.forward_only,
             after_batch=self.between_micro_batches,
         )
+        if loss_fn != request.loss_fn:  # said where it cannot be missed: in the log, and in the metrics of every run
+            if run.model not in self._aliased:
+                self._aliased.add(run.model)
+                log.warning("%s: loss_fn %s is computed as %s, another loss", run.model, request.loss_fn, loss_fn)
+            output.metrics[f"{request.loss_fn}_computed_as_{loss_fn}:max"] = 1.0
+        return output
 
     def resolve_loss(self, request: ops.ForwardBackward) -> tuple[str, dict[str, float]]:
         """The engine's loss and settings for a request."""
@@ -202,9 +209,10 @@ class RunExecutor:
         name = self._aliases.get(request.loss_fn, request.loss_fn)
         if name == UNPUBLISHED_LOSS:
             raise UserError(
-                f"loss_fn {UNPUBLISHED_LOSS!r}: its formula is not published, so this server does not guess it. Choose "
-                f"one of {', '.join(sorted(LOSS_SPECS))} (for example loss_fn=cispo), or start the server with "
-                f"--alias {UNPUBLISHED_LOSS}=<loss>"
+                f"loss_fn {UNPUBLISHED_LOSS!r}: its formula is not published, so this server does not guess it. Add "
+                f"`loss_fn=cispo` to the command of a recipe (the losses here: {', '.join(LOSS_SPECS)}). Or stop the "
+                "server and start it with the same command and one more option, `rlvr serve engine ... --alias "
+                f"{UNPUBLISHED_LOSS}=cispo`, which computes that loss in its place"
             )
         if request.loss_fn == UNPUBLISHED_LOSS and (coefficient := config.pop("kl_coeff", 0)) != 0:
             raise UserError(
