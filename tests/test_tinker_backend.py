@@ -168,6 +168,8 @@ def test_stable_reinforce_is_refused_without_an_alias(start: ServerFactory) -> N
     assert ProtoResult(told.SerializeToString()) == client.do(3, forward_backward(client.run, 3, data(), "cispo"))
     with_kl = forward_backward(client.run, 4, data(), "stable_reinforce", kl_coeff=0.1)
     assert_failed(client.do(4, with_kl), "kl_coeff=0.1", "cispo", "no effect")
+    stepped = client.do(5, OptimStep(ADAM))
+    assert isinstance(stepped, JsonResult) and stepped.value["metrics"]["stable_reinforce_computed_as_cispo"] == 1.0
     for aliases in ({"stable_reinforce": "x"}, {"ppo": "cispo"}):
         with pytest.raises(ValueError, match="alias"):
             start(aliases=aliases)

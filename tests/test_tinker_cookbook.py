@@ -5,8 +5,11 @@ That they learn is measured by benchmarks/tinker_cookbook.py, which takes minute
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ NAME = "Qwen/Qwen3-8B"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder where the names of a model and of two data sets on the hub are folders."""
     folder = tmp_path_factory.mktemp("cookbook")
-    write_model(folder / NAME, steps=60)
+    write_model(folder / NAME, steps=60, context=4_096)
     sums = [(x, y) for x in range(6) for y in range(6)]
     asked = [f"What is {x} + {y}?" for x, y in sums]
     answers = [str(x + y) for x, y in sums]
@@ -53,16 +56,19 @@ def server(place: Path) -> Iterator[TinkerServer]:
         yield running
 
 
-def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: str) -> list[dict[str, Any]]:
-    """Run it to its end; its rows of metrics, a row per batch."""
-    environment = {
+def environment(server: TinkerServer, place: Path) -> dict[str, str]:
+    return {
         **os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key, "TINKER_TELEMETRY": "0",
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "HF_HOME": str(place / "hf"),
     }  # fmt: skip
+
+
+def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: str) -> list[dict[str, Any]]:
+    """Run it to its end; its rows of metrics, a row per batch."""
     command = ["-X", "faulthandler", "-m", f"tinker_cookbook.recipes.{module}"]
     options = (f"model_name={NAME}", f"log_path={log}", "lora_rank=4", *options)
-    done = run_forked([*command, *options], cwd=place, env=environment, timeout=300)
+    done = run_forked([*command, *options], cwd=place, env=environment(server, place), timeout=300)
     assert done.returncode == 0 or aborted_at_exit(done), (done.stdout + done.stderr)[-4_000:]
     lines = (place / log / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
@@ -97,6 +103,38 @@ def test_streaming_and_asynchronous_loops_train_with_the_aliased_loss(
     """No loss_fn is given: stable_reinforce, the recipe's default, which this server serves as cispo."""
     rows = recipe(server, place, "math_rl.train", log, *SMALL, "max_steps=2", *options)
     assert rows and all("env/all/reward/total" in row for row in rows)
+    assert all(row["stable_reinforce_computed_as_cispo"] == 1 for row in rows), "a run says which loss it had"
+
+
+@pytest.mark.slow
+def test_decisions_are_scored_and_trained(server: TinkerServer, place: Path) -> None:
+    """`decisions.forecasting` and `.demo` ask for the log-probs of chosen tokens in a prompt."""
+    markets = [
+        {
+            "submission_id": str(i), "event_ticker": f"event {i}", "title": f"Is {i} even?", "category": "sums",
+            "snapshot_time": f"2025-{month}-01", "close_time": f"2025-{month}-02", "markets": json.dumps(["even"]),
+            "market_outcome": json.dumps({"even": 1 - i % 2}), "sources": json.dumps([{"title": "A", "summary": "B"}]),
+        }
+        for i, month in enumerate(["08"] * 8 + ["11"] * 4)
+    ]  # fmt: skip
+    with open(place / "markets.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(markets[0]))
+        writer.writeheader()
+        writer.writerows(markets)
+    options = ("data_path=markets.csv", "batch_size=4", "max_steps=2", "eval_every=1")
+    rows = recipe(server, place, "decisions.forecasting", "forecasting", *options)
+    assert [row["train/target_prob:mean"] > 0 for row in rows if "train/loss" in row] == [True, True]
+    scores = [row["test/brier_reward"] for row in rows if "test/brier_reward" in row]
+    assert len(scores) == 3 and all(-1 <= score <= 1 for score in scores) and scores[0] != scores[-1]
+
+    command = ["-X", "faulthandler", "-m", "tinker_cookbook.recipes.decisions.demo", f"model_name={NAME}"]
+    demo = subprocess.run(
+        [sys.executable, *command], input="How do I pay?\n\n", cwd=place, env=environment(server, place),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert demo.returncode == 0 or aborted_at_exit(demo), demo.stderr[-4_000:]
+    teams = json.loads(demo.stdout[demo.stdout.index("{") : demo.stdout.index("}") + 1])
+    assert list(teams) == ["billing", "sdk", "console", "cookbook"] and abs(sum(teams.values()) - 1) < 1e-3
 
 
 @pytest.mark.slow

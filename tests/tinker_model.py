@@ -50,14 +50,15 @@ def tokenizer() -> Any:
     return made
 
 
-def write_model(folder: Path, steps: int = 0, seed: int = 1) -> float:
+def write_model(folder: Path, steps: int = 0, seed: int = 1, context: int = 512) -> float:
     """A model in `folder`, taught `steps` batches of sums; the last batch's mean log-prob of a whole answer."""
     from rlvr.core.messages import AdamParams, Datum
     from rlvr.engine.engine import Engine
     from rlvr.engine.model_loading import build_model
 
     words = tokenizer()
-    model = build_model({**CONFIG, "vocab_size": len(words)}, words, seed=seed, device="cpu", dtype="float32")
+    config = {**CONFIG, "vocab_size": len(words), "max_position_embeddings": context}
+    model = build_model(config, words, seed=seed, device="cpu", dtype="float32")
     engine, rng, loss = Engine(model), random.Random(seed), 0.0
     policy = engine.create_policy("warm up")
     for step in range(steps):

@@ -60,7 +60,7 @@ class RunExecutor:
     _aliases: dict[str, str]
     counters: EngineCounters = field(default_factory=EngineCounters)
     between_micro_batches: Callable[[], None] | None = None  # called during a long request
-    _aliased: set[str] = field(default_factory=set[str])  # runs whose aliased loss is in the log
+    _substitutions: dict[str, str] = field(default_factory=dict[str, str])  # run -> the metric that names its alias
 
     def __post_init__(self) -> None:
         self._adapters.replay = self._replay
@@ -138,7 +138,8 @@ class RunExecutor:
                 if not run.policy.has_finite_weights():
                     raise DivergedStep(f"after a step with {operation.adam} a weight is not finite; it was taken back")
                 run.steps += 1
-                return JsonResult({"metrics": response.metrics})
+                substitution = self._substitutions.get(run.model)  # recipes log the metrics of steps, not of gradients
+                return JsonResult({"metrics": response.metrics | ({substitution: 1.0} if substitution else {})})
             case ops.SaveWeights():
                 path = CheckpointPath(run.model, "weights", operation.name)
                 self._save(run, seq, path, operation.ttl, operation.metadata, operation.overwrite)
@@ -194,11 +195,11 @@ class RunExecutor:
             backward=not request.forward_only,
             after_batch=self.between_micro_batches,
         )
-        if loss_fn != request.loss_fn:  # said where it cannot be missed: in the log, and in the metrics of every run
-            if run.model not in self._aliased:
-                self._aliased.add(run.model)
+        if loss_fn != request.loss_fn:
+            if run.model not in self._substitutions:
                 log.warning("%s: loss_fn %s is computed as %s, another loss", run.model, request.loss_fn, loss_fn)
-            output.metrics[f"{request.loss_fn}_computed_as_{loss_fn}:max"] = 1.0
+            self._substitutions[run.model] = f"{request.loss_fn}_computed_as_{loss_fn}"
+            output.metrics[f"{self._substitutions[run.model]}:max"] = 1.0
         return output
 
     def resolve_loss(self, request: ops.ForwardBackward) -> tuple[str, dict[str, float]]:
