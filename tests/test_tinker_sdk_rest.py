@@ -221,3 +221,25 @@ def test_a_loss_is_not_run_on_the_server(service: Any) -> None:
 
     with pytest.raises(Exception, match=r"server|custom"):
         service.create_custom_loss(loss, {"weights": 1}).result()
+
+
+def test_the_auth_commands_of_the_sdk_get_answers(
+    server: TinkerServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tinker auth login` checks a key and stores it, `status` finds the server by it, `logout` removes it."""
+    from click.testing import CliRunner
+    from tinker.cli.__main__ import main_cli
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+
+    def auth(word: str, typed: str = "") -> Any:
+        return CliRunner().invoke(main_cli, ["auth", word], input=typed)
+
+    refused = auth("login", "no key of the SDK\n")
+    assert refused.exit_code != 0 and "'tml-'" in f"{refused.exception} {vars(refused.exception)}"
+    assert "Logged in as local (rlvr serve engine)" in auth("login", f"{server.key}\n").output
+    assert "Tinker accessible: yes" in auth("status").output
+    assert "Removed credential 'local'" in auth("logout").output
+    gc.collect()
