@@ -10,8 +10,8 @@ A page is run from top to bottom as a reader would type it, in a folder of its o
   train` is the training it starts);
 - yaml: written where its first line `# name.yaml` says, then loaded and checked as a config (a file of a group by
   itself says nothing); without a name it is a part of a config and is checked on top of `arithmetic`;
-- toml: parsed; pyi: a stub of the API reference, parsed; text: what a program printed. Any other language fails the
-  page;
+- toml: parsed; pyi: a stub of the API reference, parsed; text: what a program printed, or a session of the commands
+  in `SHOWN`, which other tests run. Any other command in a text block, and any other language, fails the page;
 - indented by four: bash where every line starts with one of the commands, else text.
 """
 
@@ -114,6 +114,18 @@ RECIPES = {  # commands of the form `python -m rlvr.compat.recipes.NAME`
 CONFIGURED = ("examples/run_rlvr.py", "rlvr/run_rlvr.py")  # scripts that take a config's name, by default this one:
 DEFAULT = "train_rlvr_model"
 COMMANDS = ("rlvr", "python", "python3", "make", "pip")
+# Commands that pages show in text blocks, with what they print. They are not run here, but by these tests, or install.
+SHOWN = {
+    "curl": "tests/test_service_http.py, tests/test_session_results.py",
+    "docker compose up": "tests/test_deploy.py",
+    "export": "sets what the next command reads",
+    "pip install": "installs",
+    "python -m tinker_cookbook.recipes.math_rl.train env=arithmetic": "tests/test_tinker_cookbook.py",
+    "python -m venv": "installs",
+    "rlvr serve --demo": "tests/test_service_starts.py",
+    "rlvr serve engine --model ./my-model --host 0.0.0.0": "tests/test_tinker_serve.py; it listens on every address",
+}
+PORTS = {"engine": "8000"}  # where a server listens of which the page gives no --port
 
 
 def load_gen() -> Any:
@@ -195,13 +207,19 @@ def python(block: Block, page: str, namespace: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
+def typed_address(words: list[str]) -> str:
+    """Where a server listens that is started by these words."""
+    port = words[words.index("--port") + 1] if "--port" in words else PORTS[words[2]]
+    return f"http://127.0.0.1:{port}"
+
+
 class Server:
     """`rlvr serve ...` as a page has it, in a process of its own and on a free port instead of the `typed` one."""
 
     def __init__(self, words: list[str]) -> None:
-        at = words.index("--port") + 1
-        self.typed = f"http://127.0.0.1:{words[at]}"
-        typed = ["-m", "rlvr.cli.main", *words[1:at], "0", *words[at + 1 :]]
+        self.typed = typed_address(words)
+        at = words.index("--port") if "--port" in words else len(words)
+        typed = ["-m", "rlvr.cli.main", *words[1:at], "--port", "0", *words[at + 2 :]]
         self.process = Program(typed, stderr=subprocess.PIPE)
         assert self.process.stderr is not None
         said: list[str] = []
@@ -222,8 +240,11 @@ class Server:
 
 def bash(block: Block, serving: list[Server]) -> None:
     for line, environment, words in typed_commands(block):
+        for server in serving:
+            environment = {name: value.replace(server.typed, server.url) for name, value in environment.items()}
         os.environ.update(environment)
-        command(line, words, serving)
+        if words:
+            command(line, words, serving)
 
 
 def typed_commands(block: Block) -> Iterator[tuple[str, dict[str, str], list[str]]]:
@@ -236,14 +257,14 @@ def typed_commands(block: Block) -> Iterator[tuple[str, dict[str, str], list[str
         while words and "=" in words[0] and not words[0].startswith("-"):
             name, _, value = words.pop(0).partition("=")
             environment[name] = value
-        if words:
+        if words or environment:
             yield line, environment, words
 
 
 def trainings(block: Block) -> Iterator[tuple[str, list[str]]]:
     """Every training that a block starts: what was typed, and the words after `rlvr train`."""
     if block.language == "bash":
-        for line, _, words in typed_commands(block):
+        for line, _, words in (typed for typed in typed_commands(block) if typed[2]):
             if words[:2] == ["rlvr", "train"]:
                 yield line, words[2:]
             elif words[:2] == ["make", "train"]:
@@ -270,6 +291,9 @@ def make_command(target: str) -> list[str]:
 
 def command(line: str, words: list[str], serving: list[Server]) -> None:
     if words[:2] == ["rlvr", "serve"]:
+        for earlier in [server for server in serving if server.typed == typed_address(words)]:
+            serving.remove(earlier)
+            earlier.stop()
         serving.append(Server(words))
         return
     for server in serving:
@@ -311,9 +335,19 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
     elif words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         asked = {name for word in words for part in re.findall(r"\[(.+)\]", word) for name in part.split(",")}
-        assert asked and asked <= set(extras), f"{line}: the extras are {', '.join(extras)}"
+        known = words[2:] == ["tinker"] and "tinker" in extras
+        assert known or (asked and asked <= set(extras)), f"{line}: the extras are {', '.join(extras)}"
     else:
         pytest.fail(f"{line}: not a command that this test knows how to run")
+
+
+def check_session(block: Block) -> None:
+    """What a text block shows that was typed must be run somewhere."""
+    for line in block.text.splitlines():
+        if line.startswith(">>> "):
+            pytest.fail(f"{line}: it is not run; make the block python")
+        if line.startswith("$ ") and not line[2:].startswith(tuple(SHOWN)):
+            pytest.fail(f"{line}: it is not run; make the block bash, or enter the command and its test in SHOWN")
 
 
 def yaml(block: Block) -> None:
@@ -352,6 +386,7 @@ def _run(found: list[Block], page: str, namespace: dict[str, Any], serving: list
                 printed = python(block, page, namespace)
                 continue
             if block.language == "text":
+                check_session(block)
                 if printed is not None and block.follows:
                     assert block.text.strip() == printed.strip(), f"it prints\n{printed}"
             elif block.language == "bash":

@@ -150,6 +150,8 @@ WRONG = {
     "python that fails": "```python\n1 / 0\n```",
     "a command that fails": "```bash\nrlvr config --config-name=no_such_config\n```",
     "an indented command that fails": "Text.\n\n    rlvr config --config-name=no_such_config\n",
+    "a command in a text block": "```text\n$ rlvr config --config-name=arithmetic\n```",
+    "python in a text block": "```text\n>>> 1 + 1\n2\n```",
     "an unknown command": "```bash\ncurl https://example.org\n```",
     "a make target that is not there": "```bash\nmake coffee\n```",
     "an extra that is not there": "```bash\npip install 'rlvr[coffee]'\n```",
