@@ -14,7 +14,7 @@ from rounding import close_logprobs
 from tiny import END_ID, PROMPTS, params, plain_logprobs, texts
 
 from rlvr.core import rng
-from rlvr.core.messages import Datum, ModelInput, TensorData
+from rlvr.core.messages import Datum, ModelInput, SampledSequence, TensorData
 from rlvr.core.types import StopReason
 
 KINDS = ["qwen3", "llama", "gpt2", "mistral", "gemma2"]
@@ -64,6 +64,27 @@ def test_tokens_do_not_depend_on_order_company_or_room(kind: str, fresh: Callabl
     assert sample_in_order([3, 1, 4, 0, 2], max_rows=3) == together
     assert sample_in_order([0, 1, 2, 3, 4], max_rows=512, micro_tokens=1) == together
     assert {i: sample_in_order([i])[i] for i in range(5)} == together
+
+
+@pytest.mark.parametrize("neighbours", [1, 7, 31])
+def test_company_changes_log_probs_by_rounding_alone(neighbours: int, fresh: Callable[..., Any]) -> None:
+    """Within the bound that docs/tinker.md states. The same company again is equal to the bit."""
+    engine = fresh("qwen3")
+    snapshot = engine.create_policy("p").snapshot()
+
+    def sample(company: int) -> SampledSequence:
+        asked = engine.sample(snapshot, ModelInput(PROMPTS[2]), 1, params(5, tokens=24))
+        others = [
+            engine.sample(snapshot, ModelInput(PROMPTS[i % 5]), 1 + i % 2, params(i, tokens=4 + i % 9))
+            for i in range(company)
+        ]
+        [found] = asked.result().sequences
+        assert all(other.result() for other in others)
+        return found
+
+    alone, beside = sample(0), sample(neighbours)
+    assert beside.tokens == alone.tokens and beside.logprobs == close_logprobs(alone.logprobs or [])
+    assert sample(neighbours) == beside and sample(0) == alone
 
 
 def test_a_late_request_joins_the_running_ones(fresh: Callable[..., Any]) -> None:
