@@ -123,6 +123,8 @@ SHOWN = {
     "python -m tinker_cookbook.recipes.math_rl.train env=arithmetic": "tests/test_tinker_cookbook.py",
     "python -m venv": "installs",
     "rlvr serve --demo": "tests/test_service_starts.py",
+    "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",
+    "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model --host 0.0.0.0": "tests/test_tinker_serve.py; it listens on every address",
 }
 PORTS = {"engine": "8000"}  # where a server listens of which the page gives no --port
