@@ -141,17 +141,15 @@ def test_a_rating_that_cannot_be_stored_says_why(store: ExperienceStore, key: st
     assert store.experience(1).ratings == 0  # type: ignore[union-attr]
 
 
-def test_the_curves_are_means_over_sessions_with_the_share_with_signal(store: ExperienceStore):
-    """Two sessions ended: confidence .8 and .4, one of them above .7; of `a` the rewards differ, of `d` they do not."""
-    store.add_session(Session("d", "task_d", "Write.", status=Status.DONE, created=400, final_confidence=0.4))
-    store.add_experiences([experience("d", 1, reward=1.0), experience("d", 2, reward=1.0)])
-    charts = {chart.title: chart for chart in StoreSource(store).charts()}
-    solved, confidence = charts["Pass rate"].lines
-    assert solved.points == [(1.0, 1.0), (4.0, 0.5)]
-    assert confidence.points == [(1.0, 0.8), (4.0, pytest.approx(0.6))]
-    assert charts["Sessions with signal"].lines[0].points == [(1.0, 1.0), (4.0, 0.5)]
+def test_a_sessions_curves_are_by_iteration(store: ExperienceStore):
     mine = {chart.title: chart.lines[0].points for chart in StoreSource(store).charts("a")}
     assert mine["Reward"] == [(1.0, 0.5), (2.0, 1.0)]
+
+
+def test_the_overview_says_when_its_curves_begin(store: ExperienceStore):
+    """Four answers are too few for a point."""
+    assert StoreSource(store).charts() == []
+    assert "Curves begin at 20 judged answers." in texts(overview(StoreSource(store), {}).main)
 
 
 def test_a_training_run_in_the_store_is_shown_by_its_steps(store: ExperienceStore):

@@ -25,7 +25,8 @@ tests/test_reward_blend.py` exercises it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlvr.core.types import Outcome, Score
@@ -59,10 +60,15 @@ SLOW_TO_READ = {  # the same codes from a verifier that only reads the answer
 }
 _UNDECIDED = ("undecided",)  # reasons of a verifiable reward that came to no verdict: no truth either way
 
+Observe = Callable[[str, float, Sequence[Score]], None]
+"""Called after each call of a verifier with its name, the seconds it took, and its scores."""
+
 
 class Blend:
     """Verifiers with their weights. `reveal` names those whose details are shown although they know what is right,
-    `advisory` the rewards whose votes alone give no confidence."""
+    `advisory` the rewards whose votes alone give no confidence. `observe` may be set to measure them."""
+
+    observe: Observe | None = None
 
     def __init__(
         self,
@@ -124,8 +130,15 @@ class Blend:
 
     def judge_many(self, cases: Sequence[Case]) -> list[Feedback]:
         """The feedback on each of many answers, all at once where a verifier takes lists."""
-        columns = [one.reward.judge_all(cases) for one in self._verifiers]
+        columns = [self._judge_by(one.reward, cases) for one in self._verifiers]
         return [self._feedback(case, row) for case, row in zip(cases, zip(*columns, strict=True), strict=True)]
+
+    def _judge_by(self, reward: Reward, cases: Sequence[Case]) -> list[Score]:
+        began = time.perf_counter()
+        scores = reward.judge_all(cases)
+        if self.observe is not None:
+            self.observe(reward.name, time.perf_counter() - began, scores)
+        return scores
 
     def _feedback(self, case: Case, row: Sequence[Score]) -> Feedback:
         counted: list[tuple[float, Score]] = []

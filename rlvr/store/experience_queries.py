@@ -47,8 +47,9 @@ class ExperienceQueries(Database):
                 raise ValueError(f"experiences: one of the sessions {known} does not exist; add it first") from error
             ids: dict[Key, int] = {(session, sample, iteration): id for id, session, sample, iteration in written}
             codes = [
-                {"experience_id": ids[_key(e)], "code": code, "task_id": e.task_id}
+                {"experience_id": ids[_key(e)], "code": code, "task_id": e.task_id, "verifier": named.get(code, "")}
                 for e in {_key(e): e for e in new if _key(e) in ids}.values()
+                for named in [_verifiers_by_code(e.scores)]
                 for code in dict.fromkeys(str(code)[:CODE] for code in e.feedback.get("error_types") or ())
             ]
             if codes:
@@ -159,6 +160,16 @@ class ExperienceQueries(Database):
 def _one(connection: sa.Connection, id: int) -> Experience | None:
     row = connection.execute(sa.select(experiences).where(experiences.c.id == id)).mappings().first()
     return Experience(**row) if row else None
+
+
+def _verifiers_by_code(scores: dict[str, Any]) -> dict[str, str]:
+    """The verifier that named each error type of an answer; the first of several."""
+    return {
+        code[:CODE]: verifier
+        for verifier, score in reversed(scores.items())
+        if score.get("outcome") != "passed"
+        for code in (score.get("reason") or score.get("outcome") or "").split("+")
+    }
 
 
 def _key(e: Experience) -> Key:

@@ -64,8 +64,9 @@ class Experience:
 
     `iteration` counts from 1. `sample` tells episodes of one session apart (a group of answers to the same prompt).
     `confidence` and `reward` are None where no verifier could judge. `action` is the refinement strategy that was
-    chosen,
-    with its log-probability; `tokens`/`logprobs` are the policy's, where it has any (a text endpoint has none).
+    chosen, with its log-probability; `tokens`/`logprobs` are the policy's, where it has any (a text endpoint has none).
+    `kind` is what the answer was asked for: `train`, `evaluate` (nothing is learned from it) or `run` (a training run);
+    `verified_by` names the verifiers that decided, such as `code` or `draft+judge`.
     `gain` is what the strategy's policy learns from: the improvement this step and those after it brought. For a
     training run `step` is that of its metrics, `iteration` counts steps from 1 and `sample` tells the answers of a step
     apart.
@@ -102,3 +103,5 @@ class Experience:
     ratings: int = 0
     seconds: float = 0.0
     created: float = 0.0
+    kind: str = "train"
+    verified_by: str = ""

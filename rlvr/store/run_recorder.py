@@ -149,6 +149,8 @@ def _experience(session: str, step: int, place: int, t: Trajectory) -> Experienc
         policy_version=t.policy_version,
         policy_fingerprint=t.policy_fingerprint,
         step=step,
+        kind="run",
+        verified_by=next(iter(t.scores), ""),
     )
 
 

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from rlvr.store.records import Status
 
-HEAD = "0002"  # the newest migration: what `metadata` describes
-KNOWN_VERSIONS = ("0001", "0002")  # every schema that can be brought there
+HEAD = "0003"  # the newest migration: what `metadata` describes
+KNOWN_VERSIONS = ("0001", "0002", "0003")  # every schema that can be brought there
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -144,12 +144,19 @@ experiences = sa.Table(
     column("ratings", sa.Integer, server_default="0"),
     column("seconds", FloatColumn),
     column("created", FloatColumn),
+    column("kind", TextColumn, server_default="train"),
+    column("verified_by", TextColumn, server_default=""),
     sa.UniqueConstraint("session_id", "sample", "iteration", name="rlvr_experiences_once"),
     sa.Index("rlvr_experiences_by_task", "task_id", "id", "reward", "confidence"),
     sa.Index("rlvr_experiences_by_time", "created", "id"),
     sa.Index("rlvr_experiences_by_outcome", "outcome", "id"),
     sa.Index("rlvr_experiences_by_step", "session_id", "step", "id"),
-    sa.Index("rlvr_experiences_by_iteration", "session_id", "iteration", "task_id", "reward", "confidence"),  # curves
+    # Curves and patterns read these columns of every answer, without a look at the long texts beside them.
+    sa.Index(
+        "rlvr_experiences_by_iteration",
+        *("session_id", "iteration", "sample", "kind", "verified_by", "action", "outcome", "task_id", "reward"),
+        *("confidence", "id"),
+    ),
     sqlite_autoincrement=True,  # a number is never given twice, even after its row was pruned: `after=` pages by it
 )
 # What replay draws from and the statistics are of: the service's own answers, a few numbers a row, without a look at
@@ -169,6 +176,7 @@ error_types = sa.Table(
     column("experience_id", BigId, sa.ForeignKey("rlvr_experiences.id", ondelete="CASCADE"), primary_key=True),
     column("code", TextColumn, primary_key=True),
     column("task_id", TextColumn),
+    column("verifier", TextColumn, server_default=""),
     sa.Index("rlvr_error_types_by_task", "task_id", "code"),
 )
 

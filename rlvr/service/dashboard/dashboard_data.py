@@ -211,13 +211,15 @@ class Source(Protocol):
     """Where a dashboard's data come from. Methods may block: pages call them in threads.
 
     `noun` names a work (`run`, `session`), `status_noun` the `status` of an answer, `step_noun` its step; `can_rate`
-    says whether ratings can be stored. `revision` is cheap and changes when there is something new.
+    says whether ratings can be stored, `no_charts` when the overview's curves begin. `revision` is cheap and changes
+    when there is something new.
     """
 
     noun: ClassVar[str]
     status_noun: ClassVar[str]
     step_noun: ClassVar[str]
     can_rate: ClassVar[bool] = False
+    no_charts: ClassVar[str] = ""
     title: str
 
     def revision(self) -> object: ...

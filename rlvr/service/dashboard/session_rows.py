@@ -104,15 +104,6 @@ def means(store: ExperienceStore, session: str, iteration: int) -> Mapping[Any, 
     return _fetch(store, query.where(_e.session_id == session, _e.iteration == iteration))[0]
 
 
-def spreads(store: ExperienceStore, ids: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """The lowest and highest reward of each session with two or more rewarded answers."""
-    query = sa.select(_e.session_id, sa.func.min(_e.reward), sa.func.max(_e.reward))
-    query = query.where(_e.session_id.in_(ids), _e.reward.is_not(None))
-    with store.read() as connection:
-        rows = connection.execute(query.group_by(_e.session_id).having(sa.func.count() > 1)).all()
-    return {session: (low, high) for session, low, high in rows}
-
-
 def choices(store: ExperienceStore, session: str) -> tuple[list[str], int | None]:
     """The tasks (at most `MOST_TASKS`) and the last iteration."""
     mine = [_s.id == session] if session else []

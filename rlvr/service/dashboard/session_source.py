@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.core.types import Outcome, mean
+from rlvr.core.types import Outcome
 from rlvr.service.dashboard import session_rows
 from rlvr.service.dashboard.answer_reference import reference_of_session
 from rlvr.service.dashboard.dashboard_data import (
@@ -39,16 +39,14 @@ from rlvr.service.dashboard.dashboard_data import (
     verdicts_of,
     visible_text,
 )
+from rlvr.service.dashboard.session_curves import FEWEST, overall_charts
 from rlvr.service.dashboard.token_pieces import MOST, token_pieces
 from rlvr.service.learning.ratings import rate
 from rlvr.store import Experience, ExperienceStore, Session, Status
 from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics
 
-SESSIONS = 400  # newest sessions in the curves of the overview
-WINDOW = 20  # sessions averaged in each of their points
 SAMPLES = 8  # episodes of a session with a curve
-SUCCESS = 0.7  # a session with more confidence has solved its task
 SIBLINGS = 64
 
 
@@ -64,6 +62,7 @@ class StoreSource(Source):
     """`title` is the heading of the dashboard."""
 
     noun, status_noun, step_noun, can_rate = "session", "status", "iteration", True
+    no_charts = f"Curves begin at {FEWEST} judged answers."
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class StoreSource(Source):
         ]
 
     def charts(self, work: str = "", metric: str = "") -> list[Chart]:
-        return self._session_charts(work) if work else self._overall()
+        return self._session_charts(work) if work else overall_charts(self._store)
 
     def notes(self, work: str) -> list[Note]:
         session = self._store.session(work)
@@ -224,35 +223,6 @@ class StoreSource(Source):
             if points:
                 charts.append(Chart(title, [Curve("training", thin_points(points))], share, "step", hint))
         return charts
-
-    def _overall(self) -> list[Chart]:
-        """The curves of the newest sessions; each point is a mean over `WINDOW` sessions."""
-        recent = list(reversed(self._store.sessions(kind="train", limit=SESSIONS, texts=False)))
-        ended = [session for session in recent if session.final_confidence is not None]
-        first = sum(self._store.count_sessions(kind="train").values()) - len(recent)
-        places = {session.id: first + i + 1 for i, session in enumerate(recent)}
-        spread = session_rows.spreads(self._store, [session.id for session in recent])
-
-        def smooth(values: list[tuple[str, float]]) -> list[tuple[float, float]]:
-            return thin_points([
-                (float(places[id]), mean([value for _, value in values[max(0, i + 1 - WINDOW) : i + 1]]))
-                for i, (id, _) in enumerate(values)
-            ])  # fmt: skip
-
-        confidence = smooth([(s.id, s.final_confidence or 0.0) for s in ended])
-        solved = smooth([(s.id, float((s.final_confidence or 0.0) > SUCCESS)) for s in ended])
-        rewards = [
-            (s.id, value) for s in ended if (value := finite_number(s.metrics.get("average_reward"))) is not None
-        ]
-        signal = smooth([(s.id, float(spread[s.id][0] != spread[s.id][1])) for s in ended if s.id in spread])
-        hint = f"mean of {WINDOW} sessions"
-        charts = [
-            Chart("Pass rate", [Curve("solved", solved), Curve("confidence", confidence)], True, "session",
-                  f"{hint}; solved: above {SUCCESS:.0%}"),
-            Chart("Reward", [Curve("mean", smooth(rewards))], False, "session", hint),
-            Chart("Sessions with signal", [Curve("signal", signal)], True, "session", "their rewards differ"),
-        ]  # fmt: skip
-        return [chart for chart in charts if chart.lines[0].points]
 
 
 def _comparable_text(text: str) -> str:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from rlvr.clients.endpoint import EndpointError, EndpointSamplingClient
@@ -92,26 +93,30 @@ class EndpointGenerator:
         view = self.client.view()
         prompter = StrategyPrompter(self.strategies, view, rng.key("episode", self._seed, job.draw_name, sample))
         rewards: list[float | None] = []
-        began, counted = time.time(), 0
+        began, counted = time.time(), replace(view.usage)
 
         async def record(attempt: Attempt, feedback: Feedback) -> None:
             nonlocal began, counted
             choice = prompter.choices[attempt.number - 1]
             rewards.append(session_reward(feedback, 1))
+            usage = view.usage
+            completion_tokens = usage.completion_tokens - counted.completion_tokens
+            prompt_tokens = usage.prompt_tokens - counted.prompt_tokens
+            job.metrics.observe_generation(usage.seconds - counted.seconds, prompt_tokens, completion_tokens)
             e = build_experience(
                 job,
                 attempt,
                 feedback,
                 sample=sample,
                 began=began,
-                num_tokens=view.usage.completion_tokens - counted,
+                num_tokens=completion_tokens,
                 action=choice.strategy.name,
                 action_logprob=choice.logprob,
                 policy_version=self.strategies.policy.updates,
                 policy_fingerprint=self.name,
             )
             await job.record(e, feedback)
-            began, counted = time.time(), view.usage.completion_tokens
+            began, counted = time.time(), replace(usage)
 
         critic = BlendCritic(
             BlendJudge(job.target.blend),

@@ -284,6 +284,8 @@ class EngineGenerator:
         async def record(attempt: Attempt, feedback: Feedback) -> None:
             assert self.learner is not None and self._sampler is not None
             waiting.rewards[sample, attempt.number] = session_reward(feedback, 1)
+            sampled = self._sampler.record_of(attempt.prompt_tokens, attempt.tokens)
+            waiting.job.metrics.observe_generation(sampled.seconds, len(attempt.prompt_tokens), len(attempt.tokens))
             e = build_experience(
                 waiting.job,
                 attempt,
@@ -291,7 +293,7 @@ class EngineGenerator:
                 sample=sample,
                 began=began[0],
                 tokens=True,
-                logprobs=self._sampler.logprobs(attempt.prompt_tokens, attempt.tokens),
+                logprobs=sampled.logprobs,
                 policy_version=self.learner.progress.steps,
                 policy_fingerprint=self._sampler.fingerprint,
             )

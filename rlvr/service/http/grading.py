@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from rlvr.core.types import Score
+from rlvr.reward.blend import Observe
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.signatures import Case
 from rlvr.service.http.requests import GradeBody
@@ -22,13 +23,14 @@ GRADER_SECONDS = 120.0  # for all items of a request; verifiers start no batch l
 BATCH = 16  # answers judged together
 
 
-def grade(body: GradeBody, settings: Settings, judge: Judge) -> GradeResponse:
+def grade(body: GradeBody, settings: Settings, judge: Judge, observe: Observe | None = None) -> GradeResponse:
     """Score the answers; HttpProblem 422 for a wrong configuration. Blocks."""
     if body.grader is not None:
         return _response(_by_grader(body, settings))
     try:
         target = build_verifiable_task(body.request(), judge=judge, generator=settings.generator)
         target.blend.start()
+        target.blend.observe = observe
     except ValueError as error:
         raise HttpProblem(422, "invalid", str(error), field="verifiers") from error
     return _response(

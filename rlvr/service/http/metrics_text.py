@@ -32,6 +32,7 @@ def collect_metrics(service: Service) -> Iterator[Metric]:
     for name in STATES:
         state.add_metric([str(health["kind"]), name], float(health["state"] == name))
     yield state
+    yield from service.sessions.metrics.collect()
     learned = service.generator.learning()
     for name in ("policy_entropy", "training_loss", "learning_rate", "updates"):
         if isinstance(learned.get(name), (int, float)):

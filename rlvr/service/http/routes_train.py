@@ -113,4 +113,6 @@ async def feedback(body: FeedbackBody, service: ServiceDep, owner: OwnerDep) -> 
 
 @router.post("/grade", response_model=GradeResponse, summary="Score given answers")
 async def grade(body: GradeBody, service: ServiceDep) -> GradeResponse:
-    return await service.run_grading(grading.grade, body, service.settings, service.sessions.judge)
+    sessions = service.sessions
+    observe = sessions.metrics.observe_verifier
+    return await service.run_grading(grading.grade, body, service.settings, sessions.judge, observe)

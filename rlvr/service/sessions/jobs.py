@@ -17,6 +17,7 @@ from rlvr.envs.critics import Attempt, is_accepted
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import NO_GENERATOR
+from rlvr.service.service_metrics import ServiceMetrics
 from rlvr.service.sessions.verification import EnvironmentTask, VerifiableTask
 from rlvr.store.records import UNVERIFIED, Experience
 
@@ -56,6 +57,11 @@ class SessionJob:
     samples: int | None = None
     seed: int | None = None
     learn: bool = True
+    metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
+
+    @property
+    def kind(self) -> str:
+        return "train" if self.learn else "evaluate"
 
     @property
     def task(self) -> Task:
@@ -159,6 +165,8 @@ def build_experience(
         policy_fingerprint=policy_fingerprint,
         seconds=max(0.0, now - began),
         created=now,
+        kind=job.kind,
+        verified_by="+".join(job.target.blend.voters),
     )
 
 

@@ -1,12 +1,13 @@
-"""A session as a group of episodes to learn from: the reward of each trajectory, and the log-probs of its samples.
+"""A session as a group of episodes to learn from: the reward of each trajectory, and what is known of its samples.
 
 Exercised by tests/test_service_learning.py.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.core.futures import Future, LazyFuture
@@ -53,13 +54,21 @@ def session_advantages(group: Sequence[Trajectory], answers: Collection[AnswerKe
     return advantages
 
 
+@dataclass(frozen=True)
+class SampleRecord:
+    """The log-probs of a sample, None if its client gives none, and the seconds from its request to its result."""
+
+    logprobs: list[float] | None = None
+    seconds: float = 0.0
+
+
 class RecordingSampler:
-    """A sampler that records the log-probs of its samples for one rollout: critics are given tokens only."""
+    """A sampler that records its samples for one rollout: critics are given tokens only."""
 
     def __init__(self, sampler: SamplingClient) -> None:
         self.sampler = sampler
         self.fingerprint: str = sampler.fingerprint
-        self._logprobs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+        self._records: dict[tuple[tuple[int, ...], tuple[int, ...]], SampleRecord] = {}
 
     def sample(
         self,
@@ -68,19 +77,21 @@ class RecordingSampler:
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
     ) -> Future[SampleResponse]:
+        began = time.perf_counter()
         future = self.sampler.sample(prompt, num_samples, sampling_params, include_prompt_logprobs)
 
         def result() -> SampleResponse:
             response = future.result()
+            seconds = time.perf_counter() - began
             for sequence in response.sequences:
-                if sequence.logprobs is not None:
-                    self._logprobs[tuple(prompt.to_ints()), tuple(sequence.tokens)] = list(sequence.logprobs)
+                logprobs = None if sequence.logprobs is None else list(sequence.logprobs)
+                self._records[tuple(prompt.to_ints()), tuple(sequence.tokens)] = SampleRecord(logprobs, seconds)
             return response
 
         return LazyFuture(result)
 
-    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float] | None:
-        return self._logprobs.get((tuple(prompt), tuple(tokens)))
+    def record_of(self, prompt: Sequence[int], tokens: Sequence[int]) -> SampleRecord:
+        return self._records.get((tuple(prompt), tuple(tokens)), SampleRecord())
 
     def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
         return self.sampler.compute_logprobs(prompt, temperature)

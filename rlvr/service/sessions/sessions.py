@@ -28,6 +28,7 @@ from typing import Any
 from rlvr.reward.feedback import Feedback
 from rlvr.service.learning.credit import first_answer_reward
 from rlvr.service.problems import not_found
+from rlvr.service.service_metrics import ServiceMetrics
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.jobs import CONVERGED, Generator, SessionFailure, SessionJob, SessionOutcome
@@ -81,6 +82,7 @@ class Sessions:
     ) -> None:
         self.settings, self.store, self.generator, self.instance = settings, store, generator, instance
         self.judge = judge or settings.judge
+        self.metrics = ServiceMetrics()
         self._live: dict[str, LiveSession] = {}
         self._writer = SessionWriter(store, instance, patience_s)
         self._slots = asyncio.Semaphore(settings.limits.sessions)
@@ -147,6 +149,7 @@ class Sessions:
             await asyncio.to_thread(verifiable.blend.start)
         except ValueError as error:
             raise HttpProblem(503, "verifier_unavailable", str(error)) from error
+        verifiable.blend.observe = self.metrics.observe_verifier
         return verifiable
 
     async def wait(self, session_id: str) -> Session:
@@ -253,6 +256,8 @@ class Sessions:
         except asyncio.CancelledError:
             ending = _ending_of_stop(live)
         except SessionFailure as failure:
+            if failure.code != "cancelled":
+                self.metrics.count_generator_error(failure.code)
             ending = Ending(Status.CANCELLED if failure.code == "cancelled" else Status.FAILED, failure.as_dict())
         except StoreDown as failure:
             ending = Ending(Status.FAILED, {"code": "store_down", "message": f"the database is down: {failure}"})
@@ -261,6 +266,7 @@ class Sessions:
             message = f"{type(failure).__name__}: {failure}"[:500]
             ending = Ending(Status.FAILED, {"code": "internal", "message": message})
         await self._end(live, ending, outcome)
+        self.metrics.count_session(session, "train" if request.learn else "evaluate")
 
     def _job(self, live: LiveSession, request: SessionRequest) -> SessionJob:
         config = self.settings.training
@@ -275,6 +281,7 @@ class Sessions:
             samples=request.samples,
             seed=request.seed,
             learn=request.learn,
+            metrics=self.metrics,
         )
 
     def _convergence_threshold(self, live: LiveSession) -> float:
@@ -290,6 +297,7 @@ class Sessions:
         live.experiences.append(e)
         live.feedbacks.append(feedback)
         live.unsaved.append(e)
+        self.metrics.count_completion(e)
         if live.phase < Phase.ENDING:
             vars(live.session).update(session_results.session_progress(live.experiences))
         async with live.saving:

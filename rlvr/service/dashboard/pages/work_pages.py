@@ -29,7 +29,7 @@ def overview(source: Source, parameters: Mapping[str, str]) -> Page:
         h("div", h("h1", source.title), h("p", f"{total:,} {noun}" if total != 1 else f"1 {source.noun}",
                                           class_="dim"), class_="head"),
         _health(source),
-        page_parts.charts(source.charts()),
+        page_parts.charts(source.charts()) or (h("p", source.no_charts, class_="dim") if works else None),
         h("section", h("h2", noun.capitalize()), listed, parts.pager("/", {}, offset, len(works), total),
           aria_label=noun.capitalize()),
     )  # fmt: skip
