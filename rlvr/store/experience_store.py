@@ -10,6 +10,7 @@ import os
 from rlvr.store.analysis import AnalysisQueries
 from rlvr.store.experience_queries import ExperienceQueries
 from rlvr.store.migrate import prepare
+from rlvr.store.patterns import PatternQueries
 from rlvr.store.replay import ReplayQueries
 from rlvr.store.retention import RetentionQueries
 from rlvr.store.session_queries import SessionQueries
@@ -19,7 +20,7 @@ BUFFER_SIZE = 1000
 
 
 class ExperienceStore(
-    SessionQueries, ExperienceQueries, ReplayQueries, AnalysisQueries, RetentionQueries, StateQueries
+    SessionQueries, ExperienceQueries, ReplayQueries, AnalysisQueries, PatternQueries, RetentionQueries, StateQueries
 ):
     """All queries of the database. Safe from any thread; each call is one transaction."""
 

@@ -10,6 +10,7 @@ tests/test_dashboard_sessions.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ from rlvr.tracking.console import format_metrics
 
 SAMPLES = 8  # episodes of a session with a curve
 SIBLINGS = 64
+REST = 20.0  # times as long as the curves of all sessions took, until they are computed again
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class StoreSource(Source):
         title: str = "service",
     ) -> None:
         self._store, self._health, self._learning, self._decode, self.title = store, health, learning, decode, title
+        self._drawn, self._redraw_at = list[Chart](), 0.0
 
     def revision(self) -> object:
         return session_rows.newest(self._store), repr(self.health())
@@ -110,7 +113,15 @@ class StoreSource(Source):
         ]
 
     def charts(self, work: str = "", metric: str = "") -> list[Chart]:
-        return self._session_charts(work) if work else overall_charts(self._store)
+        return self._session_charts(work) if work else self._overall_charts()
+
+    def _overall_charts(self) -> list[Chart]:
+        """Drawn from all answers, so in a large store not for every page and every new answer."""
+        now = time.monotonic()
+        if now >= self._redraw_at:
+            self._drawn = overall_charts(self._store)
+            self._redraw_at = now + REST * (time.monotonic() - now)
+        return self._drawn
 
     def notes(self, work: str) -> list[Note]:
         session = self._store.session(work)

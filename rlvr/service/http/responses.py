@@ -244,6 +244,54 @@ class AnalysisResponse(BaseModel):
     analysis: TaskAnalysis
 
 
+class PassRate(ResponseModel):
+    """`low` and `high` are the 95 % interval of the pass rate over these tasks; null where no answer was judged."""
+
+    verified_by: str
+    tasks: int
+    answers: int
+    passed: int
+    pass_rate: float | None
+    low: float | None
+    high: float | None
+
+
+class TaskGroup(PassRate):
+    """The tasks that the same verifiers decide."""
+
+    judged: int
+
+
+class ErrorPattern(ResponseModel):
+    """`share` is of the judged answers of this group."""
+
+    verified_by: str
+    verifier: str
+    reason: str
+    answers: int
+    tasks: int
+    share: float | None
+
+
+class StrategyPattern(PassRate):
+    """A strategy for first answers (`after` null) or after an error of that type. `difference` is its pass rate less
+    that of the other strategies on the same tasks; `p_value` is corrected for all comparisons, null where the counts
+    are too few. `finding` is better, worse or undecided."""
+
+    after: str | None
+    strategy: str
+    difference: float | None
+    p_value: float | None
+    finding: str
+
+
+class PatternsResponse(BaseModel):
+    groups: list[TaskGroup]
+    errors: list[ErrorPattern]
+    strategies: list[StrategyPattern]
+    timestamp: IsoTime
+
+
 class SessionRow(ResponseModel):
     """`kind` is `train`, or `run` for a training run that writes into the store, which has a `name` and no task."""
 

@@ -14,7 +14,15 @@ from starlette.responses import JSONResponse
 
 from rlvr import __version__
 from rlvr.service.http.metrics_text import collect_metrics
-from rlvr.service.http.responses import AnalysisResponse, Experiences, Health, Liveness, MetricsResponse, Stats
+from rlvr.service.http.responses import (
+    AnalysisResponse,
+    Experiences,
+    Health,
+    Liveness,
+    MetricsResponse,
+    PatternsResponse,
+    Stats,
+)
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.problems import not_found
 from rlvr.store import StoreDown
@@ -163,6 +171,11 @@ async def experiences(
         "count": await service.run_blocking(store.count, task_id=task_id),
         "next_after": page[-1].id if len(rows) > limit or more else None,
     }
+
+
+@router.get("/analysis", response_model=PatternsResponse, summary="What the answers to all tasks have in common")
+async def patterns(service: ServiceDep) -> Any:
+    return {**await service.patterns(), "timestamp": time.time()}
 
 
 @router.get(

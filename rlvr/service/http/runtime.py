@@ -20,6 +20,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.file_lock import lock_file
+from rlvr.service.http.patterns import describe_patterns
 from rlvr.service.problems import NO_GENERATOR
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore, StoreDown
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ACCURACY_S = 2.0  # the most often that the verifiers' accuracy is computed: it reads hundreds of sessions
+PATTERNS_S = 10.0  # the same for the patterns over all tasks, which read every answer
 THREADS = 16  # for calls of the database
 GRADES = 4  # requests to /grade that run at once: each may take minutes
 GRADES_WAIT = 64  # more that may wait, with their texts in memory
@@ -86,6 +88,7 @@ class Service:
         self.counts = CoalescedQuery(lambda: self.run_blocking(store.count_sessions))
         self.aggregates = CoalescedQuery(lambda: self.run_blocking(store.aggregates))
         self.totals = CoalescedQuery(lambda: self.run_blocking(lambda: (store.buffer(), store.global_stats())))
+        self.patterns = CoalescedQuery(lambda: self.run_blocking(describe_patterns, store), PATTERNS_S)
         self.accuracy = CoalescedQuery(lambda: self.run_blocking(self.sessions.verifier_accuracy), ACCURACY_S)
 
     async def run_blocking(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
