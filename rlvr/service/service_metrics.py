@@ -10,6 +10,7 @@ Exercised by tests/test_service_metrics.py; docs/service-operations.md lists the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
@@ -57,6 +58,11 @@ class ServiceMetrics:
             ("verifier", "outcome"), registry=registry,
         )  # fmt: skip
 
+        for kind in ("train", "evaluate"):  # from the start: a rate of counters that are not there yet is no rate
+            for attempt, outcome in product(("first", "later"), ("passed", "failed")):
+                self._completions.labels(kind, attempt, outcome)
+            self._ended.labels(kind, "done")
+
     def collect(self) -> Iterator[Metric]:
         yield from self._registry.collect()
 
@@ -81,5 +87,6 @@ class ServiceMetrics:
     def observe_verifier(self, name: str, seconds: float, scores: Sequence[Score]) -> None:
         """`rlvr.reward.blend.Observe`: one call of a verifier and its verdicts."""
         self._verifier_seconds.labels(name).observe(seconds)
+        self._verdicts.labels(name, "error")  # 0 until there is one, so that its share is 0 and not missing
         for score in scores:
             self._verdicts.labels(name, score.outcome.value).inc()
