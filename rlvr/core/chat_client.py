@@ -27,6 +27,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 MAX_REPLY = 4 << 20  # bytes of one reply, unpacked
@@ -173,7 +174,13 @@ class ChatClient:
         limits = httpx2.Limits(max_connections=endpoint.concurrency)
         # One deadline per attempt besides the connect timeout: a server that drips bytes resets any other.
         patience = httpx2.Timeout(None, connect=min(CONNECT_SECONDS, endpoint.timeout_s))
-        self._client = httpx2.AsyncClient(headers=headers, follow_redirects=False, timeout=patience, limits=limits)
+        self._client = httpx2.AsyncClient(
+            headers=headers,
+            follow_redirects=False,
+            timeout=patience,
+            limits=limits,
+            verify=_needs_tls(endpoint.base_url),
+        )
 
     @property
     def where(self) -> str:
@@ -293,6 +300,11 @@ class ChatClient:
     def _redact(self, text: str) -> str:
         key = self.endpoint.key
         return text.replace(key, "[key]") if key else text
+
+
+def _needs_tls(url: str) -> bool:
+    """Whether a connection can be encrypted: loading the certificates takes 5 MB and more time than most requests."""
+    return any(address.startswith("https:") for address in (url.lower(), *getproxies().values()))
 
 
 def _text_of(message: Any, dialect: Dialect) -> tuple[Any, Any]:

@@ -146,15 +146,21 @@ class ExperienceQueries(Database):
             raise ValueError(f"priorities: {dict(list(bad.items())[:3])}; expected finite numbers, not negative")
         self._set("priority", values)
 
-    def _set(self, name: str, values: Mapping[int, float]) -> None:
-        """One field of many experiences. Ids that do not exist (pruned meanwhile) are skipped."""
+    def set_learned(self, advantages: Mapping[int, float]) -> None:
+        """Set what an update learned of each experience: its advantage, and as its priority the size of that."""
+        self._set("advantage", advantages, priority={id: abs(value) for id, value in advantages.items()})
+
+    def _set(self, name: str, values: Mapping[int, float], **more: Mapping[int, float]) -> None:
+        """Fields of many experiences. Ids that do not exist (pruned meanwhile) are skipped."""
         if not values:
             return
+        fields = {name: values, **more}
         # In order of their ids, so that two instances setting the same rows cannot deadlock.
-        rows = [{"row": id, "new": values[id]} for id in sorted(values)]
-        update = sa.update(experiences).where(experiences.c.id == sa.bindparam("row"))
+        rows = [{"row": id, **{f"new_{key}": fields[key][id] for key in fields}} for id in sorted(values)]
+        new = {key: sa.bindparam(f"new_{key}", type_=experiences.c[key].type) for key in fields}
+        update = sa.update(experiences).where(experiences.c.id == sa.bindparam("row")).values(new)
         with self.write() as connection:
-            connection.execute(update.values({name: sa.bindparam("new", type_=experiences.c[name].type)}), rows)
+            connection.execute(update, rows)
 
 
 def _one(connection: sa.Connection, id: int) -> Experience | None:

@@ -25,6 +25,8 @@ from rlvr.store.records import Experience
 from rlvr.store.tables import experiences
 
 ALPHA = 0.6  # table 3 there, for proportional prioritisation
+_TEXTS = ("prompt", "generated_output", "feedback", "scores", "tokens", "logprobs")
+_WITHOUT_TEXTS = [column for column in experiences.c if column.name not in _TEXTS]
 EPSILON = 1e-6  # every experience keeps a chance to be drawn
 
 
@@ -48,23 +50,27 @@ class ReplayQueries(Database):
 
     def sample(self, n: int, seed: int, *, alpha: float = ALPHA) -> list[tuple[Experience, float]]:
         """`n` draws, with replacement, none from an empty buffer; each with how many times as probable its priority
-        made it: 1 for an experience that is drawn as often as the mean one of its task."""
+        made it: 1 for an experience that is drawn as often as the mean one of its task. They come without their texts,
+        tokens and verdicts."""
         assert n > 0 and alpha >= 0, (n, alpha)
+        window = self._window().subquery()
+        usable = sa.select(window.c.id, window.c.priority, window.c.task_id).where(window.c.gain.is_not(None))
         with self.read() as connection:
-            known = [row for row in connection.execute(self._window()) if row.gain is not None]
-            if not known:
+            rows = connection.execute(usable.order_by(window.c.id.desc())).all()
+            if not rows:
                 return []
-            p = probabilities(np.array([row.priority for row in known]), alpha)
-            _, task, sizes = np.unique([row.task_id for row in known], return_inverse=True, return_counts=True)
+            ids, priorities, tasks = zip(*rows, strict=True)
+            p = probabilities(np.array(priorities), alpha)
+            _, task, sizes = np.unique(tasks, return_inverse=True, return_counts=True)
             p /= np.bincount(task, weights=p)[task]  # within its task
             favour = p * sizes[task]
             key = rng.key("replay", seed)
             chosen = draw_stratified(p / len(sizes), [rng.uniform(key, position) for position in range(n)])
-            wanted = {known[i].id for i in chosen}
-            found = connection.execute(sa.select(experiences).where(experiences.c.id.in_(wanted))).mappings()
-            drawn = {row["id"]: Experience(**row) for row in found}
+            wanted = {ids[i] for i in chosen}
+            found = connection.execute(sa.select(*_WITHOUT_TEXTS).where(experiences.c.id.in_(wanted))).mappings()
+            drawn = {row["id"]: Experience(prompt="", generated_output="", **row) for row in found}
         # What another instance pruned between the two queries is left out.
-        return [(drawn[known[i].id], float(favour[i])) for i in chosen if known[i].id in drawn]
+        return [(drawn[ids[i]], float(favour[i])) for i in chosen if ids[i] in drawn]
 
     def buffer(self) -> ReplayBuffer:
         window = self._window().subquery()

@@ -241,9 +241,7 @@ class ReplayStore(Protocol):
 
     def sample(self, n: int, seed: int) -> list[tuple[Experience, float]]: ...
 
-    def set_advantages(self, values: Mapping[int, float]) -> None: ...
-
-    def set_priorities(self, values: Mapping[int, float]) -> None: ...
+    def set_learned(self, advantages: Mapping[int, float]) -> None: ...
 
     def state(self, name: str) -> tuple[dict[str, Any], int] | None: ...
 
@@ -282,8 +280,7 @@ class StrategyLearner:
                     return None
                 if store.save_state(STATE, policy.state(), version):
                     self.policy, self._version = policy, version + 1
-                    store.set_advantages(step.advantages)
-                    store.set_priorities({id: abs(advantage) for id, advantage in step.advantages.items()})
+                    store.set_learned(step.advantages)
                     return step
         raise RuntimeError(f"other instances updated the strategies {RACES} times during one update of this instance")
 

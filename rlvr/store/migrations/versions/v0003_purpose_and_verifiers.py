@@ -29,6 +29,14 @@ def upgrade() -> None:
     _fill_verifier()
 
 
+def downgrade() -> None:
+    op.drop_index("rlvr_experiences_by_iteration", "rlvr_experiences")
+    for table, column in (("experiences", "kind"), ("experiences", "verified_by"), ("error_types", "verifier")):
+        op.drop_column(f"rlvr_{table}", column)
+    columns = ["session_id", "iteration", "task_id", "reward", "confidence"]
+    op.create_index("rlvr_experiences_by_iteration", "rlvr_experiences", columns)
+
+
 def _fill_verified_by() -> None:
     connection = op.get_bind()
     found = connection.execute(sa.text("SELECT id, metrics FROM rlvr_sessions WHERE metrics LIKE '%\"verified_by\"%'"))
