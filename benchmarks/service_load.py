@@ -89,8 +89,8 @@ def endpoint(delay: float) -> Iterator[str]:
     """Run a scripted text endpoint in its own process; yields its URL."""
     code = (
         f"import sys, time; sys.path[:0] = {sys.path[:2]!r}\n"
-        "from tests.text_endpoint import Said, serving\n"
-        f"with serving(lambda asked: Said({ANSWER!r}, delay={delay})) as server:\n"
+        "from tests.text_endpoint import EndpointReply, serving\n"
+        f"with serving(lambda asked: EndpointReply({ANSWER!r}, delay={delay})) as server:\n"
         "    print(server.plain_url, flush=True)\n    time.sleep(1e6)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -101,6 +101,17 @@ def endpoint(delay: float) -> Iterator[str]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def cpu_per_session(service: Any, sessions: int = 100) -> float:
+    """The CPU seconds of the service for a session of three iterations with a known answer, one after the other."""
+    wrong = {"task_id": "cpu", "prompt": "What is 2 + 2?", "answer": "4", "max_iterations": 3}
+    with service.client() as client:
+        for number in range(2 * sessions):  # the first half is needed before the strategies learn
+            if number == sessions:
+                began = service.cpu_seconds()
+            assert client.post("/train", json=wrong).json()["iterations"] == 3
+    return (service.cpu_seconds() - began) / sessions
 
 
 async def load(service: Any, readers: int, trainers: int, seconds: float) -> tuple[Tally, list[float]]:
@@ -125,16 +136,16 @@ def main() -> int:
     options.add_argument("--delay", type=float, default=0.05, help="seconds that the endpoint takes for an answer")
     given = options.parse_args()
     from tests.rlvr_service import RlvrService
+    from tests.server_process import FRESH
 
     unlimited: dict[str, Any] = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        endpoint(given.delay) as url,
-        RlvrService(Path(folder), LLM_ENDPOINT=url, **unlimited) as service,
-    ):
-        at_rest = service.memory_mb()
-        print(f"ready after {service.started_after:.2f} s, {at_rest:.0f} MB at rest")
+    with tempfile.TemporaryDirectory() as folder, endpoint(given.delay) as url, contextlib.ExitStack() as stack:
+        service = RlvrService(Path(folder), LLM_ENDPOINT=url, **unlimited)
+        service.command = FRESH  # a fork of a process of the tests would have other figures
+        stack.enter_context(service)
+        print(f"ready after {service.started_after:.2f} s, {service.memory_mb():.0f} MB at rest")
         assert service.post("/train", {"task_id": "load", "prompt": "Say something."}).status_code == 200
+        print(f"a session of three iterations: {1e3 * cpu_per_session(service):.1f} ms of CPU")
         tally, memory = asyncio.run(load(service, given.readers, given.trainers, given.seconds))
         stored = service.get("/experiences/load?limit=1").json()["count"]
     done = sum(map(len, tally.seconds.values()))

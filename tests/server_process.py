@@ -6,6 +6,7 @@ are the two such programs. It is forked (tests/forked_process.py) unless `comman
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -99,6 +100,12 @@ class ServerProcess:
     @property
     def port(self) -> int:
         return self._port
+
+    def cpu_seconds(self) -> float:
+        """The processor time of this process so far, without its children."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mb(self) -> float:
         """What it holds of the machine's memory."""
