@@ -16,7 +16,6 @@ import yaml
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-SOURCES = ("service/http/metrics_text.py", "web/prometheus.py")  # of the names of metrics
 
 
 def known_variables() -> set[str]:
@@ -79,7 +78,7 @@ def test_the_service_loads_nothing_that_the_image_leaves_out(tmp_path: Path) -> 
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({missing}))\n"
         "import rlvr.service.http.app, rlvr.service.generators.build_generator, rlvr.service.dashboard.dashboard_app\n"
-        "from rlvr.service.http.patterns import describe_patterns\n"
+        "from rlvr.service.http.pattern_report import describe_patterns\n"
         "from rlvr.store import Experience, Session, open_store\n"
         "store = open_store(sys.argv[1])\n"
         "store.add_session(Session('s', 't', 'p'))\n"

@@ -9,7 +9,7 @@ import pytest
 from rlvr_service import RlvrService
 
 from rlvr.core import rng
-from rlvr.service.http.patterns import compare_strategies, describe_patterns
+from rlvr.service.http.pattern_report import compare_strategies, describe_patterns
 from rlvr.store import Experience, ExperienceStore, Session, open_store
 from rlvr.store.patterns import StrategyCounts
 

@@ -102,6 +102,47 @@ def test_a_database_of_the_first_version_is_migrated_with_its_rows(store_url: st
         assert again.count() == 1
 
 
+def test_old_answers_get_what_they_were_asked_for_and_what_verified_them(store_url: str):
+    """A training session with feedback on a wrong answer, an evaluation, and a training run, of version 0002."""
+    database = made_by(store_url, "0002")
+    sessions = [
+        ("train", "train", '{"prompt":"\\"learn\\":false","learn":true}', '{"verified_by":["code","draft"]}'),
+        ("evaluate", "train", '{"learn":false}', "{}"),
+        ("run", "run", "{}", "{}"),
+    ]
+    scores = (
+        '{"code":{"outcome":"failed","reason":"timeout+assertion"},"draft":{"outcome":"failed","reason":"timeout"}}'
+    )
+    with database.write() as connection:
+        for id, kind, request, metrics in sessions:
+            connection.execute(
+                sa.text(
+                    "INSERT INTO rlvr_sessions (id, task_id, prompt, request, kind, name, owner, instance, status, "
+                    "created, heartbeat, iterations, converged, metrics) VALUES (:id, 't', 'p', :request, :kind, '', "
+                    "'', '', 'done', 5, 5, 1, false, :metrics)"
+                ),
+                {"id": id, "kind": kind, "request": request, "metrics": metrics},
+            )
+            connection.execute(
+                sa.text(
+                    "INSERT INTO rlvr_experiences (session_id, task_id, sample, iteration, prompt, generated_output, "
+                    "feedback, scores, outcome, action, stop_reason, num_tokens, policy_version, policy_fingerprint, "
+                    "step, priority, seconds, created) VALUES (:id, 't', 0, 1, 'p', 'o', '{}', :scores, 'failed', '', "
+                    "'', 3, 0, '', :step, 1, 0.5, 6)"
+                ),
+                {"id": id, "scores": scores, "step": 0 if kind == "run" else None},
+            )
+        errors = "(experience_id, code, task_id) SELECT id, 'timeout', 't' FROM rlvr_experiences"
+        connection.execute(sa.text(f"INSERT INTO rlvr_error_types {errors}"))
+    database.close()
+    with closing(open_store(store_url)) as store:
+        found = {e.session_id: (e.kind, e.verified_by) for e in store.experiences()}
+        assert found == {"train": ("train", "code+draft"), "evaluate": ("evaluate", ""), "run": ("run", "")}
+        assert {(one.verified_by, one.verifier, one.answers) for one in store.error_counts(9)} == {
+            ("code+draft", "code", 1), ("", "code", 1),
+        }  # fmt: skip
+
+
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(store_url: str):
     open_store(store_url).close()
     database = Database(store_url)

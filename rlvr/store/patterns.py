@@ -137,9 +137,9 @@ def _by_task() -> sa.Subquery:
         .subquery()
     )
     c = cells.c
-    situation = {"partition_by": (c.verified_by, c.after, c.task_id)}
+    situation = (c.verified_by, c.after, c.task_id)
     return sa.select(
         *c,
-        sa.func.sum(c.answers).over(**situation).label("all_answers"),
-        sa.func.sum(c.passed).over(**situation).label("all_passed"),
+        sa.func.sum(c.answers).over(partition_by=situation).label("all_answers"),
+        sa.func.sum(c.passed).over(partition_by=situation).label("all_passed"),
     ).subquery()

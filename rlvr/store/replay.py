@@ -14,6 +14,7 @@ Exercised by tests/test_store_replay.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ from rlvr.store.records import Experience
 from rlvr.store.tables import experiences
 
 ALPHA = 0.6  # table 3 there, for proportional prioritisation
-_TEXTS = ("prompt", "generated_output", "feedback", "scores", "tokens", "logprobs")
-_WITHOUT_TEXTS = [column for column in experiences.c if column.name not in _TEXTS]
 EPSILON = 1e-6  # every experience keeps a chance to be drawn
+_TEXTS = ("prompt", "generated_output", "feedback", "scores", "tokens", "logprobs")
+_CHOSEN = sa.select(*(column for column in experiences.c if column.name not in _TEXTS)).where(
+    experiences.c.id.in_(sa.bindparam("ids", expanding=True))
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,8 @@ class ReplayQueries(Database):
         made it: 1 for an experience that is drawn as often as the mean one of its task. They come without their texts,
         tokens and verdicts."""
         assert n > 0 and alpha >= 0, (n, alpha)
-        window = self._window().subquery()
-        usable = sa.select(window.c.id, window.c.priority, window.c.task_id).where(window.c.gain.is_not(None))
         with self.read() as connection:
-            rows = connection.execute(usable.order_by(window.c.id.desc())).all()
+            rows = connection.execute(self._draw_query).all()
             if not rows:
                 return []
             ids, priorities, tasks = zip(*rows, strict=True)
@@ -67,23 +68,33 @@ class ReplayQueries(Database):
             key = rng.key("replay", seed)
             chosen = draw_stratified(p / len(sizes), [rng.uniform(key, position) for position in range(n)])
             wanted = {ids[i] for i in chosen}
-            found = connection.execute(sa.select(*_WITHOUT_TEXTS).where(experiences.c.id.in_(wanted))).mappings()
+            found = connection.execute(_CHOSEN, {"ids": list(wanted)}).mappings()
             drawn = {row["id"]: Experience(prompt="", generated_output="", **row) for row in found}
         # What another instance pruned between the two queries is left out.
         return [(drawn[ids[i]], float(favour[i])) for i in chosen if ids[i] in drawn]
 
     def buffer(self) -> ReplayBuffer:
-        window = self._window().subquery()
-        counted = sa.select(sa.func.count(), sa.func.count(window.c.gain)).select_from(window)
         with self.read() as connection:
-            size, ready = connection.execute(counted).one()
+            size, ready = connection.execute(self._size_query).one()
         return ReplayBuffer(size, self.buffer_size, ready)
 
-    def _window(self) -> sa.Select[*tuple[Any, ...]]:
+    # Built once: every session that ends draws from the buffer.
+
+    @cached_property
+    def _window(self) -> sa.Subquery:
         """The newest `buffer_size` answers of sessions."""
         e = experiences.c
         newest = sa.select(e.id, e.priority, e.gain, e.task_id).where(e.step.is_(None))
-        return newest.order_by(e.id.desc()).limit(self.buffer_size)
+        return newest.order_by(e.id.desc()).limit(self.buffer_size).subquery()
+
+    @cached_property
+    def _draw_query(self) -> sa.Select[*tuple[Any, ...]]:
+        w = self._window.c
+        return sa.select(w.id, w.priority, w.task_id).where(w.gain.is_not(None)).order_by(w.id.desc())
+
+    @cached_property
+    def _size_query(self) -> sa.Select[*tuple[Any, ...]]:
+        return sa.select(sa.func.count(), sa.func.count(self._window.c.gain)).select_from(self._window)
 
 
 def probabilities(priorities_N: np.ndarray, alpha: float) -> np.ndarray:

@@ -244,7 +244,7 @@ class AnalysisResponse(BaseModel):
     analysis: TaskAnalysis
 
 
-class PassRate(ResponseModel):
+class CountedRate(ResponseModel):
     """`low` and `high` are the 95 % interval of the pass rate over these tasks; null where no answer was judged."""
 
     verified_by: str
@@ -256,7 +256,7 @@ class PassRate(ResponseModel):
     high: float | None
 
 
-class TaskGroup(PassRate):
+class TaskGroup(CountedRate):
     """The tasks that the same verifiers decide."""
 
     judged: int
@@ -273,7 +273,7 @@ class ErrorPattern(ResponseModel):
     share: float | None
 
 
-class StrategyPattern(PassRate):
+class StrategyPattern(CountedRate):
     """A strategy for first answers (`after` null) or after an error of that type. `difference` is its pass rate less
     that of the other strategies on the same tasks; `p_value` is corrected for all comparisons, null where the counts
     are too few. `finding` is better, worse or undecided."""

@@ -20,7 +20,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.file_lock import lock_file
-from rlvr.service.http.patterns import describe_patterns
+from rlvr.service.http.pattern_report import describe_patterns
 from rlvr.service.problems import NO_GENERATOR
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore, StoreDown
