@@ -78,23 +78,23 @@ class ReplayQueries(Database):
             size, ready = connection.execute(self._size_query).one()
         return ReplayBuffer(size, self.buffer_size, ready)
 
-    # Built once: every session that ends draws from the buffer.
-
-    @cached_property
-    def _window(self) -> sa.Subquery:
+    def _window(self) -> sa.Select[*tuple[Any, ...]]:
         """The newest `buffer_size` answers of sessions."""
         e = experiences.c
         newest = sa.select(e.id, e.priority, e.gain, e.task_id).where(e.step.is_(None))
-        return newest.order_by(e.id.desc()).limit(self.buffer_size).subquery()
+        return newest.order_by(e.id.desc()).limit(self.buffer_size)
+
+    # Built once: every session that ends draws from the buffer.
 
     @cached_property
     def _draw_query(self) -> sa.Select[*tuple[Any, ...]]:
-        w = self._window.c
+        w = self._window().subquery().c
         return sa.select(w.id, w.priority, w.task_id).where(w.gain.is_not(None)).order_by(w.id.desc())
 
     @cached_property
     def _size_query(self) -> sa.Select[*tuple[Any, ...]]:
-        return sa.select(sa.func.count(), sa.func.count(self._window.c.gain)).select_from(self._window)
+        window = self._window().subquery()
+        return sa.select(sa.func.count(), sa.func.count(window.c.gain)).select_from(window)
 
 
 def probabilities(priorities_N: np.ndarray, alpha: float) -> np.ndarray:
