@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,14 @@ numbers = itertools.count()
 @pytest.fixture
 def store(store_url: str) -> Iterator[ExperienceStore]:
     store = open_store(store_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[ExperienceStore]:
+    """For many rows; the queries are tried on both databases by the other tests."""
+    store = open_store(tmp_path / "store.sqlite")
     yield store
     store.close()
 
@@ -45,18 +54,18 @@ def best_of_newest(store: ExperienceStore) -> list[float]:
     return [sum(solved[max(0, i - 19) : i + 1]) / len(solved[max(0, i - 19) : i + 1]) for i in range(len(solved))]
 
 
-def test_curves_rise_with_a_model_that_improves_where_the_best_of_each_session_fell(store: ExperienceStore):
+def test_curves_rise_with_a_model_that_improves_where_the_best_of_each_session_fell(file_store: ExperienceStore):
     """Held-out 62 of 100, training by 16 samples a session that gets better, held-out 85 of 100."""
     for i in range(100):
-        add_session(store, [(i * 62) % 100 < 62], "evaluate")
+        add_session(file_store, [(i * 62) % 100 < 62], "evaluate")
     for i in range(80):
         passed = 5 + i // 10  # of 16: 31 % at first, 75 % in the end
-        add_session(store, [(sample * 7 + i) % 16 < passed for sample in range(16)])
+        add_session(file_store, [(sample * 7 + i) % 16 < passed for sample in range(16)])
     for i in range(100):
-        add_session(store, [(i * 85) % 100 < 85], "evaluate")
-    old = best_of_newest(store)
+        add_session(file_store, [(i * 85) % 100 < 85], "evaluate")
+    old = best_of_newest(file_store)
     assert max(old[100:180]) == 1.0 and old[-1] <= 0.85, "the best of 16, then single samples: it fell"
-    rates = curves(store)["Pass rate"]
+    rates = curves(file_store)["Pass rate"]
     training, evaluation = ([rate for _, rate in rates[name]] for name in ("training", "evaluation"))
     assert (training[0], training[-1]) == pytest.approx((0.32, 0.74), abs=0.03)
     assert all(later > before - 0.02 for before, later in itertools.pairwise(training)) and len(training) == 12
@@ -64,10 +73,10 @@ def test_curves_rise_with_a_model_that_improves_where_the_best_of_each_session_f
     assert evaluation == sorted(evaluation) and len(evaluation) == 7
 
 
-def test_all_sessions_are_in_the_curves_and_none_twice(store: ExperienceStore):
+def test_all_sessions_are_in_the_curves_and_none_twice(file_store: ExperienceStore):
     for i in range(500):
-        add_session(store, [i < 100])
-    points = curves(store)["Pass rate"]["training"]
+        add_session(file_store, [i < 100])
+    points = curves(file_store)["Pass rate"]["training"]
     assert points[0][1] == 1.0 and points[-1][1] == 0.0, "the oldest ones passed"
     assert points[-1][0] == 500
     widths = [here - before for (before, _), (here, _) in itertools.pairwise([(0.0, 0.0), *points])]
