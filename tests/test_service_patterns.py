@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,10 @@ def add_answers(store: ExperienceStore, task: str, strategy: str, passes: Sequen
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ExperienceStore:
-    return open_store(tmp_path / "store.sqlite")
+def store(tmp_path: Path) -> Iterator[ExperienceStore]:
+    store = open_store(tmp_path / "store.sqlite")
+    yield store
+    store.close()
 
 
 def test_a_strategy_that_helps_is_found_with_its_rate_interval_and_difference(store: ExperienceStore):

@@ -48,6 +48,7 @@ from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics
 
 SAMPLES = 8  # episodes of a session with a curve
+SUCCESS = 0.7  # a session with more confidence has solved its task
 SIBLINGS = 64
 REST = 20.0  # times as long as the curves of all sessions took, until they are computed again
 
