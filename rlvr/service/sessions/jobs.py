@@ -166,7 +166,7 @@ def build_experience(
         seconds=max(0.0, now - began),
         created=now,
         kind=job.kind,
-        verified_by="+".join(job.target.blend.voters),
+        verified_by="+".join(job.target.blend.voters if job.target.blend.can_verify else ()),
     )
 
 
