@@ -250,10 +250,10 @@ def test_ctrl_c_while_sampling_ends_programs_under_verification() -> None:
 
         def has_begun() -> bool:
             assert not ended, ended
-            return bool(sandbox._at_work)
+            return sandbox.running > 0
 
         interrupt_step(Reward("run", RewardSpec(run, batched=True, waits_for="processes")), has_begun)
-        assert not sandbox._at_work
+        assert sandbox.running == 0
         assert sandbox.verify("x = 1", ["assert x == 1"]).outcome is Outcome.PASSED
 
 

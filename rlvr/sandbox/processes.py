@@ -180,8 +180,9 @@ class Pair:
 
         The solver's report is not awaited if the checker's decides every test, unless the answer `must_end`.
         """
-        self.start()
-        if self.interrupted:
+        if not self.interrupted:
+            self.start()
+        if self.interrupted:  # it may have been meanwhile
             raise ZygoteLost("solver", "interrupted")
         self.jobs += 1
         self.bytes += len(tests)

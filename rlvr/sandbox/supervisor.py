@@ -18,14 +18,13 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import queue
 import sys
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any
 
 from rlvr.core.cancellation import poll_interval, raise_if_cancelled
@@ -34,6 +33,7 @@ from rlvr.sandbox.processes import Pair, ZygoteLost, ZygoteStartError
 from rlvr.sandbox.protocol import NO_PROGRAM, OUT_OF_MEMORY
 from rlvr.sandbox.verdict import Limits, TestResult, Verdict
 from rlvr.sandbox.verification_job import Judgement, TestFault, VerificationJob
+from rlvr.sandbox.worker_pool import WorkerPool
 
 TIERS = ("namespaces", "landlock")
 SIGXCPU, SIGKILL = 24, 9
@@ -66,20 +66,11 @@ class Sandbox:
         self.limits = limits if limits is not None else Limits()
         _check_limits(self.limits)
         self.workers = workers or default_workers()
-        self._closed = False
         self.tier, first = _choose_tier(tiers, self.limits, allow_unsafe)
         self._pairs = [first, *(Pair(self.tier, self.limits) for _ in range(self.workers - 1))]
-        self._make_free()
+        self._pool = WorkerPool(self._pairs, self._judge)
         weakref.finalize(self, _stop, self._pairs)  # also when this process ends
         _sandboxes.add(self)
-
-    def _make_free(self) -> None:
-        self._free: queue.LifoQueue[Pair] = queue.LifoQueue()  # the last used has the warmest caches
-        for pair in reversed(self._pairs):
-            self._free.put(pair)
-        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
-        self._at_work: dict[int, Pair] = {}  # by thread
-        self._hand = threading.Lock()  # guards `_at_work`
 
     def verify(
         self,
@@ -92,7 +83,7 @@ class Sandbox:
         entry_point: str | None = None,
         path: str = "auto",
     ) -> Verdict:
-        """Judge one answer. Any thread may call it; it waits for a worker, and `timeout_s` counts from then on.
+        """Judge one answer. Any thread may call it; it waits for a worker in turn, and `timeout_s` counts from then on.
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
         `input` and `output` for a program. `imports` run before the answer, `setup` after it. `path="weak"` runs the
@@ -102,69 +93,40 @@ class Sandbox:
         is wall time: on a busy machine an answer that computes for seconds needs more of it.
         """
         job = VerificationJob(self.limits, solution, tests, timeout_s, setup, imports, entry_point, path)
-        if self._closed:
-            raise ValueError("this Sandbox is closed: make another")
-        start = time.perf_counter()
-        if (refusal := job.refusal()) is not None:
-            return job.verdict(Judgement(job.all_failed(*refusal)), self.tier, start)
-        pair, me = self._free.get(), threading.get_ident()
-        try:
-            with self._hand:
-                self._at_work[me], pair.interrupted = pair, self._closed
-            return self._judge(pair, job)
-        finally:
-            with self._hand:
-                self._at_work.pop(me, None)
-            if self._closed:
-                pair.stop()
-            self._free.put(pair)
+        return self._verify_all([job])[0]
 
     def verify_many(self, jobs: Sequence[dict[str, Any]]) -> list[Verdict]:
         """Judge many answers on all workers; returns a verdict per job (a dict of `verify`'s arguments), in order."""
-        verdicts: list[Verdict | None] = [None] * len(jobs)
-        turn = iter(range(len(jobs)))
-        threads: set[int] = set()
+        return self._verify_all([VerificationJob(self.limits, **job) for job in jobs])
 
-        def work() -> None:
-            threads.add(threading.get_ident())
-            try:
-                for index in turn:
-                    verdicts[index] = self.verify(**jobs[index])
-            finally:
-                threads.discard(threading.get_ident())
-
-        shares = [self._threads.submit(work) for _ in range(min(self.workers, len(jobs)))]
+    def _verify_all(self, jobs: Sequence[VerificationJob]) -> list[Verdict]:
+        queued = self._pool.submit(jobs)
+        unfinished = {one.future for one in queued}
         try:
-            unfinished = set(shares)
             while unfinished:
-                done, unfinished = wait(unfinished, poll_interval(), FIRST_COMPLETED)
-                for share in done:
-                    share.result()
+                done, unfinished = wait(unfinished, poll_interval(), FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
                 raise_if_cancelled()
         except BaseException:
-            list(turn)  # starts no further job
-            while wait([share for share in shares if not share.cancel()], timeout=0.05).not_done:
-                with self._hand:  # each time: one may have been about to start
-                    for thread in threads & self._at_work.keys():
-                        self._at_work[thread].interrupt()
+            self._pool.cancel(queued)
+            wait(one.future for one in queued)
             raise
-        return [verdict for verdict in verdicts if verdict is not None]
+        return [one.future.result() for one in queued]
 
     async def averify(self, *args: Any, **keywords: Any) -> Verdict:
-        """`verify` for an event loop, without blocking it."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: self.verify(*args, **keywords))
+        """`verify` for an event loop, without blocking it. A cancelled call kills its program."""
+        queued = self._pool.submit([VerificationJob(self.limits, *args, **keywords)])
+        try:
+            return await asyncio.wrap_future(queued[0].future)
+        except asyncio.CancelledError:
+            self._pool.cancel(queued)
+            raise
 
     def close(self) -> None:
-        """End all processes; verifications under way end with outcome `error`."""
-        if self._closed:
-            return
-        self._closed = True
-        for pair in self._pairs:
-            pair.interrupt()
-        for _ in self._pairs:
-            self._free.get().stop()
-        self._threads.shutdown(wait=False)
+        """End all processes; verifications that wait or run end with outcome `error`."""
+        if not self._pool.closed:
+            self._pool.close()
 
     def __enter__(self) -> Sandbox:
         return self
@@ -177,21 +139,28 @@ class Sandbox:
         """The current child processes; each is the keeper of one sandbox."""
         return [pid for pair in self._pairs for pid in pair.pids]
 
+    @property
+    def running(self) -> int:
+        """How many programs run now."""
+        return self._pool.running
+
     def _forget(self) -> None:
         """In a forked copy of this process: let go of the processes, which belong to the original."""
         for pair in self._pairs:
             pair.forget()
-        self._make_free()
+        self._pool.renew()
 
     def _judge(self, pair: Pair, job: VerificationJob) -> Verdict:
         start = time.perf_counter()
+        if (refusal := job.refusal()) is not None:
+            return job.verdict(Judgement(job.all_failed(*refusal)), self.tier, start)
         try:
             pair.start()
             judgement = self._run_tests(pair, job, pair.clock() + job.seconds)
         except ZygoteStartError as error:
             return job.error("no_tier", str(error), self.tier, start)
         except ZygoteLost as lost:
-            why = "the sandbox was closed" if self._closed else f"the {lost.role} process was lost ({lost.cause})"
+            why = "the sandbox was closed" if self._pool.closed else f"the {lost.role} process was lost ({lost.cause})"
             return job.error("sandbox", why, self.tier, start)
         return job.verdict(judgement, self.tier, start)
 
@@ -231,7 +200,7 @@ class Sandbox:
             try:
                 report, ending = pair.run(answer, tests, seconds, must_end=job.stdio)
             except ZygoteLost as lost:
-                if self._closed or pair.interrupted:
+                if self._pool.closed or pair.interrupted:
                     raise
                 report, ending = {"failed": "timeout" if lost.cause == "late" else "died"}, {}
             if "failed" not in report:
@@ -342,7 +311,7 @@ def shared_sandbox() -> Sandbox:
     """This process's one Sandbox with defaults, made by the first call and closed at exit."""
     global _shared
     with _lock:
-        if _shared is None or _shared._closed:
+        if _shared is None or _shared._pool.closed:
             _shared = Sandbox()
         return _shared
 

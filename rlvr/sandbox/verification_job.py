@@ -46,11 +46,11 @@ class VerificationJob:
         limits: Limits,
         solution: Any,
         tests: Any,
-        timeout_s: float | None,
-        setup: str,
-        imports: Sequence[str],
-        entry_point: str | None,
-        path: str,
+        timeout_s: float | None = None,
+        setup: str = "",
+        imports: Sequence[str] = (),
+        entry_point: str | None = None,
+        path: str = "auto",
     ) -> None:
         self.tests: list[Any] = [tests] if isinstance(tests, (str, dict)) else list(tests)
         self.stdio = bool(self.tests) and all(isinstance(test, dict) for test in self.tests)

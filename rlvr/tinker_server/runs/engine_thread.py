@@ -1,9 +1,9 @@
 """The one thread that computes on an engine: training requests in order, sampling between them.
 
 Owners with a request that can run take turns, and so do the training runs of each owner. A turn is one request, which
-holds at most one message (the SDK splits at 1,024 rows or 5 MB). Sampling requests wait in a queue of their own
-(`fair_queue.py`) until the engine has room; one owner gets at most its `owner_share`. Training and sampling get equal
-time: after each micro-batch of a training request, sampling runs for as long as that took, and after a request of
+holds at most one message (the SDK splits at 1,024 rows or 5 MB). Sampling requests wait in a fair queue
+(`rlvr.core.fair_queue`) until the engine has room; one owner gets at most its `owner_share`. Training and sampling get
+equal time: after each micro-batch of a training request, sampling runs for as long as that took, and after a request of
 another kind too, `sampling_seconds` at most.
 
 An exception never ends the thread: it becomes the result of the request that raised it.
@@ -19,13 +19,14 @@ import time
 from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from rlvr.core.fair_queue import FairQueue
 from rlvr.core.messages import NonFiniteError
 from rlvr.tinker_server.http.wire import encode_samples
 from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, ProtoResult, RequestFailure, ResultFuture
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
 from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
-from rlvr.tinker_server.sampling.fair_queue import FairQueue, QueuedSample
+from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.server_limits import ServerLimits
 
@@ -57,7 +58,7 @@ class EngineThread:
         self._ready_runs: deque[RunQueue] = deque()  # whose next request has arrived
         self._turns: dict[str, int] = {}  # owner -> the number of its last turn
         self._turn_count = itertools.count(1)
-        self._samples = FairQueue()
+        self._samples = FairQueue[QueuedSample]()
         self._cancelled: deque[ResultFuture] = deque()
         self._deleted: deque[RunQueue] = deque()
         self._gaps: dict[str, RunQueue] = {}  # runs that wait for a missing seq_id
@@ -99,7 +100,7 @@ class EngineThread:
 
     def sample(self, sampling: QueuedSample) -> None:
         with self._wake:
-            self._samples.add(sampling)
+            self._samples.add(sampling.owner, sampling.future.session, sampling)
             self._wake.notify()
 
     def cancel(self, future: ResultFuture) -> None:
@@ -285,7 +286,7 @@ class EngineThread:
                 return
             cancelled = set(self._cancelled)
             self._cancelled.clear()
-            early = self._samples.remove(cancelled)
+            early = self._samples.remove(lambda sampling: sampling.future in cancelled)
         for request in [r for r, s in self._running.items() if s.future in cancelled]:
             self._engine.cancel(request)
             early.append(self._running.pop(request))

@@ -20,9 +20,9 @@ from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.http.requested_targets import RequestedTargets
 from rlvr.tinker_server.request_futures import FinishedSamples, FutureRegistry, LostRequest
 from rlvr.tinker_server.runs.engine_thread import EngineThread
-from rlvr.tinker_server.sampling.fair_queue import QueuedSample
 from rlvr.tinker_server.sampling.heartbeats import Heartbeats
 from rlvr.tinker_server.sampling.pending_samples import PendingSamples
+from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.server_limits import ServerLimits

@@ -1,0 +1,113 @@
+"""The fair queue: owners take turns, groups of one owner too, and in the sandbox another owner never waits for a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rlvr.core.cancellation import run_with
+from rlvr.core.fair_queue import FairQueue, current_owner, run_as_owner
+from rlvr.core.types import Outcome
+from rlvr.sandbox import NoTier, Sandbox, Verdict
+
+ENDLESS = {"solution": "def f():\n    while True: pass\n", "tests": ["assert f() == 1"], "timeout_s": 1.0}
+QUICK = {"solution": "def f(): return 1", "tests": ["assert f() == 1"]}
+
+
+def test_owners_take_turns_and_so_do_the_groups_of_an_owner():
+    queue = FairQueue[str]()
+    for number in range(3):
+        queue.add("a", "first", f"a1.{number}")
+    queue.add("a", "second", "a2.0")
+    queue.add("b", "only", "b.0")
+    assert (len(queue), queue.count("a"), queue.count("b"), queue.count("c")) == (5, 4, 1, 0)
+    assert [queue.pop() for _ in range(6)] == ["a1.0", "b.0", "a2.0", "a1.1", "a1.2", None]
+    assert not queue
+
+
+def test_what_does_not_fit_is_skipped_and_what_is_unwanted_goes():
+    queue = FairQueue[int]()
+    for owner, number in (("a", 1), ("a", 2), ("b", 3), ("b", 4)):
+        queue.add(owner, owner, number)
+    assert queue.pop(lambda number: number > 2) == 3
+    assert queue.remove(lambda number: number % 2 == 0) == [2, 4]
+    assert (queue.pop(), queue.pop()) == (1, None)
+
+
+def test_the_owner_holds_for_the_work_alone():
+    assert run_as_owner("me", current_owner) == "me" and current_owner() == ""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    try:
+        made = Sandbox(workers=1)
+    except NoTier as refused:
+        pytest.skip(str(refused))
+    with made:
+        yield made
+
+
+def start_batch(sandbox: Sandbox, owner: str, count: int) -> tuple[threading.Thread, threading.Event]:
+    """A batch of endless programs, and the event that cancels it."""
+    event = threading.Event()
+
+    def verify() -> None:
+        with pytest.raises(RuntimeError, match="cancelled"):
+            run_with(event, run_as_owner, owner, sandbox.verify_many, [ENDLESS] * count)
+
+    thread = threading.Thread(target=verify)
+    thread.start()
+    return thread, event
+
+
+def test_another_owner_waits_for_one_program_not_for_the_batch(sandbox: Sandbox):
+    sandbox.verify(**QUICK)
+    thread, event = start_batch(sandbox, "greedy", 8)
+    time.sleep(0.2)
+    began = time.perf_counter()
+    assert run_as_owner("other", lambda: sandbox.verify(**QUICK)).passed
+    assert time.perf_counter() - began < 3.0, "8 programs take more than 8 s"
+    event.set()
+    thread.join()
+
+
+def test_a_cancelled_batch_frees_the_sandbox_at_once(sandbox: Sandbox):
+    thread, event = start_batch(sandbox, "gone", 30)
+    time.sleep(0.3)
+    began = time.perf_counter()
+    event.set()
+    thread.join()
+    assert time.perf_counter() - began < 1.0, "the running program goes on for up to a second"
+    assert sandbox.verify(**QUICK).passed and time.perf_counter() - began < 3.0
+
+
+def test_a_cancelled_coroutine_kills_its_program(sandbox: Sandbox):
+    async def leave_early() -> float:
+        running = asyncio.create_task(sandbox.averify(**{**ENDLESS, "timeout_s": 20.0}))
+        waiting = asyncio.create_task(sandbox.averify(**{**ENDLESS, "timeout_s": 20.0}))
+        await asyncio.sleep(0.3)
+        for task in (running, waiting):
+            task.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        began = time.perf_counter()
+        assert (await sandbox.averify(**QUICK)).passed
+        return time.perf_counter() - began
+
+    assert asyncio.run(leave_early()) < 3.0
+
+
+def test_a_sandbox_that_closes_gives_waiting_programs_an_error():
+    with Sandbox(workers=1) as closing:
+        verdicts: list[Verdict] = []
+        thread = threading.Thread(target=lambda: verdicts.extend(closing.verify_many([ENDLESS] * 20)))
+        thread.start()
+        time.sleep(0.3)
+        began = time.perf_counter()
+    thread.join()
+    assert time.perf_counter() - began < 5.0
+    assert {(verdict.outcome, verdict.reason) for verdict in verdicts} == {(Outcome.ERROR, "sandbox")}
