@@ -1,4 +1,4 @@
-"""The fair queue: owners take turns, groups of one owner too, and in the sandbox another owner never waits for a batch."""
+"""The fair queue: owners and their groups take turns, and in the sandbox no owner waits for another one's batch."""
 
 from __future__ import annotations
 

@@ -339,3 +339,23 @@ def test_the_queries_of_the_pages_use_an_index(store: ExperienceStore):
             told = "\n".join(str(tuple(row)) for row in connection.exec_driver_sql(explain + text.replace("%", "%%")))
             assert "rlvr_experiences_" in told.replace("rlvr_experiences_pkey", "") and "Sort" not in told, told
             assert "TEMP B-TREE" not in told, told
+
+
+def test_answers_and_their_sessions_row_are_written_together_or_not_at_all(store: ExperienceStore):
+    store.add_session(Session("s1", "t1", "p", status=Status.RUNNING))
+    with pytest.raises(Exception, match="real number"):  # the row cannot be written
+        store.record_answers("s1", [experience(1)], {"final_confidence": "high"}, Status.RUNNING)
+    assert store.count() == 0
+    [id], was_expected = store.record_answers("s1", [experience(1)], {"iterations": 1}, Status.RUNNING)
+    session = store.session("s1")
+    assert was_expected and id and session is not None and session.iterations == 1
+
+
+def test_an_answer_that_comes_after_its_session_was_ended_still_counts_in_its_row(store: ExperienceStore):
+    store.add_session(Session("s1", "t1", "p", status=Status.INTERRUPTED))
+    [_], was_expected = store.record_answers(
+        "s1", [experience(1)], {"iterations": 1}, [Status.QUEUED, Status.RUNNING], status=Status.DONE
+    )
+    session = store.session("s1")
+    assert not was_expected and session is not None
+    assert (session.status, session.iterations, store.count()) == (Status.INTERRUPTED, 1, 1)

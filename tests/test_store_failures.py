@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from rlvr.store import Experience, ExperienceStore, Retention, Session, StoreDown, open_store
+from rlvr.store.records import Status
 from rlvr.store.tables import experiences, sessions
 
 
@@ -32,6 +33,7 @@ CALLS: list[Callable[[ExperienceStore], Any]] = [
     lambda store: store.heartbeat("me"),
     lambda store: store.interrupt_lost("me", 10),
     lambda store: store.add_experiences([experience(9)]),
+    lambda store: store.record_answers("s", [experience(10)], {"iterations": 1}, Status.QUEUED),
     lambda store: store.experience(1),
     lambda store: store.experiences(),
     lambda store: store.count(),
@@ -71,7 +73,7 @@ def test_every_call_says_that_the_database_is_away_and_works_again_when_it_is_ba
     assert remote.session("new") is None and remote.count() == 1
     for call in CALLS:
         call(remote)
-    assert remote.session("new") is not None and remote.count() == 2
+    assert remote.session("new") is not None and remote.count() == 3
 
 
 def test_a_connection_that_is_cut_in_the_middle_leaves_nothing_half_written(remote: ExperienceStore):

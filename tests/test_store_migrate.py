@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from rlvr.store import open_store
+from rlvr.store import Experience, Session, open_store
 from rlvr.store.connections import Database
-from rlvr.store.migrate import MIGRATIONS, VERSION_TABLE, upgrade
+from rlvr.store.migrate import MIGRATIONS, VERSION_TABLE, main, migrate
 from rlvr.store.tables import HEAD, KNOWN_VERSIONS, metadata
 
 OPEN = "import sys; from rlvr.store import open_store; print(open_store(sys.argv[1]).count())"
@@ -26,7 +27,7 @@ def made_by(url: str, revision: str) -> Database:
     """A database as the migrations up to `revision` leave it."""
     database = Database(url)
     with database.write() as connection:
-        upgrade(connection, revision)
+        migrate(connection, revision)
     return database
 
 
@@ -176,3 +177,45 @@ def test_instances_that_start_at_once_all_come_up(store_url: str, start: str):
     for process in started:
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, b"0\n"), err.decode()
+
+
+@pytest.mark.parametrize("revision", KNOWN_VERSIONS)
+def test_every_migration_goes_back_to_what_was_there(store_url: str, revision: str):
+    """Each one is undone and done again: the tables are those of before, both times."""
+    before = KNOWN_VERSIONS[KNOWN_VERSIONS.index(revision) - 1] if revision != KNOWN_VERSIONS[0] else "base"
+    database = made_by(store_url, before) if before != "base" else Database(store_url)
+    old = shape(database)
+    with database.write() as connection:
+        migrate(connection, revision)
+    new = shape(database)
+    with database.write() as connection:
+        migrate(connection, before, back=True)
+    back = shape(database)
+    back.pop(VERSION_TABLE) if before == "base" else None
+    assert back == old != new
+    with database.write() as connection:
+        migrate(connection, revision)
+    assert shape(database) == new
+    database.close()
+
+
+def test_a_database_taken_back_keeps_its_rows_and_is_migrated_again(store_url: str):
+    with closing(open_store(store_url)) as store:
+        store.add_session(Session("s", "t", "p", created=5.0))
+        [id] = store.add_experiences([Experience("s", "t", 1, "p", "o", reward=1.5)])
+        store.rate(id, "ann", 0.0)
+        assert store.experiences()[0].reward == pytest.approx(1.2)
+    assert main([store_url, "0001"]).endswith("revision 0002 -> 0001")
+    assert main([store_url, "0001"]).endswith("revision 0001 -> 0001")
+    with pytest.raises(ValueError, match="is of revision 0001; expected 0002"):
+        main([store_url, "0002"])
+    with closing(open_store(store_url)) as store:
+        session, [experience] = store.session("s"), store.experiences()
+        assert session is not None and session.created == 5.0
+        assert (experience.id, experience.reward, experience.ratings) == (id, 1.5, 0), "people's part is gone"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [([], "a database and a revision"), (["x.db", "0007"], "'0007'.*0001")])
+def test_a_wrong_way_back_is_refused(arguments: list[str], said: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=said):
+        main([str(tmp_path / argument) if argument == "x.db" else argument for argument in arguments])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,7 +15,8 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rlvr.store.connections import Database
-from rlvr.store.records import Experience
+from rlvr.store.records import Experience, Status
+from rlvr.store.session_queries import update_row
 from rlvr.store.tables import error_types, experiences, ratings
 
 REWARD_SPAN = 2.0  # a session's reward is in [0, 2]: what a rating of 1 is worth
@@ -33,32 +34,52 @@ class ExperienceQueries(Database):
         (session_id, sample, iteration) identifies an experience; an existing one is not changed. ValueError if one of
         the sessions does not exist.
         """
-        rows = {_key(e): _row(e) for e in new}
-        if not rows:
+        if not new:
             return []
         with self.write() as connection:
-            insert = (sqlite if self.is_sqlite else postgresql).insert(experiences)
-            once = insert.on_conflict_do_nothing(index_elements=["session_id", "sample", "iteration"])
-            key = (experiences.c.session_id, experiences.c.sample, experiences.c.iteration)
-            try:
-                written = connection.execute(once.returning(experiences.c.id, *key), list(rows.values()))
-            except exc.IntegrityError as error:
-                known = ", ".join(sorted({session for session, _, _ in rows}))[:200]
-                raise ValueError(f"experiences: one of the sessions {known} does not exist; add it first") from error
-            ids: dict[Key, int] = {(session, sample, iteration): id for id, session, sample, iteration in written}
-            codes = [
-                {"experience_id": ids[_key(e)], "code": code, "task_id": e.task_id, "verifier": named.get(code, "")}
-                for e in {_key(e): e for e in new if _key(e) in ids}.values()
-                for named in [_verifiers_by_code(e.scores)]
-                for code in dict.fromkeys(str(code)[:CODE] for code in e.feedback.get("error_types") or ())
-            ]
-            if codes:
-                connection.execute(sa.insert(error_types), codes)
-            missing = [key for key in rows if key not in ids]
-            for session, sample, iteration in missing:
-                same = zip(key, (session, sample, iteration), strict=True)
-                found = sa.select(experiences.c.id).where(*(column == value for column, value in same))
-                ids[session, sample, iteration] = connection.scalars(found).one()
+            return self._insert(connection, new)
+
+    def record_answers(
+        self,
+        session_id: str,
+        new: Sequence[Experience],
+        progress: Mapping[str, Any],
+        expect: Status | Collection[Status],
+        **ending: Any,
+    ) -> tuple[list[int], bool]:
+        """Write a session's answers and its row, both or neither; the answers' ids, and whether the session was as
+        expected. If it was not, `progress` is still set, because it describes the answers, and `ending` is not."""
+        with self.write() as connection:
+            ids = self._insert(connection, new) if new else []
+            was_expected = update_row(connection, session_id, expect, {**ending, **progress})
+            if new and not was_expected:
+                update_row(connection, session_id, None, progress)
+            return ids, was_expected
+
+    def _insert(self, connection: sa.Connection, new: Sequence[Experience]) -> list[int]:
+        rows = {_key(e): _row(e) for e in new}
+        insert = (sqlite if self.is_sqlite else postgresql).insert(experiences)
+        once = insert.on_conflict_do_nothing(index_elements=["session_id", "sample", "iteration"])
+        key = (experiences.c.session_id, experiences.c.sample, experiences.c.iteration)
+        try:
+            written = connection.execute(once.returning(experiences.c.id, *key), list(rows.values()))
+        except exc.IntegrityError as error:
+            known = ", ".join(sorted({session for session, _, _ in rows}))[:200]
+            raise ValueError(f"experiences: one of the sessions {known} does not exist; add it first") from error
+        ids: dict[Key, int] = {(session, sample, iteration): id for id, session, sample, iteration in written}
+        codes = [
+            {"experience_id": ids[_key(e)], "code": code, "task_id": e.task_id, "verifier": named.get(code, "")}
+            for e in {_key(e): e for e in new if _key(e) in ids}.values()
+            for named in [_verifiers_by_code(e.scores)]
+            for code in dict.fromkeys(str(code)[:CODE] for code in e.feedback.get("error_types") or ())
+        ]
+        if codes:
+            connection.execute(sa.insert(error_types), codes)
+        missing = [key for key in rows if key not in ids]
+        for session, sample, iteration in missing:
+            same = zip(key, (session, sample, iteration), strict=True)
+            found = sa.select(experiences.c.id).where(*(column == value for column, value in same))
+            ids[session, sample, iteration] = connection.scalars(found).one()
         return [ids[_key(e)] for e in new]
 
     def experience(self, id: int) -> Experience | None:

@@ -1,5 +1,7 @@
 """The tables are there and are those of this version: made in an empty database, migrated in an older one.
 
+    python -m rlvr.store.migrate sqlite:///runs/service/service.sqlite 0001     # back, for an older rlvr
+
 The schema's version stands in `rlvr_schema`. A database that a newer rlvr wrote is refused, and so is one whose tables
 of our names are not ours. Several instances may start at once: one does the work while the others wait. alembic is
 loaded only when there is something to migrate. Exercised by tests/test_store_migrate.py.
@@ -7,11 +9,12 @@ loaded only when there is something to migrate. Exercised by tests/test_store_mi
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from rlvr.store.connections import Database
+from rlvr.store.connections import Database, StoreDown
 from rlvr.store.tables import HEAD, KNOWN_VERSIONS, metadata
 
 VERSION_TABLE = "rlvr_schema"
@@ -35,11 +38,29 @@ def prepare(database: Database) -> None:
             _version.create(connection)
             connection.execute(_version.insert().values(version_num=HEAD))
         elif found != HEAD:
-            upgrade(connection, HEAD)
+            migrate(connection, HEAD)
 
 
-def upgrade(connection: sa.Connection, revision: str) -> None:
-    """Migrate to `revision`, within the connection's transaction."""
+def downgrade(database: Database, revision: str) -> str:
+    """Migrate back to an older `revision`, all or nothing; return the revision that it was.
+
+    ValueError for an unknown revision, or one that is newer than the database's.
+    """
+    if revision not in KNOWN_VERSIONS:
+        raise ValueError(f"revision {revision!r} is unknown; expected one of {', '.join(KNOWN_VERSIONS)}")
+    with database.write() as connection:
+        if not database.is_sqlite:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        found = _read_version(connection, database.where)
+        if found is None or found < revision:
+            raise ValueError(f"{database.where} is of revision {found}; expected {revision} or a newer one")
+        if found != revision:
+            migrate(connection, revision, back=True)
+        return found
+
+
+def migrate(connection: sa.Connection, revision: str, *, back: bool = False) -> None:
+    """Migrate to `revision`, within the connection's transaction; `back`: to an older one."""
     try:
         from alembic import command
         from alembic.config import Config
@@ -50,7 +71,7 @@ def upgrade(connection: sa.Connection, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    (command.downgrade if back else command.upgrade)(config, revision)
 
 
 def _read_version(connection: sa.Connection, where: str) -> str | None:
@@ -67,3 +88,22 @@ def _read_version(connection: sa.Connection, where: str) -> str | None:
             f"{', '.join(KNOWN_VERSIONS)}. Install the newer rlvr, or give another database"
         )
     return str(found)
+
+
+def main(arguments: list[str]) -> str:
+    """`URL REVISION`: migrate a database back. Returns what to print; ValueError or StoreDown if it cannot be done."""
+    if len(arguments) != 2:
+        raise ValueError(f"expected a database and a revision: one of {', '.join(KNOWN_VERSIONS)}")
+    url, revision = arguments
+    database = Database(url)
+    try:
+        return f"{database.where}: revision {downgrade(database, revision)} -> {revision}"
+    finally:
+        database.close()
+
+
+if __name__ == "__main__":
+    try:
+        print(main(sys.argv[1:]))
+    except (ValueError, StoreDown) as error:
+        sys.exit(f"rlvr.store.migrate: {error}")

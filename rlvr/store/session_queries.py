@@ -7,7 +7,7 @@ Exercised by tests/test_store.py and tests/test_store_instances.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -82,11 +82,8 @@ class SessionQueries(Database):
 
     def update_session(self, id: str, *, expect: Status | Collection[Status] | None = None, **changes: Any) -> bool:
         """Set fields of a session; False if no session has that id, or if its status is not in `expect`."""
-        unknown = changes.keys() - (_FIELDS - {"id"})
-        assert not unknown and changes, f"update_session: {sorted(unknown) or 'nothing'} to set"
         with self.write() as connection:
-            chosen = sa.update(sessions).where(sessions.c.id == id, *_where(expect))
-            return connection.execute(chosen.values(changes)).rowcount == 1
+            return update_row(connection, id, expect, changes)
 
     def claim(self, id: str, instance: str) -> bool:
         """Take a queued session to work on it: RUNNING from now on. False where another instance was first."""
@@ -121,6 +118,16 @@ class SessionQueries(Database):
             why = {"code": "interrupted", "message": "the process that worked on this session is gone"}
             ended = sa.update(sessions).where(sessions.c.status.in_(OPEN), lost).returning(sessions.c.id)
             return sorted(connection.scalars(ended.values(status=Status.INTERRUPTED, finished=now, error=why)))
+
+
+def update_row(
+    connection: sa.Connection, id: str, expect: Status | Collection[Status] | None, changes: Mapping[str, Any]
+) -> bool:
+    """`SessionQueries.update_session` within a transaction."""
+    unknown = changes.keys() - (_FIELDS - {"id"})
+    assert not unknown and changes, f"update_session: {sorted(unknown) or 'nothing'} to set"
+    chosen = sa.update(sessions).where(sessions.c.id == id, *_where(expect))
+    return connection.execute(chosen.values(dict(changes))).rowcount == 1
 
 
 def _where(

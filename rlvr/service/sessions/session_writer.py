@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.live_session import LiveSession, Phase
@@ -77,20 +77,22 @@ class SessionWriter:
                 await self.write(lambda: self._close(live))
 
     def _save(self, live: LiveSession) -> None:
-        new = list(live.unsaved)
-        for e, id in zip(new, self.store.add_experiences(new), strict=True):
-            e.id = id
-        live.unsaved = [e for e in live.unsaved if e.id is None]
-        progress = session_results.session_progress([e for e in live.experiences if e.id is not None])
-        is_open = self.store.update_session(live.session.id, expect=Status.RUNNING, **progress)
-        if not is_open and live.phase < Phase.ENDING:  # another instance ended it
-            live.request_stop(Status.CANCELLED)
+        if not self._record(live, Status.RUNNING) and live.phase < Phase.ENDING:
+            live.request_stop(Status.CANCELLED)  # another instance ended it
 
     def _close(self, live: LiveSession) -> None:
-        if live.unsaved:
-            self._save(live)
         row = {name: value for name, value in vars(live.session).items() if name not in FIXED_COLUMNS}
-        self.store.update_session(live.session.id, expect=OPEN, **row)
+        self._record(live, OPEN, **row)
+
+    def _record(self, live: LiveSession, expect: Status | Collection[Status], **ending: Any) -> bool:
+        """Write the new answers and their session's row; return whether the session was as expected."""
+        new = list(live.unsaved)
+        progress = session_results.session_progress([*(e for e in live.experiences if e.id is not None), *new])
+        ids, was_expected = self.store.record_answers(live.session.id, new, progress, expect, **ending)
+        for e, id in zip(new, ids, strict=True):
+            e.id = id
+        live.unsaved = [e for e in live.unsaved if e.id is None]
+        return was_expected
 
     async def write_pending(self) -> None:
         """Write the ended sessions whose rows could not be written before."""

@@ -91,3 +91,8 @@ def upgrade() -> None:
         sa.Column("value", sa.Text, nullable=False),
         sa.Column("saved", sa.Double, nullable=False),
     )
+
+
+def downgrade() -> None:
+    for table in ("rlvr_states", "rlvr_error_types", "rlvr_experiences", "rlvr_sessions"):
+        op.drop_table(table)

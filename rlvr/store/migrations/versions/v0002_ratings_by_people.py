@@ -23,3 +23,11 @@ def upgrade() -> None:
         sa.Column("comment", sa.Text, nullable=False),
         sa.Column("created", sa.Double, nullable=False),
     )
+
+
+def downgrade() -> None:
+    """The ratings are lost, and what they changed: every reward is the verifiers' again."""
+    op.drop_table("rlvr_ratings")
+    op.execute("UPDATE rlvr_experiences SET reward = verified_reward")
+    for column in ("ratings", "rating", "verified_reward"):
+        op.drop_column("rlvr_experiences", column)
