@@ -35,7 +35,7 @@ class RlvrService(ServerProcess):
         super().__init__(
             ["--state", str(state), *([] if dashboard else ["--no-dashboard"]), *options],
             {**outer, "OMP_NUM_THREADS": "1", "RLVR_API_KEYS": keys, **environment},
-            r"listening at (http://\S+)",
+            r"listening at (http://[^\s\"]+)",
             PATIENCE,
         )
         self.state = state

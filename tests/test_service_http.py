@@ -234,6 +234,23 @@ def test_grade_scores_answers_by_verifiers_or_by_a_grader(service: RlvrService):
     assert answer.status_code == 422 and answer.json()["field"] == "grader"
 
 
+def test_a_grader_works_in_train_as_in_grade(service: RlvrService):
+    grader = {"type": "string_check", "name": "same", "operation": "eq",
+              "input": "{{ sample.output_text }}", "reference": "{{ item.wanted }}"}  # fmt: skip
+    for wanted, confidence in ((SOLUTION, 1.0), ("something else", 0.0)):
+        item = {"wanted": wanted}
+        graded = service.post(
+            "/grade", {"grader": grader, "items": [{"item": item, "sample": {"output_text": SOLUTION}}]}
+        )
+        assert graded.json()["mean"] == confidence
+        answer = post_train(service, task_id="graded", grader=grader, item=item, max_iterations=1)
+        assert (answer["confidence"], answer["metrics"]["verified_by"]) == (confidence, ["grader"])
+    refused = [service.post("/grade", {"grader": {"type": "no"}, "items": [{"sample": {}}]}),
+               service.post("/train", {"task_id": "t", "prompt": "p", "grader": {"type": "no"}})]  # fmt: skip
+    assert [answer.json()["field"] for answer in refused] == ["grader", "grader"]
+    assert all("string_check" in answer.json()["detail"] for answer in refused)
+
+
 def test_metrics_are_json_or_prometheus_text_by_accept_header(service: RlvrService):
     post_train(service, task_id="counted")
     assert service.get("/metrics").json()["task_aggregates"]["counted"]["total_sessions"] == 1

@@ -52,6 +52,11 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "tests": "assert True"}, "tests"),
         ("/train", {**BASE, "tests": [5]}, "tests.0"),
         ("/train", {**BASE, "tests": ["double(2) == 4"]}, "tests.0"),
+        ("/train", {**BASE, "tests": ["assert f(1) == 2", {"input": "1", "output": "2"}]}, "tests"),
+        ("/train", {**BASE, "tests": ["assert f(1) == 2"], "entry_point": "not a name"}, "entry_point"),
+        ("/train", {**BASE, "grader": {"type": "python"}}, "grader"),
+        ("/train", {**BASE, "grader": {"type": "string_check"}, "answer": "1"}, ""),
+        ("/train", {**BASE, "item": {"x": 1}}, ""),
         ("/train", {**BASE, "verifiers": [{"name": "draft", "weight": -1}]}, "verifiers.0.weight"),
         ("/train", {**BASE, "verifiers": [{"name": "os:system"}]}, "verifiers.0.name"),
         ("/train", {**BASE, "verifiers": ["nothing_like_it"]}, "verifiers"),
@@ -88,6 +93,15 @@ def test_a_wrong_body_names_the_field(service: RlvrService, path: str, body: Any
 )
 def test_a_mistake_names_the_remedy(service: RlvrService, body: Any, words: str):
     assert words in service.post("/train", body).json()["detail"]
+
+
+@pytest.mark.parametrize("inner", ['"prompt": "a", "prompt": "b"', '"prompt": "p", "item": {"prompt": 1, "prompt": 2}'])
+def test_a_key_given_twice_is_refused(service: RlvrService, inner: str):
+    with service.client() as client:
+        content = f'{{"task_id": "t", {inner}}}'
+        answer = client.post("/train", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 422 and answer.json()["field"] == "prompt", answer.text
+    assert "give each key once" in answer.json()["detail"]
 
 
 def test_a_form_body_names_the_required_header(service: RlvrService):

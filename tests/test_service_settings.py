@@ -29,7 +29,17 @@ def test_the_defaults_are_the_documented_ones():
         value_coefficient=0.5, policy_coefficient=1.0, experience_buffer_size=1000, min_experiences_for_training=50,
         convergence_threshold=0.01,
     )  # fmt: skip
-    assert not settings.llm and not settings.judge and not settings.cors_origins
+    assert settings.generator == settings.llm and settings.llm.endpoint == "http://localhost:3031/generate"
+    assert not settings.judge and not settings.cors_origins
+
+
+def test_the_default_endpoint_gives_way_to_another_generator_and_none_is_none():
+    for environment in ({"RLVR_MODEL": "x"}, {"RLVR_DEMO": "true"}, {"LLM_ENDPOINT": "none"}):
+        assert not load(environment)[0].llm
+    named = load({"LLM_MODEL": "mine"})[0].llm
+    assert (named.endpoint, named.model) == ("http://localhost:3031/generate", "mine")
+    settings = load({"LLM_ENDPOINT": "none"})[0]
+    assert dataclasses.replace(settings, port=1).generator == ""
 
 
 def test_flags_override_the_environment_that_the_file_and_that_the_defaults(tmp_path: Path):

@@ -36,7 +36,7 @@ def test_keys_are_required_everywhere_but_at_health(tmp_path: Path):
 
 
 def test_without_a_generator_it_starts_and_train_names_the_remedy(tmp_path: Path):
-    service = RlvrService(tmp_path)
+    service = RlvrService(tmp_path, LLM_ENDPOINT="none")
     service.command = FRESH  # for the figures
     with service:
         print(f"ready after {service.started_after:.2f} s, {service.memory_mb():.0f} MB at rest")
@@ -57,7 +57,15 @@ def test_the_start_script_passes_signals_and_options_on(tmp_path: Path):
     service.command = (str(script),)
     with service:
         assert service.get("/health/live").status_code == 200
-        assert service.stop() == 0 and "rlvr: stopped" in service.said
+        assert service.stop() == 0 and '"stopped"' in service.said
+
+
+def test_with_a_json_log_every_line_is_json_from_the_start_to_the_stop(tmp_path: Path):
+    with scripted_service(tmp_path) as service:
+        service.stop()
+        assert all(line.startswith("{") for line in service.said.splitlines()), service.said
+        events = [line["event"] for line in service.log_records()]
+    assert events[0].startswith("listening at http://127.0.0.1:") and events[-1] == "stopped"
 
 
 @pytest.mark.slow

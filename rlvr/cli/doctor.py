@@ -171,8 +171,9 @@ def _sandbox() -> Check:
         return Check(
             "note", "isolation", f"none, so code of a model cannot be run here: {'; '.join(dict.fromkeys(refused))}"
         )
-    beside = f", {works[1]} too" if works[1:] else f" ({'; '.join(refused)})" if refused else ""
-    return Check("ok", "isolation", f"{works[0]}{beside}; their self-test did not break out")
+    others = [tier for tier in TIERS if tier != works[0]]
+    beside = f"; {works[1]} works too" if works[1:] else f"; {', '.join(others)} is not needed" if others else ""
+    return Check("ok", "isolation", f"{works[0]}: its self-test did not break out{beside}")
 
 
 def _disk(root: Path) -> Check:

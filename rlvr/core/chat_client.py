@@ -246,6 +246,8 @@ class ChatClient:
         if 300 <= status < 400:
             return ChatError("redirected", f"{where} answered {status}, a redirect, which is not followed"), None
         message = f"{where} answered {status}: {detail}"
+        if status in (401, 403) and self.endpoint.key_variable:  # its words may quote a part of the key
+            message = f"{where} answered {status}: it may reject the API key in {self.endpoint.key_variable}"
         if status in (408, 429) or status >= 500:
             asked = _retry_after(response.headers.get("retry-after", ""))
             if asked > MAX_RETRY_AFTER:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlvr.core.fair_queue import run_as_owner
 from rlvr.core.types import Outcome, StopReason, Task
 from rlvr.reward.blend import Blend, session_reward
 from rlvr.reward.code import CodeProblem, extract
@@ -73,11 +74,12 @@ RecordAttempt = Callable[[Attempt, Feedback], Awaitable[None]]
 class BlendJudge:
     """Judges attempts by a blend of verifiers. Attempts of one pass of the event loop (one turn) share one call.
 
-    Verifiers may block (a sandbox, a judge's endpoint), so they run in a thread beside the loop.
+    Verifiers may block (a sandbox, a judge's endpoint), so they run in a thread beside the loop, for `owner`: programs
+    of different owners take turns in the sandbox.
     """
 
-    def __init__(self, blend: Blend) -> None:
-        self.blend = blend
+    def __init__(self, blend: Blend, owner: str = "") -> None:
+        self.blend, self._owner = blend, owner
         self._queues: dict[asyncio.AbstractEventLoop, list[tuple[Case, asyncio.Future[Feedback]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # an event loop keeps only weak references to its tasks
 
@@ -98,7 +100,8 @@ class BlendJudge:
     async def _judge(self, batch: list[tuple[Case, asyncio.Future[Feedback]]]) -> None:
         results: list[Feedback] | list[Exception]
         try:
-            results = await asyncio.to_thread(self.blend.judge_many, [case for case, _ in batch])
+            cases = [case for case, _ in batch]
+            results = await asyncio.to_thread(run_as_owner, self._owner, self.blend.judge_many, cases)
             assert len(results) == len(batch)
         except Exception as error:  # verifiers raise nothing: this is a bug, and every caller gets it
             results = [error] * len(batch)

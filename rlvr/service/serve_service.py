@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
-from rlvr.web.logs import get_logger, start_logging
+from rlvr.web.logs import get_logger, say_as_json, start_logging
 from rlvr.web.server import bind_socket, check_exposure, run_server, server_url
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     keys = ApiKeys.load(settings.keys_file)
     check_exposure(settings.host, keys)
     with bind_socket(settings.host, settings.port) as listening:
-        start_logging(settings.log, settings.log_format)
+        if start_logging(settings.log, settings.log_format):
+            say = say_as_json
         service = build(settings, keys, listening.getsockname()[1])
 
         def announce() -> None:

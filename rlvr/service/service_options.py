@@ -6,7 +6,7 @@ tests/test_service_settings.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -46,8 +46,8 @@ class SessionRequest:
     """One task to work on: an accepted body of /train or /evaluate.
 
     `tests` (asserts, or {input, output} pairs), `setup` and `entry_point` are for code, `answer` for mathematics;
-    `verifiers` (registered name, weight, options) replace the default ones. `samples` episodes run at once; None is the
-    engine's default, and one with an endpoint.
+    `verifiers` (registered name, weight, options) or a `grader` with its `item` replace the default ones. `samples`
+    episodes run at once; None is the engine's default, and one with an endpoint.
     """
 
     task_id: str
@@ -60,6 +60,8 @@ class SessionRequest:
     setup: str = ""
     entry_point: str = ""
     verifiers: tuple[tuple[str, float, dict[str, Any]], ...] = ()
+    grader: dict[str, Any] | None = None
+    item: dict[str, Any] = field(default_factory=dict[str, Any])
     samples: int | None = None
     seed: int | None = None
     learn: bool = True  # False for an evaluation

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -27,6 +27,9 @@ from rlvr.store.retention import Retention
 
 CONFIG = "RLVR_CONFIG"  # a settings file, where --config names none
 LOG_VARIABLES = ("RLVR_LOG", "LOG_LEVEL", "RUST_LOG")  # the first that is set
+
+DEFAULT_ENDPOINT = "http://localhost:3031/generate"  # the generator's, if there is no other one
+NO_ENDPOINT = "none"  # a value of LLM_ENDPOINT: no generator
 
 # Variables with names that other programs use too; every other key is RLVR_ and its last word.
 NAMES = {
@@ -46,8 +49,8 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class TextEndpoint:
-    """A model behind a URL: plain JSON `/generate`, or OpenAI-compatible. An `endpoint` of '' means none; the `model`
-    of a judge is then loaded in this process, from a folder, a run or the hub.
+    """A model behind a URL: plain JSON `/generate`, or OpenAI-compatible. An `endpoint` of '' or `none` means none; the
+    `model` of a judge is then loaded in this process, from a folder, a run or the hub.
 
     `api_key_env` names the environment variable that holds the key.
     """
@@ -57,7 +60,7 @@ class TextEndpoint:
     api_key_env: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.endpoint)
+        return self.endpoint not in ("", NO_ENDPOINT)
 
     @property
     def key_variable(self) -> str:
@@ -70,7 +73,7 @@ class TextEndpoint:
         return self.endpoint.removesuffix("/").removesuffix("/chat/completions")
 
     def __post_init__(self) -> None:
-        if self.endpoint:
+        if self:
             parts = urlsplit(self.endpoint)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"endpoint={self.endpoint!r}, expected a URL such as http://localhost:3031/generate")
@@ -104,8 +107,8 @@ class ServiceLimits:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings. A `database` of '' is a SQLite file in `state`; `port` 0 is any free one; `rlvr.web.logs` reads
-    `log`."""
+    """All settings. `llm.endpoint` is `DEFAULT_ENDPOINT` unless there is another generator; `none` means no generator.
+    A `database` of '' is a SQLite file in `state`; `port` 0 is any free one; `rlvr.web.logs` reads `log`."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 3035
@@ -151,6 +154,8 @@ class Settings:
                 f"retention.keep_experiences={keep}: the buffer holds {self.training.experience_buffer_size} "
                 "(training.experience_buffer_size); keep at least as many"
             )
+        if not (self.llm.endpoint or self.model or self.demo):
+            object.__setattr__(self, "llm", replace(self.llm, endpoint=DEFAULT_ENDPOINT))
         if self.judge and not self.judge.model:
             raise ValueError("JUDGE_ENDPOINT is given without JUDGE_MODEL; give both")
         sources = {"LLM_ENDPOINT": self.llm, "RLVR_MODEL": self.model, "--demo": self.demo}

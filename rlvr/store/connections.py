@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,11 +27,33 @@ from sqlalchemy import event, exc
 BUSY_S = 10.0  # how long a SQLite transaction waits for another process's, unless the URL has `?timeout=`
 CACHE_KB = 512  # of SQLite's pages, by each of a dozen connections: the system caches the file as well
 _AWAY = (exc.OperationalError, exc.InterfaceError)
+NOT_REACHABLE = "not reachable"
+_REASONS = {  # by what SQLite, PostgreSQL and the system say
+    "is full": "full",
+    "no space left": "full",
+    "file too large": "full",
+    "quota exceeded": "full",
+    "disk i/o error": "full, or its disk fails",
+    "locked": "locked by another process",
+    "readonly": "read-only",
+    "read-only": "read-only",
+    "not a database": "damaged",
+    "malformed": "damaged",
+    "no connection became free": "busy: every connection is in use",
+    "too many clients": "busy: every connection is in use",
+}
 _ALIVE = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 
 class StoreDown(Exception):
-    """The database cannot be reached, is locked or full. Nothing of the call was written; it can be retried."""
+    """The database cannot be reached, is locked or full. Nothing of the call was written; it can be retried.
+
+    The message is for the log: it names the database. `reason` does not, and is for clients.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.reason = next((words for mark, words in _REASONS.items() if mark in message.lower()), NOT_REACHABLE)
 
 
 class Database:
@@ -71,6 +94,17 @@ class Database:
         """StoreDown unless the database answers."""
         with self.read() as connection:
             connection.execute(sa.text("SELECT 1"))
+
+    def check_room(self, size: int) -> None:
+        """StoreDown unless `size` more bytes can be stored. SQLite only: PostgreSQL's disk is not ours to see."""
+        if not self.is_sqlite:
+            return
+        try:
+            with tempfile.TemporaryFile(dir=Path(self.url.database or "").parent) as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise StoreDown(f"{self.where}: {error.strerror}") from error
 
     def close(self) -> None:
         self._engine.dispose()

@@ -7,6 +7,8 @@ Exercised by tests/test_store.py and tests/test_store_instances.py.
 
 from __future__ import annotations
 
+import secrets
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
@@ -20,6 +22,8 @@ from rlvr.store.tables import sessions
 OPEN = [status for status in Status if not status.final]
 RUN_SILENCE_S = 3600.0  # a training run sends one heartbeat per step, and a step may be slow
 _FIELDS = {f.name for f in fields(Session)}
+PROBE_BYTES = 16 << 10  # of a session that is written to see whether one can be
+ROOM = 4 << 20  # bytes that sessions may need at once
 SHOWN = 2_000  # characters of a prompt in a list
 _LIGHT = [
     sa.func.substr(column, 1, SHOWN).label("prompt") if column.name == "prompt" else column
@@ -40,6 +44,14 @@ class SessionQueries(Database):
                 return False
             connection.execute(sa.insert(sessions).values(row))
             return True
+
+    def check_writable(self) -> None:
+        """StoreDown unless a session could be written now: writes one and deletes it, in one transaction."""
+        probe = Session(f"probe-{uuid.uuid4()}", "", "", final_solution=secrets.token_hex(PROBE_BYTES // 2))
+        with self.write() as connection:
+            connection.execute(sa.insert(sessions).values(vars(probe)))
+            connection.execute(sa.delete(sessions).where(sessions.c.id == probe.id))
+        self.check_room(ROOM)
 
     def session(self, id: str) -> Session | None:
         with self.read() as connection:

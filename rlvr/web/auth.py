@@ -25,12 +25,13 @@ class ApiKeys:
     """The API keys of a server, each of which begins with `prefix`."""
 
     def __init__(self, keys: list[str], prefix: str = "") -> None:
-        for key in keys:
+        for number, key in enumerate(keys, 1):
             if not key.startswith(prefix) or len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
                 begins = f"{prefix!r} and then " if prefix else ""
+                reason = ": the tinker SDK accepts no other" if prefix else ""
                 raise ValueError(
-                    f"API key {key[:6]!r}...: expected {begins}at least {MIN_KEY_CHARS - len(prefix)} printable ASCII "
-                    f"characters{': the tinker SDK accepts no other' if prefix else ''}"
+                    f"API key number {number} (those of {KEYS_VARIABLE} come first, then those of --keys): expected "
+                    f"{begins}at least {MIN_KEY_CHARS - len(prefix)} printable ASCII characters{reason}"
                 )
         self._owners = {key: owner_of(key) for key in dict.fromkeys(keys)}
 

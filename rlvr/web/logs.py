@@ -155,15 +155,23 @@ def parse_filter(text: str) -> tuple[int, dict[str, int]]:
     return general, parts
 
 
-def start_logging(text: str = "info", form: str = "auto", stream: Any = None, file: Path | None = None) -> None:
-    """Log to standard error and, with `file`, to that file; then only warnings and worse go to standard error.
+def say_as_json(text: str) -> None:
+    """Print a message as a line of a JSON log, at any level of that log."""
+    record = logging.makeLogRecord({"msg": text, "levelname": "INFO"})
+    print(JsonLines().format(record), file=sys.stderr, flush=True)
+
+
+def start_logging(text: str = "info", form: str = "auto", stream: Any = None, file: Path | None = None) -> bool:
+    """Log to standard error and, with `file`, to that file; then only warnings and worse go to standard error. Returns
+    whether standard error gets JSON.
 
     `form` is `json`, `console`, or `auto`: console on a terminal. Files are JSON and rotate at 64 MB.
     """
     stream = stream or sys.stderr
     level, parts = parse_filter(text)
     console = logging.StreamHandler(stream)
-    console.setFormatter(ConsoleLines() if form == "console" or (form == "auto" and stream.isatty()) else JsonLines())
+    is_text = form == "console" or (form == "auto" and stream.isatty())
+    console.setFormatter(ConsoleLines() if is_text else JsonLines())
     handlers: list[logging.Handler] = [console]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,3 +185,4 @@ def start_logging(text: str = "info", form: str = "auto", stream: Any = None, fi
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
     for name, part_level in parts.items():
         logging.getLogger(name).setLevel(part_level)
+    return not is_text

@@ -59,6 +59,15 @@ class EndpointGenerator:
         state, detail = ("ready", "") if seen is None or seen.error is None else ("down", str(seen.error))
         return {"kind": self.kind, "name": self.name, "state": state, "detail": detail, "learns": "strategies"}
 
+    async def check(self) -> None:
+        seen = self.client.status
+        if seen is None or seen.error is not None or time.time() - seen.at > PING_INTERVAL_S:
+            self._last_ping = time.monotonic()
+            await self.client.ping()
+
+    def refresh(self) -> None:
+        self.strategies.refresh()
+
     def _ping(self) -> None:
         """Check whether the endpoint answers; the next `health` shows the result."""
         if time.monotonic() - self._last_ping > PING_INTERVAL_S:
@@ -119,7 +128,7 @@ class EndpointGenerator:
             began, counted = time.time(), replace(usage)
 
         critic = BlendCritic(
-            BlendJudge(job.target.blend),
+            BlendJudge(job.target.blend, job.owner),
             min_confidence=job.min_confidence,
             convergence_threshold=job.convergence_threshold,
             record=record,

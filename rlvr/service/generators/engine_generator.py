@@ -113,6 +113,12 @@ class EngineGenerator:
         state = {"state": self._state, "detail": self._detail}
         return {"kind": self.kind, "name": self.name, **state, "learns": "weights"}
 
+    async def check(self) -> None:
+        """Nothing: its state is known in this process."""
+
+    def refresh(self) -> None:
+        """Nothing: weights belong to this instance."""
+
     def learning(self) -> dict[str, Any]:
         if (learner := self.learner) is None:
             return dict(NOTHING_LEARNED)
@@ -258,7 +264,7 @@ class EngineGenerator:
         if not can_encode(task, tokenizer, model.reads_text):  # fails this session only
             message = f"{model.name} has a fixed vocabulary of words, and the prompt has others; use its words only"
             raise SessionFailure("prompt_not_understood", message)
-        judge = BlendJudge(job.target.blend)
+        judge = BlendJudge(job.target.blend, job.owner)
         waiting.rewards.clear()
         waiting.envs = [
             RefineEnv(

@@ -20,8 +20,9 @@ from rlvr import __version__
 from rlvr.service.http import routes_read, routes_sessions, routes_train
 from rlvr.service.http.requests import describe_error
 from rlvr.service.http.responses import ProblemResponse
-from rlvr.service.http.runtime import Service, store_unavailable
+from rlvr.service.http.runtime import Service
 from rlvr.service.http.service_middleware import ServiceMiddleware, internal_error
+from rlvr.service.problems import store_unavailable
 from rlvr.store import StoreDown
 from rlvr.web.errors import HttpProblem
 from rlvr.web.middleware import register_error_handlers

@@ -8,13 +8,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rlvr.core.cancellation import raise_if_cancelled
 from rlvr.core.types import Score
 from rlvr.reward.blend import Observe
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.signatures import Case
 from rlvr.service.http.requests import GradeBody
 from rlvr.service.http.responses import Grade, GradeResponse, VerifierFeedback
-from rlvr.service.sessions.verification import Judge, VerifiableTask, build_verifiable_task
+from rlvr.service.problems import verifier_unavailable
+from rlvr.service.sessions.verification import (
+    FieldError,
+    Judge,
+    VerifiableTask,
+    build_verifiable_task,
+    grader_models,
+)
 from rlvr.service.settings import Settings
 from rlvr.store.records import UNVERIFIED
 from rlvr.web.errors import HttpProblem
@@ -26,13 +34,15 @@ BATCH = 16  # answers judged together
 def grade(body: GradeBody, settings: Settings, judge: Judge, observe: Observe | None = None) -> GradeResponse:
     """Score the answers; HttpProblem 422 for a wrong configuration. Blocks."""
     if body.grader is not None:
-        return _response(_by_grader(body, settings))
+        return _response(_by_grader(body, judge))
     try:
         target = build_verifiable_task(body.request(), judge=judge, generator=settings.generator)
         target.blend.start()
-        target.blend.observe = observe
+    except FieldError as error:
+        raise HttpProblem(422, "invalid", str(error), field=error.field) from error
     except ValueError as error:
-        raise HttpProblem(422, "invalid", str(error), field="verifiers") from error
+        raise verifier_unavailable(error) from error
+    target.blend.observe = observe
     return _response(
         _by_verifiers(body, target), warnings=list(target.warnings), derived_tests=list(target.derived_tests)
     )
@@ -47,6 +57,7 @@ def _by_verifiers(body: GradeBody, target: VerifiableTask) -> list[Grade]:
     cases = [Case(body.prompt, answer, target.task.meta) for answer in body.answers]
     end, results = time.monotonic() + GRADER_SECONDS, list[Grade]()
     for start in range(0, len(cases), BATCH):
+        raise_if_cancelled()
         if time.monotonic() > end:
             late = f"the request took more than {GRADER_SECONDS:g} s; send fewer answers at a time"
             return results + [Grade(value=None, outcome="error", reason="no_time", detail=late)] * (len(cases) - start)
@@ -73,26 +84,17 @@ def _outcome(feedback: Feedback) -> str:
     return "passed" if passed else "failed"
 
 
-def _by_grader(body: GradeBody, settings: Settings) -> list[Grade]:
+def _by_grader(body: GradeBody, judge: Judge) -> list[Grade]:
     from rlvr.reward.graders import Grader
+    from rlvr.reward.graders.grader_reward import parse_endpoints
 
     assert body.grader is not None
     try:
-        grader = Grader.of(body.grader, models=grader_models(settings), batch_s=GRADER_SECONDS)
+        grader = Grader.of(body.grader, models=parse_endpoints(grader_models(judge)), batch_s=GRADER_SECONDS)
     except ValueError as error:
         raise HttpProblem(422, "invalid", str(error), field="grader") from error
     scores = grader.grade_many([(row.item, row.sample) for row in body.items])
     return [_grade_of_score(score) for score in scores]
-
-
-def grader_models(settings: Settings) -> dict[str, Any]:
-    """{name: endpoint} of the models that a grader may use: the judge of the settings only."""
-    from rlvr.core.chat_client import Endpoint
-
-    judge = settings.judge
-    if not judge or not judge.model:
-        return {}
-    return {judge.model: Endpoint(judge.base_url, judge.model, judge.key_variable)}
 
 
 def _grade_of_score(score: Score) -> Grade:

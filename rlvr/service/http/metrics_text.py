@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -33,6 +34,8 @@ def collect_metrics(service: Service) -> Iterator[Metric]:
         state.add_metric([str(health["kind"]), name], float(health["state"] == name))
     yield state
     yield from service.sessions.metrics.collect()
+    with suppress(StoreDown):
+        service.generator.refresh()
     learned = service.generator.learning()
     for name in ("policy_entropy", "training_loss", "learning_rate", "updates"):
         if isinstance(learned.get(name), (int, float)):

@@ -86,7 +86,8 @@ Tests = Annotated[list[Annotated[Text | dict[str, Text], AfterValidator(_require
 
 
 class TaskBody(ServiceBody):
-    """A task and its reference: `tests` for code, `answer` for mathematics."""
+    """A task and its reference: `tests` for code, `answer` for mathematics; or a `grader` and the `item` that its
+    templates read."""
 
     task_id: TaskId
     prompt: NonBlank
@@ -96,6 +97,16 @@ class TaskBody(ServiceBody):
     setup: Text = ""
     entry_point: Annotated[str, StringConstraints(max_length=200)] = ""
     verifiers: Verifiers = Field(default_factory=list)
+    grader: dict[str, Any] | None = None
+    item: dict[str, Any] = Field(default_factory=dict, max_length=200)
+
+    @model_validator(mode="after")
+    def _check_form(self) -> TaskBody:
+        if self.grader is not None:
+            _refuse_beside_grader(self, "item")
+        elif self.item:
+            raise ValueError("item needs a grader; give one, or leave item out")
+        return self
 
 
 class TrainBody(TaskBody):
@@ -116,9 +127,9 @@ class TrainBody(TaskBody):
         }
     )
 
-    max_iterations: int | None = Field(default=None, ge=1, le=1_000)
+    max_iterations: int | None = Field(default=None, ge=1)
     min_confidence: float | None = Field(default=None, ge=0, le=1)
-    samples: int | None = Field(default=None, ge=1, le=1_000)
+    samples: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=0, le=2**53)
 
     def request(self, learn: bool = True) -> SessionRequest:
@@ -198,8 +209,7 @@ class GradeBody(ServiceBody):
         if self.grader is not None:
             if not self.items:
                 raise ValueError("a grader needs items: a list of {item, sample}")
-            if self.answers or self.verifiers or self.tests or self.answer is not None:
-                raise ValueError("answers, answer, tests and verifiers have no effect with a grader; give items")
+            _refuse_beside_grader(self, "items")
         elif not self.answers:
             raise ValueError("give answers to score, or a grader with items")
         elif self.items:
@@ -208,6 +218,12 @@ class GradeBody(ServiceBody):
 
     def request(self) -> SessionRequest:
         return _build_request(self, exclude={"grader", "items", "answers"}, task_id="grade", learn=False)
+
+
+def _refuse_beside_grader(body: ServiceBody, instead: str) -> None:
+    for field in ("prompt", "answers", "answer", "tests", "setup", "entry_point", "verifiers"):
+        if getattr(body, field, None) and not (field == "prompt" and instead == "item"):
+            raise ValueError(f"{field} has no effect with a grader; give {instead}")
 
 
 def _build_request(body: ServiceBody, exclude: set[str] | None = None, **more: Any) -> SessionRequest:

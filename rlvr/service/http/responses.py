@@ -143,6 +143,13 @@ class JudgeHealth(ResponseModel):
     detail: str = ""
 
 
+class PartHealth(ResponseModel):
+    """The state of a part: ready, down, or absent (there is no sandbox on this machine)."""
+
+    state: str
+    detail: str = ""
+
+
 class Health(ResponseModel):
     """`status` is `ok` if sessions can run, else `degraded`, and `detail` says why."""
 
@@ -153,7 +160,8 @@ class Health(ResponseModel):
     uptime_seconds: float
     generator: GeneratorHealth
     judge: JudgeHealth | None = None
-    database: dict[str, Any]
+    verifiers: PartHealth
+    database: PartHealth
     sessions: dict[str, int]
     timestamp: IsoTime
 

@@ -5,6 +5,7 @@ The service learns from all sessions, so every key sees the experiences of all. 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import Annotated, Any
@@ -63,32 +64,24 @@ async def live() -> Liveness:
 )
 async def ready(service: ServiceDep, owner: OwnerDep) -> Any:
     health = await health_of(service, owner)
-    return health if health.status == "ok" else JSONResponse(health.model_dump(), 503)
+    if health.status == "ok":
+        return health
+    return JSONResponse(without_details(health).model_dump(), 503)
 
 
 async def health_of(service: Service, owner: str) -> Health:
     """The health of the service. A client without a key (if keys are set) gets states only, no addresses or errors."""
+    counts, reasons = await asyncio.gather(count_open_sessions(service), service.readiness())
+    if isinstance(counts, str):
+        reasons["database"] = counts
     generator = service.generator.health()
-    judge = service.judge.health() if service.judge is not None else None
-    why: list[str] = []
-    sessions = {"running": 0, "queued": 0}
-    try:
-        counts = await service.counts()
-        sessions = {"running": counts[Status.RUNNING], "queued": counts[Status.QUEUED]}
-        database = {"state": "ready", "detail": ""}
-    except Exception as error:  # a health check must not fail
-        reason = error.__cause__ if isinstance(error.__cause__, StoreDown) else error
-        database = {"state": "down", "detail": str(reason)}
-        why.append(f"database: {reason}")
-    if generator["state"] != "ready":
-        why.append(generator.get("detail") or f"generator: {generator['state']}")
+    why = [f"{part}: {reason}" for part, reason in reasons.items() if reason]
     if service.stopping is not None:
         why.append("the service is stopping")
-    if not owner:
-        generator = {**generator, "name": "", "detail": ""}
-        judge = judge and {**judge, "name": "", "detail": ""}
-        database["detail"], why = "", ["give an API key to see why"] if why else []
-    return Health.model_validate(
+    has_sandbox = service.readiness.has_sandbox
+    database, verifiers = ({"state": "down" if r else "ready", "detail": r} for r in
+                           (reasons["database"], reasons["verifiers"]))  # fmt: skip
+    health = Health.model_validate(
         {
             "status": "degraded" if why else "ok",
             "detail": "; ".join(why),
@@ -96,12 +89,33 @@ async def health_of(service: Service, owner: str) -> Health:
             "instance": service.instance,
             "uptime_seconds": round(time.time() - service.started, 3),
             "generator": generator,
-            "judge": judge,
+            "judge": service.judge.health() if service.judge is not None else None,
+            "verifiers": verifiers if has_sandbox else {"state": "absent", "detail": "no sandbox: see `rlvr doctor`"},
             "database": database,
-            "sessions": sessions,
+            "sessions": counts if isinstance(counts, dict) else {"running": 0, "queued": 0},
             "timestamp": time.time(),
         }
     )
+    if not owner:
+        health = without_details(health)
+        health.detail = "give an API key to see why" if why else ""
+    return health
+
+
+def without_details(health: Health) -> Health:
+    """The same states without what may name hosts and paths."""
+    bare = {"name": "", "detail": ""}
+    judge = health.judge and health.judge.model_copy(update=bare)
+    return health.model_copy(update={"generator": health.generator.model_copy(update=bare), "judge": judge})
+
+
+async def count_open_sessions(service: Service) -> dict[str, int] | str:
+    """The numbers of open sessions, or why the database cannot tell."""
+    try:
+        counts = await service.counts()
+    except Exception as error:  # a health check must not fail
+        return error.reason if isinstance(error, StoreDown) else "the query failed"
+    return {"running": counts[Status.RUNNING], "queued": counts[Status.QUEUED]}
 
 
 @router.get(
@@ -130,7 +144,7 @@ def wants_text(accept: str) -> bool:
 @router.get("/stats", response_model=Stats, summary="The replay buffer and what was learned")
 async def stats(service: ServiceDep) -> Any:
     buffer, totals = await service.totals()
-    learned = service.generator.learning()
+    learned = await service.learning()
     # Strategies learn from answers with a gain; those of evaluations have none.
     usable = buffer.ready if service.generator.kind == "endpoint" else buffer.size
     return {

@@ -6,20 +6,22 @@ tests/test_service_http.py.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from rlvr.service.http import grading
 from rlvr.service.http.requests import FeedbackBody, GradeBody, TrainBody
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, GradeResponse, RatingResponse, TrainResponse
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
+from rlvr.service.http.strict_json import StrictJsonRoute
 from rlvr.service.learning import ratings
 from rlvr.service.problems import not_found, session_problem
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem
 
-router = APIRouter()
+router = APIRouter(route_class=StrictJsonRoute)
 Background = Annotated[bool, Query(description="Respond at once with the session's id, and let it run.")]
 
 
@@ -112,7 +114,9 @@ async def feedback(body: FeedbackBody, service: ServiceDep, owner: OwnerDep) -> 
 
 
 @router.post("/grade", response_model=GradeResponse, summary="Score given answers")
-async def grade(body: GradeBody, service: ServiceDep) -> GradeResponse:
+async def grade(body: GradeBody, service: ServiceDep, owner: OwnerDep, request: Request) -> GradeResponse:
+    """If the client leaves, what still waits is dropped, and programs that run are killed."""
+    service.require_running()
     sessions = service.sessions
-    observe = sessions.metrics.observe_verifier
-    return await service.run_grading(grading.grade, body, service.settings, sessions.judge, observe)
+    work = partial(grading.grade, body, service.settings, sessions.judge, sessions.metrics.observe_verifier)
+    return await service.grading.run(owner, request, work)

@@ -20,8 +20,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from rlvr.core.file_lock import lock_file
+from rlvr.service.http.grading_queue import GradingQueue
 from rlvr.service.http.pattern_report import describe_patterns
-from rlvr.service.problems import NO_GENERATOR
+from rlvr.service.http.readiness import Readiness
+from rlvr.service.problems import NO_GENERATOR, stopping, store_unavailable
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore, StoreDown
 from rlvr.web.auth import ApiKeys
@@ -32,11 +34,8 @@ if TYPE_CHECKING:
     from rlvr.service.sessions.sessions import Sessions
 
 T = TypeVar("T")
-ACCURACY_S = 2.0  # the most often that the verifiers' accuracy is computed: it reads hundreds of sessions
-PATTERNS_S = 10.0  # the same for the patterns over all tasks, which read every answer
+PATTERNS_S = 10.0  # the most often that the patterns over all tasks are computed: they read every answer
 THREADS = 16  # for calls of the database
-GRADES = 4  # requests to /grade that run at once: each may take minutes
-GRADES_WAIT = 64  # more that may wait, with their texts in memory
 LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model that loads, and how often it looks
 
 
@@ -81,33 +80,39 @@ class Service:
     loop: asyncio.AbstractEventLoop | None = None
     stopping: asyncio.Task[None] | None = None
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
-    graders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(GRADES))
+    grading: GradingQueue = field(default_factory=GradingQueue)
 
     def __post_init__(self) -> None:
         store = self.store
-        self.counts = CoalescedQuery(lambda: self.run_blocking(store.count_sessions))
+        self.readiness = Readiness(store, self.generator, self._run_once)
+        self.counts = CoalescedQuery(lambda: self._run_once(store.count_sessions))
         self.aggregates = CoalescedQuery(lambda: self.run_blocking(store.aggregates))
         self.totals = CoalescedQuery(lambda: self.run_blocking(lambda: (store.buffer(), store.global_stats())))
         self.patterns = CoalescedQuery(lambda: self.run_blocking(describe_patterns, store), PATTERNS_S)
-        self.accuracy = CoalescedQuery(lambda: self.run_blocking(self.sessions.verifier_accuracy), ACCURACY_S)
+        self._accuracy: tuple[tuple[int, ...], float | None] | None = None
 
     async def run_blocking(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Run a call of the store, or another that blocks, in a thread."""
+        """Run a call of the store, or another that blocks, in a thread; wait while the database restarts."""
         try:
-            return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
+            return await self.sessions.wait_out(lambda: self._run_once(method, *args, **named))
         except StoreDown as error:
             raise store_unavailable(error) from error
 
-    async def run_grading(self, method: Callable[..., T], *args: Any) -> T:
-        """Run a call that may take minutes in a thread apart from those of the store."""
-        if self.graders.statistics().tasks_waiting >= GRADES_WAIT:
-            raise HttpProblem(429, "busy", "too many requests to /grade wait already; try again later", retry_after=10)
+    async def _run_once(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
+        return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
 
-        def run() -> T:
-            self.require_running()  # it may have been stopped meanwhile
-            return method(*args)
+    async def learning(self) -> dict[str, Any]:
+        """What was learned so far, by this instance and by those that share its database."""
+        await self.run_blocking(self.generator.refresh)
+        return self.generator.learning()
 
-        return await to_thread.run_sync(run, limiter=self.graders)
+    async def accuracy(self) -> float | None:
+        """The verifiers' accuracy: the same at every instance. It reads hundreds of sessions, so it is computed again
+        only when their numbers have changed."""
+        counts = tuple((await self.counts()).values())
+        if self._accuracy is None or self._accuracy[0] != counts:
+            self._accuracy = counts, await self.run_blocking(self.sessions.verifier_accuracy)
+        return self._accuracy[1]
 
     def begin_stop(self) -> None:
         """End the sessions, so that requests waiting for one get a response. Runs once, on the event loop."""
@@ -121,6 +126,7 @@ class Service:
 
     async def _stop(self) -> None:
         await self.sessions.close(self.settings.limits.grace_seconds)
+        self.grading.close()
         await self.generator.close()
         if self.judge is not None:
             await self.judge.close()
@@ -129,7 +135,7 @@ class Service:
 
     def require_running(self) -> None:
         if self.stopping is not None:
-            raise HttpProblem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
+            raise stopping()
 
     async def wait_for_generator(self) -> None:
         """Wait while the model loads or, with --demo, is trained; HttpProblem with the remedy if no session can run."""
@@ -146,16 +152,11 @@ class Service:
                 if health["state"] != "loading":
                     return
                 if time.monotonic() > end:
-                    message = f"the model is not ready yet: {health.get('detail') or 'loading'}; see /health"
+                    message = "the model is not ready yet; GET /health has its progress"
                     raise HttpProblem(503, "generator_loading", message, retry_after=5)
                 await asyncio.sleep(LOAD_POLL_S)
         finally:
             self.waiting_to_load -= 1
-
-
-def store_unavailable(error: Exception) -> HttpProblem:
-    message = f"the database is down or full; nothing was written in part: {error}; try again"
-    return HttpProblem(503, "store_down", message, retry_after=5)
 
 
 def claim_instance_name(state: Path, port: int) -> tuple[str, IO[str] | None]:

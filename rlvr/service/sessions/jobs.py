@@ -44,7 +44,8 @@ class SessionJob:
     """One session as a generator sees it.
 
     `record` stores an answer; if it raises, only this job ends. `is_cancelled` is checked between iterations. `seed`
-    fixes the random draws. With `learn=False` (an evaluation) nothing is learned from the session.
+    fixes the random draws. With `learn=False` (an evaluation) nothing is learned from the session. Programs of
+    different owners take turns in the sandbox.
     """
 
     session_id: str
@@ -58,6 +59,7 @@ class SessionJob:
     seed: int | None = None
     learn: bool = True
     metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
+    owner: str = ""
 
     @property
     def kind(self) -> str:
@@ -88,8 +90,9 @@ class SessionOutcome:
 class Generator(Protocol):
     """A model that works on sessions.
 
-    `health` never blocks. `task_from_prompt` makes a task of the model's own environment, or returns None. `decode`
-    returns the text of tokens with special tokens, or None if no model with a tokenizer is loaded. `run` raises
+    `health` never blocks; `check` brings it up to date. `refresh`, which blocks, loads what other instances learned.
+    `task_from_prompt` makes a task of the model's own environment, or returns None. `decode` returns the text of
+    tokens with special tokens, or None if no model with a tokenizer is loaded. `run` raises
     SessionFailure. `learn` is called after the gains of a job are stored.
     """
 
@@ -100,6 +103,12 @@ class Generator(Protocol):
         pass
 
     def health(self) -> dict[str, Any]: ...
+
+    async def check(self) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
 
     def task_from_prompt(self, text: str) -> EnvironmentTask | None:
         return None

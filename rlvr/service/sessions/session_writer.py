@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from rlvr.service.sessions import session_results
 from rlvr.service.sessions.live_session import LiveSession, Phase
 from rlvr.store import ExperienceStore, StoreDown
+from rlvr.store.connections import NOT_REACHABLE
 from rlvr.store.records import Status
 from rlvr.web.logs import get_logger
 
@@ -39,6 +40,7 @@ class SessionWriter:
     def __init__(self, store: ExperienceStore, instance: str, patience_s: float = PATIENCE_S) -> None:
         self.store, self.instance = store, instance
         self.closing = False
+        self._away_since: float | None = None  # when the database was first not reached
         self._patience_s = patience_s
         self._pending: list[LiveSession] = []
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
@@ -57,6 +59,24 @@ class SessionWriter:
             except StoreDown:
                 if time.monotonic() + pause > deadline or self.closing:
                     raise
+            await asyncio.sleep(pause)
+            pause = min(2.0, 2 * pause)
+
+    async def wait_out(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call of the store, repeated while the database restarts: for `patience_s` since it was last
+        reached, so that callers wait for a restart, and are told at once of a long outage."""
+        pause = 0.1
+        while True:
+            try:
+                result = await call()
+            except StoreDown as error:
+                now = time.monotonic()
+                self._away_since = now if self._away_since is None else self._away_since
+                if error.reason != NOT_REACHABLE or self.closing or now + pause > self._away_since + self._patience_s:
+                    raise
+            else:
+                self._away_since = None
+                return result
             await asyncio.sleep(pause)
             pause = min(2.0, 2 * pause)
 

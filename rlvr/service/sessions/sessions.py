@@ -20,14 +20,14 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rlvr.reward.feedback import Feedback
 from rlvr.service.learning.credit import first_answer_reward
-from rlvr.service.problems import not_found
+from rlvr.service.problems import not_found, stopping, verifier_unavailable
 from rlvr.service.service_metrics import ServiceMetrics
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions import session_results
@@ -42,7 +42,13 @@ from rlvr.service.sessions.live_session import (
     status_event,
 )
 from rlvr.service.sessions.session_writer import OPEN, PATIENCE_S, SessionWriter
-from rlvr.service.sessions.verification import Judge, VerifiableTask, build_verifiable_task, measure_accuracy
+from rlvr.service.sessions.verification import (
+    FieldError,
+    Judge,
+    VerifiableTask,
+    build_verifiable_task,
+    measure_accuracy,
+)
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore, StoreDown
 from rlvr.store.records import Experience, Session, Status
@@ -56,6 +62,7 @@ WATCH_PAGE = 5  # answers read at a time for a watcher: a slow one holds no more
 MEASURED = 500  # newest sessions that `verifier_accuracy` covers
 CANCELLED_ERROR = {"code": "cancelled", "message": "cancelled on request"}
 
+T = TypeVar("T")
 log = get_logger("rlvr.service.sessions.sessions")
 
 
@@ -112,7 +119,7 @@ class Sessions:
         )
         live = self._live[session.id] = LiveSession(session, verifiable)
         try:
-            await self._writer.run(partial(self.store.add_session, session))
+            await self.wait_out(lambda: self._writer.run(partial(self.store.add_session, session)))
             await live.publish(status_event(session.id, Status.QUEUED))
             live.task = asyncio.create_task(self._work(live, request))
             await asyncio.sleep(0)  # let the task begin: cancelling it before would skip its ending
@@ -124,9 +131,13 @@ class Sessions:
             live.advance(Phase.QUEUED if live.task is not None else Phase.OVER)
         return replace(session)
 
+    async def wait_out(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Run a call of the store; wait while the database restarts."""
+        return await self._writer.wait_out(call)
+
     def _require_room(self) -> None:
         if self._closing:
-            raise HttpProblem(503, "stopping", "the service is stopping; try again when it is back", retry_after=10)
+            raise stopping()
         limits = self.settings.limits
         if len(self._live) >= limits.sessions + limits.queue:
             message = f"{len(self._live)} sessions run or wait already; try again later"
@@ -143,12 +154,12 @@ class Sessions:
                 generator=self.settings.generator,
                 environment_task=environment_task,
             )
-        except ValueError as error:
-            raise HttpProblem(422, "invalid", str(error), field="verifiers") from error
+        except FieldError as error:
+            raise HttpProblem(422, "invalid", str(error), field=error.field) from error
         try:
             await asyncio.to_thread(verifiable.blend.start)
         except ValueError as error:
-            raise HttpProblem(503, "verifier_unavailable", str(error)) from error
+            raise verifier_unavailable(error) from error
         verifiable.blend.observe = self.metrics.observe_verifier
         return verifiable
 
@@ -260,7 +271,8 @@ class Sessions:
                 self.metrics.count_generator_error(failure.code)
             ending = Ending(Status.CANCELLED if failure.code == "cancelled" else Status.FAILED, failure.as_dict())
         except StoreDown as failure:
-            ending = Ending(Status.FAILED, {"code": "store_down", "message": f"the database is down: {failure}"})
+            log.warning("a session failed by the database", session_id=session.id, reason=str(failure))
+            ending = Ending(Status.FAILED, {"code": "store_down", "message": f"the database is {failure.reason}"})
         except Exception as failure:
             log.error("a session failed by an internal error", session_id=session.id, exc_info=failure)
             message = f"{type(failure).__name__}: {failure}"[:500]
@@ -282,6 +294,7 @@ class Sessions:
             seed=request.seed,
             learn=request.learn,
             metrics=self.metrics,
+            owner=live.session.owner,
         )
 
     def _convergence_threshold(self, live: LiveSession) -> float:
@@ -369,7 +382,7 @@ class Sessions:
         self._live.pop(session.id, None)
 
     async def _load_session(self, session_id: str) -> Session:
-        session = await self._writer.run(partial(self.store.session, session_id))
+        session = await self.wait_out(lambda: self._writer.run(partial(self.store.session, session_id)))
         if session is None:
             raise not_found("session", session_id)
         return session
@@ -377,9 +390,8 @@ class Sessions:
     async def _experiences(self, session_id: str) -> list[Experience]:
         if (live := self._live.get(session_id)) is not None:
             return list(live.experiences)
-        return await self._writer.run(
-            lambda: self.store.experiences(session_id=session_id, limit=MOST_ANSWERS, tokens=False)
-        )
+        page = partial(self.store.experiences, session_id=session_id, limit=MOST_ANSWERS, tokens=False)
+        return await self.wait_out(lambda: self._writer.run(page))
 
 
 def _ending_of(live: LiveSession, outcome: SessionOutcome) -> Ending:
@@ -395,5 +407,4 @@ def _ending_of(live: LiveSession, outcome: SessionOutcome) -> Ending:
 def _ending_of_stop(live: LiveSession) -> Ending:
     if live.stop_status is Status.CANCELLED:
         return Ending(Status.CANCELLED, dict(CANCELLED_ERROR))
-    message = "the service stopped; the answers so far are kept"
-    return Ending(Status.INTERRUPTED, {"code": "interrupted", "message": message})
+    return Ending(Status.INTERRUPTED, {"code": "interrupted", "message": "the service stopped"})

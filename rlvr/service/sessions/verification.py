@@ -2,6 +2,7 @@
 
 | the request has | what judges | what only watches |
 |---|---|---|
+| `grader` | this configuration, with `item` as its item | |
 | `verifiers` | these, by their weights | |
 | `tests`, or examples in its prompt | `code`, in the sandbox | `draft`, and `judge` if one is set up |
 | `answer` | `math` | the same |
@@ -74,6 +75,14 @@ MODULAR = ("boxed", "combined", "correct")  # need the modulus that the generato
 Judge = TextEndpoint | LocalJudge  # a model behind a URL, or one in this process
 
 
+class FieldError(ValueError):
+    """A mistake in one field of a request."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 @dataclass(frozen=True)
 class EnvironmentTask:
     """A prompt as a task of the model's own environment, and the name of the reward that judges it."""
@@ -138,6 +147,14 @@ def build_judge_reward(judge: Judge, options: Mapping[str, Any] | None = None) -
     )
 
 
+def grader_models(judge: Judge) -> dict[str, dict[str, str]]:
+    """{name: settings} of the models that a grader may use: the judge of the settings, if it is behind a URL."""
+    if isinstance(judge, LocalJudge) or not judge:
+        return {}
+    key = {"api_key_env": judge.key_variable} if judge.key_variable else {}
+    return {judge.model: {"base_url": judge.base_url, "model": judge.model, **key}}
+
+
 def build_verifiable_task(
     request: SessionRequest,
     *,
@@ -145,47 +162,62 @@ def build_verifiable_task(
     generator: TextEndpoint | str = "",
     environment_task: EnvironmentTask | None = None,
 ) -> VerifiableTask:
-    """Build the task and its verifiers; ValueError if the request's verifiers cannot judge it.
+    """Build the task and its verifiers; FieldError if the request's verifiers cannot judge it.
 
     `generator` is the endpoint that generates, or the name of the model in this process. The reward of an
     `environment_task` judges if the request has neither verifiers nor tests; the request's `answer` replaces the
     task's. Without any of these, examples in the prompt become the tests.
     """
     derived: tuple[Test, ...] = ()
-    if not (request.tests or request.verifiers or request.answer is not None or environment_task is not None):
+    is_named = request.grader or request.tests or request.verifiers or request.answer is not None
+    if not is_named and environment_task is None:
         derived = tuple(derive_tests(request.prompt))
         request = replace(request, tests=derived)
-    meta: dict[str, Any] = {}
+    meta: dict[str, Any] = dict(request.item)
     if request.tests:
         row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
-        meta |= CodeProblem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {})).row()
+        try:
+            meta |= CodeProblem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {})).row()
+        except ValueError as error:
+            field = "entry_point" if str(error).startswith("entry_point") else "tests"
+            raise FieldError(field, str(error)) from error
     if request.answer is not None:
         meta["answer"] = request.answer
     task = Task(request.task_id, request.prompt, meta)
     if environment_task is not None:
         task = Task(request.task_id, environment_task.task.prompt, {**environment_task.task.meta, **meta})
     reward_name = environment_task.reward if environment_task is not None and not request.tests else ""
-    verifiers = _select_verifiers(request, judge, reward_name)
+    try:
+        verifiers = _select_verifiers(request, judge, reward_name)
+    except ValueError as error:
+        raise FieldError("verifiers" if request.grader is None else "grader", str(error)) from error
     for reward, _ in verifiers:
         needs = "tests" if reward.name == "code" else reward.spec.gold * reward.spec.verifiable
         if needs and _is_missing(task.meta, needs):
-            raise ValueError(f"verifier {reward.name!r} compares with `{needs}`, which the request lacks; give it")
-        if reward.name in MODULAR and _is_missing(task.meta, "modulus"):
-            raise ValueError(
-                f"verifier {reward.name!r} judges tasks of the arithmetic environment only, and the generator has not "
-                "recognized this prompt as one; use `math` with an `answer`"
+            raise FieldError(
+                "verifiers", f"verifier {reward.name!r} compares with `{needs}`, which the request lacks; give it"
             )
-    has_judge = any(reward.name == "judge" for reward, _ in verifiers)
+        if reward.name in MODULAR and _is_missing(task.meta, "modulus"):
+            raise FieldError(
+                "verifiers",
+                f"verifier {reward.name!r} judges tasks of the arithmetic environment only, and the generator has not "
+                "recognized this prompt as one; use `math` with an `answer`",
+            )
+    # A grader's caution says that it asks a model.
+    has_judge = any(reward.name == "judge" or (reward.name == "grader" and reward.caution) for reward, _ in verifiers)
     self_judging = has_judge and same_model(judge, generator)
     opinions = {reward.name for reward, _ in verifiers if not reward.spec.verifiable}
     if any(reward.spec.verifiable and weight > 0 for reward, weight in verifiers):
         advisory = opinions
-    elif request.verifiers:
+    elif request.verifiers or request.grader:
         advisory = set[str]()
     else:
         advisory = {"draft", "judge"} if self_judging else {"draft"}
-    # The examples stand in the prompt, so nothing is given away by naming the one that fails.
-    blend = Blend(verifiers, advisory=advisory, reveal=("code",) if derived else ())
+    try:
+        # The examples stand in the prompt, so nothing is given away by naming the one that fails.
+        blend = Blend(verifiers, advisory=advisory, reveal=("code",) if derived else ())
+    except ValueError as error:
+        raise FieldError("verifiers", str(error)) from error
     return VerifiableTask(task, blend, self_judging, derived, _warnings(blend, self_judging, derived))
 
 
@@ -218,6 +250,8 @@ def _is_missing(meta: Mapping[str, Any], key: str) -> bool:
 
 
 def _select_verifiers(request: SessionRequest, judge: Judge, environment_reward: str) -> list[tuple[Reward, float]]:
+    if request.grader is not None:
+        return [(resolve_reward("grader", config=request.grader, models=grader_models(judge)), 1.0)]
     if request.verifiers:
         return [(resolve_verifier(name, options, judge), weight) for name, weight, options in request.verifiers]
     truth = ["code"] if request.tests else []
