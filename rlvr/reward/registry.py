@@ -98,6 +98,11 @@ def resolve_reward(name: str | Callable[..., Any], /, **kwargs: Any) -> Reward:
     return Reward(label, _rewards.entry_of(function) or RewardSpec(function), kwargs)
 
 
+def reward_spec(name: str) -> RewardSpec:
+    """The spec of a registered reward."""
+    return _rewards.get(name)
+
+
 def known_rewards() -> dict[str, str]:
     """Every registered name with its description."""
     return {name: _rewards.get(name).description for name in _rewards.names()}

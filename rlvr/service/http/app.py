@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from rlvr import __version__
 from rlvr.service.http import routes_read, routes_sessions, routes_train
+from rlvr.service.http.openapi_schema import build_openapi
 from rlvr.service.http.requests import describe_error
 from rlvr.service.http.responses import ProblemResponse
 from rlvr.service.http.runtime import Service
@@ -58,6 +59,7 @@ def create_app(service: Service, lifespan: Lifespan | None = None) -> ServiceMid
         title="RLVR service", version=__version__, description=ABOUT, docs_url=None, redoc_url=None,
         lifespan=lifespan or _no_lifespan, responses=REFUSALS, redirect_slashes=False,
     )  # fmt: skip
+    app.openapi = lambda: build_openapi(app, service)
     app.state.service, app.state.prometheus = service, Prometheus()
     for routes in (routes_train, routes_read, routes_sessions):
         app.include_router(routes.router)

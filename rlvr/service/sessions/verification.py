@@ -13,10 +13,10 @@
 An answer that only `draft`, or the model that generates, has judged is unverified, unless the request names these
 verifiers and no other. It is so too where the verifier that knows the truth, or the judge, failed.
 
-A request names verifiers by their registered names and sets only the options in `OPTIONS`: no path to code, no URL and
-no key comes from outside, and the judge is always the one of the service's settings. Watching verifiers do not count
-for the confidence: they are there to measure how well verifiers without the truth agree with those that know it
-(`verifier_accuracy`). Exercised by `python -m pytest tests/test_service_verification.py`.
+A request names verifiers by their registered names and sets only the options of
+`rlvr.service.sessions.verifier_options`: no path to code, no URL and no key comes from outside, and the judge is always
+the one of the service's settings. Watching verifiers do not count for the confidence: they are there to measure how
+well verifiers without the truth agree with those that know it (`verifier_accuracy`). Exercised by `python -m pytest tests/test_service_verification.py`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,9 @@ from rlvr.reward.judge import judge_with
 from rlvr.reward.registry import known_rewards
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions.local_judge import LocalJudge
+from rlvr.service.sessions.verifier_options import OPTIONS
 from rlvr.service.settings import TextEndpoint
 
-# The options that a request may set, by verifier. A verifier that is not listed takes none.
-OPTIONS: Mapping[str, frozenset[str]] = {
-    name: frozenset(options.split())
-    for name, options in {
-        "code": "partial",
-        "combined": "boxed_weight correct_weight",
-        "exact_match": "ignore_case",
-        "forbidden_words": "words match case",
-        "format_compliance": "required_format pattern match",
-        "json_schema": "schema part",
-        "judge": "rubric scale passed_at reference",
-        "keyword_contains": "keywords mode",
-        "length": "at_least at_most unit",
-        "length_penalty": "target_length penalty_per_token",
-        "math": "profile extract on_many_boxes percent decimals units",
-        "regex": "pattern match expect",
-        "repetition": "words at_most",
-        "required_words": "words match case",
-    }.items()
-}
 RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # without tests or an answer: rules on form, and an opinion
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NESTED = ("composite",)  # names other rewards in its options; a request gives these as `verifiers` with weights
@@ -117,9 +98,16 @@ class VerifiableTask:
         }
 
 
+def known_verifiers(judge: Judge | None = None) -> list[str]:
+    """The verifiers that a request may name; given the judge of the settings, without `judge` if there is none."""
+    has_judge = judge is None or bool(judge and judge.model)
+    left_out = (*NESTED, *NEED_MORE, *(() if has_judge else ("judge",)))
+    return [verifier for verifier in known_rewards() if verifier not in left_out]
+
+
 def resolve_verifier(name: str, options: Mapping[str, Any], judge: Judge = TextEndpoint()) -> Reward:
     """Build the verifier that a request names; ValueError for a name or option that a request may not use."""
-    available = [verifier for verifier in known_rewards() if verifier not in (*NESTED, *NEED_MORE)]
+    available = known_verifiers()
     if name not in available:
         remedy = "; give its parts as verifiers with weights" if name in NESTED else ""
         raise ValueError(
