@@ -1,4 +1,4 @@
-"""What schemathesis cannot read from /openapi.json: how to write a text of our own format."""
+"""What schemathesis cannot read from /openapi.json: how to write a text of our own formats."""
 
 import schemathesis
 from hypothesis import strategies as st
@@ -7,3 +7,7 @@ from hypothesis import strategies as st
 numbers = st.integers(0, 9).map(str)
 sums = st.lists(numbers, min_size=1, max_size=4).map(" + ".join)
 schemathesis.openapi.format("grader-formula", sums | sums.map("max({}, 0.5)".format))
+
+# Templates with a place that every answer has: no schema can say that the item has the fields that a template names.
+words = st.text(st.characters(codec="utf-8", exclude_characters="{}\0"), min_size=1)
+schemathesis.openapi.format("grader-template", words | words.map("{} {{{{ sample.output_text }}}}".format))

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.core.chat_client import MOST_TOKENS, ChatClient, Cost, Dialect, Endpoint
+from rlvr.core.chat_client import MOST_TOKENS, ChatClient, ChatError, Cost, Dialect, Endpoint
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
@@ -136,6 +136,23 @@ def test_a_hanging_judge_does_not_stop_the_heartbeat(tmp_path: Path):
                 time.sleep(0.2)
         assert heard != begun, "another instance would take these sessions for lost"
         running.kill()
+
+
+def test_a_key_that_an_endpoint_rejects_is_not_quoted(monkeypatch: pytest.MonkeyPatch):
+    """An endpoint may quote the beginning and the end of the key."""
+    monkeypatch.setenv("A_KEY", "sk-begin-of-a-secret-and-end")
+
+    async def ask(status: int) -> str:
+        words = '{"error": "Incorrect API key provided: sk-begin*****and-end"}'
+        with serving(lambda asked: EndpointReply(raw=words, status=status)) as server:
+            async with ChatClient(Endpoint(server.plain_url, "", "A_KEY", dialect=Dialect.PLAIN)) as client:
+                with pytest.raises(ChatError) as error:
+                    await client.ask({"prompt": "x"}, Cost())
+                return str(error.value)
+
+    for status in (401, 403):
+        message = asyncio.run(ask(status))
+        assert "A_KEY" in message and "sk-begin" not in message and "and-end" not in message
 
 
 def test_wrong_token_counts_of_an_endpoint_are_ignored():

@@ -92,22 +92,6 @@ def test_a_call_during_a_query_shares_the_next_result():
     assert began == [0, 1, 2]
 
 
-def test_a_query_runs_at_most_every_interval():
-    times = [0]
-
-    async def ask() -> int:
-        times[0] += 1
-        return times[0]
-
-    async def many() -> list[int]:
-        shared = CoalescedQuery(ask, every_s=0.1)
-        chunks = [await shared(), await shared(), *await asyncio.gather(shared(), shared())]
-        await asyncio.sleep(0.11)
-        return [*chunks, await shared(), await shared()]
-
-    assert asyncio.run(many()) == [1, 1, 1, 1, 2, 2]
-
-
 def test_a_failed_query_fails_only_its_callers():
     times = [0]
 

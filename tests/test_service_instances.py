@@ -97,19 +97,63 @@ def test_a_lost_database_is_reported_and_used_again_when_it_is_back(
             reply = first.get("/health").json()
             assert reply["database"]["state"] == "down" and reply["status"] == "degraded"
             assert first.get("/health/live").status_code == 200 and first.get("/health/ready").status_code == 503
-            for path in ("/stats", "/metrics", "/experiences/before", "/sessions"):
-                answer = first.get(path)
-                assert (answer.status_code, answer.json()["code"]) == (503, "store_down"), answer.text
             assert "rlvr_database_up 0.0" in first.get("/metrics/prometheus").text
-            answer = first.post("/train", {"task_id": "during", "prompt": "p"})
-            assert (answer.status_code, answer.json()["code"]) == (503, "store_down")
+            # Requests wait half a minute for a restart; later ones are told at once.
+            with ThreadPoolExecutor(5) as threads:
+                early = list(threads.map(first.get, ("/stats", "/metrics", "/experiences/before", "/sessions")))
+            began = time.monotonic()
+            late = first.post("/train", {"task_id": "during", "prompt": "p"})
+            assert time.monotonic() - began < 10
+            for answer in (*early, late):
+                assert (answer.status_code, answer.json()["code"]) == (503, "store_down"), answer.text
+                assert "not reachable" in answer.json()["detail"] and str(postgres.folder) not in answer.text
         finally:
             postgres.start()
         wait_for(lambda: first.get("/health").json()["status"] == "ok")
         state = wait_for(lambda: done(first, begun["session_id"]))
-        assert state["status"] == "done" and state["iterations"] == 4
-        assert first.get("/experiences/during").json()["count"] == 4
+        # Its own patience may be over too; the row has the number of its answers all the same.
+        assert state["status"] == "done" or state["error"]["code"] == "store_down"
+        assert first.get("/experiences/during").json()["count"] == state["iterations"] > 0
         assert first.get("/experiences/before").json()["count"] == 1
+
+
+@pytest.mark.slow
+def test_new_requests_wait_for_a_database_that_restarts(postgres: Any, tmp_path: Path, endpoint: TextEndpoint):
+    first, _ = pair(postgres.database(), tmp_path, endpoint)
+    with first, ThreadPoolExecutor(4) as threads:
+        id = first.post("/train", {"task_id": "before", "prompt": "Say something."}).json()["session_id"]
+        postgres.stop()
+        try:
+            asked = [
+                threads.submit(first.post, "/train", {"task_id": "meanwhile", "prompt": "Say something."}),
+                threads.submit(first.post, "/feedback", {"session_id": id, "iteration": 1, "rating": 1.0}),
+                threads.submit(first.get, "/stats"),
+            ]
+            time.sleep(2.0)
+            assert not any(one.done() for one in asked)
+        finally:
+            postgres.start()
+        assert [one.result().status_code for one in asked] == [200, 200, 200]
+
+
+@pytest.mark.slow
+def test_two_instances_have_the_same_stats(postgres: Any, tmp_path: Path, endpoint: TextEndpoint):
+    """The strategies that one has learned are in the other's numbers at once, before it works on a session."""
+    first, second = pair(postgres.database(), tmp_path, endpoint)
+    for service in (first, second):
+        service._environment["RLVR_MIN_EXPERIENCES_FOR_TRAINING"] = "2"
+    with first, second:
+        assert second.get("/stats").json()["training_stats"]["updates"] == 0
+        for number in range(3):
+            body = {"task_id": "t", "prompt": "Say 7 again and again.", "answer": "7", "max_iterations": number + 1}
+            assert first.post("/train", body).status_code == 200
+            mine, others = (without_times(service.get("/stats").json()) for service in (first, second))
+            assert mine == others
+        assert mine["training_stats"]["updates"] > 0 and mine["training_stats"]["verifier_accuracy"] is not None
+
+
+def without_times(stats: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in stats.items() if name != "timestamp"}
 
 
 def done(service: RlvrService, session_id: str) -> dict[str, Any] | None:

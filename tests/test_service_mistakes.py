@@ -104,6 +104,24 @@ def test_a_key_given_twice_is_refused(service: RlvrService, inner: str):
     assert "give each key once" in answer.json()["detail"]
 
 
+def test_a_task_that_no_verifier_can_judge_is_the_requests_mistake(service: RlvrService):
+    grader = {
+        "type": "string_check",
+        "operation": "eq",
+        "input": "{{ sample.output_text }}",
+        "reference": "{{ item.x }}",
+    }
+    answer = service.post("/train", {**BASE, "grader": grader, "item": {"y": "1"}})
+    assert (answer.status_code, answer.json()["code"]) == (422, "task_invalid"), answer.text
+    assert "item.x" in answer.json()["detail"] and answer.json()["session_id"]
+
+
+def test_a_whole_number_may_have_a_point(service: RlvrService):
+    """JSON Schema counts 2.0 as an integer."""
+    body = {**BASE, "max_iterations": 2.0, "verifiers": [{"name": "repetition", "options": {"words": 3.0}}]}
+    assert service.post("/train", body).status_code == 200
+
+
 def test_a_form_body_names_the_required_header(service: RlvrService):
     with service.client() as client:  # what `curl -d` sends by itself
         answer = client.post("/train", content=b'{"task_id": "t", "prompt": "p"}',

@@ -17,6 +17,7 @@ SESSION_STATUS = {
     "endpoint_timeout": 504,
     "empty_answer": 502,
     "judge_failed": 502,
+    "task_invalid": 422,
     "cancelled": 409,
     "interrupted": 503,
     "store_down": 503,

@@ -27,22 +27,24 @@ from rlvr.reward.registry import reward_spec
 from rlvr.service.sessions.verification import MODULAR, grader_models, known_verifiers
 from rlvr.service.sessions.verifier_options import (
     NO_NUL,
+    NULL,
     OPTION_SCHEMAS,
     TEXT,
     WORDS_NO_NUL,
     Schema,
     closed_object,
+    or_null,
 )
 
 if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
 
-NULL: Schema = {"type": "null"}
-SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+SHARE: Schema = or_null({"type": "number", "minimum": 0, "maximum": 1})
 WEIGHT: Schema = {"type": "number", "minimum": 0, "maximum": 1_000}
 _PLACE = r"""(?:item|sample)(?:\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]{1,9}\])+"""
 TEMPLATE: Schema = {  # text, and placeholders such as {{ item.answer }}
     "type": "string",
+    "format": "grader-template",
     "maxLength": MAX_TEMPLATE,
     "pattern": r"^(?:[^{\x00]|\{[^{\x00]|\{\{ ?" + _PLACE + r" ?\}\})*$",
 }
@@ -185,7 +187,7 @@ def _grader(models: Sequence[str]) -> Schema:
         _grader_of("string_check", "input reference operation", **texts, operation={"enum": list(OPERATIONS)}),
         _grader_of("text_similarity", "input reference evaluation_metric", **texts, pass_threshold=SHARE,
                    evaluation_metric={"enum": list(METRICS)}),
-        _grader_of("python", "source", source=source, pass_threshold=SHARE, image_tag=TEXT),
+        _grader_of("python", "source", source=source, pass_threshold=SHARE, image_tag=or_null(TEXT)),
     ]  # fmt: skip
     if models:
         asked: dict[str, Schema] = {
@@ -196,7 +198,7 @@ def _grader(models: Sequence[str]) -> Schema:
         labels = {"type": "array", "items": {**TEXT, "minLength": 1}, "minItems": 1, "maxItems": MAX_LABELS}
         span = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
         simple += [
-            _grader_of("score_model", "input model", **asked, range=span, pass_threshold={"type": "number"}),
+            _grader_of("score_model", "input model", **asked, range=span, pass_threshold=or_null({"type": "number"})),
             _grader_of(
                 "label_model", "input model labels passing_labels", **asked, labels=labels, passing_labels=labels
             ),

@@ -27,13 +27,20 @@ LARGEST = 1 << 20  # characters of any text
 MOST = 50_000  # values of a body: checking them blocks the event loop
 FIELDS = 100  # at the top of a body
 
+
+def whole(value: Any) -> Any:
+    """8 for 8.0, which JSON Schema counts as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
 TaskId = Annotated[str, StringConstraints(pattern=TASK_ID, min_length=1, max_length=128)]
 Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1, max_length=128)]
 Text = Annotated[str, StringConstraints(max_length=LARGEST)]
 NonBlank = Annotated[
     str, StringConstraints(min_length=1, max_length=LARGEST), AfterValidator(lambda text: require_words(text))
 ]
-Id = Annotated[int, Field(ge=1, le=2**53)]
+Id = Annotated[Whole, Field(ge=1, le=2**53)]
 
 FIBONACCI = {
     "task_id": "code_fibonacci",
@@ -63,7 +70,9 @@ class Verifier(ServiceBody):
 
     name: Name
     weight: float = Field(default=1.0, ge=0, le=1_000)
-    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    options: Annotated[dict[str, Any], AfterValidator(lambda given: {name: whole(v) for name, v in given.items()})] = (
+        Field(default_factory=dict, max_length=32)
+    )
 
 
 NamedVerifier = Annotated[
@@ -127,10 +136,10 @@ class TrainBody(TaskBody):
         }
     )
 
-    max_iterations: int | None = Field(default=None, ge=1)
+    max_iterations: Whole | None = Field(default=None, ge=1)
     min_confidence: float | None = Field(default=None, ge=0, le=1)
-    samples: int | None = Field(default=None, ge=1)
-    seed: int | None = Field(default=None, ge=0, le=2**53)
+    samples: Whole | None = Field(default=None, ge=1)
+    seed: Whole | None = Field(default=None, ge=0, le=2**53)
 
     def request(self, learn: bool = True) -> SessionRequest:
         return _build_request(self, learn=learn)
@@ -150,8 +159,8 @@ class FeedbackBody(ServiceBody):
 
     experience_id: Id | None = None
     session_id: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
-    iteration: int | None = Field(default=None, ge=1, le=1_000_000)
-    sample: int = Field(default=0, ge=0, le=1_000_000)
+    iteration: Whole | None = Field(default=None, ge=1, le=1_000_000)
+    sample: Whole = Field(default=0, ge=0, le=1_000_000)
     rating: float = Field(ge=0, le=1)
     comment: Annotated[str, StringConstraints(max_length=4_000)] = ""
 

@@ -78,9 +78,12 @@ async def health_of(service: Service, owner: str) -> Health:
     why = [f"{part}: {reason}" for part, reason in reasons.items() if reason]
     if service.stopping is not None:
         why.append("the service is stopping")
-    has_sandbox = service.readiness.has_sandbox
-    database, verifiers = ({"state": "down" if r else "ready", "detail": r} for r in
-                           (reasons["database"], reasons["verifiers"]))  # fmt: skip
+    database, verifiers = (
+        {"state": "down" if reason else "ready", "detail": reason if owner else ""}
+        for reason in (reasons["database"], reasons["verifiers"])
+    )
+    if not service.readiness.has_sandbox:
+        verifiers = {"state": "absent", "detail": "no sandbox works here: see `rlvr doctor`"}
     health = Health.model_validate(
         {
             "status": "degraded" if why else "ok",
@@ -90,7 +93,7 @@ async def health_of(service: Service, owner: str) -> Health:
             "uptime_seconds": round(time.time() - service.started, 3),
             "generator": generator,
             "judge": service.judge.health() if service.judge is not None else None,
-            "verifiers": verifiers if has_sandbox else {"state": "absent", "detail": "no sandbox: see `rlvr doctor`"},
+            "verifiers": verifiers,
             "database": database,
             "sessions": counts if isinstance(counts, dict) else {"running": 0, "queued": 0},
             "timestamp": time.time(),

@@ -6,7 +6,6 @@ Exercised by tests/test_service_http.py.
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
 import uuid
@@ -41,16 +40,14 @@ LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model th
 
 class CoalescedQuery(Generic[T]):
     """Runs one query at a time for any number of callers. A call during a running query shares the next result, so no
-    result is older than its call. With `every_s` the query runs at most that often, and results may be that old."""
+    result is older than its call."""
 
-    def __init__(self, query: Callable[[], Coroutine[Any, Any, T]], every_s: float = 0.0) -> None:
-        self._query, self._every_s, self._last = query, every_s, -math.inf
+    def __init__(self, query: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._query = query
         self._current: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
     async def __call__(self) -> T:
-        if self._current is not None and time.monotonic() - self._last < self._every_s:
-            return await asyncio.shield(self._current)
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._current))
         return await asyncio.shield(self._next)
@@ -58,7 +55,7 @@ class CoalescedQuery(Generic[T]):
     async def _after(self, before: asyncio.Task[T] | None) -> T:
         if before is not None:
             await asyncio.wait((before,))
-        self._current, self._next, self._last = self._next, None, time.monotonic()
+        self._current, self._next = self._next, None
         return await self._query()
 
 
@@ -89,6 +86,7 @@ class Service:
         self.aggregates = CoalescedQuery(lambda: self.run_blocking(store.aggregates))
         self.totals = CoalescedQuery(lambda: self.run_blocking(lambda: (store.buffer(), store.global_stats())))
         self.patterns = CoalescedQuery(lambda: self.run_blocking(describe_patterns, store), PATTERNS_S)
+        self._measured = CoalescedQuery(lambda: self.run_blocking(self.sessions.verifier_accuracy))
         self._accuracy: tuple[tuple[int, ...], float | None] | None = None
 
     async def run_blocking(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -111,7 +109,7 @@ class Service:
         only when their numbers have changed."""
         counts = tuple((await self.counts()).values())
         if self._accuracy is None or self._accuracy[0] != counts:
-            self._accuracy = counts, await self.run_blocking(self.sessions.verifier_accuracy)
+            self._accuracy = counts, await self._measured()
         return self._accuracy[1]
 
     def begin_stop(self) -> None:

@@ -20,10 +20,10 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rlvr.reward.feedback import Feedback
 from rlvr.service.learning.credit import first_answer_reward
@@ -41,6 +41,7 @@ from rlvr.service.sessions.live_session import (
     opening_events,
     status_event,
 )
+from rlvr.service.sessions.session_endings import CANCELLED_ERROR, Ending, decide_ending, decide_ending_of_stop
 from rlvr.service.sessions.session_writer import OPEN, PATIENCE_S, SessionWriter
 from rlvr.service.sessions.verification import (
     FieldError,
@@ -60,18 +61,8 @@ POLL_S = 0.5  # between two reads of a session that another process works on
 MOST_ANSWERS = 5_000  # experiences read for one response
 WATCH_PAGE = 5  # answers read at a time for a watcher: a slow one holds no more than these in memory
 MEASURED = 500  # newest sessions that `verifier_accuracy` covers
-CANCELLED_ERROR = {"code": "cancelled", "message": "cancelled on request"}
 
-T = TypeVar("T")
 log = get_logger("rlvr.service.sessions.sessions")
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The final status of a session, and why if it did not finish."""
-
-    status: Status
-    error: dict[str, Any] | None = None
 
 
 class Sessions:
@@ -92,6 +83,7 @@ class Sessions:
         self.metrics = ServiceMetrics()
         self._live: dict[str, LiveSession] = {}
         self._writer = SessionWriter(store, instance, patience_s)
+        self.wait_out = self._writer.wait_out
         self._slots = asyncio.Semaphore(settings.limits.sessions)
         self._heartbeat: asyncio.Task[None] | None = None
         self._closing = False
@@ -130,10 +122,6 @@ class Sessions:
         finally:
             live.advance(Phase.QUEUED if live.task is not None else Phase.OVER)
         return replace(session)
-
-    async def wait_out(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Run a call of the store; wait while the database restarts."""
-        return await self._writer.wait_out(call)
 
     def _require_room(self) -> None:
         if self._closing:
@@ -262,10 +250,10 @@ class Sessions:
                 live.advance(Phase.RUNNING)
                 await live.publish(status_event(session.id, Status.RUNNING))
                 outcome = await self.generator.run(self._job(live, request))
-                ending = _ending_of(live, outcome)
+                ending = decide_ending(live, outcome)
                 await self._learn(live, request, outcome)
         except asyncio.CancelledError:
-            ending = _ending_of_stop(live)
+            ending = decide_ending_of_stop(live)
         except SessionFailure as failure:
             if failure.code != "cancelled":
                 self.metrics.count_generator_error(failure.code)
@@ -392,19 +380,3 @@ class Sessions:
             return list(live.experiences)
         page = partial(self.store.experiences, session_id=session_id, limit=MOST_ANSWERS, tokens=False)
         return await self.wait_out(lambda: self._writer.run(page))
-
-
-def _ending_of(live: LiveSession, outcome: SessionOutcome) -> Ending:
-    """The ending of a job that its generator played to the end."""
-    if "cancelled" in outcome.end_reasons.values() and live.stop_status is not None:
-        return _ending_of_stop(live)
-    if live.feedbacks and all(f.confidence is None and not f.is_unverified for f in live.feedbacks):
-        message = f"no verifier could judge an answer: {live.feedbacks[-1].failures}"
-        return Ending(Status.FAILED, {"code": "judge_failed", "message": message})
-    return Ending(Status.DONE)
-
-
-def _ending_of_stop(live: LiveSession) -> Ending:
-    if live.stop_status is Status.CANCELLED:
-        return Ending(Status.CANCELLED, dict(CANCELLED_ERROR))
-    return Ending(Status.INTERRUPTED, {"code": "interrupted", "message": "the service stopped"})

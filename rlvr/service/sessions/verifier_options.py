@@ -19,6 +19,7 @@ Schema = dict[str, Any]
 NO_NUL = r"^[^\x00]*$"
 WORDS_NO_NUL = r"^[^\x00]*[^\s\x00][^\x00]*$"  # text that is not blank
 TEXT: Schema = {"type": "string", "pattern": NO_NUL}
+NULL: Schema = {"type": "null"}
 BOOLEAN: Schema = {"type": "boolean"}
 WEIGHT: Schema = {"type": "number", "minimum": 0}
 COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 2**53}
@@ -32,6 +33,10 @@ def _one_of(*words: str) -> Schema:
 def _words(longest: int = MAX_WORD) -> Schema:
     word = {"type": "string", "pattern": WORDS_NO_NUL, "maxLength": longest}
     return {"type": "array", "items": word, "minItems": 1, "maxItems": MAX_WORDS}
+
+
+def or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, NULL]}
 
 
 def closed_object(required: str = "", **properties: Schema) -> Schema:
@@ -59,7 +64,7 @@ OPTION_SCHEMAS: Mapping[str, tuple[Schema, ...]] = {
     "exact_match": (closed_object(ignore_case=BOOLEAN),),
     "forbidden_words": (_WORD_LIST,),
     "format_compliance": (
-        closed_object("required_format", required_format=_one_of("json", "numbered_list")),
+        closed_object("required_format", required_format=_one_of("json", "numbered_list"), pattern=NULL, match=NULL),
         closed_object(
             "required_format pattern",
             required_format=_one_of("regex"),
@@ -80,8 +85,8 @@ OPTION_SCHEMAS: Mapping[str, tuple[Schema, ...]] = {
     ),
     "keyword_contains": (closed_object("keywords", keywords=_words(), mode=_one_of("any", "all")),),
     "length": (  # with both bounds, at_least is not above at_most
-        closed_object("at_least", at_least=COUNT, unit=_UNIT),
-        closed_object("at_most", at_most=COUNT, unit=_UNIT),
+        closed_object("at_least", at_least=COUNT, at_most=NULL, unit=_UNIT),
+        closed_object("at_most", at_least=NULL, at_most=COUNT, unit=_UNIT),
     ),
     "length_penalty": (closed_object(target_length=COUNT, penalty_per_token=WEIGHT),),
     "math": (
