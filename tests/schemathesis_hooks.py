@@ -11,3 +11,7 @@ schemathesis.openapi.format("grader-formula", sums | sums.map("max({}, 0.5)".for
 # Templates with a place that every answer has: no schema can say that the item has the fields that a template names.
 words = st.text(st.characters(codec="utf-8", exclude_characters="{}\0"), min_size=1)
 schemathesis.openapi.format("grader-template", words | words.map("{} {{{{ sample.output_text }}}}".format))
+
+# Tests that are Python: one that does not parse has no verdict.
+schemathesis.openapi.format("python-assert", st.integers().map("assert f({}) == 1".format))
+schemathesis.openapi.format("python-grader", st.integers().map("def grade(sample, item): return {}".format))

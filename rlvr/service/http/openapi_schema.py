@@ -48,7 +48,6 @@ TEMPLATE: Schema = {  # text, and placeholders such as {{ item.answer }}
     "maxLength": MAX_TEMPLATE,
     "pattern": r"^(?:[^{\x00]|\{[^{\x00]|\{\{ ?" + _PLACE + r" ?\}\})*$",
 }
-ENTRY_POINT: Schema = {"type": "string", "pattern": r"^(?:[A-Za-z_][A-Za-z0-9_]*)?$", "maxLength": 200}
 JSON_VALUE = {"$ref": "#/components/schemas/JsonValue"}
 JSON_SCHEMA: Schema = {
     "title": "JsonValue",
@@ -92,7 +91,7 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         forms = [_form(by_id, "experience_id rating"), _form(by_place, "session_id iteration rating")]
         return {**kept, "anyOf": forms}
     limits, is_train = service.settings.limits, body == "TrainBody"
-    fields |= {"answer": {"type": "string", "pattern": WORDS_NO_NUL}, "entry_point": ENTRY_POINT}
+    fields["answer"] = {"type": "string", "pattern": WORDS_NO_NUL}
     if is_train:
         fields["prompt"] = {"type": "string", "pattern": WORDS_NO_NUL, "maxLength": limits.max_prompt_chars}
         fields["context"] = {**TEXT, "maxLength": limits.max_prompt_chars}
@@ -140,7 +139,7 @@ def _clean(schema: Schema) -> Schema:
 
 def _tests() -> Schema:
     """Assert statements, or pairs of input and output; not both."""
-    assertion = {"type": "string", "pattern": r"^[^\x00]*assert[^\x00]*$"}
+    assertion = {"type": "string", "format": "python-assert", "pattern": r"^[^\x00]*assert[^\x00]*$"}
     pair = closed_object("input output", input=TEXT, output=TEXT)
     bounds = {"type": "array", "minItems": 1, "maxItems": 200}
     return {"anyOf": [{**bounds, "items": assertion}, {**bounds, "items": pair}]}
@@ -182,7 +181,8 @@ def _json_object(most: int | None = None) -> Schema:
 def _grader(models: Sequence[str]) -> Schema:
     """A configuration in the OpenAI graders' schema; model graders only if the settings name a judge behind a URL."""
     texts = {"input": TEMPLATE, "reference": TEMPLATE}
-    source = {"type": "string", "pattern": r"^[^\x00]*\bgrade\b[^\x00]*$", "maxLength": MAX_SOURCE // 4}
+    source = {"type": "string", "format": "python-grader", "maxLength": MAX_SOURCE // 4}
+    source["pattern"] = r"^[^\x00]*\bgrade\b[^\x00]*$"
     simple = [
         _grader_of("string_check", "input reference operation", **texts, operation={"enum": list(OPERATIONS)}),
         _grader_of("text_similarity", "input reference evaluation_metric", **texts, pass_threshold=SHARE,

@@ -18,9 +18,11 @@ from rlvr.service.service_options import SessionRequest
 
 TASK_ID = r"^[A-Za-z0-9_][A-Za-z0-9._:/@+\-]*$"
 NAME = r"^[A-Za-z0-9._\-]+$"
+FUNCTION = r"^(?:[A-Za-z_][A-Za-z0-9_]*)?$"
 PATTERNS = {
     TASK_ID: "letters, digits and . _ : / @ + - without blanks, the first one a letter, a digit or _",
     NAME: "letters, digits and . _ -",
+    FUNCTION: "the name of a function: letters, digits and _",
 }
 DEEPEST = 32  # levels of nesting
 LARGEST = 1 << 20  # characters of any text
@@ -33,14 +35,15 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(whole)]
+WHOLE = BeforeValidator(whole)
 TaskId = Annotated[str, StringConstraints(pattern=TASK_ID, min_length=1, max_length=128)]
 Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1, max_length=128)]
+FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION, max_length=200)]
 Text = Annotated[str, StringConstraints(max_length=LARGEST)]
 NonBlank = Annotated[
     str, StringConstraints(min_length=1, max_length=LARGEST), AfterValidator(lambda text: require_words(text))
 ]
-Id = Annotated[Whole, Field(ge=1, le=2**53)]
+Id = Annotated[int, Field(ge=1, le=2**53), WHOLE]
 
 FIBONACCI = {
     "task_id": "code_fibonacci",
@@ -104,7 +107,7 @@ class TaskBody(ServiceBody):
     answer: NonBlank | None = None
     tests: Tests = Field(default_factory=list)
     setup: Text = ""
-    entry_point: Annotated[str, StringConstraints(max_length=200)] = ""
+    entry_point: FunctionName = ""
     verifiers: Verifiers = Field(default_factory=list)
     grader: dict[str, Any] | None = None
     item: dict[str, Any] = Field(default_factory=dict, max_length=200)
@@ -136,10 +139,10 @@ class TrainBody(TaskBody):
         }
     )
 
-    max_iterations: Whole | None = Field(default=None, ge=1)
+    max_iterations: Annotated[int, Field(ge=1), WHOLE] | None = None
     min_confidence: float | None = Field(default=None, ge=0, le=1)
-    samples: Whole | None = Field(default=None, ge=1)
-    seed: Whole | None = Field(default=None, ge=0, le=2**53)
+    samples: Annotated[int, Field(ge=1), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**53), WHOLE] | None = None
 
     def request(self, learn: bool = True) -> SessionRequest:
         return _build_request(self, learn=learn)
@@ -159,8 +162,8 @@ class FeedbackBody(ServiceBody):
 
     experience_id: Id | None = None
     session_id: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
-    iteration: Whole | None = Field(default=None, ge=1, le=1_000_000)
-    sample: Whole = Field(default=0, ge=0, le=1_000_000)
+    iteration: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = None
+    sample: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] = 0
     rating: float = Field(ge=0, le=1)
     comment: Annotated[str, StringConstraints(max_length=4_000)] = ""
 
@@ -210,7 +213,7 @@ class GradeBody(ServiceBody):
     answer: NonBlank | None = None
     tests: Tests = Field(default_factory=list)
     setup: Text = ""
-    entry_point: Annotated[str, StringConstraints(max_length=200)] = ""
+    entry_point: FunctionName = ""
     verifiers: Verifiers = Field(default_factory=list)
 
     @model_validator(mode="after")

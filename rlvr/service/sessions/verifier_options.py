@@ -69,12 +69,10 @@ OPTION_SCHEMAS: Mapping[str, tuple[Schema, ...]] = {
             "required_format pattern",
             required_format=_one_of("regex"),
             pattern=PATTERN,
-            match=_one_of("full", "search"),
+            match=or_null(_MATCH),
         ),
     ),
-    "json_schema": (
-        closed_object("schema", schema={"type": "object", "minProperties": 1}, part=_one_of("whole", "code_block")),
-    ),
+    "json_schema": (closed_object("schema", schema=_JSON_SCHEMA, part=_one_of("whole", "code_block")),),
     "judge": (
         closed_object(
             rubric={"type": "string", "pattern": WORDS_NO_NUL, "maxLength": 20_000},
@@ -93,9 +91,7 @@ OPTION_SCHEMAS: Mapping[str, tuple[Schema, ...]] = {
         closed_object(profile=_one_of("strict"), on_many_boxes=_one_of(*MANY_BOXES), **_MATH),
         closed_object("profile", profile=_one_of("lenient"), on_many_boxes=_one_of("last"), **_MATH),
     ),
-    "regex": (
-        closed_object("pattern", pattern=PATTERN, match=_one_of("full", "search"), expect=_one_of("match", "no_match")),
-    ),
+    "regex": (closed_object("pattern", pattern=PATTERN, match=_MATCH, expect=_one_of("match", "no_match")),),
     "repetition": (
         closed_object(
             words={"type": "integer", "minimum": 1, "maximum": MOST_WORDS},
