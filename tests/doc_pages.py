@@ -227,7 +227,7 @@ class Server:
         said: list[str] = []
         for text in self.process.stderr:
             said.append(text)
-            if listening := re.search(r"listening at (http://[^\s,]+)", text):
+            if listening := re.search(r"listening at (http://[^\s,\"]+)", text):
                 self.url = listening[1]
                 return
         raise AssertionError(f"{shlex.join(words)}: it ended\n{''.join(said)}")
