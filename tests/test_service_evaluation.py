@@ -191,7 +191,7 @@ def test_a_missing_key_names_the_variable(service: RlvrService, monkeypatch: pyt
 def test_no_service_and_a_bad_result_have_different_exit_codes(tmp_path: Path, capsys: Any) -> None:
     assert run(["evaluate-service", "--url", f"http://127.0.0.1:{unused_port()}", "--quick"]) == 3
     assert "no service answers" in capsys.readouterr().err
-    with RlvrService(tmp_path / "state") as empty:
+    with RlvrService(tmp_path / "state", LLM_ENDPOINT="none") as empty:
         assert run(["evaluate-service", "--url", empty.url, "--quick"]) == 3
     assert "LLM_ENDPOINT" in capsys.readouterr().err
     with serving(lambda asked: "") as other:  # something else that speaks HTTP
