@@ -226,7 +226,7 @@ def test_a_plain_user_gets_every_tier(tier: str, tmp_path: Path) -> None:
     try:
         (open_to_all / "rlvr" / "core").mkdir(parents=True)
         (open_to_all / "rlvr" / "__init__.py").touch()
-        for name in ("__init__.py", "types.py", "cpu_budget.py", "cancellation.py"):
+        for name in ("__init__.py", "types.py", "cpu_budget.py", "cancellation.py", "fair_queue.py"):
             shutil.copy(ROOT / "rlvr" / "core" / name, open_to_all / "rlvr" / "core")
         shutil.copytree(ROOT / "rlvr" / "sandbox", open_to_all / "rlvr" / "sandbox")
         subprocess.run(["chmod", "-R", "a+rX", str(open_to_all)], check=True)
