@@ -6,6 +6,7 @@ Exercised by tests/test_service_http.py.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 import uuid
@@ -40,14 +41,16 @@ LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model th
 
 class CoalescedQuery(Generic[T]):
     """Runs one query at a time for any number of callers. A call during a running query shares the next result, so no
-    result is older than its call."""
+    result is older than its call. With `every_s` the query runs at most that often, and results may be that old."""
 
-    def __init__(self, query: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._query = query
+    def __init__(self, query: Callable[[], Coroutine[Any, Any, T]], every_s: float = 0.0) -> None:
+        self._query, self._every_s, self._last = query, every_s, -math.inf
         self._current: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
     async def __call__(self) -> T:
+        if self._current is not None and time.monotonic() - self._last < self._every_s:
+            return await asyncio.shield(self._current)
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._current))
         return await asyncio.shield(self._next)
@@ -55,7 +58,7 @@ class CoalescedQuery(Generic[T]):
     async def _after(self, before: asyncio.Task[T] | None) -> T:
         if before is not None:
             await asyncio.wait((before,))
-        self._current, self._next = self._next, None
+        self._current, self._next, self._last = self._next, None, time.monotonic()
         return await self._query()
 
 

@@ -88,8 +88,8 @@ OPTION_SCHEMAS: Mapping[str, tuple[Schema, ...]] = {
     ),
     "length_penalty": (closed_object(target_length=COUNT, penalty_per_token=WEIGHT),),
     "math": (
-        closed_object(profile=_one_of("strict"), on_many_boxes=_one_of(*MANY_BOXES), **_MATH),
-        closed_object("profile", profile=_one_of("lenient"), on_many_boxes=_one_of("last"), **_MATH),
+        closed_object("", profile=_one_of("strict"), on_many_boxes=_one_of(*MANY_BOXES), **_MATH),
+        closed_object("", profile=_one_of("lenient"), on_many_boxes=_one_of("last"), **_MATH),
     ),
     "regex": (closed_object("pattern", pattern=PATTERN, match=_MATCH, expect=_one_of("match", "no_match")),),
     "repetition": (
