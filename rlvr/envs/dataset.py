@@ -42,8 +42,8 @@ class RowOrigin:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.name is None):
             raise ValueError(
-                f"dataset: path={self.path!r} and name={self.name!r}; give one of them: a file, folder or glob, or the "
-                "name of a data set of the hub"
+                f"dataset: path={self.path!r} and name={self.name!r}; give one of them: env.kwargs.path, a file, "
+                "folder or glob, or env.kwargs.name, a data set of the hub"
             )
         if self.name is not None and Path(self.name).expanduser().is_file():
             raise ValueError(f"dataset: name={self.name!r} is a file here, not a data set of the hub; give it as path")
