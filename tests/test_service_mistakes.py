@@ -20,7 +20,7 @@ from rlvr.store.records import Session, Status
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
-    with scripted_service(tmp_path_factory.mktemp("service")) as running:
+    with scripted_service(tmp_path_factory.mktemp("service"), RLVR_REQUESTS_PER_MINUTE="0") as running:
         yield running
 
 
@@ -186,11 +186,12 @@ def test_a_refusing_endpoint_is_an_error_code_and_keeps_the_session(service: Rlv
 def test_a_client_that_disconnects_loses_the_response_and_not_the_session(service: RlvrService):
     body = json.dumps({"task_id": "gone", "prompt": "slowly: an ode"}).encode()
     head = b"POST /train HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    deadline = time.monotonic() + 20
     with socket.create_connection(("127.0.0.1", service.port)) as connection:
         connection.sendall(head % len(body) + body)
         while not service.get("/sessions", params={"task_id": "gone"}).json()["sessions"]:
+            assert time.monotonic() < deadline
             time.sleep(0.05)
-    deadline = time.monotonic() + 20
     while (row := service.get("/sessions", params={"task_id": "gone"}).json()["sessions"][0])["status"] != "done":
         assert time.monotonic() < deadline, row
         time.sleep(0.1)
