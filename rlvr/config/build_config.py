@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from rlvr.config.compose import CLI, LoadedConfig
+from rlvr.config.compose import LoadedConfig
 from rlvr.config.schema import EnvOptions, RunConfig
 from rlvr.config.unused_keys import drop_target_kl, drop_unused, find_unused, report_unused
 from rlvr.config.validate import validate
+
+_OF_TRL = {"beta", "epsilon", "loss_type", "max_completion_length", "num_generations", "scale_rewards"}
 
 
 def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text: None) -> RunConfig:
@@ -40,7 +42,7 @@ def build_config(loaded: LoadedConfig, warn: Callable[[str], None] = lambda text
             value, default = value[part], default[part]
         return not isinstance(value, dict) and value == default
 
-    if loaded.typed.get("training.steps") == "num_iterations" and loaded.origin.get("training.steps") == CLI:
+    if loaded.typed.get("training.steps") == "num_iterations" and _OF_TRL & {*loaded.typed.values()}:
         warn("num_iterations sets training.steps; TRL's, updates with the same completions, is training.ppo_epochs")
     report_unused([*find_unused(config), *unused, *unlooked], loaded, same, warn)
     return config
