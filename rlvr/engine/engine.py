@@ -40,7 +40,7 @@ from rlvr.engine.model import LanguageModel
 from rlvr.engine.muon import hidden_matrices
 from rlvr.engine.policy import NO_ADAPTER, Policy, Snapshot
 from rlvr.engine.sampler import Sampler
-from rlvr.engine.scheduler import SamplingRequest
+from rlvr.engine.scheduler import SampledToken, SamplingRequest
 
 
 @dataclass(eq=False)
@@ -145,8 +145,12 @@ class Engine:
         topk_prompt: int = 0,
         topk_sample: int = 0,
         prompt_targets: PromptTargets | None = None,
+        on_token: Callable[[SampledToken], None] | None = None,
     ) -> SamplingRequest:
-        """Check a request and queue it; `advance` computes. Without a seed in the params each call samples anew."""
+        """Check a request and queue it; `advance` computes. Without a seed in the params each call samples anew.
+
+        `on_token` is called with every token when it is sampled, in the thread that advances the engine.
+        """
         tokens = prompt.to_ints()
         self._check_sampling(tokens, count, topk_prompt, topk_sample)
         if prompt_targets is not None:
@@ -157,7 +161,8 @@ class Engine:
         room = self.model.context - len(tokens)
         budget = min(params.max_tokens or room, room)
         request = SamplingRequest(
-            tokens, count, params, snapshot, budget, *stops, prompt_logprobs, topk_prompt, topk_sample, prompt_targets
+            tokens, count, params, snapshot, budget, *stops, prompt_logprobs, topk_prompt, topk_sample, prompt_targets,
+            on_token,
         )
         with self.lock:
             self._sampler.scheduler.add(request)
@@ -188,14 +193,19 @@ class Engine:
             if len(wrong := values_N[(values_N < low) | (values_N > high)]):
                 raise ValueError(f"sample: target_prompt_logprobs hold the {what} {wrong[0]}, outside {low}..{high}")
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens of the model and its tokenizer that end a completion."""
+        ends = self.model.module.generation_config.eos_token_id if self.model.module.generation_config else None
+        ends = [ends] if isinstance(ends, int) else list(ends or [])
+        if self.model.tokenizer.eos_token_id is not None:
+            ends.append(self.model.tokenizer.eos_token_id)
+        return frozenset(ends)
+
     def _resolve_stops(self, params: SamplingParams) -> tuple[frozenset[int], tuple[str, ...]]:
-        """The stop tokens and stop strings; by default the end tokens of the model and its tokenizer."""
+        """The stop tokens and stop strings; by default the end tokens."""
         if params.stop is None:
-            ends = self.model.module.generation_config.eos_token_id if self.model.module.generation_config else None
-            ends = [ends] if isinstance(ends, int) else list(ends or [])
-            if self.model.tokenizer.eos_token_id is not None:
-                ends.append(self.model.tokenizer.eos_token_id)
-            return frozenset(ends), ()
+            return self.end_tokens, ()
         stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
         strings = tuple(s for s in stops if isinstance(s, str))
         if "" in strings:

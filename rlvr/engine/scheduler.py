@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -30,9 +30,21 @@ class PromptScores(NamedTuple):
     targets: list[float]
 
 
+class SampledToken(NamedTuple):
+    """A token of completion `index`; `likeliest` is empty unless the request has `topk_sample`."""
+
+    index: int
+    token: int
+    logprob: float
+    likeliest: list[tuple[int, float]]
+
+
 @dataclass(eq=False)
 class SamplingRequest:
-    """One `sample` call: `count` completions of one prompt under one snapshot, of at most `budget` tokens each."""
+    """One `sample` call: `count` completions of one prompt under one snapshot, of at most `budget` tokens each.
+
+    `on_token` is called with every token, in the thread that samples: it must return at once and raise nothing.
+    """
 
     prompt: list[int]
     count: int
@@ -45,6 +57,7 @@ class SamplingRequest:
     topk_prompt: int = 0
     topk_sample: int = 0
     prompt_targets: PromptTargets | None = None
+    on_token: Callable[[SampledToken], None] | None = None
     started: int = 0
     finished: dict[int, SampledSequence] = field(default_factory=dict[int, SampledSequence])
     prompt_scores: PromptScores | None = None
@@ -214,6 +227,10 @@ class Scheduler:
             return
         row.tokens.append(token)
         row.logprobs.append(logprob)
+        if request.on_token is not None:
+            likeliest = list(row.likeliest[-1]) if request.topk_sample else []
+            for completion in row.completions:
+                request.on_token(SampledToken(completion.index, token, logprob, likeliest))
         end_tokens = int(token in request.stop_tokens)
         try:
             stops = request.stop_strings

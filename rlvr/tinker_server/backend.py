@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from rlvr.core.file_lock import lock_file
 from rlvr.tinker_server.client_sessions import ClientSessions
-from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, Pending, lost_error
+from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Outcome, Pending, lost_error
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache
 from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.engine_thread import EngineThread
@@ -153,7 +153,7 @@ class TinkerBackend:
         self.sessions.finish(owner, session_id, reason)
         self.sampling.cancel_absent_clients()
 
-    async def result(self, owner: str, request_id: str, timeout: float) -> Outcome | Pending:
+    async def result(self, owner: str, request_id: str, timeout: float) -> LiveOutcome | Pending:
         """Wait up to `timeout` seconds for the outcome of a request; GoneError if it is not known any more."""
         future = self._futures.find_owned(owner, request_id)
         if future is not None:

@@ -17,9 +17,13 @@ class TinkerServerError(HttpError):
 
     status = 400
     category = "user"
+    code: str | None = None
 
     def content(self, request_id: str) -> dict[str, Any]:
-        return {"detail": str(self), "category": self.category, "request_id": request_id}
+        """What the Tinker SDK reads, and `error` for the clients of the open endpoints."""
+        kind = "invalid_request_error" if self.category == "user" else "server_error"
+        error = {"message": str(self), "type": kind, "param": None, "code": self.code}
+        return {"detail": str(self), "category": self.category, "request_id": request_id, "error": error}
 
 
 class UserError(TinkerServerError):
@@ -42,6 +46,7 @@ class Forbidden(TinkerServerError):
 
 class NotFound(TinkerServerError):
     status = 404
+    code = "not_found"
 
 
 class GoneError(TinkerServerError):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rlvr.core.messages import SampleResponse
 from rlvr.tinker_server.errors import GoneError
 
 
@@ -48,7 +49,15 @@ class RequestFailure:
     category: str
 
 
-Outcome = JsonResult | ProtoResult | RequestFailure
+@dataclass(frozen=True)
+class SampleResult:
+    """Completions for a route of this process; they are not encoded."""
+
+    response: SampleResponse
+
+
+Outcome = JsonResult | ProtoResult | RequestFailure  # what can be stored and sent
+LiveOutcome = Outcome | SampleResult
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class ResultFuture:
     owner: str
     group: str = ""  # of samples: sampling session and number of the client's copy
     session: str = ""
-    outcome: Outcome | LostRequest | None = None
+    outcome: LiveOutcome | LostRequest | None = None
     finished: float = 0.0
     number: int = 0  # its place among the finished ones of its group
     pinned: bool = False
@@ -131,7 +140,7 @@ class FutureRegistry:
         with self._lock:
             return [future for future in self._all.values() if future.group and future.outcome is None]
 
-    def resolve(self, future: ResultFuture, outcome: Outcome | LostRequest) -> None:
+    def resolve(self, future: ResultFuture, outcome: LiveOutcome | LostRequest) -> None:
         """Set the outcome, once: a later call (a cancel, an engine that finishes after it) changes nothing."""
         with self._lock:
             if future.outcome is not None:
@@ -154,6 +163,12 @@ class FutureRegistry:
         if name not in self._groups:
             self._groups[name] = FutureGroup(int(self._clock() * 1e6))
         return self._groups[name]
+
+    def discard(self, future: ResultFuture) -> None:
+        """Drop a finished future whose result was read and is not asked for again."""
+        with self._lock:
+            if future.request_id in self._done:
+                self._discard(future)
 
     def unpin(self, future: ResultFuture) -> None:
         """Let the future be dropped: its result is in the store now."""
@@ -190,7 +205,7 @@ class FutureRegistry:
         future = self.find(request_id)
         return future if future is not None and future.owner == owner else None
 
-    async def wait(self, future: ResultFuture, timeout: float) -> Outcome | Pending:
+    async def wait(self, future: ResultFuture, timeout: float) -> LiveOutcome | Pending:
         """The outcome as soon as there is one; `Pending` after `timeout` seconds."""
         await self._wait_until(future.waiters, lambda: future.outcome is not None, timeout)
         if isinstance(future.outcome, LostRequest):

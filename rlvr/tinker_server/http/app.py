@@ -23,6 +23,7 @@ from rlvr.tinker_server.errors import StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
 from rlvr.tinker_server.http.wire import BadRequest
+from rlvr.tinker_server.open_api import open_routes
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.web.auth import ApiKeys
 from rlvr.web.middleware import register_error_handlers
@@ -51,6 +52,8 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     for routes in (routes_session, routes_training, routes_sampling, routes_rest):
         app.include_router(routes.router, prefix="/api/v1")
     app.include_router(routes_operation.router)
+    app.state.texts = {}
+    app.include_router(open_routes.router)
     register_error_handlers(app, describe_failure, (BadRequest, RequestValidationError, ClientDisconnect, Exception))
     return app
 

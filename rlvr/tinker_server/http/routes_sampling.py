@@ -17,10 +17,12 @@ from rlvr.tinker_server.http.routes_training import PROTOBUF
 from rlvr.tinker_server.request_futures import (
     FinishedSamples,
     JsonResult,
-    Outcome,
+    LiveOutcome,
     Pending,
     ProtoResult,
     RequestFailure,
+    SampleResult,
+    lost_error,
 )
 from rlvr.web.logs import get_logger
 
@@ -72,7 +74,7 @@ async def retrieve_future(body: schemas.RetrieveFutureRequest, caller: CallerDep
     return result_response(caller, body, result or Pending())
 
 
-def result_response(caller: Caller, body: schemas.RetrieveFutureRequest, outcome: Outcome | Pending) -> Response:
+def result_response(caller: Caller, body: schemas.RetrieveFutureRequest, outcome: LiveOutcome | Pending) -> Response:
     match outcome:
         case Pending(state, reason):
             again = {"type": "try_again", "request_id": body.request_id, "queue_state": state}
@@ -83,6 +85,8 @@ def result_response(caller: Caller, body: schemas.RetrieveFutureRequest, outcome
             return JSONResponse({"error": error, "category": category})
         case JsonResult(value):
             return JSONResponse(value)
+        case SampleResult():
+            raise lost_error(body.request_id)  # of an open endpoint, which returns it itself
         case ProtoResult(encoded):
             accepted = caller.request.headers.get("accept", "*/*")
             if PROTOBUF not in accepted and "*/*" not in accepted:

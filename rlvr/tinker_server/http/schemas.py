@@ -208,6 +208,17 @@ class JoinSamplerRequest(TinkerRequest):
     sampling_session_id: Name
 
 
+def check_stops(given: Any) -> Any:
+    """The stops as they were given; ValueError for too many, too long ones, and text that is not Unicode."""
+    stops = given if isinstance(given, list) else [given]
+    for stop in stops:
+        if isinstance(stop, str):
+            stop.encode()  # raises ValueError for half a surrogate pair, before sampling
+    if len(stops) > STOPS or any(len(stop) > STOP_LENGTH for stop in stops if isinstance(stop, str)):
+        raise ValueError(f"expected at most {STOPS} stops, of at most {STOP_LENGTH} characters")
+    return given
+
+
 class SamplingFields(TinkerRequest):
     """Sampling parameters as sent; `SamplingParams` checks their values."""
 
@@ -222,13 +233,7 @@ class SamplingFields(TinkerRequest):
     @field_validator("stop")
     @classmethod
     def _check_stops(cls, given: Any) -> Any:
-        stops = given if isinstance(given, list) else [given]
-        for stop in stops:
-            if isinstance(stop, str):
-                stop.encode()  # raises ValueError for half a surrogate pair, before sampling
-        if len(stops) > STOPS or any(len(stop) > STOP_LENGTH for stop in stops if isinstance(stop, str)):
-            raise ValueError(f"expected at most {STOPS} stops, of at most {STOP_LENGTH} characters")
-        return given
+        return check_stops(given)
 
     def params(self) -> SamplingParams:
         try:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.core.fair_queue import FairQueue
 from rlvr.core.messages import NonFiniteError
-from rlvr.tinker_server.http.wire import encode_samples
-from rlvr.tinker_server.request_futures import FutureRegistry, Outcome, ProtoResult, RequestFailure, ResultFuture
+from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, RequestFailure, ResultFuture
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
 from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
@@ -230,9 +229,8 @@ class EngineThread:
             try:
                 snapshot = self._sampling_sessions.load(sampling.sampler, self._engine)
                 request = self._engine.enqueue(
-                    snapshot, sampling.prompt, sampling.count, sampling.params, **sampling.options,
-                    prompt_targets=sampling.targets and sampling.targets.targets,
-                )  # fmt: skip
+                    snapshot, sampling.prompt, sampling.count, sampling.params, **sampling.options
+                )
             except Exception as error:
                 failure, is_ours = classify_error(error)
                 if is_ours:
@@ -265,14 +263,13 @@ class EngineThread:
         for request in ended:
             if (sampling := self._running.pop(request, None)) is None:
                 continue
-            outcome: Outcome
+            outcome: LiveOutcome
             try:
                 if request.error is not None:
                     raise request.error
                 response = request.response()
                 self.counters.sampled_tokens += sum(len(sequence.tokens) for sequence in response.sequences)
-                scores, targets = response.prompt_target_logprobs, sampling.targets
-                outcome = ProtoResult(encode_samples(response, targets and targets.encode(scores or [])))
+                outcome = sampling.encode(response)
             except Exception as error:
                 outcome, _ = classify_error(error)
                 if not isinstance(error, NonFiniteError):  # mistakes of a request are found when it is queued
@@ -293,6 +290,6 @@ class EngineThread:
         for sampling in early:
             self._end(sampling, RequestFailure("cancelled by its client", "user"))
 
-    def _end(self, sampling: QueuedSample, outcome: Outcome) -> None:
+    def _end(self, sampling: QueuedSample, outcome: LiveOutcome) -> None:
         sampling.release_quota()
         self._futures.resolve(sampling.future, outcome)

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.tinker_server.http.requested_targets import RequestedTargets
-from rlvr.tinker_server.request_futures import ResultFuture
+from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
+from rlvr.tinker_server.request_futures import LiveOutcome, ResultFuture
 from rlvr.tinker_server.storage.server_store import Row
 
 
 @dataclass(eq=False)
 class QueuedSample:
-    """One sampling request; `options` holds prompt_logprobs, topk_prompt and topk_sample."""
+    """One sampling request; `options` are those of `Engine.enqueue`. `encode` makes its outcome."""
 
     future: ResultFuture
     sampler: Row
@@ -27,7 +26,7 @@ class QueuedSample:
     params: SamplingParams
     options: dict[str, Any]
     release_quota: Callable[[], None]
-    targets: RequestedTargets | None = None
+    encode: Callable[[SampleResponse], LiveOutcome]
 
     @property
     def owner(self) -> str:

@@ -8,17 +8,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlvr.core import rng
-from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.http.requested_targets import RequestedTargets
-from rlvr.tinker_server.request_futures import FinishedSamples, FutureRegistry, LostRequest
+from rlvr.tinker_server.http.wire import encode_samples
+from rlvr.tinker_server.request_futures import (
+    FinishedSamples,
+    FutureRegistry,
+    LostRequest,
+    ProtoResult,
+    ResultFuture,
+    SampleResult,
+)
 from rlvr.tinker_server.runs.engine_thread import EngineThread
 from rlvr.tinker_server.sampling.heartbeats import Heartbeats
 from rlvr.tinker_server.sampling.pending_samples import PendingSamples
@@ -36,6 +45,11 @@ log = logging.getLogger(__name__)
 CLONE_STRIDE = 1_000_000_000  # a sampling client copied to another process counts its requests from a multiple of this
 # About how many bytes a request holds while it waits and runs: objects per prompt token, completion and top-k cell.
 TOKEN_BYTES, COMPLETION_BYTES, CELL_BYTES = 64, 1_024, 128
+
+
+def _encode_protobuf(targets: RequestedTargets | None, response: SampleResponse) -> ProtoResult:
+    scores = response.prompt_target_logprobs
+    return ProtoResult(encode_samples(response, targets and targets.encode(scores or [])))
 
 
 @dataclass(eq=False)
@@ -113,7 +127,7 @@ class SampleRequests:
         if not 1 <= count <= self._limits.max_samples:
             raise UserError(f"num_samples={count}, expected 1 to {self._limits.max_samples}")
         targeted = 0 if targets is None else targets.ids_N.size
-        cells = self._count_cells(row["base_model"], prompt, count, params, options or {}, targeted)
+        size = self._size(row["base_model"], prompt, count, params, options or {}, targeted)
         digest = hashlib.sha256(repr((prompt.to_ints(), count, params, options)).encode())
         if targets is not None:
             digest.update(targets.content)
@@ -122,18 +136,94 @@ class SampleRequests:
         if params.seed is None:
             params = replace(params, seed=rng.key("sampling session", sampling_session_id, seq_id))
         self._heartbeats.record(row["session"])
-        size = TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + CELL_BYTES * cells
         if self._futures.find(request_id) is None:
             self._quotas.acquire(owner, size, samples=1)
             release_quota = partial(self._quotas.release, owner, size, 1)
             group = f"{sampling_session_id}/{seq_id // CLONE_STRIDE}"
             if future := self._futures.create(request_id, owner, group=group, session=row["session"]):
                 self._pending.add(future)
-                queued = QueuedSample(future, row, prompt, count, params, dict(options or {}), release_quota, targets)
+                wanted = dict(options or {}) | ({} if targets is None else {"prompt_targets": targets.targets})
+                encode = partial(_encode_protobuf, targets)
+                queued = QueuedSample(future, row, prompt, count, params, wanted, release_quota, encode)
                 self._threads[row["base_model"]].sample(queued)
             else:  # the same message arrived twice at once
                 release_quota()
         return request_id, sequences
+
+    def find_model(self, owner: str, name: str) -> Row:
+        """The weights that a name stands for, in the form of a sampling session.
+
+        A name is a base model, a `tinker://` path, or the id of a training run of the owner's, which stands for the
+        weights that it saved last.
+        """
+        row = {"id": name, "owner": owner, "model": None, "path": None, "folder": None, "kind": "snapshot", "number": 0}
+        if name in self._engines:
+            return row | {"base_model": name}
+        run = self._store.one("SELECT base_model FROM models WHERE id = ? AND owner = ?", name, owner)
+        if run is None and not name.startswith("tinker://"):
+            raise NotFound(
+                f"model {name[:200]!r} is not served here; served: {', '.join(self._engines)}, saved weights by their "
+                "tinker:// path, and training runs of yours by their id"
+            )
+        sampler = self._store.one(
+            "SELECT * FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT 1", name
+        )
+        if run is not None:
+            saved = self._store.one(
+                "SELECT kind, name, seq FROM checkpoints WHERE run = ? AND deleted = 0 AND kind != 'external_weights' "
+                "ORDER BY seq DESC LIMIT 1",
+                name,
+            )
+            if saved is None and sampler is None:
+                raise NotFound(f"training run {name[:200]!r} has not saved weights yet; save them for sampling first")
+            if saved is None or (sampler is not None and sampler["number"] > saved["seq"]):
+                return dict(sampler or {})
+            name = f"tinker://{name}/{saved['kind']}/{saved['name']}"
+        _, checkpoint = self._checkpoints.find(owner, name)
+        if checkpoint["base_model"] not in self._engines:
+            raise NotFound(f"{name} is on {checkpoint['base_model']}, which is not served at the moment")
+        return row | {"base_model": checkpoint["base_model"], "path": name, "number": checkpoint["seq"]}
+
+    def sample_model(
+        self, owner: str, row: Row, prompt: ModelInput, count: int, params: SamplingParams, options: Mapping[str, Any]
+    ) -> ResultFuture:
+        """Queue `count` completions outside of sampling sessions; the future gets a `SampleResult`.
+
+        `row` is from `find_model`. The caller ends what it does not wait for with `cancel_future`.
+        """
+        if not 1 <= count <= self._limits.max_samples:
+            raise UserError(f"n={count}, expected 1 to {self._limits.max_samples}")
+        size = self._size(row["base_model"], prompt, count, params, options)
+        request_id = f"open-{secrets.token_hex(12)}"
+        if params.seed is None:
+            params = replace(params, seed=rng.key("open request", request_id))
+        self._quotas.acquire(owner, size, samples=1)
+        future = self._futures.create(request_id, owner)
+        assert future is not None  # the id is new
+        release_quota = partial(self._quotas.release, owner, size, 1)
+        queued = QueuedSample(future, row, prompt, count, params, dict(options), release_quota, SampleResult)
+        self._threads[row["base_model"]].sample(queued)
+        return future
+
+    def cancel_future(self, future: ResultFuture) -> None:
+        """End what is still running of a request of `sample_model`, and forget its result."""
+        if future.outcome is None:
+            for thread in self._threads.values():
+                thread.cancel(future)
+        self._futures.discard(future)
+
+    def _size(
+        self,
+        base_model: str,
+        prompt: ModelInput,
+        count: int,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+        targeted: int = 0,
+    ) -> int:
+        """About how many bytes a request holds."""
+        cells = self._count_cells(base_model, prompt, count, params, options, targeted)
+        return TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + CELL_BYTES * cells
 
     def _count_cells(
         self,

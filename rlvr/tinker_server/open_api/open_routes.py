@@ -1,0 +1,215 @@
+"""`/v1/models`, `/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate`.
+
+Exercised by `python -m pytest tests/test_open_http.py`, and with unmodified clients by tests/test_open_clients.py.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from rlvr.core.messages import SampledSequence
+from rlvr.core.types import StopReason
+from rlvr.tinker_server.errors import TinkerServerError, UserError
+from rlvr.tinker_server.http.dependencies import Caller, CallerDep
+from rlvr.tinker_server.http.tinker_middleware import internal_error
+from rlvr.tinker_server.open_api import open_replies as replies
+from rlvr.tinker_server.open_api.open_requests import ChatRequest, CompletionRequest, GenerateRequest
+from rlvr.tinker_server.open_api.open_sampling import OpenSampling, error_fields
+from rlvr.tinker_server.open_api.open_streams import stream_chat, stream_completions
+from rlvr.tinker_server.open_api.served_text import ServedText
+from rlvr.tinker_server.storage.server_store import Row
+
+router = APIRouter()
+Json = dict[str, Any]
+
+
+@router.get("/v1/models")
+async def models(caller: CallerDep) -> Json:
+    """The base models, then the caller's saved weights."""
+    bases = [_model_card(name, engine.model.context) for name, engine in caller.backend.engines.items()]
+    listed = await caller.call(caller.backend.queries.checkpoints, None, 1_000)
+    saved = [await _find_card(caller, one["tinker_path"]) for one in listed["checkpoints"]]
+    return {"object": "list", "data": [*bases, *(card for card in saved if card)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, caller: CallerDep) -> Json:
+    row = await caller.call(caller.backend.sampling.find_model, name)
+    return _model_card(name, caller.backend.engines[row["base_model"]].model.context, row["base_model"])
+
+
+async def _find_card(caller: Caller, path: str) -> Json | None:
+    try:
+        return await model(path, caller)
+    except TinkerServerError:  # of a base model that is not served now, or just deleted
+        return None
+
+
+def _model_card(name: str, context: int, base: str = "") -> Json:
+    card = {"id": name, "object": "model", "created": 0, "owned_by": "rlvr", "max_model_len": context}
+    return card | ({"root": base, "parent": base} if base not in ("", name) else {})
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
+    row = await caller.call(caller.backend.sampling.find_model, body.model)
+    text = served_text(caller, row)
+    prompts = [text.encode(one) if isinstance(one, str) else one for one in body.prompts]
+    top = body.logprobs or 0
+    scores_prompt = body.echo and body.logprobs is not None
+    options = {"topk_sample": top, "prompt_logprobs": scores_prompt, "topk_prompt": top if scores_prompt else 0}
+    sampling = OpenSampling(caller, row, prompts)
+    await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
+    head = _head("cmpl", "text_completion", body.model)
+    name: Callable[[int], str] = (lambda one: f"token_id:{one}") if body.return_tokens_as_token_ids else text.token_text
+    if body.stream:
+        texts = [_prompt_text(body, number, prompt, text) for number, prompt in enumerate(prompts)]
+        return _respond(stream_completions(body, sampling, texts, text, head, name))
+    responses = await sampling.results()
+    choices: list[Json] = []
+    spent = 0
+    for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        for index, sampled in enumerate(response.sequences):
+            sequence = sampled if body.max_tokens != 0 else _without_tokens(sampled)
+            spent += len(sequence.tokens)
+            said = replies.answer_text(sequence, text, body.stop_strings, body.skip_special_tokens)
+            lead = _prompt_text(body, number, prompt, text) if body.echo else ""
+            choice: Json = {
+                "index": number * body.n + index,
+                "text": lead + said,
+                "finish_reason": _reason(sequence),
+                "logprobs": None,
+            }
+            if body.logprobs is not None:
+                tokens, logprobs = sequence.tokens, list[float | None](sequence.logprobs or ())
+                tops: list[Any] = list(sequence.topk_logprobs or [None] * len(tokens))
+                if body.echo:
+                    before = response.topk_prompt_logprobs or [None] * len(prompt)
+                    tokens, logprobs = [*prompt, *tokens], [*(response.prompt_logprobs or ()), *logprobs]
+                    tops = [*before, *tops]
+                offset = 0 if body.echo else len(_prompt_text(body, number, prompt, text))
+                choice["logprobs"] = replies.completion_logprobs(tokens, logprobs, tops, text, name, offset)
+            if body.return_token_ids:
+                choice |= {"token_ids": sequence.tokens, "prompt_token_ids": prompt}
+            choices.append(choice)
+    total = replies.usage(sum(map(len, prompts)), spent)
+    return JSONResponse(head | {"choices": choices, "usage": total, "system_fingerprint": responses[0].fingerprint})
+
+
+@router.post("/v1/chat/completions")
+async def chat(body: ChatRequest, caller: CallerDep) -> Response:
+    row = await caller.call(caller.backend.sampling.find_model, body.model)
+    text = served_text(caller, row)
+    tools = (body.tools or []) if body.tool_choice != "none" else []
+    calls = text.tool_calls if tools else None
+    try:
+        messages = replies.template_messages(body.messages)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    prompt = await caller.call(lambda owner: text.render(messages, tools, body.chat_template_kwargs or {}))
+    options = {"topk_sample": body.top_logprobs or 0}
+    sampling = OpenSampling(caller, row, [prompt])
+    await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
+    head = _head("chatcmpl", "chat.completion", body.model)
+    if body.stream:
+        return _respond(stream_chat(body, sampling, text, head, bool(tools)))
+    [response] = await sampling.results()
+    choices: list[Json] = []
+    for index, sequence in enumerate(response.sequences):
+        said = replies.answer_text(sequence, text, body.stop_strings, body.skip_special_tokens)
+        said, found = calls.split(said) if calls else (said, [])
+        message: Json = {"role": "assistant", "content": said if said or not found else None}
+        if found:
+            message["tool_calls"] = replies.tool_call_fields(found)
+        choice: Json = {
+            "index": index,
+            "message": message,
+            "finish_reason": "tool_calls" if found else _reason(sequence),
+            "logprobs": None,
+        }
+        if body.logprobs:
+            choice["logprobs"] = replies.chat_logprobs(
+                sequence.tokens, sequence.logprobs or [], sequence.topk_logprobs, text
+            )
+        if body.return_token_ids:
+            choice["token_ids"] = sequence.tokens
+        choices.append(choice)
+    total = replies.usage(len(prompt), sum(len(sequence.tokens) for sequence in response.sequences))
+    more = {"prompt_token_ids": prompt} if body.return_token_ids else {}
+    found_at = {"system_fingerprint": response.fingerprint}
+    return JSONResponse(head | {"choices": choices, "usage": total} | found_at | more)
+
+
+@router.post("/inference/v1/generate")
+async def generate(body: GenerateRequest, caller: CallerDep) -> Json:
+    name = body.model or next(iter(caller.backend.engines))
+    row = await caller.call(caller.backend.sampling.find_model, name)
+    wanted = body.sampling_params
+    sampling = OpenSampling(caller, row, [body.token_ids])
+    params = wanted.params(wanted.max_tokens, sampling.end_tokens)
+    await sampling.start(wanted.n, params, {"topk_sample": max(0, (wanted.logprobs or 0) - 1)})
+    [response] = await sampling.results()
+    choices = [
+        {
+            "index": index,
+            "token_ids": sequence.tokens,
+            "logprobs": replies.generated_logprobs(sequence),
+            "finish_reason": _reason(sequence),
+        }
+        for index, sequence in enumerate(response.sequences)
+    ]
+    total = replies.usage(len(body.token_ids), sum(len(sequence.tokens) for sequence in response.sequences))
+    more = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
+    return {"request_id": f"gen-{secrets.token_hex(12)}", "model": name, "choices": choices, "usage": total} | more
+
+
+def served_text(caller: Caller, row: Row) -> ServedText:
+    """The text of a base model, made when it is first used."""
+    request: Request = caller.request
+    texts: dict[str, ServedText] = request.app.state.texts
+    base = row["base_model"]
+    if base not in texts:
+        texts[base] = ServedText(caller.backend.engines[base].model.tokenizer)
+    return texts[base]
+
+
+def _head(kind: str, form: str, model: str) -> Json:
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "object": form, "created": int(time.time()), "model": model}
+
+
+def _reason(sequence: SampledSequence) -> str:
+    return "length" if sequence.stop_reason == StopReason.LENGTH else "stop"
+
+
+def _without_tokens(sequence: SampledSequence) -> SampledSequence:
+    """`max_tokens=0` asks for the prompt's log-probs only; the engine samples one token."""
+    return SampledSequence(StopReason.LENGTH, [], [], 0, [] if sequence.topk_logprobs is not None else None)
+
+
+def _prompt_text(body: CompletionRequest, number: int, prompt: list[int], text: ServedText) -> str:
+    given = body.prompts[number]
+    return given if isinstance(given, str) else text.decode(prompt, skip_special=False)
+
+
+def _respond(chunks: AsyncIterator[Json]) -> StreamingResponse:
+    """The chunks as server-sent events; an error after the first is a chunk too."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for chunk in chunks:
+                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+        except TinkerServerError as error:
+            yield f"data: {json.dumps(error_fields(error))}\n\n"
+        except Exception as error:
+            yield f"data: {json.dumps(error_fields(internal_error(error)))}\n\n"
+            raise
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream")

@@ -1,0 +1,111 @@
+"""The samples of one request to the open endpoints: queued together, awaited together, ended when the client leaves.
+
+Exercised by `python -m pytest tests/test_open_http.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
+from rlvr.engine.scheduler import SampledToken
+from rlvr.tinker_server.errors import ServerError, TinkerServerError, UserError
+from rlvr.tinker_server.http.dependencies import Caller
+from rlvr.tinker_server.request_futures import Pending, RequestFailure, ResultFuture, SampleResult
+from rlvr.tinker_server.storage.server_store import Row
+
+_LOOK_SECONDS = 0.5  # between looks at whether the client is still there
+
+
+@dataclass(eq=False)
+class OpenSampling:
+    """`prompts[i]` gets `count` completions; `tokens` are (prompt, token) as they are sampled, None at the end."""
+
+    caller: Caller
+    row: Row  # the weights, by `SampleRequests.find_model`
+    prompts: Sequence[list[int]]
+    futures: list[ResultFuture] = field(default_factory=list[ResultFuture])
+    tokens: asyncio.Queue[tuple[int, SampledToken] | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return self.caller.backend.engines[self.row["base_model"]].end_tokens
+
+    async def start(
+        self, count: int, params: SamplingParams, options: Mapping[str, Any], *, is_streamed: bool = False
+    ) -> None:
+        """Queue everything; what was queued before an error is ended again."""
+        loop = asyncio.get_running_loop()
+
+        def report(prompt: int, token: SampledToken) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server stops
+                loop.call_soon_threadsafe(self.tokens.put_nowait, (prompt, token))
+
+        try:
+            for number, prompt in enumerate(self.prompts):
+                more = {"on_token": lambda token, number=number: report(number, token)} if is_streamed else {}
+                future = await self.caller.call(
+                    self.caller.backend.sampling.sample_model,
+                    self.row,
+                    ModelInput(prompt),
+                    count,
+                    params,
+                    {**options, **more},
+                )
+                self.futures.append(future)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            self.caller.backend.sampling.cancel_future(future)
+
+    async def results(self) -> list[SampleResponse]:
+        """One response per prompt. Raises the first failure, and `UserError` when the client has left."""
+        try:
+            return [await self._result(future) for future in self.futures]
+        finally:
+            self.cancel()
+
+    async def _result(self, future: ResultFuture, *, looks: bool = True) -> SampleResponse:
+        caller = self.caller
+        while True:
+            outcome = await caller.polls.hold(caller.backend.result(caller.owner, future.request_id, _LOOK_SECONDS))
+            match outcome:
+                case SampleResult(response):
+                    return response
+                case RequestFailure(error, category):
+                    raise UserError(error) if category == "user" else ServerError(error)
+                case Pending():
+                    if looks and await caller.request.is_disconnected():
+                        raise UserError("the client closed the connection")
+                case _:
+                    raise ServerError("the server is stopping; send the request again")
+
+    async def stream(self) -> AsyncIterator[tuple[int, SampledToken]]:
+        """(prompt, token) as they are sampled, to the end. Closing it ends the samples, as does a failure of one."""
+        waiting = asyncio.ensure_future(self._finish())
+        try:
+            while (item := await self.tokens.get()) is not None:
+                yield item
+            await waiting
+        finally:
+            waiting.cancel()
+            self.cancel()
+
+    async def _finish(self) -> None:
+        try:
+            for future in self.futures:
+                await self._result(future, looks=False)
+        finally:
+            self.tokens.put_nowait(None)  # after every token: those are put by calls of the same loop, made earlier
+
+
+def error_fields(error: TinkerServerError) -> dict[str, Any]:
+    """An error in the form of OpenAI's clients, for a stream that has begun."""
+    return {"error": error.content("")["error"]}

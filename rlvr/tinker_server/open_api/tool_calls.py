@@ -1,0 +1,127 @@
+"""Calls of tools in a completion, in the form in which the model's own chat template writes them.
+
+A template is asked once, with a call whose parts are known, and what it writes around the call's JSON tells the form:
+`<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Qwen, Hermes), bare JSON with `parameters` (Llama 3),
+`[TOOL_CALLS][{...}]` (Mistral). Left out on purpose: forms that are not JSON, which are refused before sampling.
+`python -m pytest tests/test_open_text.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_NAME, _KEY, _VALUE = "name_of_the_probe", "key_of_the_probe", "value_of_the_probe"
+_PROBE = {
+    "id": "call00001",  # nine letters and digits: Mistral's templates take no other
+    "type": "function",
+    "function": {"name": _NAME, "arguments": {_KEY: _VALUE}},
+}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
+    },
+}
+_USER = {"role": "user", "content": "What is it?"}
+
+
+class ToolCall(NamedTuple):
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCallFormat:
+    """`begin` stands before the JSON of a call and `end` after it; both may be empty, then a call is the whole text."""
+
+    begin: str
+    end: str
+    name_key: str
+    arguments_key: str
+
+    @classmethod
+    def of_template(cls, tokenizer: Any) -> ToolCallFormat:
+        """The form of a tokenizer's chat template; ValueError if it writes no calls, or not as JSON."""
+        say = {"role": "assistant", "content": "", "tool_calls": [_PROBE]}
+
+        def render(*messages: Any, ask: bool) -> str:
+            return str(
+                tokenizer.apply_chat_template(list(messages), tools=[_TOOL], add_generation_prompt=ask, tokenize=False)
+            )
+
+        try:
+            prompt, whole = render(_USER, ask=True), render(_USER, say, ask=False)
+        except Exception as error:  # a template may raise any error of its own
+            raise ValueError(f"the chat template cannot write a call of a tool ({error!s:.200})") from error
+        # What the assistant's turn begins with, which the prompt has too, is no part of the call.
+        shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+        turn = whole[min(shared, len(prompt)) :]
+        start, size, value = next(_json_values(turn, _NAME), (0, 0, None))
+        call = value[0] if isinstance(value, list) and value else value
+        call = call.get("function", call) if isinstance(call, dict) else None
+        names = [key for key, held in call.items() if held == _NAME] if isinstance(call, dict) else []
+        arguments = [key for key, held in call.items() if held == {_KEY: _VALUE}] if isinstance(call, dict) else []
+        if len(names) != 1 or len(arguments) != 1:
+            raise ValueError(
+                "the chat template writes calls of tools in a form other than JSON, which is not read here"
+            )
+        after = turn[start + size :].lstrip()
+        closing = after.split("\n")[0].split("<|")[0].strip()
+        return cls(turn[:start].strip(), closing if turn[:start].strip() else "", names[0], arguments[0])
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text without its calls, and the calls. What looks like one and is not well formed stays in the text."""
+        calls: list[ToolCall] = []
+        if not self.begin:
+            found = self._read(text.strip())
+            return ("", found[1]) if found and found[0] == len(text.strip()) else (text, [])
+        kept, position = "", 0
+        while (at := text.find(self.begin, position)) >= 0:
+            kept += text[position:at]
+            body = at + len(self.begin)
+            body += len(text[body:]) - len(text[body:].lstrip())
+            found = self._read(text[body:])
+            if found is None:
+                kept, position = kept + self.begin, at + len(self.begin)
+                continue
+            calls += found[1]
+            position = body + found[0]
+            rest = text[position:].lstrip()
+            if self.end and rest.startswith(self.end):
+                position = len(text) - len(rest) + len(self.end)
+        return (kept + text[position:]).strip() if calls else text, calls
+
+    def _read(self, text: str) -> tuple[int, list[ToolCall]] | None:
+        """(characters read, calls) of the JSON at the beginning of a text; None if there is no call."""
+        if not text.startswith(("{", "[")):
+            return None
+        try:
+            value, size = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return None
+        calls = [self._call(one) for one in (value if isinstance(value, list) else [value])]
+        return (size, [call for call in calls if call]) if calls and all(calls) else None
+
+    def _call(self, value: Any) -> ToolCall | None:
+        value = value.get("function", value) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        name, arguments = value.get(self.name_key), value.get(self.arguments_key)
+        return ToolCall(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+def _json_values(text: str, holding: str) -> Iterator[tuple[int, int, Any]]:
+    """(position, length, value) of the objects and lists in a text that hold a word, the outermost first."""
+    for position, letter in enumerate(text):
+        if letter in "{[":
+            try:
+                value, size = json.JSONDecoder().raw_decode(text[position:])
+            except ValueError:
+                continue
+            if holding in text[position : position + size]:
+                yield position, size, value
