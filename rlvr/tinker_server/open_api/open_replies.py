@@ -18,6 +18,7 @@ from rlvr.tinker_server.open_api.tool_calls import ToolCall
 
 Likeliest = Sequence[tuple[int, float]]
 TokenName = Callable[[int], str]
+_LEAST = -9999.0  # of a token that a model excludes: JSON has no infinity, and vLLM sends this number
 
 
 def answer_tokens(sequence: SampledSequence) -> list[int]:
@@ -45,9 +46,11 @@ def completion_logprobs(
         offset += len(text.token_text(token))
     return {
         "tokens": [name(token) for token in tokens],
-        "token_logprobs": list(logprobs),
+        "token_logprobs": [None if logprob is None else max(logprob, _LEAST) for logprob in logprobs],
         "top_logprobs": [
-            None if logprob is None else {name(one): value for one, value in [*(top or ()), (token, logprob)]}
+            None
+            if logprob is None
+            else {name(one): max(value, _LEAST) for one, value in [*(top or ()), (token, logprob)]}
             for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
         ],
         "text_offset": offsets,
@@ -61,7 +64,7 @@ def chat_logprobs(
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         word = text.token_text(token)
-        return {"token": word, "logprob": logprob, "bytes": list(word.encode(errors="replace"))}
+        return {"token": word, "logprob": max(logprob, _LEAST), "bytes": list(word.encode(errors="replace"))}
 
     tops: Sequence[Likeliest] = likeliest or [()] * len(tokens)
     return {
@@ -81,7 +84,7 @@ def generated_logprobs(sequence: SampledSequence) -> dict[str, Any]:
             {
                 "token": f"token_id:{token}",
                 "logprob": logprob,
-                "top_logprobs": [{"token": f"token_id:{one}", "logprob": value} for one, value in top],
+                "top_logprobs": [{"token": f"token_id:{one}", "logprob": max(value, _LEAST)} for one, value in top],
             }
             for token, logprob, top in zip(sequence.tokens, sequence.logprobs or (), tops, strict=True)
         ]

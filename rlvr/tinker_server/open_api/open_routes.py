@@ -33,23 +33,17 @@ Json = dict[str, Any]
 @router.get("/v1/models")
 async def models(caller: CallerDep) -> Json:
     """The base models, then the caller's saved weights."""
-    bases = [_model_card(name, engine.model.context) for name, engine in caller.backend.engines.items()]
-    listed = await caller.call(caller.backend.queries.checkpoints, None, 1_000)
-    saved = [await _find_card(caller, one["tinker_path"]) for one in listed["checkpoints"]]
-    return {"object": "list", "data": [*bases, *(card for card in saved if card)]}
+    engines = caller.backend.engines
+    cards = [_model_card(name, engine.model.context) for name, engine in engines.items()]
+    saved = await caller.call(caller.backend.queries.adapters)
+    cards += [_model_card(path, engines[base].model.context, base) for path, base in saved if base in engines]
+    return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, caller: CallerDep) -> Json:
     row = await caller.call(caller.backend.sampling.find_model, name)
     return _model_card(name, caller.backend.engines[row["base_model"]].model.context, row["base_model"])
-
-
-async def _find_card(caller: Caller, path: str) -> Json | None:
-    try:
-        return await model(path, caller)
-    except TinkerServerError:  # of a base model that is not served now, or just deleted
-        return None
 
 
 def _model_card(name: str, context: int, base: str = "") -> Json:
@@ -61,7 +55,9 @@ def _model_card(name: str, context: int, base: str = "") -> Json:
 async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
     row = await caller.call(caller.backend.sampling.find_model, body.model)
     text = served_text(caller, row)
-    prompts = [text.encode(one) if isinstance(one, str) else one for one in body.prompts]
+    prompts = await caller.call(
+        lambda owner: [text.encode(one) if isinstance(one, str) else one for one in body.prompts]
+    )
     top = body.logprobs or 0
     scores_prompt = body.echo and body.logprobs is not None
     options = {"topk_sample": top, "prompt_logprobs": scores_prompt, "topk_prompt": top if scores_prompt else 0}

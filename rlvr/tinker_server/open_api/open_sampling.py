@@ -103,7 +103,8 @@ class OpenSampling:
             for future in self.futures:
                 await self._result(future, looks=False)
         finally:
-            self.tokens.put_nowait(None)  # after every token: those are put by calls of the same loop, made earlier
+            await asyncio.sleep(0)  # the calls of `report` were made before the result was set: they run first
+            self.tokens.put_nowait(None)
 
 
 def error_fields(error: TinkerServerError) -> dict[str, Any]:

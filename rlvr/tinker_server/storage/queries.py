@@ -109,6 +109,17 @@ class ServerQueries:
         rows = self._store.all(f"SELECT * FROM checkpoints c WHERE {where} ORDER BY created DESC, name", value)
         return [row for row in rows if self._checkpoints.is_alive(row)]
 
+    def adapters(self, owner: str) -> list[tuple[str, str]]:
+        """(path, base model) of what an owner can sample from, newest first."""
+        rows = self._store.all(
+            "SELECT c.*, m.base_model FROM checkpoints c JOIN models m ON m.id = c.run "
+            "WHERE c.owner = ? AND c.kind != 'external_weights' ORDER BY c.created DESC, c.name LIMIT ?",
+            owner,
+            PAGE,
+        )
+        alive = [row for row in rows if self._checkpoints.is_alive(row)]
+        return [(str(CheckpointPath(row["run"], row["kind"], row["name"])), row["base_model"]) for row in alive]
+
     def weights_info(self, owner: str, tinker_path: str) -> Listing:
         _, row = self._checkpoints.find(owner, tinker_path)
         choice = json.loads(row["lora"])
