@@ -161,7 +161,16 @@ class Engine:
         room = self.model.context - len(tokens)
         budget = min(params.max_tokens or room, room)
         request = SamplingRequest(
-            tokens, count, params, snapshot, budget, *stops, prompt_logprobs, topk_prompt, topk_sample, prompt_targets,
+            tokens,
+            count,
+            params,
+            snapshot,
+            budget,
+            *stops,
+            prompt_logprobs,
+            topk_prompt,
+            topk_sample,
+            prompt_targets,
             on_token,
         )
         with self.lock:
