@@ -70,11 +70,6 @@ class TinkerMiddleware(Middleware):
     def internal_error(self, error: Exception) -> TinkerServerError:
         return internal_error(error)
 
-    def key_of(self, headers: dict[str, str]) -> str:
-        """The Tinker SDK sends X-API-Key, OpenAI's clients a bearer token."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        return headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
-
     def is_open(self, path: str) -> bool:
         return path == HEALTH_PATH or path.startswith(SIGNED_PREFIX)
 
