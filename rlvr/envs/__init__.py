@@ -5,6 +5,7 @@ from rlvr.envs import dataset as dataset
 from rlvr.envs import groups as groups
 from rlvr.envs import gsm8k as gsm8k
 from rlvr.envs import mini_mbpp as mini_mbpp
+from rlvr.envs import procedural as procedural
 from rlvr.envs import refine as refine
 from rlvr.envs import rpn_arithmetic as rpn_arithmetic
 from rlvr.envs import toy as toy

@@ -12,6 +12,7 @@ from rlvr.reward import graders as graders
 from rlvr.reward import judge as judge
 from rlvr.reward import math as math
 from rlvr.reward.adapters import NoRewardError
+from rlvr.reward.reasoning_gym import gym_reward as gym_reward
 from rlvr.reward.registry import Reward, known_rewards, options_of, register_reward, resolve_reward
 from rlvr.reward.text import exact_answers as exact_answers
 from rlvr.reward.text import form as form

@@ -1,6 +1,6 @@
 """The child process of `rlvr.sandbox.worker`: limits itself, then answers frames until its input ends.
 
-    python -I -S child.py JOB.py MEMORY_BYTES
+    python -I -S child.py JOB.py MEMORY_BYTES [may_fork]
 
 Standard library only: it starts in milliseconds and holds nothing worth stealing. Frames (`rlvr.sandbox.protocol`) hold
 JSON in UTF-8, in which half a surrogate pair may pass. In: `{"setup": ..., "seconds": s}`, which holds until the next
@@ -28,7 +28,7 @@ if __name__ == "__main__":  # import the files next to this one without the impo
 from rlvr.sandbox.protocol import OUT_OF_MEMORY, pack, unpack, write_all
 
 
-def limit(memory: int) -> list[str]:
+def limit(memory: int, may_fork: bool) -> list[str]:
     """Limit this process for good; returns the names of the limits that the system does not know or refuses."""
     limits = {
         "RLIMIT_AS": memory,
@@ -36,6 +36,8 @@ def limit(memory: int) -> list[str]:
         "RLIMIT_FSIZE": 0,  # no file can grow; pipes are not files
         "RLIMIT_NPROC": 0,  # no further process or thread (root is exempt)
     }
+    if may_fork:
+        del limits["RLIMIT_NPROC"]
     refused: list[str] = []
     for name, value in limits.items():
         try:
@@ -76,7 +78,7 @@ def receive() -> Any:
     return unpack(body) if len(head) == 4 and len(body) == size else None
 
 
-def main(job: str, memory: str) -> None:
+def main(job: str, memory: str, may_fork: str = "") -> None:
     replies = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a job prints is not a reply
 
@@ -85,7 +87,7 @@ def main(job: str, memory: str) -> None:
 
     try:
         run = load(job).run
-        refused = limit(int(memory))
+        refused = limit(int(memory), bool(may_fork))
     except Exception as error:
         send({"raised": f"{type(error).__name__}: {error}"})
         return

@@ -5,7 +5,7 @@
 
 A job is a module with `run(setup, item)` that imports only the standard library; its arguments and results are JSON.
 The child (`rlvr.sandbox.child`) has an empty environment, its own session, and limits on memory, processor time, files
-and processes. The first call starts it, later ones reuse it. Calls may come from any thread or event loop; they take
+and, unless its job forks for every item (`may_fork`, see `rlvr.sandbox.item_forks`), processes. The first call starts it, later ones reuse it. Calls may come from any thread or event loop; they take
 turns. A forked copy of this process starts its own child. The child ends with this process, for whatever reason: its
 input closes, and if it is busy a limit on its processor time ends it.
 
@@ -62,9 +62,16 @@ class Worker:
     """Runs `run(setup, item)` of the module `job` in a child. `memory` and `reply` are limits in bytes."""
 
     def __init__(
-        self, job: str, *, memory: int = 256 * MIB, reply: int = MIB, start_seconds: float = START_SECONDS
+        self,
+        job: str,
+        *,
+        memory: int = 256 * MIB,
+        reply: int = MIB,
+        start_seconds: float = START_SECONDS,
+        may_fork: bool = False,
     ) -> None:
         self.job, self.memory, self.reply, self.start_seconds = job, memory, reply, start_seconds
+        self.may_fork = may_fork
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -140,7 +147,7 @@ class Worker:
         flags = ("-I", "-S", "-B", "-W", "ignore")
         try:
             self._process = process = subprocess.Popen(
-                [sys.executable, *flags, child, spec.origin, str(self.memory)],
+                [sys.executable, *flags, child, spec.origin, str(self.memory), *(["may_fork"] if self.may_fork else [])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 bufsize=0, env={}, cwd="/", start_new_session=True,
             )  # fmt: skip

@@ -1,0 +1,160 @@
+"""The job of the guarded workers that run `reasoning_gym`: its families, its tasks, its scores.
+
+An item is `{"do": "warm" | "describe" | "make" | "score", ...}`. A task is a family, the keys of its configuration, a
+level of its curriculum or None, and a number. Its entry is made here each time, from these alone: the library's
+metadata holds objects that JSON would change, and its scorers may change an entry. An answer is scored in a fork
+(`rlvr.sandbox.item_forks`). If the fork fails, the entry's own answer is scored the same way: if that works, the answer
+is to blame. `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import sys
+from functools import cache, lru_cache
+from typing import Any
+
+from rlvr.sandbox.item_forks import ForkReport, ItemForks
+
+BLOCK = 100  # tasks of one data set: some families take long to make one, or choose its tasks together
+OURS = ("seed", "size")  # keys of every configuration that are set here
+# Where families whose entries have no answer keep one all the same.
+EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
+SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+
+
+class Refused(Exception):
+    """The library does not take this configuration."""
+
+
+def run(setup: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+    """What an item asks for. `setup` is `{"paths": where Python finds the library}`."""
+    forks = load(tuple(setup["paths"]))
+    match item["do"]:
+        case "warm":
+            return {"missing": forks.missing}
+        case "describe":
+            return describe()
+        case "make":
+            try:
+                entry = make(item)
+            except Refused as error:
+                return {"refused": str(error)}
+            return {"question": str(entry["question"]), "answer": example_answer(entry)}
+        case "score":
+            return score(forks, item)
+        case other:
+            raise ValueError(other)
+
+
+@cache
+def load(paths: tuple[str, ...]) -> ItemForks:
+    """Import the library, then lock this process out of everything else."""
+    sys.path.extend(path for path in paths if path not in sys.path)
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+    import reasoning_gym  # noqa: F401
+
+    loaded = [path for name, module in list(sys.modules.items()) if (path := _locate(name, module))]
+    readable = {os.path.dirname(os.path.abspath(os.__file__)), *loaded, *SYSTEM}
+    return ItemForks(sorted(path for path in readable if os.path.exists(path)))
+
+
+def _locate(name: str, module: Any) -> str:
+    """The folder of a package or the file of a module that stands alone; "" for what lies in a package."""
+    file = getattr(module, "__file__", None)
+    if "." in name or not file:
+        return ""
+    return os.path.dirname(file) if hasattr(module, "__path__") else file
+
+
+def describe() -> dict[str, Any]:
+    """By family: the keys of its configuration, how many levels its curriculum has, and the keys that these set."""
+    from reasoning_gym import factory
+
+    families: dict[str, Any] = {}
+    for name, (_, config) in factory.DATASETS.items():
+        if name == "composite":  # several families at once, which the environment does itself
+            continue
+        keys = [field.name for field in dataclasses.fields(config) if field.name not in OURS]
+        attributes = factory.create_curriculum(name).attributes if factory.has_curriculum(name) else {}
+        names = ("field_name", "lower_field_name", "upper_field_name")
+        by_level = [value for one in attributes.values() for key in names if (value := getattr(one, key, None))]
+        levels = max((len(one.levels) for one in attributes.values()), default=0)
+        families[name] = {"keys": keys, "levels": levels, "level_keys": by_level}
+    return families
+
+
+def make(item: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a task. A few families draw from global generators, so these are set to its number first."""
+    import numpy
+
+    number = item["number"]
+    random.seed(number)
+    numpy.random.seed(number)
+    data = make_dataset(item["family"], json.dumps(item["config"]), item["level"], number - number % BLOCK)
+    return data[number % BLOCK]
+
+
+@lru_cache(maxsize=16)
+def make_dataset(family: str, config: str, level: int | None, seed: int) -> Any:
+    from reasoning_gym import factory
+
+    given = {**json.loads(config), "seed": seed, "size": BLOCK}
+    try:
+        if level is None:
+            return factory.create_dataset(family, **given)
+        curriculum = factory.create_curriculum(family)
+        curriculum.set_global_level(level)
+        return factory.DATASETS[family][0](config=curriculum.generate_configuration(given))
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        raise Refused(f"{type(error).__name__}: {error}"[:500]) from error
+
+
+def example_answer(entry: dict[str, Any]) -> str | None:
+    """An answer that is right, as text; None where the library gives none."""
+    answer = entry["answer"]
+    if answer is None:
+        answer = next((entry["metadata"][key] for key in EXAMPLES if key in entry["metadata"]), None)
+    return answer if isinstance(answer, str | None) else json.dumps(answer)
+
+
+def score(forks: ItemForks, item: dict[str, Any]) -> dict[str, Any]:
+    """The library's score of `item["answer"]`, or a failure and whether the answer is to blame for it."""
+    entry = make(item)
+    if hash_text(str(entry["question"])) != item["question"]:
+        return {"failure": "other_task", "detail": "the library makes another question of this task"}
+    data = make_dataset(item["family"], json.dumps(item["config"]), item["level"], entry_seed(item))
+    report = score_in_fork(forks, data, entry, item["answer"], item["seconds"])
+    if not report.failure:
+        return {"score": report.value}
+    gold = example_answer(entry)
+    plain = score_in_fork(forks, data, entry, "0" if gold is None else gold, item["seconds"])
+    detail = report.detail if not plain.failure else f"{report.detail}; its own answer: {plain.failure} {plain.detail}"
+    return {"failure": report.failure, "detail": detail, "blames_answer": not plain.failure}
+
+
+def entry_seed(item: dict[str, Any]) -> int:
+    return item["number"] - item["number"] % BLOCK
+
+
+def score_in_fork(forks: ItemForks, data: Any, entry: dict[str, Any], answer: str, seconds: float) -> ForkReport:
+    def work() -> float:
+        value = float(data.score_answer(answer, entry))
+        if not 0 <= value <= 1:
+            raise ValueError(f"a score of {value}, expected from 0 to 1")
+        return value
+
+    return forks.run(work, seconds, wall_seconds(seconds))
+
+
+def wall_seconds(seconds: float) -> float:
+    """How long a fork may last that has so much processor time: other processes may have the cores."""
+    return 10 * seconds + 10
+
+
+def hash_text(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
