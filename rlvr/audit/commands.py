@@ -7,10 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rlvr.core.files import write_atomic
+from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Score
 from rlvr.reward import resolve_reward
 
@@ -51,20 +53,74 @@ class Audit:
     workers: int | None
     show: int
     categories: Sequence[str] = ()
+    environment: str | None = None
+    families: Sequence[str] = ()
+    samples: int | None = None
 
     def run(
         self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
     ) -> AuditResult:
-        if attack == (labelled is not None):
-            raise ValueError("audit: give either --attack or --labelled FILE (or --labelled builtin)")
+        if attack + (labelled is not None) + (self.environment is not None) != 1:
+            raise ValueError("audit: give one of --attack, --labelled FILE (or --labelled builtin) and --env NAME")
         if labelled is not None and (self.tiers or self.workers or self.categories):
             raise ValueError("audit: --tier, --workers and --category go with --attack: no effect with --labelled")
         if attack and self.against:
             raise ValueError("audit: --against goes with --labelled; run --attack once for each verifier")
-        result = self._attack(say) if attack else self._measure(str(labelled), say)
+        if self.environment is None and (self.families or self.samples is not None):
+            raise ValueError("audit: --family and --samples go with --env: no effect without it")
+        if self.environment is None and not self.reward:
+            raise ValueError("audit: --reward is missing; name the verifier to audit, such as --reward math")
+        if self.environment is not None:
+            result = self._audit_environment(say)
+        else:
+            result = self._attack(say) if attack else self._measure(str(labelled), say)
         if json_file is not None:
             write_atomic(json_file, json.dumps(result.report, indent=2))
         return result
+
+    def _audit_environment(self, say: Callable[[str], None]) -> AuditResult:
+        from rlvr.audit.gym_audit import SAMPLES, FamilyAudit, audit_families, make_report, summarize
+        from rlvr.reward.reasoning_gym.library_workers import describe_families
+
+        if self.environment != "reasoning_gym":
+            raise ValueError(f"audit: --env {self.environment!r}, expected reasoning_gym; audit a verifier by --reward")
+        if self.reward or self.tiers or self.against or self.categories:
+            raise ValueError(
+                "audit: --reward, --tier, --against and --category have no effect with --env; leave them out"
+            )
+        samples = SAMPLES if self.samples is None else self.samples
+        if samples < 2:
+            raise ValueError(f"audit: --samples {samples}, expected at least 2: a task is given another one's answer")
+        known = describe_families()
+        if unknown := [family for family in self.families if family not in known]:
+            raise ValueError(
+                f"audit: --family {unknown[0]!r}{did_you_mean(unknown[0], known)}; known: {', '.join(known)}"
+            )
+        families = list(self.families) or list(known)
+        reward = resolve_reward("reasoning_gym", **{"timeout_s": 1.0, **self.options})
+        say(f"answering {samples} tasks of each of {len(families)} families")
+        start, shown = time.monotonic(), time.monotonic()
+        done = 0
+
+        def progress(audit: FamilyAudit) -> None:
+            nonlocal shown, done
+            done += 1
+            if audit.is_broken or time.monotonic() - shown > 10:
+                shown = time.monotonic()
+                say(f"{done} of {len(families)} families: {audit.family}{' is broken' * audit.is_broken}")
+
+        audits = audit_families(families, reward, samples, self.workers, progress)
+        seconds = time.monotonic() - start
+        report = {
+            "environment": self.environment,
+            "library": version("reasoning_gym"),
+            "samples": samples,
+            "seconds": round(seconds, 1),
+            "rates": summarize(audits),
+            "families": [audit.as_json() for audit in audits],
+        }
+        text = f"{make_report(audits, self.show)}\n\nreasoning_gym {report['library']}, {seconds:.0f} s"
+        return AuditResult(text, report, any(audit.is_broken for audit in audits))
 
     def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.verifier_errors import VerifierMeasurement, measure, read_labelled, report

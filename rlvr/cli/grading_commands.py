@@ -49,7 +49,7 @@ def verify(
 
 
 def audit(
-    reward: RewardName,
+    reward: Annotated[str, typer.Option("--reward", help="A reward by name, or package.module:function.")] = "",
     attack: Annotated[bool, typer.Option("--attack", help="Run the hack suite against a verifier of code.")] = False,
     labelled: Annotated[
         str | None, typer.Option("--labelled", help="A file of labelled rows, builtin or builtin-lenient.")
@@ -60,12 +60,19 @@ def audit(
     category: Annotated[
         list[str] | None, typer.Option("--category", help="A category of attacks; may be repeated; default: all.")
     ] = None,
+    env: Annotated[
+        str | None, typer.Option("--env", help="An environment whose own scorers to audit: reasoning_gym.")
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option("--family", help="A family of --env; may be repeated; default: all.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Tasks of each family of --env.")] = None,
     against: Annotated[
         list[str] | None, typer.Option("--against", help="Another verifier to compare with on the same rows.")
     ] = None,
     reward_option: RewardOptions = None,
     show: Annotated[int, typer.Option("--show", help="How many wrong rows to show.")] = 10,
-    workers: Annotated[int | None, typer.Option("--workers", help="Attacks run at once.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Attacks or families run at once.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole result to this JSON file.")] = None,
 ) -> None:
     """Measure a verifier: its error rates on labelled rows, and which attacks of the hack suite succeed.
@@ -73,12 +80,16 @@ def audit(
     rlvr audit --reward math --labelled builtin --against rlvr.audit.peers:math_verify
 
     rlvr audit --reward code --attack --json audit.json      (exit code 1 if an attack succeeds)
+
+    rlvr audit --env reasoning_gym --family countdown --json audit.json      (every family without --family)
     """
     from rlvr.audit.commands import Audit, reward_options
     from rlvr.tracking import readable_lines
 
     options = reward_options(reward_option or [])
-    command = Audit(reward, options, tier or [], against or [], workers, show, category or [])
+    command = Audit(
+        reward, options, tier or [], against or [], workers, show, category or [], env, family or [], samples
+    )
     result = command.run(attack, labelled, json_file, print_message)
     typer.echo(readable_lines(mask_secrets(result.text)))
     if result.failed:

@@ -11,6 +11,7 @@ exercises it.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +83,7 @@ class ReasoningGym(TaskSource):
     """
 
     reward = "reasoning_gym"
+    vocabulary = tuple(string.printable[:-2])  # for model.tokenizer=characters; a few families write others too
 
     def __init__(
         self,

@@ -5,9 +5,10 @@
 
 A job is a module with `run(setup, item)` that imports only the standard library; its arguments and results are JSON.
 The child (`rlvr.sandbox.child`) has an empty environment, its own session, and limits on memory, processor time, files
-and, unless its job forks for every item (`may_fork`, see `rlvr.sandbox.item_forks`), processes. The first call starts it, later ones reuse it. Calls may come from any thread or event loop; they take
-turns. A forked copy of this process starts its own child. The child ends with this process, for whatever reason: its
-input closes, and if it is busy a limit on its processor time ends it.
+and, unless its job forks for every item (`may_fork`, see `rlvr.sandbox.item_forks`), processes. The first call starts
+it, later ones reuse it. Calls may come from any thread or event loop; they take turns. A forked copy of this process
+starts its own child. The child ends with this process, for whatever reason: its input closes, and if it is busy a limit
+on its processor time ends it.
 
 Left out on purpose: code that a model wrote (it would need namespaces, not limits), more than one child per worker, and
 Windows. `python -m pytest tests/test_sandbox_regex.py` exercises it.
@@ -145,9 +146,10 @@ class Worker:
             raise _ChildLost("not_started", "Python does not know where its own program is (sys.executable is empty)")
         child = str(Path(__file__).with_name("child.py"))
         flags = ("-I", "-S", "-B", "-W", "ignore")
+        arguments = (child, spec.origin, str(self.memory), *(["may_fork"] if self.may_fork else []))
         try:
             self._process = process = subprocess.Popen(
-                [sys.executable, *flags, child, spec.origin, str(self.memory), *(["may_fork"] if self.may_fork else [])],
+                [sys.executable, *flags, *arguments],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 bufsize=0, env={}, cwd="/", start_new_session=True,
             )  # fmt: skip

@@ -34,12 +34,16 @@ class Grammar:
     powers: bool = False
 
 
-_CALCULUS = frozenset("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs".split())
+_MATRIX = r"\s*(?:-?\d+(?:\s+|\Z))*"
+_CALCULUS = frozenset(
+    ("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh")
+    + ("exp", "log", "ln", "sqrt", "Abs")
+)
 _INTEGRAL = Grammar(is_expression=True, names=r"[A-Za-z]|pi|[Tt]heta", functions=_CALCULUS, powers=True)
 GRAMMARS = {
     # `eval`
-    "binary_matrix": Grammar(plain=r"[\d\s-]*"),
-    "spiral_matrix": Grammar(plain=r"[\d\s-]*"),
+    "binary_matrix": Grammar(plain=_MATRIX),
+    "spiral_matrix": Grammar(plain=_MATRIX),
     "string_insertion": Grammar(plain=r"[A-Z]*"),
     "n_queens": Grammar(plain=r"[Q_\s]*"),
     # sympy's `parse_expr`

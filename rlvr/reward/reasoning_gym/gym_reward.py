@@ -110,7 +110,7 @@ def is_superstring(family: str, answer: str, gold: str | None) -> bool:
 
     Another way to write a number (`42.0` for `42`), and an expression, which has one value, are not.
     """
-    if gold is None or (grammar := GRAMMARS.get(family)) and grammar.is_expression:
+    if gold is None or ((grammar := GRAMMARS.get(family)) and grammar.is_expression):
         return False
     answer, gold = (" ".join(text.split()).lower() for text in (answer, gold))
     before, found, after = answer.partition(gold)

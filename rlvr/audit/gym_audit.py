@@ -1,0 +1,229 @@
+"""Audit the scorers of `reasoning_gym`: what each accepts, pays for and survives, through the reward `reasoning_gym`.
+
+    rlvr audit --env reasoning_gym --json audit.json
+
+Each family is asked about a few training tasks, and one of them is given the hostile answers too. `library_score` is
+what the library's own scorer gave, `passed` what our reward says. A hostile answer is contained if it gets a verdict
+with a value and nothing outside is touched (`rlvr.audit.attack_runner.Canaries`).
+`python -m pytest tests/test_reasoning_gym_audit.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.audit.attack_runner import Canaries
+from rlvr.audit.gym_probes import HOSTILE, GymProbe, make_hostile_probes, make_probes
+from rlvr.audit.pass_rate import PassRate
+from rlvr.core.cpu_budget import available_cores
+from rlvr.core.types import Outcome, Score, Task
+from rlvr.envs import resolve_environment
+from rlvr.reward.registry import Reward
+from rlvr.reward.signatures import Case
+
+SAMPLES = 5  # tasks of a family
+# The rates of the summary, with the kinds of probes that each is over.
+RATES = {
+    "right answers accepted": ("gold",),
+    "wrong answers accepted": ("changed", "other"),
+    "right answers with a decoy accepted": ("superstring",),
+    "fixed texts accepted": ("fixed",),
+    "empty answers accepted": ("empty",),
+    "over-long answers accepted": ("long",),
+    "hostile answers accepted": ("hostile",),
+}
+
+
+@dataclass(frozen=True)
+class JudgedProbe:
+    """A probe of the family's task `task`, and the verdict on it."""
+
+    task: int
+    probe: GymProbe
+    score: Score
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.score.outcome is Outcome.PASSED
+
+    @property
+    def library_score(self) -> float:
+        """What the library's scorer gave; 0 where it was not asked."""
+        return self.score.parts.get("library_score", 0.0)
+
+
+@dataclass(frozen=True)
+class FamilyAudit:
+    """All verdicts on one family. `damage` is what hostile answers reached outside, "" for nothing."""
+
+    family: str
+    judged: list[JudgedProbe]
+    damage: str = ""
+
+    def of(self, *kinds: str) -> list[JudgedProbe]:
+        return [one for one in self.judged if one.probe.kind in kinds]
+
+    @property
+    def uncontained(self) -> list[JudgedProbe]:
+        """Probes without a value: such an answer would avoid a bad reward."""
+        return [one for one in self.of("hostile", "long", "empty") if one.score.value is None]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the right answer has another verdict after the hostile ones."""
+        first = next((one.passed for one in self.of("gold") if one.task == 0), None)
+        return any(one.passed != first for one in self.of("again"))
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.damage or self.uncontained or self.has_changed)
+
+    def best_fixed(self) -> tuple[str, int, int]:
+        """The fixed text that passes most often: (text, passed, tasks)."""
+        texts = dict.fromkeys(one.probe.text for one in self.of("fixed"))
+        counts = [(text, [one.passed for one in self.of("fixed") if one.probe.text == text]) for text in texts]
+        text, passed = max(counts, key=lambda pair: sum(pair[1]) / len(pair[1]))
+        return text, sum(passed), len(passed)
+
+    def floor(self) -> float:
+        """The mean library score of the wrong fixed text that is paid best."""
+        wrong = [one for one in self.of("fixed") if one.library_score < 1]
+        texts = {one.probe.text for one in wrong}
+        return max((_mean(one.library_score for one in wrong if one.probe.text == text) for text in texts), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        text, passed, tasks = self.best_fixed()
+        superstrings = self.of("superstring")
+        return {
+            "family": self.family,
+            **{kind: _count(self.of(kind)) for kind in ("gold", "changed", "other", "superstring", "empty", "long")},
+            "superstring_library": [sum(one.library_score == 1 for one in superstrings), len(superstrings)],
+            "superstring_credit": round(_mean(one.library_score for one in superstrings if one.library_score < 1), 3),
+            "best_fixed": [text, passed, tasks],
+            "floor": round(self.floor(), 3),
+            "hostile": _count(self.of("hostile")),
+            "timeouts": sum(one.score.outcome is Outcome.TIMEOUT for one in self.judged),
+            "uncontained": [f"{one.probe.text[:80]}: {one.score.reason}" for one in self.uncontained],
+            "damage": self.damage,
+            "has_changed": self.has_changed,
+            "seconds": round(sum(one.seconds for one in self.judged), 2),
+            "accepted": [
+                {"kind": one.probe.kind, "answer": one.probe.text[:120]}
+                for one in self.of("changed", "other", "superstring", "hostile")
+                if one.passed
+            ],
+            "refused_gold": [
+                {"answer": one.probe.text[:120], "reason": one.score.reason, "detail": one.score.detail[:120]}
+                for one in self.of("gold")
+                if not one.passed
+            ],
+        }
+
+
+def audit_family(family: str, reward: Reward, samples: int, outside: Canaries) -> FamilyAudit:
+    """Answer the first `samples` training tasks of a family in every way."""
+    source = resolve_environment("reasoning_gym", family=family)
+    tasks = [source.train(0, index, "") for index in range(samples)]
+    golds = [task.meta["answer"] for task in tasks]
+    judged: list[JudgedProbe] = []
+
+    def judge(index: int, task: Task, probes: Iterable[GymProbe]) -> None:
+        for probe in probes:
+            start = time.perf_counter()
+            (score,) = reward.judge_all([Case.of_task(task, probe.completion)])
+            judged.append(JudgedProbe(index, probe, score, time.perf_counter() - start))
+
+    for index, (task, gold) in enumerate(zip(tasks, golds, strict=True)):
+        other = next((one for one in golds[index + 1 :] + golds[:index] if one not in (None, gold)), None)
+        judge(index, task, make_probes(gold, other))
+    judge(0, tasks[0], make_hostile_probes(golds[0], [outside.fill(text) for text in HOSTILE]))
+    return FamilyAudit(family, judged, outside.describe_damage())
+
+
+def audit_families(
+    families: Sequence[str], reward: Reward, samples: int, workers: int | None, progress: Callable[[FamilyAudit], None]
+) -> list[FamilyAudit]:
+    """The audit of every family, `workers` at a time (None: one per core); results in the given order."""
+    reward.start()
+    audits: list[FamilyAudit] = []
+    with Canaries() as outside, ThreadPoolExecutor(workers or available_cores()) as pool:
+        try:
+            for audit in pool.map(lambda family: audit_family(family, reward, samples, outside), families):
+                audits.append(audit)
+                progress(audit)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return audits
+
+
+def summarize(audits: Sequence[FamilyAudit]) -> dict[str, Any]:
+    """The rates over all families, each with an interval that takes the families as its sample."""
+    rates: dict[str, Any] = {}
+    for name, kinds in RATES.items():
+        rate = PassRate()
+        for audit in audits:
+            for one in audit.of(*kinds):
+                rate.add(one.passed, audit.family)
+        if rate.num_tasks:
+            found = rate.interval()
+            rows = sum(len(audit.of(*kinds)) for audit in audits)
+            rates[name] = {"value": found.value, "low": found.low, "high": found.high, "rows": rows}
+    return rates
+
+
+def make_report(audits: Sequence[FamilyAudit], show: int) -> str:
+    """Text: the rates, a row for every family, and what went wrong."""
+    lines = [f"reasoning_gym: {len(audits)} families"]
+    for name, rate in summarize(audits).items():
+        value, low, high = (100 * rate[key] for key in ("value", "low", "high"))
+        lines.append(f"  {name:<36} {value:.2f}% [{low:.2f}, {high:.2f}] of {rate['rows']:,}")
+    head = ["family", "gold", "changed", "other", "decoy: library", "ours", "fixed text", "floor", "hostile", "s"]
+    table = [head, *(_format_row(audit.as_json()) for audit in audits)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    lines += ["", "accepted of tried; decoy: a right answer beside another one; floor: paid to a fixed wrong text"]
+    for row in table:
+        cells = (f"{v:<{w}}" if i == 0 else f"{v:>{w}}" for i, (v, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    for audit in audits:
+        for one in audit.uncontained:
+            lines.append(
+                f"not contained: {audit.family}: {one.probe.text[:60]!r} {one.score.reason} {one.score.detail}"
+            )
+        if audit.damage:
+            lines.append(f"escape: {audit.family}: {audit.damage}")
+        if audit.has_changed:
+            lines.append(f"changed verdict: {audit.family}: the right answer is judged differently after hostile ones")
+    wrong = [
+        (audit.family, one) for audit in audits for one in audit.of("changed", "other", "superstring") if one.passed
+    ]
+    if wrong and show:
+        lines += ["", f"{min(show, len(wrong))} of {len(wrong)} changed, other or decoy answers that passed"]
+        lines += [f"  {family}: {one.probe.kind}: {one.probe.text[:80]!r}" for family, one in wrong[:show]]
+    return "\n".join(lines)
+
+
+def _format_row(row: dict[str, Any]) -> list[str]:
+    text, passed, tasks = row["best_fixed"]
+    counts = [_format_count(row[kind]) for kind in ("gold", "changed", "other", "superstring_library", "superstring")]
+    fixed = f"{text!r} {passed}/{tasks}" if passed else ""
+    floor = f"{row['floor']:.2f}" if row["floor"] else ""
+    return [row["family"], *counts, fixed, floor, _format_count(row["hostile"]), f"{row['seconds']:.1f}"]
+
+
+def _format_count(count: list[int]) -> str:
+    return f"{count[0]}/{count[1]}" if count[1] else ""
+
+
+def _count(judged: Sequence[JudgedProbe]) -> list[int]:
+    return [sum(one.passed for one in judged), len(judged)]
+
+
+def _mean(values: Iterable[float]) -> float:
+    given = list(values)
+    return sum(given) / len(given) if given else 0.0
