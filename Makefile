@@ -52,6 +52,8 @@ $(FULL): pyproject.toml constraints.txt | $(LIGHT)
 	@$(PIP) -e ".[dev,docs,all]"
 	@# One of its requirements is not on every registry, and only a few models' renderers import it.
 	@$(PIP) --no-deps tinker-cookbook
+	@$(PIP) -e ".[reasoning-gym]" || \
+	  echo "setup-dev: reasoning-gym needs a C compiler and Python's headers; its tests are skipped without it"
 	@touch $@
 
 train: setup

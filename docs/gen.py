@@ -350,12 +350,37 @@ def api(dotted: str) -> str:
     return "\n\n".join(filter(None, [f"### `{name}`", imported, _text(read_docstring(dotted)), code]))
 
 
+def reasoning_gym_audit() -> str:
+    """The table of `rlvr audit --env reasoning_gym`, from the file that its `--json` wrote."""
+    report = json.loads((ROOT / "docs" / "audits" / "reasoning-gym.json").read_text(encoding="utf-8"))
+    rates: list[list[str]] = []
+    for name, rate in report["rates"].items():
+        value, low, high = (f"{100 * rate[key]:.1f}" for key in ("value", "low", "high"))
+        rates.append([name, f"{value} % [{low}, {high}]", f"{rate['rows']:,}"])
+    rows: list[list[str]] = []
+    for one in report["families"]:
+        text, passed, tasks = one["best_fixed"]
+        counts = [f"{a} of {n}" if n else "" for a, n in (one[k] for k in _AUDIT_COUNTS)]
+        fixed = f"`{text}` {passed} of {tasks}" if passed else ""
+        floor = f"{one['floor']:.2f}" if one["floor"] >= 0.005 else ""
+        rows.append([f"`{one['family']}`", *counts, fixed, floor])
+    head = ["family", "gold", "changed", "other", "decoy: library", "decoy: ours", "fixed text", "floor", "hostile"]
+    rows = [[*row[:6], row[7], row[8], row[6]] for row in rows]
+    said = f"reasoning-gym {report['library']}, {report['samples']} tasks of each of {len(rows)} families."
+    return (
+        f"{said} Intervals are at 95 % and take the families as the sample.\n\n"
+        f"{_table(['rate', 'share', 'answers'], rates)}\n\nAccepted answers of those tried, by family:\n\n{_table(head, rows)}"
+    )
+
+
+_AUDIT_COUNTS = ("gold", "changed", "other", "superstring_library", "superstring", "hostile")
+
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
         environments, settings, service_settings, engine_server_settings, spellings, sections, configs, foreign_words,
-        refused_words, models, memory, api,
+        refused_words, models, memory, reasoning_gym_audit, api,
     )
 }  # fmt: skip
 

@@ -1,10 +1,10 @@
 """The job of the guarded workers that run `reasoning_gym`: its families, its tasks, its scores.
 
 An item is `{"do": "warm" | "describe" | "make" | "score", ...}`. A task is a family, the keys of its configuration, a
-level of its curriculum or None, and a number. Its entry is made here each time, from these alone: the library's
-metadata holds objects that JSON would change, and its scorers may change an entry. An answer is scored in a fork
-(`rlvr.sandbox.item_forks`). If the fork fails, the entry's own answer is scored the same way: if that works, the answer
-is to blame. `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
+level of its curriculum or None, and a number. Its entry is made here, from these alone: the library's metadata holds
+objects that JSON would change. An answer is scored in a fork (`rlvr.sandbox.item_forks`). If the fork fails, the right
+answer is scored the same way, or plain ones where there is none: if that works, the answer is to blame.
+`python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ BLOCK = 100  # tasks of one data set: some families take long to make one, or ch
 OURS = ("seed", "size")  # keys of every configuration that are set here
 # Where families whose entries have no answer keep one all the same.
 EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
+PLAIN = ("0", "{}", "[]", "A")  # answers that a scorer must take where the library gives none
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 
 
@@ -89,14 +90,17 @@ def describe() -> dict[str, Any]:
 
 
 def make(item: dict[str, Any]) -> dict[str, Any]:
-    """The entry of a task. A few families draw from global generators, so these are set to its number first."""
+    """The entry of a task. It is kept, since a group of answers needs it and scorers see it only in forks."""
+    return make_once(item["family"], json.dumps(item["config"]), item["level"], item["number"])
+
+
+@lru_cache(maxsize=64)
+def make_once(family: str, config: str, level: int | None, number: int) -> dict[str, Any]:
     import numpy
 
-    number = item["number"]
-    random.seed(number)
+    random.seed(number)  # a few families draw from the global generators
     numpy.random.seed(number)
-    data = make_dataset(item["family"], json.dumps(item["config"]), item["level"], number - number % BLOCK)
-    return data[number % BLOCK]
+    return make_dataset(family, config, level, number - number % BLOCK)[number % BLOCK]
 
 
 @lru_cache(maxsize=16)
@@ -127,18 +131,18 @@ def score(forks: ItemForks, item: dict[str, Any]) -> dict[str, Any]:
     entry = make(item)
     if hash_text(str(entry["question"])) != item["question"]:
         return {"failure": "other_task", "detail": "the library makes another question of this task"}
-    data = make_dataset(item["family"], json.dumps(item["config"]), item["level"], entry_seed(item))
+    seed = item["number"] - item["number"] % BLOCK
+    data = make_dataset(item["family"], json.dumps(item["config"]), item["level"], seed)
     report = score_in_fork(forks, data, entry, item["answer"], item["seconds"])
     if not report.failure:
         return {"score": report.value}
     gold = example_answer(entry)
-    plain = score_in_fork(forks, data, entry, "0" if gold is None else gold, item["seconds"])
-    detail = report.detail if not plain.failure else f"{report.detail}; its own answer: {plain.failure} {plain.detail}"
-    return {"failure": report.failure, "detail": detail, "blames_answer": not plain.failure}
-
-
-def entry_seed(item: dict[str, Any]) -> int:
-    return item["number"] - item["number"] % BLOCK
+    for plain in PLAIN if gold is None else (gold,):
+        other = score_in_fork(forks, data, entry, plain, item["seconds"])
+        if not other.failure:
+            return {"failure": report.failure, "detail": report.detail, "blames_answer": True}
+    detail = f"{report.detail}; the right answer: {other.failure} {other.detail}"
+    return {"failure": report.failure, "detail": detail, "blames_answer": False}
 
 
 def score_in_fork(forks: ItemForks, data: Any, entry: dict[str, Any], answer: str, seconds: float) -> ForkReport:
