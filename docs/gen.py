@@ -352,28 +352,33 @@ def api(dotted: str) -> str:
 
 def reasoning_gym_audit() -> str:
     """The table of `rlvr audit --env reasoning_gym`, from the file that its `--json` wrote."""
+    from rlvr.audit.gym_audit import KINDS, format_count
+
     report = json.loads((ROOT / "docs" / "audits" / "reasoning-gym.json").read_text(encoding="utf-8"))
     rates: list[list[str]] = []
     for name, rate in report["rates"].items():
-        value, low, high = (f"{100 * rate[key]:.1f}" for key in ("value", "low", "high"))
-        rates.append([name, f"{value} % [{low}, {high}]", f"{rate['rows']:,}"])
+        shares = (
+            "{:.1f} % [{:.1f}, {:.1f}]".format(*(100 * x for x in rate[by].values())) for by in ("library", "ours")
+        )
+        rates.append([name, f"{rate['rows']:,}", *shares])
     rows: list[list[str]] = []
     for one in report["families"]:
-        text, passed, tasks = one["best_fixed"]
-        counts = [f"{a} of {n}" if n else "" for a, n in (one[k] for k in _AUDIT_COUNTS)]
-        fixed = f"`{text}` {passed} of {tasks}" if passed else ""
+        counts = [format_count(one[kind], one[f"{kind}_library"]) for kind in KINDS if kind not in ("empty", "long")]
+        text, *fixed = one["best_fixed_library"]
+        shown = f"`{text}` {format_count(one['best_fixed'][1:], fixed)}" if fixed[0] else ""
         floor = f"{one['floor']:.2f}" if one["floor"] >= 0.005 else ""
-        rows.append([f"`{one['family']}`", *counts, fixed, floor])
-    head = ["family", "gold", "changed", "other", "decoy: library", "decoy: ours", "fixed text", "floor", "hostile"]
-    rows = [[*row[:6], row[7], row[8], row[6]] for row in rows]
-    said = f"reasoning-gym {report['library']}, {report['samples']} tasks of each of {len(rows)} families."
-    return (
-        f"{said} Intervals are at 95 % and take the families as the sample.\n\n"
-        f"{_table(['rate', 'share', 'answers'], rates)}\n\nAccepted answers of those tried, by family:\n\n{_table(head, rows)}"
+        rows.append([f"`{one['family']}`", *counts[:4], shown, floor, *counts[4:]])
+    head = ["family", "gold", "changed", "other", "decoy", "fixed text", "floor", "hostile"]
+    parts = (
+        f"reasoning-gym {report['library']}, {report['samples']} tasks of each of {len(rows)} families; "
+        f"{report['seconds']:.0f} s on two cores. How many answers were accepted, with 95 % intervals that take the "
+        "families as the sample:",
+        _table(["answers", "tried", "accepted by the library's scorers", "by the reward"], rates),
+        "By family: accepted by the reward of those tried, in brackets by the library's scorer where that is more.",
+        _table(head, rows),
     )
+    return "\n\n".join(parts)
 
-
-_AUDIT_COUNTS = ("gold", "changed", "other", "superstring_library", "superstring", "hostile")
 
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part

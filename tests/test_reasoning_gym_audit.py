@@ -15,7 +15,6 @@ from rlvr.cli.main import run
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.reasoning_gym.library_workers import describe_families
-from rlvr.reward.reasoning_gym.trusted_families import UNSOUND
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,8 @@ def test_counts_are_those_counted_by_hand() -> None:
     row = audit.as_json()
     assert (row["gold"], row["changed"], row["other"]) == ([1, 1], [0, 1], [1, 1])
     assert (row["best_fixed"], row["floor"]) == (["yes", 1, 2], 0.25)
-    assert summarize([audit])["wrong answers accepted"]["value"] == 0.5
+    assert (row["other_library"], row["best_fixed_library"]) == ([1, 1], ["yes", 1, 2])
+    assert summarize([audit])["wrong answers"]["library"]["value"] == 0.5
     assert not audit.is_broken
 
 
@@ -74,7 +74,7 @@ def test_what_is_not_contained_breaks_the_audit(more: list[JudgedProbe], damage:
 
 
 def test_three_families_are_audited_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """leg_counting is sound and pays for superstrings, puzzle24 does not look at its numbers, countdown evaluates."""
+    """leg_counting pays for superstrings, puzzle24's scorer does not look at the numbers, countdown evaluates."""
     target = tmp_path / "audit.json"
     families = [word for name in ("leg_counting", "puzzle24", "countdown") for word in ("--family", name)]
     code = run(["audit", "--env", "reasoning_gym", *families, "--samples", "2", "--json", str(target)])
@@ -83,9 +83,10 @@ def test_three_families_are_audited_and_reported(tmp_path: Path, capsys: pytest.
     legs, puzzle, countdown = report["families"]
     assert [one["gold"] for one in (legs, puzzle, countdown)] == [[2, 2]] * 3
     assert legs["superstring_credit"] > 0 and legs["changed"] == legs["other"] == [0, 2]
-    assert puzzle["other"] == [2, 2] and countdown["other"] == [0, 2]
+    assert puzzle["other"] == [0, 2] and puzzle["other_library"] == [2, 2]
+    assert countdown["other"] == countdown["other_library"] == [0, 2]
     assert all(one["hostile"] == [0, len(HOSTILE)] and not one["uncontained"] for one in report["families"])
-    assert "right answers accepted" in capsys.readouterr().out
+    assert "by the library's scorers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -106,10 +107,9 @@ def test_a_mistake_is_named(arguments: list[str], said: str, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_every_family_is_contained_and_the_unsound_ones_are_those_listed() -> None:
+def test_every_family_is_contained_and_takes_its_own_answers() -> None:
     audits = audit_families(
         list(describe_families()), resolve_reward("reasoning_gym", timeout_s=1), 2, None, lambda a: None
     )
     assert [audit.family for audit in audits if audit.is_broken] == []
     assert [audit.family for audit in audits for one in audit.of("gold") if not one.passed] == []
-    assert UNSOUND.keys() <= {audit.family for audit in audits}

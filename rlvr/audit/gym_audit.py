@@ -28,14 +28,15 @@ from rlvr.reward.signatures import Case
 SAMPLES = 5  # tasks of a family
 # The rates of the summary, with the kinds of probes that each is over.
 RATES = {
-    "right answers accepted": ("gold",),
-    "wrong answers accepted": ("changed", "other"),
-    "right answers with a decoy accepted": ("superstring",),
-    "fixed texts accepted": ("fixed",),
-    "empty answers accepted": ("empty",),
-    "over-long answers accepted": ("long",),
-    "hostile answers accepted": ("hostile",),
+    "right answers": ("gold",),
+    "wrong answers": ("changed", "other"),
+    "right answers beside wrong ones": ("superstring",),
+    "fixed texts": ("fixed",),
+    "empty answers": ("empty",),
+    "over-long answers": ("long",),
+    "hostile answers": ("hostile",),
 }
+KINDS = ("gold", "changed", "other", "superstring", "empty", "long", "hostile")
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,14 @@ class FamilyAudit:
     def is_broken(self) -> bool:
         return bool(self.damage or self.uncontained or self.has_changed)
 
-    def best_fixed(self) -> tuple[str, int, int]:
-        """The fixed text that passes most often: (text, passed, tasks)."""
+    def best_fixed(self, by_library: bool) -> tuple[str, int, int]:
+        """The fixed text that is accepted most often: (text, accepted, tasks)."""
         texts = dict.fromkeys(one.probe.text for one in self.of("fixed"))
-        counts = [(text, [one.passed for one in self.of("fixed") if one.probe.text == text]) for text in texts]
-        text, passed = max(counts, key=lambda pair: sum(pair[1]) / len(pair[1]))
-        return text, sum(passed), len(passed)
+        counts = [
+            (text, count([one for one in self.of("fixed") if one.probe.text == text], by_library)) for text in texts
+        ]
+        text, (accepted, tried) = max(counts, key=lambda pair: pair[1][0] / pair[1][1])
+        return text, accepted, tried
 
     def floor(self) -> float:
         """The mean library score of the wrong fixed text that is paid best."""
@@ -97,16 +100,15 @@ class FamilyAudit:
         return max((_mean(one.library_score for one in wrong if one.probe.text == text) for text in texts), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
-        text, passed, tasks = self.best_fixed()
         superstrings = self.of("superstring")
         return {
             "family": self.family,
-            **{kind: _count(self.of(kind)) for kind in ("gold", "changed", "other", "superstring", "empty", "long")},
-            "superstring_library": [sum(one.library_score == 1 for one in superstrings), len(superstrings)],
+            **{kind: count(self.of(kind)) for kind in KINDS},
+            **{f"{kind}_library": count(self.of(kind), by_library=True) for kind in KINDS},
+            "best_fixed": list(self.best_fixed(by_library=False)),
+            "best_fixed_library": list(self.best_fixed(by_library=True)),
             "superstring_credit": round(_mean(one.library_score for one in superstrings if one.library_score < 1), 3),
-            "best_fixed": [text, passed, tasks],
             "floor": round(self.floor(), 3),
-            "hostile": _count(self.of("hostile")),
             "timeouts": sum(one.score.outcome is Outcome.TIMEOUT for one in self.judged),
             "uncontained": [f"{one.probe.text[:80]}: {one.score.reason}" for one in self.uncontained],
             "damage": self.damage,
@@ -163,30 +165,41 @@ def audit_families(
 
 
 def summarize(audits: Sequence[FamilyAudit]) -> dict[str, Any]:
-    """The rates over all families, each with an interval that takes the families as its sample."""
+    """How often answers are accepted by the library and by our reward; intervals take the families as the sample."""
     rates: dict[str, Any] = {}
     for name, kinds in RATES.items():
-        rate = PassRate()
-        for audit in audits:
-            for one in audit.of(*kinds):
-                rate.add(one.passed, audit.family)
-        if rate.num_tasks:
-            found = rate.interval()
-            rows = sum(len(audit.of(*kinds)) for audit in audits)
-            rates[name] = {"value": found.value, "low": found.low, "high": found.high, "rows": rows}
+        judged = [(audit.family, one) for audit in audits for one in audit.of(*kinds)]
+        library, ours = PassRate(), PassRate()
+        for family, one in judged:
+            library.add(one.library_score == 1, family)
+            ours.add(one.passed, family)
+        if judged:
+            rates[name] = {"rows": len(judged), "library": _as_dict(library), "ours": _as_dict(ours)}
     return rates
+
+
+def _as_dict(rate: PassRate) -> dict[str, float]:
+    interval = rate.interval()
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def make_report(audits: Sequence[FamilyAudit], show: int) -> str:
     """Text: the rates, a row for every family, and what went wrong."""
     lines = [f"reasoning_gym: {len(audits)} families"]
+    lines.append("accepted, with 95 % intervals" + " " * 21 + "by the library's scorers      by the reward")
     for name, rate in summarize(audits).items():
-        value, low, high = (100 * rate[key] for key in ("value", "low", "high"))
-        lines.append(f"  {name:<36} {value:.2f}% [{low:.2f}, {high:.2f}] of {rate['rows']:,}")
-    head = ["family", "gold", "changed", "other", "decoy: library", "ours", "fixed text", "floor", "hostile", "s"]
+        shares = (
+            "{:.2f}% [{:.2f}, {:.2f}]".format(*(100 * x for x in rate[by].values())) for by in ("library", "ours")
+        )
+        lines.append(f"  {name:<33} of {rate['rows']:>6,}  " + "  ".join(f"{share:>25}" for share in shares))
+    head = ["family", "gold", "changed", "other", "decoy", "fixed text", "floor", "hostile", "s"]
     table = [head, *(_format_row(audit.as_json()) for audit in audits)]
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    lines += ["", "accepted of tried; decoy: a right answer beside another one; floor: paid to a fixed wrong text"]
+    lines += [
+        "",
+        "by the reward, of those tried; in brackets by the library's scorer, where that is more",
+        "decoy: a right answer beside a wrong one; floor: what the scorer pays to a fixed wrong text",
+    ]
     for row in table:
         cells = (f"{v:<{w}}" if i == 0 else f"{v:>{w}}" for i, (v, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(cells).rstrip())
@@ -209,19 +222,24 @@ def make_report(audits: Sequence[FamilyAudit], show: int) -> str:
 
 
 def _format_row(row: dict[str, Any]) -> list[str]:
-    text, passed, tasks = row["best_fixed"]
-    counts = [_format_count(row[kind]) for kind in ("gold", "changed", "other", "superstring_library", "superstring")]
-    fixed = f"{text!r} {passed}/{tasks}" if passed else ""
-    floor = f"{row['floor']:.2f}" if row["floor"] else ""
-    return [row["family"], *counts, fixed, floor, _format_count(row["hostile"]), f"{row['seconds']:.1f}"]
+    counts = [format_count(row[kind], row[f"{kind}_library"]) for kind in KINDS if kind not in ("empty", "long")]
+    text, *fixed = row["best_fixed_library"]
+    own = row["best_fixed"][1:]
+    floor = f"{row['floor']:.2f}" if row["floor"] >= 0.005 else ""
+    shown = f"{text!r} {format_count(own, fixed)}" if fixed[0] else ""
+    return [row["family"], *counts[:4], shown, floor, *counts[4:], f"{row['seconds']:.1f}"]
 
 
-def _format_count(count: list[int]) -> str:
-    return f"{count[0]}/{count[1]}" if count[1] else ""
+def format_count(ours: list[int], library: list[int]) -> str:
+    """`0/5 (3)`: accepted by the reward, tried, and accepted by the library where it is more."""
+    accepted, tried = ours
+    more = f" ({library[0]})" if library[0] > accepted else ""
+    return f"{accepted}/{tried}{more}" if tried else ""
 
 
-def _count(judged: Sequence[JudgedProbe]) -> list[int]:
-    return [sum(one.passed for one in judged), len(judged)]
+def count(judged: Sequence[JudgedProbe], by_library: bool = False) -> list[int]:
+    """[accepted, tried], by the library's own scorer or by the reward."""
+    return [sum(one.library_score == 1 if by_library else one.passed for one in judged), len(judged)]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -25,8 +25,15 @@ from rlvr.envs.registry import register_environment
 from rlvr.envs.row_source import take_in_turn
 from rlvr.reward.reasoning_gym.gym_reward import META
 from rlvr.reward.reasoning_gym.library_job import BLOCK, OURS
-from rlvr.reward.reasoning_gym.library_workers import GymFamily, GymTask, describe_families, make_entry
-from rlvr.reward.reasoning_gym.trusted_families import UNSOUND
+from rlvr.reward.reasoning_gym.library_workers import (
+    GymFamily,
+    GymTask,
+    NoEntry,
+    check_config,
+    describe_families,
+    make_entry,
+)
+from rlvr.reward.reasoning_gym.second_checks import UNSOUND
 
 INSTRUCTION = (
     "Give the final answer between <answer> and </answer>, and nothing else between them. If the question shows a "
@@ -102,8 +109,10 @@ class ReasoningGym(TaskSource):
         self._highest = {choice.family: known[choice.family].levels - 1 for choice in self._choices}
         self.levels = ("",) if levels is None else tuple(str(level) for level in levels)
         self._instruction = instruction.strip()
-        for choice in self._choices if family != ALL else ():
-            make_entry(self._task_of(choice, self.levels[0], 0))  # the library's own checks of the configuration
+        for choice in self._choices:
+            for level in self.levels:
+                if level or choice.config:  # the library's own checks
+                    check_config(self._task_of(choice, level, 0))
 
     def train(self, seed: int, index: int, level: str) -> Task:
         """The index-th training task of a level; its family is drawn by weight."""
@@ -115,11 +124,11 @@ class ReasoningGym(TaskSource):
         for attempt in range(_TRIES):
             key = rng.key("reasoning-gym-train", seed, choice.family, level, block, attempt)
             task = self._make(choice, level, rng.integer(_BLOCKS, key) * BLOCK + place)
-            if not _is_heldout(task):
+            if task is not None and not _is_heldout(task):
                 return task
         raise ValueError(
-            f"reasoning_gym: {choice.family} has no questions to train on beside the held-out ones; give it another "
-            "config, or leave it out"
+            f"reasoning_gym: {choice.family} makes no questions to train on beside the held-out ones"
+            f"{f' at level {level}' if level else ''}; give it another config or level, or leave it out"
         )
 
     def heldout(self, count: int | None) -> list[Task]:
@@ -154,9 +163,13 @@ class ReasoningGym(TaskSource):
         at = min(int(level), self._highest[choice.family]) if level else None
         return GymTask(choice.family, dict(choice.config), at, number)
 
-    def _make(self, choice: FamilyChoice, level: str, number: int) -> Task:
+    def _make(self, choice: FamilyChoice, level: str, number: int) -> Task | None:
+        """The task of a number; None where the library's generator fails on it."""
         made_from = self._task_of(choice, level, number)
-        entry = make_entry(made_from)
+        try:
+            entry = make_entry(made_from)
+        except NoEntry:
+            return None
         meta = {"answer": entry.answer, META: {**made_from.as_item(), "question": entry.question_hash}}
         prompt = f"{entry.question.rstrip()}\n\n{self._instruction}".strip()
         return Task(f"{choice.family}{f'-level{level}' if level else ''}-{number}", prompt, meta, level)
@@ -169,9 +182,8 @@ class ReasoningGym(TaskSource):
             block = rng.integer(_BLOCKS, rng.key("reasoning-gym-heldout", choice.family, level, number // BLOCK))
             task = self._make(choice, level, (_BLOCKS + block) * BLOCK + number % BLOCK)
             number += 1
-            question = task.meta[META]["question"]
-            if _is_heldout(task) and question not in seen:
-                seen.add(question)
+            if task is not None and _is_heldout(task) and task.meta[META]["question"] not in seen:
+                seen.add(task.meta[META]["question"])
                 repeated = 0
                 yield task
             else:

@@ -1,6 +1,6 @@
 """The child process of `rlvr.sandbox.worker`: limits itself, then answers frames until its input ends.
 
-    python -I -S child.py JOB.py MEMORY_BYTES [may_fork]
+    python -s -P -S child.py JOB.py MEMORY_BYTES [may_fork]
 
 Standard library only: it starts in milliseconds and holds nothing worth stealing. Frames (`rlvr.sandbox.protocol`) hold
 JSON in UTF-8, in which half a surrogate pair may pass. In: `{"setup": ..., "seconds": s}`, which holds until the next

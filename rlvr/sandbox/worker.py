@@ -60,7 +60,11 @@ class _ChildLost(Exception):
 
 
 class Worker:
-    """Runs `run(setup, item)` of the module `job` in a child. `memory` and `reply` are limits in bytes."""
+    """Runs `run(setup, item)` of the module `job` in a child. `memory` and `reply` are limits in bytes.
+
+    `may_fork` is for a job that runs its items in forks, `hash_seed` for one whose results follow the order of sets: it
+    is Python's `PYTHONHASHSEED`.
+    """
 
     def __init__(
         self,
@@ -70,9 +74,10 @@ class Worker:
         reply: int = MIB,
         start_seconds: float = START_SECONDS,
         may_fork: bool = False,
+        hash_seed: int | None = None,
     ) -> None:
         self.job, self.memory, self.reply, self.start_seconds = job, memory, reply, start_seconds
-        self.may_fork = may_fork
+        self.may_fork, self.hash_seed = may_fork, hash_seed
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -145,13 +150,14 @@ class Worker:
         if not sys.executable:
             raise _ChildLost("not_started", "Python does not know where its own program is (sys.executable is empty)")
         child = str(Path(__file__).with_name("child.py"))
-        flags = ("-I", "-S", "-B", "-W", "ignore")
+        flags = ("-s", "-P", "-S", "-B", "-W", "ignore")  # without -E, which `-I` adds: the environment is ours
+        environment = {} if self.hash_seed is None else {"PYTHONHASHSEED": str(self.hash_seed)}
         arguments = (child, spec.origin, str(self.memory), *(["may_fork"] if self.may_fork else []))
         try:
             self._process = process = subprocess.Popen(
                 [sys.executable, *flags, *arguments],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                bufsize=0, env={}, cwd="/", start_new_session=True,
+                bufsize=0, env=environment, cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise _ChildLost("not_started", f"{sys.executable} could not be started: {error}") from error

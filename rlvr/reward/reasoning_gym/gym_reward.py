@@ -1,4 +1,4 @@
-"""The reward `reasoning_gym`: the library's own score of an answer, and passed only where that is 1 and no trick.
+"""The reward `reasoning_gym`: an answer passes where the library's own scorer gives 1 and no trick has made it do so.
 
 The answer is the text between the last `<answer>` and `</answer>`, as the library itself extracts it. It never meets a
 scorer in our process. `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
@@ -13,6 +13,7 @@ from typing import Any
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.reasoning_gym.answer_grammar import GRAMMARS, find_fault
 from rlvr.reward.reasoning_gym.library_workers import GymTask, require_library, score_answer, start_workers
+from rlvr.reward.reasoning_gym.second_checks import confirm
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_number
 from rlvr.reward.signatures import Case
@@ -54,7 +55,12 @@ class GymScoring:
     waits_for="processes",
 )
 def reasoning_gym(case: Case, options: GymScoring) -> Score:
-    """The library's verdict on the text between `<answer>` and `</answer>`."""
+    """The verdict of the library's own scorer on the text between the last `<answer>` and `</answer>`: 1 or 0.
+
+    1 where the scorer gives 1, the answer is not the right one beside others, and no known hole of the scorer explains
+    it. With `partial_credit` the value is the scorer's own, and what passes is the same. An answer to a family that
+    evaluates it must first pass a grammar.
+    """
     made_from = (case.meta or {}).get(META)
     if not isinstance(made_from, dict) or not {"family", "config", "level", "number", "question"} <= made_from.keys():
         return Score(None, Outcome.INVALID, "no_task", detail=f"meta has no {META!r}: use env=reasoning_gym")
@@ -84,11 +90,15 @@ def _judge(report: dict[str, Any], family: str, answer: str, gold: str | None, o
         outcome = Outcome.TIMEOUT if failure == "timeout" else Outcome.FAILED
         return Score(0.0, outcome, "timeout" if failure == "timeout" else "ungradeable", detail=detail)
     score = float(report["score"])
-    reason = "" if score == 1 else "wrong_value"
-    if score == 1 and is_superstring(family, answer, gold):
+    reason = hole = ""
+    if score != 1:
+        reason = "wrong_value"
+    elif is_superstring(family, answer, gold):
         reason = "superstring"
+    elif hole := confirm(family, answer, gold):
+        reason, hole = "unconfirmed", f"the scorer of {family}: {hole}"
     value = score if options.partial_credit else float(not reason)
-    return Score(value, Outcome.FAILED if reason else Outcome.PASSED, reason, {"library_score": score})
+    return Score(value, Outcome.FAILED if reason else Outcome.PASSED, reason, {"library_score": score}, hole)
 
 
 def extract_answer(text: str) -> str | None:

@@ -1,9 +1,9 @@
 """The job of the guarded workers that run `reasoning_gym`: its families, its tasks, its scores.
 
-An item is `{"do": "warm" | "describe" | "make" | "score", ...}`. A task is a family, the keys of its configuration, a
-level of its curriculum or None, and a number. Its entry is made here, from these alone: the library's metadata holds
-objects that JSON would change. An answer is scored in a fork (`rlvr.sandbox.item_forks`). If the fork fails, the right
-answer is scored the same way, or plain ones where there is none: if that works, the answer is to blame.
+An item is `{"do": "warm" | "describe" | "check" | "make" | "score", ...}`. A task is a family, the keys of its
+configuration, a level of its curriculum or None, and a number. Its entry is made here, from these alone: the library's
+metadata holds objects that JSON would change. An answer is scored in a fork (`rlvr.sandbox.item_forks`). If the fork
+fails, the right answer is scored the same way, or plain ones where there is none: if that works, the answer is to blame.
 `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
 """
 
@@ -28,10 +28,6 @@ PLAIN = ("0", "{}", "[]", "A")  # answers that a scorer must take where the libr
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 
 
-class Refused(Exception):
-    """The library does not take this configuration."""
-
-
 def run(setup: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     """What an item asks for. `setup` is `{"paths": where Python finds the library}`."""
     forks = load(tuple(setup["paths"]))
@@ -40,11 +36,14 @@ def run(setup: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
             return {"missing": forks.missing}
         case "describe":
             return describe()
-        case "make":
+        case "check":
             try:
-                entry = make(item)
-            except Refused as error:
-                return {"refused": str(error)}
+                make_dataset(item["family"], json.dumps(item["config"]), item["level"], 0)
+            except (TypeError, ValueError, AssertionError, KeyError) as error:
+                return {"refused": f"{type(error).__name__}: {error}"[:500]}
+            return {"refused": ""}
+        case "make":
+            entry = make(item)
             return {"question": str(entry["question"]), "answer": example_answer(entry)}
         case "score":
             return score(forks, item)
@@ -108,14 +107,11 @@ def make_dataset(family: str, config: str, level: int | None, seed: int) -> Any:
     from reasoning_gym import factory
 
     given = {**json.loads(config), "seed": seed, "size": BLOCK}
-    try:
-        if level is None:
-            return factory.create_dataset(family, **given)
-        curriculum = factory.create_curriculum(family)
-        curriculum.set_global_level(level)
-        return factory.DATASETS[family][0](config=curriculum.generate_configuration(given))
-    except (TypeError, ValueError, AssertionError, KeyError) as error:
-        raise Refused(f"{type(error).__name__}: {error}"[:500]) from error
+    if level is None:
+        return factory.create_dataset(family, **given)
+    curriculum = factory.create_curriculum(family)
+    curriculum.set_global_level(level)
+    return factory.DATASETS[family][0](config=curriculum.generate_configuration(given))
 
 
 def example_answer(entry: dict[str, Any]) -> str | None:

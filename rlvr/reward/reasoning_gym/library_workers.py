@@ -83,14 +83,29 @@ def describe_families() -> dict[str, GymFamily]:
     }
 
 
-def make_entry(task: GymTask) -> GymEntry:
-    """The question and answer of a task; ValueError with the library's own error if it takes no such configuration."""
-    require_library()
-    reply = _pool().ask(_setup(), {"do": "make", **task.as_item()}, MAKE_SECONDS)
-    why = f"{reply.failure}: {reply.detail}" if reply.failure else reply.value.get("refused")
-    if why:
+class NoEntry(Exception):
+    """The library's generator failed on this number of a family, as it always will."""
+
+
+def check_config(task: GymTask) -> None:
+    """ValueError with the library's own words if it does not take the configuration of a task."""
+    reply = _pool().ask(_setup(), {"do": "check", **task.as_item()}, MAKE_SECONDS)
+    if why := f"{reply.failure}: {reply.detail}" if reply.failure else reply.value["refused"]:
         level = "" if task.level is None else f" at level {task.level}"
-        raise ValueError(f"reasoning_gym: {task.family}{level} with config {task.config} makes no task ({why})")
+        raise ValueError(f"reasoning_gym: {task.family}{level} does not take the config {task.config} ({why})")
+
+
+def make_entry(task: GymTask) -> GymEntry:
+    """The question and answer of a task; NoEntry where its generator fails, ValueError where it does not end."""
+    reply = _pool().ask(_setup(), {"do": "make", **task.as_item()}, MAKE_SECONDS)
+    if reply.failure == "raised":
+        raise NoEntry(reply.detail)
+    if reply.failure:
+        level = "" if task.level is None else f" at level {task.level}"
+        raise ValueError(
+            f"reasoning_gym: {task.family}{level} with config {task.config} made no task within {MAKE_SECONDS:g} s and "
+            f"{MEMORY // MIB} MiB ({reply.failure}: {reply.detail}); give an easier config or level"
+        )
     return GymEntry(**reply.value)
 
 
@@ -127,7 +142,8 @@ def _setup() -> dict[str, Any]:
 @cache
 def _pool() -> WarmPool:
     return WarmPool(
-        lambda: Worker("rlvr.reward.reasoning_gym.library_job", memory=MEMORY, may_fork=True),
+        # Some families take their tasks from sets of words, whose order follows the hashes.
+        lambda: Worker("rlvr.reward.reasoning_gym.library_job", memory=MEMORY, may_fork=True, hash_seed=0),
         min(WORKERS, available_cores()),
         _setup(),
         {"do": "warm"},
