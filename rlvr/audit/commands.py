@@ -61,7 +61,7 @@ class Audit:
         self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
     ) -> AuditResult:
         if attack + (labelled is not None) + (self.environment is not None) != 1:
-            raise ValueError("audit: give one of --attack, --labelled FILE (or --labelled builtin) and --env NAME")
+            raise ValueError("audit: give one of --attack or --labelled FILE (or --labelled builtin) or --env NAME")
         if labelled is not None and (self.tiers or self.workers or self.categories):
             raise ValueError("audit: --tier, --workers and --category go with --attack: no effect with --labelled")
         if attack and self.against:

@@ -177,7 +177,7 @@ class _Expression(_Tokens):
         degree = self._sign()
         while self.take("*", "/"):
             degree += self._sign()
-        return self._bound(degree)
+        return self._check_degree(degree)
 
     def _sign(self) -> int:
         signs = 0
@@ -193,7 +193,7 @@ class _Expression(_Tokens):
             return degree
         if not self.grammar.powers:
             raise _Fault("'**' is not allowed")
-        return self._bound(degree * self._exponent())
+        return self._check_degree(degree * self._exponent())
 
     def _exponent(self) -> int:
         """The size of an exponent: a number, a fraction of numbers in parentheses, or a name as in `E**x`."""
@@ -202,7 +202,7 @@ class _Expression(_Tokens):
         kind, text = self.next
         if kind == 1:
             self.place += 1
-            value = self._bound(float(text))
+            value = self._check_degree(float(text))
         elif kind == 2:
             self._atom()
             value = 1
@@ -214,7 +214,7 @@ class _Expression(_Tokens):
             inside = self.tokens[self.place :]
             numbers = [float(text) for kind, text in inside[: _length(inside)] if kind == 1]
             self._atom()
-            value = self._bound(math.prod(max(2.0, number) for number in numbers))
+            value = self._check_degree(math.prod(max(2.0, number) for number in numbers))
         if self.take("**"):
             raise _Fault("a power of a power without parentheses is not allowed")
         return value
@@ -242,7 +242,7 @@ class _Expression(_Tokens):
         self.leave()
         return degree
 
-    def _bound(self, degree: float) -> int:
+    def _check_degree(self, degree: float) -> int:
         if degree > GREATEST_DEGREE:
             raise _Fault(f"powers or products beyond degree {GREATEST_DEGREE}")
         return max(1, int(degree))

@@ -3,8 +3,8 @@
 An item is `{"do": "warm" | "describe" | "check" | "make" | "score", ...}`. A task is a family, the keys of its
 configuration, a level of its curriculum or None, and a number. Its entry is made here, from these alone: the library's
 metadata holds objects that JSON would change. An answer is scored in a fork (`rlvr.sandbox.item_forks`). If the fork
-fails, the right answer is scored the same way, or plain ones where there is none: if that works, the answer is to blame.
-`python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
+fails, the right answer is scored the same way, or plain ones where there is none: if that works, the answer is to
+blame. `python -m pytest tests/test_reasoning_gym_reward.py` exercises it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import random
 import sys
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from rlvr.sandbox.item_forks import ForkReport, ItemForks
@@ -25,12 +25,13 @@ OURS = ("seed", "size")  # keys of every configuration that are set here
 # Where families whose entries have no answer keep one all the same.
 EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
 PLAIN = ("0", "{}", "[]", "A")  # answers that a scorer must take where the library gives none
+_loaded: list[ItemForks] = []  # at most one
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 
 
 def run(setup: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     """What an item asks for. `setup` is `{"paths": where Python finds the library}`."""
-    forks = load(tuple(setup["paths"]))
+    forks = load(setup["paths"])
     match item["do"]:
         case "warm":
             return {"missing": forks.missing}
@@ -51,16 +52,17 @@ def run(setup: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(other)
 
 
-@cache
-def load(paths: tuple[str, ...]) -> ItemForks:
-    """Import the library, then lock this process out of everything else."""
-    sys.path.extend(path for path in paths if path not in sys.path)
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
-    import reasoning_gym  # noqa: F401
+def load(paths: list[str]) -> ItemForks:
+    """Import the library, then lock this process out of everything else; once, whatever the paths are later."""
+    if not _loaded:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+        import reasoning_gym  # noqa: F401
 
-    loaded = [path for name, module in list(sys.modules.items()) if (path := _locate(name, module))]
-    readable = {os.path.dirname(os.path.abspath(os.__file__)), *loaded, *SYSTEM}
-    return ItemForks(sorted(path for path in readable if os.path.exists(path)))
+        folders = [path for name, module in list(sys.modules.items()) if (path := _locate(name, module))]
+        readable = {os.path.dirname(os.path.abspath(os.__file__)), *folders, *SYSTEM}
+        _loaded.append(ItemForks(sorted(path for path in readable if os.path.exists(path))))
+    return _loaded[0]
 
 
 def _locate(name: str, module: Any) -> str:
