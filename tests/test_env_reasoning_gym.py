@@ -18,7 +18,6 @@ from rlvr.reward.reasoning_gym import library_workers
 from rlvr.reward.reasoning_gym.library_workers import describe_families
 from rlvr.reward.signatures import Case
 
-
 # Whose configuration the library itself refuses.
 REFUSED_LEVELS = [("caesar_cipher", 3), ("knight_swap", 0), ("knight_swap", 4), ("rubiks_cube", 4), ("survo", 3)]
 
