@@ -69,10 +69,11 @@ class ItemForks:
         if code == OUT_OF_MEMORY:
             return ForkReport(None, "memory", "no more memory")
         try:
-            message = json.loads(report) if code == 0 else None
-            return ForkReport(message["value"], message["failure"], message["detail"])
-        except (ValueError, TypeError, KeyError):
-            return ForkReport(None, "died", f"exit status {code}")
+            message = json.loads(report)
+            whole = code == 0 and message.keys() == set(ForkReport._fields)
+        except (ValueError, AttributeError):
+            whole = False
+        return ForkReport(**message) if whole else ForkReport(None, "died", f"exit status {code}")
 
     def _work_in_fork(self, work: Callable[[], Any], write: int, seconds: float, wall_seconds: float) -> None:
         """Drop what a fork must not have, then work. Never returns."""
