@@ -364,8 +364,8 @@ def reasoning_gym_audit() -> str:
     rows: list[list[str]] = []
     for one in report["families"]:
         counts = [format_count(one[kind], one[f"{kind}_library"]) for kind in KINDS if kind not in ("empty", "long")]
-        text, *fixed = one["best_fixed_library"]
-        shown = f"`{text}` {format_count(one['best_fixed'][1:], fixed)}" if fixed[0] else ""
+        text, ours, library = one["best_fixed"]
+        shown = f"`{text}` {format_count(ours, library)}" if library[0] else ""
         floor = f"{one['floor']:.2f}" if one["floor"] >= 0.005 else ""
         rows.append([f"`{one['family']}`", *counts[:4], shown, floor, *counts[4:]])
     head = ["family", "gold", "changed", "other", "decoy", "fixed text", "floor", "hostile"]

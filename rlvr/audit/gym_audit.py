@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.audit.attack_runner import Canaries
-from rlvr.audit.gym_probes import HOSTILE, GymProbe, make_hostile_probes, make_probes
+from rlvr.audit.gym_probes import FIXED, HOSTILE, GymProbe, make_hostile_probes, make_probes
 from rlvr.audit.pass_rate import PassRate
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.types import Outcome, Score, Task
@@ -84,14 +84,11 @@ class FamilyAudit:
     def is_broken(self) -> bool:
         return bool(self.damage or self.uncontained or self.has_changed)
 
-    def best_fixed(self, by_library: bool) -> tuple[str, int, int]:
-        """The fixed text that is accepted most often: (text, accepted, tasks)."""
-        texts = dict.fromkeys(one.probe.text for one in self.of("fixed"))
-        counts = [
-            (text, count([one for one in self.of("fixed") if one.probe.text == text], by_library)) for text in texts
-        ]
-        text, (accepted, tried) = max(counts, key=lambda pair: pair[1][0] / pair[1][1])
-        return text, accepted, tried
+    def best_fixed(self) -> tuple[str, list[int], list[int]]:
+        """The fixed text that the library accepts most often, then our reward: (text, by the reward, by the library)."""
+        judged = {text: [one for one in self.of("fixed") if one.probe.text == text] for text in FIXED}
+        counts = [(text, count(found), count(found, by_library=True)) for text, found in judged.items() if found]
+        return max(counts, key=lambda row: (row[2][0] / row[2][1], row[1][0]))
 
     def floor(self) -> float:
         """The mean library score of the wrong fixed text that is paid best."""
@@ -101,12 +98,12 @@ class FamilyAudit:
 
     def as_json(self) -> dict[str, Any]:
         superstrings = self.of("superstring")
+        text, ours, library = self.best_fixed()
         return {
             "family": self.family,
             **{kind: count(self.of(kind)) for kind in KINDS},
             **{f"{kind}_library": count(self.of(kind), by_library=True) for kind in KINDS},
-            "best_fixed": list(self.best_fixed(by_library=False)),
-            "best_fixed_library": list(self.best_fixed(by_library=True)),
+            "best_fixed": [text, ours, library],
             "superstring_credit": round(_mean(one.library_score for one in superstrings if one.library_score < 1), 3),
             "floor": round(self.floor(), 3),
             "timeouts": sum(one.score.outcome is Outcome.TIMEOUT for one in self.judged),
@@ -223,10 +220,9 @@ def make_report(audits: Sequence[FamilyAudit], show: int) -> str:
 
 def _format_row(row: dict[str, Any]) -> list[str]:
     counts = [format_count(row[kind], row[f"{kind}_library"]) for kind in KINDS if kind not in ("empty", "long")]
-    text, *fixed = row["best_fixed_library"]
-    own = row["best_fixed"][1:]
+    text, ours, library = row["best_fixed"]
     floor = f"{row['floor']:.2f}" if row["floor"] >= 0.005 else ""
-    shown = f"{text!r} {format_count(own, fixed)}" if fixed[0] else ""
+    shown = f"{text!r} {format_count(ours, library)}" if library[0] else ""
     return [row["family"], *counts[:4], shown, floor, *counts[4:], f"{row['seconds']:.1f}"]
 
 
