@@ -85,7 +85,7 @@ class FamilyAudit:
         return bool(self.damage or self.uncontained or self.has_changed)
 
     def best_fixed(self) -> tuple[str, list[int], list[int]]:
-        """The fixed text that the library accepts most often, then our reward: (text, by the reward, by the library)."""
+        """The fixed text that the library accepts most often: (text, count by the reward, count by the library)."""
         judged = {text: [one for one in self.of("fixed") if one.probe.text == text] for text in FIXED}
         counts = [(text, count(found), count(found, by_library=True)) for text, found in judged.items() if found]
         return max(counts, key=lambda row: (row[2][0] / row[2][1], row[1][0]))

@@ -16,9 +16,10 @@ import os
 import random
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlvr.sandbox.item_forks import ForkReport, ItemForks
+if TYPE_CHECKING:  # Windows lacks what it imports, and this file is imported there
+    from rlvr.sandbox.item_forks import ForkReport, ItemForks
 
 BLOCK = 100  # tasks of one data set: some families take long to make one, or choose its tasks together
 OURS = ("seed", "size")  # keys of every configuration that are set here
@@ -58,6 +59,8 @@ def load(paths: list[str]) -> ItemForks:
         sys.path.extend(path for path in paths if path not in sys.path)
         os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
         import reasoning_gym  # noqa: F401
+
+        from rlvr.sandbox.item_forks import ItemForks
 
         folders = [path for name, module in list(sys.modules.items()) if (path := _locate(name, module))]
         readable = {os.path.dirname(os.path.abspath(os.__file__)), *folders, *SYSTEM}
@@ -99,15 +102,17 @@ def make(item: dict[str, Any]) -> dict[str, Any]:
 def make_once(family: str, config: str, level: int | None, number: int) -> dict[str, Any]:
     import numpy
 
+    data = make_dataset(family, config, level, number - number % BLOCK)
     random.seed(number)  # a few families draw from the global generators
     numpy.random.seed(number)
-    return make_dataset(family, config, level, number - number % BLOCK)[number % BLOCK]
+    return data[number % BLOCK]
 
 
 @lru_cache(maxsize=16)
 def make_dataset(family: str, config: str, level: int | None, seed: int) -> Any:
     from reasoning_gym import factory
 
+    random.seed(seed)
     given = {**json.loads(config), "seed": seed, "size": BLOCK}
     if level is None:
         return factory.create_dataset(family, **given)
