@@ -120,6 +120,7 @@ SHOWN = {
     "docker compose up": "tests/test_deploy.py",
     "export": "sets what the next command reads",
     "pip install": "installs",
+    "python -m rlvr.store": "tests/test_store_migrate.py",
     "python -m tinker_cookbook.recipes.math_rl.train env=arithmetic": "tests/test_tinker_cookbook.py",
     "python -m venv": "installs",
     "rlvr serve --demo": "tests/test_service_starts.py",

@@ -215,6 +215,16 @@ def test_a_database_taken_back_keeps_its_rows_and_is_migrated_again(store_url: s
         assert (experience.id, experience.reward, experience.ratings) == (id, 1.5, 0), "people's part is gone"
 
 
+def test_the_command_takes_a_database_back(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    open_store(url).close()
+    words = [sys.executable, "-W", "error", "-m", "rlvr.store"]
+    done = subprocess.run([*words, url, "0001"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.endswith(f"revision {HEAD} -> 0001\n"), done.stderr
+    wrong = subprocess.run([*words, url, "0007"], capture_output=True, text=True, timeout=120)
+    assert wrong.returncode == 1 and wrong.stderr.startswith("rlvr.store: revision '0007' is unknown")
+
+
 @pytest.mark.parametrize(("arguments", "said"), [([], "a database and a revision"), (["x.db", "0007"], "'0007'.*0001")])
 def test_a_wrong_way_back_is_refused(arguments: list[str], said: str, tmp_path: Path):
     with pytest.raises(ValueError, match=said):

@@ -1,6 +1,6 @@
 """The tables are there and are those of this version: made in an empty database, migrated in an older one.
 
-    python -m rlvr.store.migrate sqlite:///runs/service/service.sqlite 0001     # back, for an older rlvr
+    python -m rlvr.store sqlite:///runs/service/service.sqlite 0001     # back, for an older rlvr
 
 The schema's version stands in `rlvr_schema`. A database that a newer rlvr wrote is refused, and so is one whose tables
 of our names are not ours. Several instances may start at once: one does the work while the others wait. alembic is
@@ -9,12 +9,11 @@ loaded only when there is something to migrate. Exercised by tests/test_store_mi
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from rlvr.store.connections import Database, StoreDown
+from rlvr.store.connections import Database
 from rlvr.store.tables import HEAD, KNOWN_VERSIONS, metadata
 
 VERSION_TABLE = "rlvr_schema"
@@ -100,10 +99,3 @@ def main(arguments: list[str]) -> str:
         return f"{database.where}: revision {downgrade(database, revision)} -> {revision}"
     finally:
         database.close()
-
-
-if __name__ == "__main__":
-    try:
-        print(main(sys.argv[1:]))
-    except (ValueError, StoreDown) as error:
-        sys.exit(f"rlvr.store.migrate: {error}")
