@@ -383,3 +383,8 @@ def test_a_program_has_the_usual_environment(sandbox: Sandbox) -> None:
     for end in ("exit", "quit"):
         verdict = sandbox.verify(program.format(end), [{"input": "", "output": "['answer.py']"}])
         assert verdict.passed, (end, outcome_and_reasons(verdict))
+
+
+def test_an_argument_that_is_too_large_is_the_fault_of_the_test_and_says_so(sandbox: Sandbox):
+    verdict = sandbox.verify("def f(x): return len(x)", ["assert f([0] * 1_400_000) == 1_400_000"])
+    assert verdict.outcome is Outcome.INVALID and "an argument cannot be sent to the answer" in verdict.detail

@@ -183,3 +183,11 @@ def test_opinions_are_measured_if_the_truth_is_known():
     assert measure_accuracy(feedbacks, {"draft", "judge"}) == Accuracy(3 / 5, 5)
     assert measure_accuracy(feedbacks[3:], {"draft", "judge"}) is None
     assert measure_accuracy(feedbacks, set()) is None
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.1", "127.0.0.2", "0.0.0.0", "[::1]", "LOCALHOST"])
+def test_a_judge_on_this_machine_is_the_generator_in_any_spelling(host: str):
+    generator = TextEndpoint("http://127.0.0.1:9/v1", "m")
+    assert same_model(TextEndpoint(f"http://{host}:9/v1", "m"), generator)
+    assert not same_model(TextEndpoint(f"http://{host}:8/v1", "m"), generator)
+    assert not same_model(TextEndpoint("http://10.0.0.1:9/v1", "m"), generator)

@@ -24,7 +24,7 @@ from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, Encoder
 from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, SplitTest, StatementTest, make_plan
 from rlvr.sandbox.protocol import OUTPUT
-from rlvr.sandbox.remote import OF_ANSWER, TEST, BadTest, Link, Names, Remote
+from rlvr.sandbox.remote import NOT_SENT, OF_ANSWER, TEST, BadTest, Link, Names, Remote
 
 NO_CALL = "the tests never call the answer"
 COLLECT_JOBS, COLLECT_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
@@ -231,7 +231,7 @@ class CheckerRun:
             has_asked = has_asked or self.channel.has_sent
             self.rows.append(row)
         if not has_asked:
-            raise BadTest(NO_CALL)
+            raise BadTest(next((detail for *_, detail in self.rows if detail.startswith(NOT_SENT)), NO_CALL))
         return None
 
     def run_test(self, test: SplitTest | StatementTest, names: dict[str, Any], link: Link) -> Row | ExchangeEnd:

@@ -29,6 +29,9 @@ EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(
 EXCEPTIONS = {name: kind for name, kind in EXCEPTIONS.items() if issubclass(kind, BaseException)}
 
 
+NOT_SENT = "an argument cannot be sent to the answer"
+
+
 class BadTest(Exception):
     """A test that is wrong whatever the answer is."""
 
@@ -155,7 +158,7 @@ class Link:
         try:
             return Encoder(self.encode_opaque).encode(value)
         except CodecError as error:
-            raise self.fail("opaque", f"an argument cannot be sent to the answer: {error}") from None
+            raise self.fail("opaque", f"{NOT_SENT}: {error}") from None
 
     def encode_opaque(self, value: Any) -> list[Any]:
         if type(value) is Remote:

@@ -22,6 +22,8 @@ tests/test_service_verification.py`.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +46,6 @@ from rlvr.service.sessions.verifier_options import OPTIONS
 from rlvr.service.settings import TextEndpoint
 
 RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # without tests or an answer: rules on form, and an opinion
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NESTED = ("composite",)  # names other rewards in its options; a request gives these as `verifiers` with weights
 NEED_MORE = (
     "classifier",
@@ -275,7 +276,19 @@ def _address(endpoint: TextEndpoint) -> tuple[str, int]:
     """The host, with one name for all names of this machine, and the port."""
     url = urlsplit(endpoint.endpoint)
     host = url.hostname or ""
-    return "localhost" if host in LOOPBACK else host, url.port or (443 if url.scheme == "https" else 80)
+    return "localhost" if _is_here(host) else host, url.port or (443 if url.scheme == "https" else 80)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host of a URL is this machine, in any spelling: localhost, 127.1, 0.0.0.0, ::1, its own name."""
+    try:
+        address = ipaddress.ip_address(socket.inet_ntoa(socket.inet_aton(host)))  # takes short forms too
+    except OSError:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return host in ("localhost", socket.gethostname().lower())
+    return address.is_loopback or address.is_unspecified
 
 
 @dataclass(frozen=True)
