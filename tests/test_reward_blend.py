@@ -105,7 +105,7 @@ def test_opinions_do_not_outvote_the_truth() -> None:
     said = Blend([(resolve_reward("draft"), 1), (resolve_reward(partly), 1)]).judge("p", PROSE)
     assert (said.confidence, said.truth) == (0.4, False)  # not (1 + .4) / 2
     watching = Blend([(resolve_reward("draft"), 1), (resolve_reward(partly), 0)]).judge("p", PROSE)
-    assert (watching.confidence, watching.truth) == (1.0, False)
+    assert (watching.confidence, watching.truth) == (0.4, False)  # without a vote it still limits
 
 
 def test_advisory_verifiers_object_but_give_no_confidence() -> None:
@@ -120,6 +120,19 @@ def test_advisory_verifiers_object_but_give_no_confidence() -> None:
     broke = Blend([draft, (resolve_reward(broken), 0.7)], advisory=["draft"])
     assert broke.can_verify and broke.judge("p", PROSE).is_unverified  # the judge could not judge: form is no proof
     assert not Blend([(resolve_reward(broken), 1)]).judge("p", PROSE).is_unverified
+
+
+def test_failures_name_the_reason_and_quote_nothing_of_the_services_own() -> None:
+    address = "http://10.0.0.5:8000/v1 answered 500: secret"
+    scores = {
+        "judge": Score(None, Outcome.ERROR, "judge_failed", detail=address),
+        "math": Score(None, Outcome.INVALID, "no_gold", detail="meta['answer'] is missing"),
+        "grader": Score(None, Outcome.ERROR, "grader_failed", detail="NameError: x"),
+        "draft": Score(1.0, Outcome.PASSED),
+    }
+    said = Feedback(None, None, None, scores=scores).failures
+    expected = "judge: judge_failed; math: no_gold meta['answer'] is missing; grader: grader_failed NameError: x"
+    assert said == expected
 
 
 def test_feedback_states_the_limits_that_hold() -> None:

@@ -54,6 +54,7 @@ def test_the_request_determines_the_verifiers(more: dict[str, Any], how: dict[st
         ({}, {"judge": JUDGE}, True, "no verifier of this session knows the right answer (draft, judge)"),
         ({}, {"judge": JUDGE, "generator": SAME}, False, "unverified"),
         ({"answer": "4"}, {}, True, ""),
+        ({"answer": "4", "verifiers": (("math", 0.0, {}), ("draft", 1.0, {}))}, {}, True, ""),  # it limits
         ({"answer": "4"}, {"judge": JUDGE, "generator": SAME}, True, ""),  # the judge only watches
         ({"tests": ("assert f() == 1",)}, {}, True, ""),
         ({"verifiers": (("draft", 1.0, {}),)}, {}, True, "knows the right answer (draft)"),
@@ -191,3 +192,15 @@ def test_a_judge_on_this_machine_is_the_generator_in_any_spelling(host: str):
     assert same_model(TextEndpoint(f"http://{host}:9/v1", "m"), generator)
     assert not same_model(TextEndpoint(f"http://{host}:8/v1", "m"), generator)
     assert not same_model(TextEndpoint("http://10.0.0.1:9/v1", "m"), generator)
+def test_a_session_names_only_the_verifiers_that_gave_a_verdict():
+    """The judge failed: only rules on form are left, and they verify nothing."""
+    target = build_verifiable_task(SessionRequest("t", "p"), judge=JUDGE)
+    failed = Score(None, Outcome.ERROR, "judge_failed", detail="http://127.0.0.1:9/v1 answered 500: secret")
+    form, verdict = Score(1.0, Outcome.PASSED), Score(0.5, Outcome.PASSED)
+    unverified = Feedback(None, None, 1.0, scores={"draft": form, "judge": failed})
+    judged = Feedback(0.65, 0.65, 1.0, scores={"draft": form, "judge": verdict})
+    assert target.describe()["verified_by"] == ["draft", "judge"] and len(target.describe()["warnings"]) == 1
+    said = target.describe([unverified])
+    assert said["verified_by"] == [] and [w.partition(":")[0] for w in said["warnings"]] == ["unverified"]
+    assert "judge: judge_failed" in said["warnings"][0] and "127.0.0.1" not in said["warnings"][0]
+    assert target.describe([unverified, judged])["verified_by"] == ["draft", "judge"]

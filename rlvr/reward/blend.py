@@ -8,7 +8,7 @@ Confidence is the mean, by weight, of the verifiers' values, each clipped to [0,
 the task is invalid, has no vote: the weights of the others are scaled up. Where none is left there is no confidence,
 because an answer that could not be judged is not a bad one. `correctness_score` and `quality_score` are the same mean
 over the parts `correctness` and `quality` of each score, or its value where it has no such part. A verifier of weight 0
-only watches.
+has no vote: it watches, and limits the confidence if it knows the truth.
 
 `truth` comes from verifiable rewards (`RewardSpec.verifiable`): the answer is right exactly where all of them that
 could judge passed it. A judge's opinion and rules on form are never truth, and cannot outvote it: the confidence in an
@@ -151,13 +151,14 @@ class Blend:
             knows = one.reward.spec.verifiable
             if knows and score.value is not None and score.reason not in _UNDECIDED:
                 truths.append(score.outcome is Outcome.PASSED)
+            if knows and score.value is not None and score.outcome is not Outcome.PASSED:
+                limit = min(limit, max(0.0, score.value))
             if not one.weight:
                 continue
             if score.value is not None:
                 counted.append((one.weight, score))
                 can_tell = can_tell or one.reward.name not in self._advisory
                 if score.outcome is not Outcome.PASSED:
-                    limit = min(limit, max(0.0, score.value)) if knows else limit
                     codes = (score.reason or score.outcome.value).split("+")
                     errors += codes
                     known = SUGGESTIONS if one.reward.name in PROGRAMS else SUGGESTIONS | SLOW_TO_READ

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr.core.types import Score
+from rlvr.core.types import Outcome, Score
 
 MAX_DETAIL = 300  # characters of one verifier's detail that the policy is shown
+GRADER_FAULTS = ("grader_failed", "no_value")  # of the program or formula that the request gave
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -43,9 +44,10 @@ class Feedback:
 
     @property
     def failures(self) -> str:
-        """The verifiers that could not judge, and why, for the user; not for the policy."""
+        """The verifiers that could not judge, and why, for the client; not for the policy."""
         failed = {name: score for name, score in self.scores.items() if score.value is None}
-        return "; ".join(f"{name}: {score.reason} {score.detail}" for name, score in failed.items())[:600]
+        why = (f"{name}: {score.reason} {detail_for_client(score)}".rstrip() for name, score in failed.items())
+        return "; ".join(why)[:600]
 
     def as_dict(self) -> dict[str, Any]:
         """The `verifier_feedback` of a service's answer."""
@@ -57,6 +59,16 @@ class Feedback:
             "error_types": list(self.error_types),
             "suggestions": list(self.suggestions),
         }
+
+
+def is_request_fault(score: Score) -> bool:
+    """Whether a verifier could not judge because of what the request gave it."""
+    return score.outcome is Outcome.INVALID or score.reason in GRADER_FAULTS
+
+
+def detail_for_client(score: Score) -> str:
+    """The detail, without that of a failure of the service's own, which names the judge's address and quotes it."""
+    return score.detail if score.value is not None or is_request_fault(score) else ""
 
 
 def sanitize(text: str, special: Iterable[str] = (), limit: int = MAX_DETAIL) -> str:

@@ -121,7 +121,7 @@ class JudgeQuestion(Generic[V]):
                     return again
                 failure = again
                 if again.text_at_fault:
-                    message = f"the judge can judge a plain answer to this task, but not this one: {again}"
+                    message = f"the judge can judge a plain answer to this task, but not this one: {again.reason}"
                     return UnjudgeableAnswer("unjudgeable", message, text_at_fault=True)
         return failure
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlvr.core.cancellation import raise_if_cancelled
 from rlvr.core.types import Score
 from rlvr.reward.blend import Observe
-from rlvr.reward.feedback import Feedback
+from rlvr.reward.feedback import Feedback, detail_for_client
 from rlvr.reward.signatures import Case
 from rlvr.service.http.requests import GradeBody
 from rlvr.service.http.responses import Grade, GradeResponse, VerifierFeedback
@@ -98,8 +98,20 @@ def _by_grader(body: GradeBody, judge: Judge) -> list[Grade]:
 
 
 def _grade_of_score(score: Score) -> Grade:
-    return Grade(**{**vars(score), "outcome": score.outcome.value, "parts": dict(score.parts)})
+    return Grade(
+        **{
+            **vars(score),
+            "outcome": score.outcome.value,
+            "parts": dict(score.parts),
+            "detail": detail_for_client(score),
+        }
+    )
 
 
 def _part(score: Score) -> dict[str, Any]:
-    return {"value": score.value, "outcome": score.outcome.value, "reason": score.reason, "detail": score.detail}
+    return {
+        "value": score.value,
+        "outcome": score.outcome.value,
+        "reason": score.reason,
+        "detail": detail_for_client(score),
+    }

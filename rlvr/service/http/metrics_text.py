@@ -54,7 +54,11 @@ def _store_metrics(service: Service) -> Iterator[Metric]:
         sessions.add_metric([status.value], number)
     yield sessions
     totals, buffer = store.global_stats(), store.buffer()
-    yield gauge("rlvr_experiences", "Verified answers in the database.", totals["total_experiences"])
+    yield gauge(
+        "rlvr_experiences",
+        "Answers of sessions in the database, also those that no verifier could judge.",
+        totals["total_experiences"],
+    )
     yield gauge("rlvr_buffer_utilization", "Share of the replay buffer in use.", buffer.utilization)
     for name, words in (("average_reward", "Mean reward."), ("success_rate", "Share with a confidence above .7.")):
         if totals[name] is not None:

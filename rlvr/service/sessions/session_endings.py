@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.core.types import Outcome
+from rlvr.reward.feedback import is_request_fault
 from rlvr.service.sessions.jobs import SessionOutcome
 from rlvr.service.sessions.live_session import LiveSession
 from rlvr.store.records import Status
 
 CANCELLED_ERROR = {"code": "cancelled", "message": "cancelled on request"}
-GRADER_FAULTS = ("grader_failed", "no_value")  # of the program or formula that the request gave
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ def decide_ending(live: LiveSession, outcome: SessionOutcome) -> Ending:
     if live.feedbacks and all(f.confidence is None and not f.is_unverified for f in live.feedbacks):
         scores = live.feedbacks[-1].scores
         message = f"no verifier could judge an answer: {live.feedbacks[-1].failures}"
-        voted = [scores[label] for label in live.target.blend.voters]
-        is_invalid = all(one.outcome is Outcome.INVALID or one.reason in GRADER_FAULTS for one in voted)
+        is_invalid = all(is_request_fault(scores[label]) for label in live.target.blend.voters)
         code = "task_invalid" if is_invalid else "judge_failed"  # the request's fault, or a verifier's
         return Ending(Status.FAILED, {"code": code, "message": message[:640]})
     return Ending(Status.DONE)

@@ -299,6 +299,10 @@ class Sessions:
         live.feedbacks.append(feedback)
         live.unsaved.append(e)
         self.metrics.count_completion(e)
+        for name, score in feedback.scores.items():
+            if score.value is None:  # the client gets the reason alone: the detail may quote the judge's address
+                detail = score.detail[:1000]
+                log.warning("no verdict", session_id=e.session_id, verifier=name, reason=score.reason, detail=detail)
         if live.phase < Phase.ENDING:
             vars(live.session).update(session_results.session_progress(live.experiences))
         async with live.saving:

@@ -46,6 +46,7 @@ from rlvr.service.sessions.verifier_options import OPTIONS
 from rlvr.service.settings import TextEndpoint
 
 RULES_WEIGHT, JUDGE_WEIGHT = 0.3, 0.7  # without tests or an answer: rules on form, and an opinion
+NO_TRUTH = "no verifier of this session knows the right answer"
 NESTED = ("composite",)  # names other rewards in its options; a request gives these as `verifiers` with weights
 NEED_MORE = (
     "classifier",
@@ -87,17 +88,26 @@ class VerifiableTask:
 
     def describe(self, feedbacks: Sequence[Feedback] = ()) -> dict[str, Any]:
         """How the answers are judged, or were, for the session's row."""
-        warnings = list(self.warnings)
+        warnings, verified_by = list(self.warnings), list_verifiers(self.blend, feedbacks)
         if self.blend.can_verify and feedbacks and all(feedback.is_unverified for feedback in feedbacks):
             failures = feedbacks[-1].failures
+            warnings = [warning for warning in warnings if not warning.startswith(NO_TRUTH)]
             warnings.append(f"unverified: what can tell whether an answer is right failed: {failures}")
         return {
-            "verified_by": self.blend.voters if self.blend.can_verify else [],
+            "verified_by": verified_by,
             "self_judging": self.self_judging,
             "warnings": warnings,
             "derived_tests": list(self.derived_tests),
             "expected_answer": self.task.meta.get("answer"),
         }
+
+
+def list_verifiers(blend: Blend, feedbacks: Sequence[Feedback] = ()) -> list[str]:
+    """The voters that gave a value in an answer with a confidence; before the first answer, those that will vote."""
+    if not feedbacks:
+        return blend.voters if blend.can_verify else []
+    verified = [feedback.scores for feedback in feedbacks if feedback.confidence is not None]
+    return [name for name in blend.voters if any(scores[name].value is not None for scores in verified)]
 
 
 def known_verifiers(judge: Judge | None = None) -> list[str]:
@@ -225,9 +235,9 @@ def _warnings(blend: Blend, self_judging: bool, derived: Collection[Test]) -> tu
             "is in no success rate, and nothing is learned from it. Give `tests`, an `answer`, `verifiers`, or "
             'examples with values; to accept rules on form or an opinion, name them: "verifiers": ["draft"]'
         )
-    elif set(blend.voters) <= set(blend.opinions):
+    elif not blend.verifiable:
         warnings.append(
-            f"no verifier of this session knows the right answer ({', '.join(blend.voters)}): a high confidence does "
+            f"{NO_TRUTH} ({', '.join(blend.voters)}): a high confidence does "
             "not mean that the answer is right. Give `tests` or an `answer` to check that"
         )
     if self_judging and "judge" in blend.voters:
