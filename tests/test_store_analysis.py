@@ -126,6 +126,26 @@ def test_the_numbers_are_floats_on_both_databases(store: ExperienceStore):
     assert {type(n) for n in analysis["confidence_distribution"].values()} == {int}
 
 
+def test_success_follows_the_verdict_and_evaluations_are_apart(store: ExperienceStore):
+    """A failed answer of high confidence is no success, a passed one of low confidence is; one unjudged is in no share.
+    One that passed because the request's minimum is 0 is no success either."""
+    verdicts = [("failed", 0.875), ("passed", 0.5), ("passed", 0.0), ("unverified", None)]
+    for kind in ("train", "evaluate"):
+        for i, (outcome, confidence) in enumerate(verdicts if kind == "train" else [("passed", 1.0)] * 5):
+            more: dict[str, Any] = {"outcome": outcome, "kind": kind}
+            id = f"{kind}-{i}"
+            store.add_session(Session(id, "verdicts", "p", final_confidence=confidence, **more))
+            store.add_experiences([Experience(id, f"verdicts-{kind}", 1, "p", "o", confidence=confidence, **more)])
+    third = pytest.approx(1 / 3)
+    assert store.aggregates()["verdicts"]["success_rate"] == third
+    assert (store.aggregates()["verdicts"]["total_sessions"], store.global_stats()["success_rate"]) == (4, third)
+    analysis = store.task_analysis("verdicts-train")
+    assert analysis is not None and analysis["success_rate"] == third
+    assert store.global_stats()["total_experiences"] == 9
+    solved = [s.is_solved for i in range(4) if (s := store.session(f"train-{i}"))]
+    assert solved == [False, True, False, None]
+
+
 def test_an_empty_store_knows_nothing(store: ExperienceStore):
     assert store.task_analysis("x") is None and store.aggregates() == {}
     nothing = dict.fromkeys(("average_reward", "reward_variance", "success_rate", "last_updated"))

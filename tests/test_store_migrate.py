@@ -144,6 +144,40 @@ def test_old_answers_get_what_they_were_asked_for_and_what_verified_them(store_u
         }  # fmt: skip
 
 
+def test_old_sessions_get_their_verdict_and_their_kind(store_url: str):
+    """Of version 0003: the best answer of `good` passed, that of `evaluated` failed with a high confidence."""
+    database = made_by(store_url, "0003")
+    answers = [("good", 1, 0.5, "failed"), ("good", 2, 1.0, "passed"), ("evaluated", 1, 0.875, "failed")]
+    with database.write() as connection:
+        for id, learn, confidence in (("good", "true", 1.0), ("evaluated", "false", 0.875), ("none", "true", None)):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO rlvr_sessions (id, task_id, prompt, request, kind, name, owner, instance, status, "
+                    "created, heartbeat, iterations, final_confidence, converged, metrics) VALUES (:id, 't', 'p', "
+                    ":request, 'train', '', '', '', 'done', 5, 5, 1, :confidence, false, '{}')"
+                ),
+                {"id": id, "request": f'{{"learn":{learn}}}', "confidence": confidence},
+            )
+        for id, iteration, confidence, outcome in answers:
+            connection.execute(
+                sa.text(
+                    "INSERT INTO rlvr_experiences (session_id, task_id, sample, iteration, prompt, generated_output, "
+                    "feedback, scores, outcome, confidence, action, stop_reason, num_tokens, policy_version, "
+                    "policy_fingerprint, priority, seconds, created) VALUES (:id, 't', 0, :iteration, 'p', 'o', '{}', "
+                    "'{}', :outcome, :confidence, '', '', 3, 0, '', 1, 0.5, 6)"
+                ),
+                {"id": id, "iteration": iteration, "confidence": confidence, "outcome": outcome},
+            )
+    database.close()
+    with closing(open_store(store_url)) as store:
+        found = {s.id: (s.kind, s.outcome, s.is_solved) for s in store.sessions()}
+    assert found == {
+        "good": ("train", "passed", True),
+        "evaluated": ("evaluate", "failed", False),
+        "none": ("train", "", None),
+    }
+
+
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(store_url: str):
     open_store(store_url).close()
     database = Database(store_url)

@@ -65,3 +65,7 @@ class SessionRequest:
     samples: int | None = None
     seed: int | None = None
     learn: bool = True  # False for an evaluation
+
+    @property
+    def kind(self) -> str:
+        return "train" if self.learn else "evaluate"

@@ -1,8 +1,8 @@
 """Statistics of the experiences: of one task, by task, and of all. The database computes them.
 
 A completion without a verdict (confidence or reward None) counts in the totals and is in no mean, share or trend. A
-statistic over no rows is None, never 0. Success is a confidence above 0.7. tests/test_store_analysis.py
-holds these queries against plain Python over the same rows.
+statistic over no rows is None, never 0. Success is the outcome `passed`; a row without an outcome succeeds by a
+confidence above 0.7. tests/test_store_analysis.py holds these queries against plain Python over the same rows.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from rlvr.store.connections import Database
-from rlvr.store.records import Status
+from rlvr.store.records import SUCCESS, Status
 from rlvr.store.tables import error_types, experiences, sessions
 
-SUCCESS = 0.7
 BINS = (("very_low", 0.2), ("low", 0.4), ("medium", 0.6), ("high", 0.8))  # up to, not including; then "very_high"
 
 _e, _s = experiences.c, sessions.c
 
 
-def _share(event: sa.ColumnElement[bool], known: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """The mean of 0 and 1, over rows where `known` is not NULL."""
-    return sa.func.avg(sa.case((known.is_(None), None), (event, 1.0), else_=0.0))
+def _success_rate(outcome: sa.ColumnElement[str], confidence: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The share of rows that succeeded, over those with a confidence (`Session.is_solved`)."""
+    passed = sa.or_(sa.and_(outcome == "passed", confidence > 0), sa.and_(outcome == "", confidence > SUCCESS))
+    return sa.func.avg(sa.case((confidence.is_(None), None), (passed, 1.0), else_=0.0))
 
 
 def _how_many(event: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
@@ -51,7 +51,7 @@ class AnalysisQueries(Database):
             return _analyse(connection, here, error_types.c.task_id == task_id)
 
     def aggregates(self, limit: int | None = None) -> dict[str, dict[str, Any]]:
-        """By task, the results of the service's sessions: the `task_aggregates` of its metrics.
+        """By task, the results of the service's training sessions: the `task_aggregates` of its metrics.
 
         `average_iterations` is over sessions that ended; `average_confidence` and `success_rate` over those whose
         final answer was judged, the best of which (the first of equals) is `best_session_id`. `limit` keeps the tasks
@@ -66,7 +66,7 @@ class AnalysisQueries(Database):
                 total,
                 sa.func.avg(_s.final_confidence).label("confidence"),
                 sa.func.avg(sa.case((ended, _s.iterations * 1.0))).label("iterations"),
-                _share(_s.final_confidence > SUCCESS, _s.final_confidence).label("success"),
+                _success_rate(_s.outcome, _s.final_confidence).label("success"),
             )
             .where(mine)
             .group_by(_s.task_id)
@@ -100,14 +100,15 @@ class AnalysisQueries(Database):
     def global_stats(self) -> Mapping[str, Any]:
         """The `global_stats` of the service: over the answers of its sessions, training runs' apart.
 
-        Their rewards have other scales. `last_updated` is when the newest was written, in seconds since the epoch.
+        Their rewards have other scales. `success_rate` leaves evaluations out. `last_updated` is when the newest was
+        written, in seconds since the epoch.
         The variance is E[x^2] - E[x]^2, which needs one pass and is exact enough for rewards between 0 and 2.
         """
         stats = sa.select(
             sa.func.count(),
             sa.func.avg(_e.reward),
             sa.func.avg(_e.reward * _e.reward),
-            _share(_e.confidence > SUCCESS, _e.confidence),
+            _success_rate(_e.outcome, sa.case((_e.kind == "train", _e.confidence))),
             sa.func.max(_e.created),
         ).where(_e.step.is_(None))
         with self.read() as connection:
@@ -136,7 +137,7 @@ def _analyse(
         sa.func.count(),
         sa.func.avg(_e.reward),
         sa.func.avg((_e.reward - mean) * (_e.reward - mean)),
-        _share(_e.confidence > SUCCESS, _e.confidence),
+        _success_rate(_e.outcome, _e.confidence),
         *(_how_many(bin) for bin in within),
         _how_many(_e.confidence >= edges[-1]),
     ).where(here)

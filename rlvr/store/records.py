@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+SUCCESS = 0.7  # the confidence above which an answer counts as right, if no verdict on it is stored
 UNVERIFIED = "unverified"  # the outcome of an answer that no verifier could tell right from wrong
 
 
@@ -32,8 +33,9 @@ class Status(str, Enum):
 class Session:
     """One task worked on. `owner` is the hash of the API key that asked, `instance` the process that works on it.
 
-    `request` is the body as it was accepted; `kind` is `train` (the service) or `run` (a training run of `rlvr train`
-    that writes into the store: then `task_id` is '' and `name` the run's name).
+    `request` is the body as it was accepted; `kind` is `train` or `evaluate` (the service), or `run` (a training run of
+    `rlvr train` that writes into the store: then `task_id` is '' and `name` the run's name). `outcome` is that of the
+    final solution, '' if there is none.
     """
 
     id: str
@@ -56,6 +58,15 @@ class Session:
     convergence_iteration: int | None = None
     error: dict[str, Any] | None = None  # {"code": ..., "message": ...}
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])  # what /train answers as `metrics`
+    outcome: str = ""
+
+    @property
+    def is_solved(self) -> bool | None:
+        """Whether the final solution passed; None if no verifier could judge it."""
+        if self.final_confidence is None:
+            return None
+        passed = self.outcome == "passed" and self.final_confidence > 0  # the minimum asked for may be 0
+        return passed if self.outcome else self.final_confidence > SUCCESS
 
 
 @dataclass

@@ -78,8 +78,8 @@ class SessionQueries(Database):
             return [Session(**row) for row in connection.execute(found).mappings()]
 
     def newest_metrics(self, limit: int) -> list[dict[str, Any]]:
-        """The `metrics`, and no other column, of the newest training sessions with status done; newest first."""
-        found = sa.select(sessions.c.metrics).where(*_where(Status.DONE, kind="train"))
+        """The `metrics`, and no other column, of the newest sessions of the service with status done; newest first."""
+        found = sa.select(sessions.c.metrics).where(*_where(Status.DONE), sessions.c.kind != "run")
         with self.read() as connection:
             return [row for row in connection.scalars(found.order_by(sessions.c.created.desc()).limit(limit)) if row]
 

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from rlvr.store.records import Status
 
-HEAD = "0003"  # the newest migration: what `metadata` describes
-KNOWN_VERSIONS = ("0001", "0002", "0003")  # every schema that can be brought there
+HEAD = "0004"  # the newest migration: what `metadata` describes
+KNOWN_VERSIONS = ("0001", "0002", "0003", "0004")  # every schema that can be brought there
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -105,6 +105,7 @@ sessions = sa.Table(
     column("convergence_iteration", sa.Integer, nullable=True),
     column("error", JsonColumn, nullable=True),
     column("metrics", JsonColumn),
+    column("outcome", TextColumn, server_default=""),
     sa.Index("rlvr_sessions_by_task", "kind", "task_id", "final_confidence"),
     sa.Index("rlvr_sessions_by_time", "created", "id"),
     sa.Index("rlvr_sessions_by_status", "status", "created"),
@@ -161,7 +162,8 @@ experiences = sa.Table(
 )
 # What replay draws from and the statistics are of: the service's own answers, a few numbers a row, without a look at
 # the long texts beside them (a hundred times as much to read).
-REPLAY = ("id", "priority", "gain", "task_id", "reward", "confidence", "created", "step")  # SQLite reads `step` again
+# SQLite reads `step` again.
+REPLAY = ("id", "priority", "gain", "task_id", "reward", "confidence", "created", "step", "kind", "outcome")
 sa.Index(
     "rlvr_experiences_replay",
     *(experiences.c[name] for name in REPLAY),

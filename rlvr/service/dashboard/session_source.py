@@ -48,7 +48,6 @@ from rlvr.store.records import UNVERIFIED
 from rlvr.tracking.console import format_metrics
 
 SAMPLES = 8  # episodes of a session with a curve
-SUCCESS = 0.7  # a session with more confidence has solved its task
 SIBLINGS = 64
 REST = 20.0  # times as long as the curves of all sessions took, until they are computed again
 
@@ -271,8 +270,7 @@ def as_work(session: Session) -> Work:
 
 def result_of(session: Session) -> str:
     """Whether a session that is done has solved its task, as far as its verifiers can tell."""
-    confidence = session.final_confidence
-    return UNVERIFIED if confidence is None else "solved" if confidence > SUCCESS else "not solved"
+    return {None: UNVERIFIED, True: "solved", False: "not solved"}[session.is_solved]
 
 
 def as_answer_row(row: Mapping[Any, Any]) -> AnswerRow:

@@ -60,7 +60,10 @@ def _store_metrics(service: Service) -> Iterator[Metric]:
         totals["total_experiences"],
     )
     yield gauge("rlvr_buffer_utilization", "Share of the replay buffer in use.", buffer.utilization)
-    for name, words in (("average_reward", "Mean reward."), ("success_rate", "Share with a confidence above .7.")):
+    for name, words in (
+        ("average_reward", "Mean reward."),
+        ("success_rate", "Share of the answers of training sessions that passed."),
+    ):
         if totals[name] is not None:
             yield gauge(f"rlvr_{name}", words, totals[name])
     tasks = [

@@ -301,7 +301,8 @@ class PatternsResponse(BaseModel):
 
 
 class SessionRow(ResponseModel):
-    """`kind` is `train`, or `run` for a training run that writes into the store, which has a `name` and no task."""
+    """`kind` is `train` or `evaluate`, or `run` for a training run that writes into the store, which has a `name` and
+    no task."""
 
     session_id: str
     task_id: str

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.core.types import mean
-from rlvr.store.analysis import SUCCESS
 from rlvr.store.records import Experience, Session, Status
 
 
@@ -39,6 +38,7 @@ def session_progress(experiences: Sequence[Experience]) -> dict[str, Any]:
         "iterations": len(best_episode(experiences)),
         "final_solution": best.generated_output if best else None,
         "final_confidence": best.confidence if best else None,
+        "outcome": best.outcome if best else "",
     }
 
 
@@ -186,7 +186,7 @@ def _summary(metrics: dict[str, Any], session: Session) -> str:
     after = f"{n} iteration{'s' * (n != 1)}"
     if confidence is None:
         return f"unverified after {after}: no verifier could tell whether an answer is right"
-    verdict = "solved" if confidence > SUCCESS else "not solved"
+    verdict = "solved" if session.is_solved else "not solved"
     how = f"converged at iteration {metrics['convergence_iteration']}" if metrics["converged"] else "did not converge"
     return f"{verdict}: confidence {confidence:.2f} after {after}, {how}"
 
@@ -206,7 +206,7 @@ def recommendations(metrics: dict[str, Any], session: Session) -> list[str]:
         advice.insert(0, f"The session ended early ({session.error.get('code')}): {session.error.get('message')}")
     if confidence is None and metrics["total_iterations"] and not session.metrics.get("warnings"):
         advice.append("No verifier could judge an answer: give the task tests or an answer, or set up a judge.")
-    elif confidence is not None and confidence <= SUCCESS:
+    elif session.is_solved is False:
         if not metrics["converged"] and trend is not None and trend > 0:
             advice.append("Rewards were still growing: raise max_iterations.")
         elif metrics["converged"]:

@@ -104,6 +104,7 @@ class Sessions:
             task_id=request.task_id,
             prompt=request.prompt,
             request=asdict(request),
+            kind=request.kind,
             owner=owner,
             instance=self.instance,
             created=time.time(),
@@ -266,7 +267,7 @@ class Sessions:
             message = f"{type(failure).__name__}: {failure}"[:500]
             ending = Ending(Status.FAILED, {"code": "internal", "message": message})
         await self._end(live, ending, outcome)
-        self.metrics.count_session(session, "train" if request.learn else "evaluate")
+        self.metrics.count_session(session, request.kind)
 
     def _job(self, live: LiveSession, request: SessionRequest) -> SessionJob:
         config = self.settings.training
