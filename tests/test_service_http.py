@@ -234,6 +234,28 @@ def test_grade_scores_answers_by_verifiers_or_by_a_grader(service: RlvrService):
     assert answer.status_code == 422 and answer.json()["field"] == "grader"
 
 
+def test_an_answer_that_fails_its_verdict_is_no_success(service: RlvrService):
+    """A grader's high score below its threshold, and a wrong answer whose only vote has the form."""
+    grader = {"type": "text_similarity", "name": "like", "evaluation_metric": "fuzzy_match", "pass_threshold": 0.999,
+              "input": "{{ sample.output_text }}", "reference": "{{ item.wanted }}"}  # fmt: skip
+    item = {"wanted": f"{SOLUTION} # end"}
+    asked = {"prompt": FIBONACCI["prompt"], "max_iterations": 1, "min_confidence": 0.999}
+    body = {**asked, "task_id": "almost", "grader": grader, "item": item}
+    evaluated = service.post("/evaluate", {**body, "task_id": "almost-evaluated"}).json()
+    answer = post_train(service, **body)
+    assert 0.8 < answer["confidence"] < 0.999
+    assert service.get("/metrics").json()["task_aggregates"]["almost"]["success_rate"] == 0.0
+    assert service.get("/analysis/almost").json()["analysis"]["success_rate"] == 0.0
+    assert evaluated["summary"].startswith("not solved")
+    assert "almost-evaluated" not in service.get("/metrics").json()["task_aggregates"]
+    kinds = {row["task_id"]: row["kind"] for row in service.get("/sessions").json()["sessions"]}
+    assert (kinds["almost"], kinds["almost-evaluated"]) == ("train", "evaluate")
+    watched = {"answer": "145", "verifiers": [{"name": "math", "weight": 0}, "draft"], "max_iterations": 2}
+    wrong = post_train(service, task_id="outvoted", prompt="What is 12 * 12?", **watched)
+    assert (wrong["confidence"], wrong["converged"], wrong["warnings"]) == (0.0, False, [])
+    assert service.get("/metrics").json()["task_aggregates"]["outvoted"]["success_rate"] == 0.0
+
+
 def test_a_grader_works_in_train_as_in_grade(service: RlvrService):
     grader = {"type": "string_check", "name": "same", "operation": "eq",
               "input": "{{ sample.output_text }}", "reference": "{{ item.wanted }}"}  # fmt: skip

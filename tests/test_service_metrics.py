@@ -78,6 +78,12 @@ def test_completions_are_counted_by_kind_place_and_outcome(sample: Samples):
     }  # fmt: skip
 
 
+def test_the_success_rate_is_that_of_training_sessions(sample: Samples, text: str):
+    assert sample("rlvr_success_rate") == 1.0  # of the three answers of evaluations two failed
+    assert sample("rlvr_experiences") == 5
+    assert "# HELP rlvr_experiences Answers of sessions in the database, also those" in text
+
+
 def test_sessions_have_their_length_and_how_they_ended(sample: Samples):
     assert sample("rlvr_sessions_ended_total", kind="train", status="done") == 2
     assert sample("rlvr_sessions_ended_total", kind="train", status="failed") == 1
