@@ -192,6 +192,8 @@ def test_a_judge_on_this_machine_is_the_generator_in_any_spelling(host: str):
     assert same_model(TextEndpoint(f"http://{host}:9/v1", "m"), generator)
     assert not same_model(TextEndpoint(f"http://{host}:8/v1", "m"), generator)
     assert not same_model(TextEndpoint("http://10.0.0.1:9/v1", "m"), generator)
+
+
 def test_a_session_names_only_the_verifiers_that_gave_a_verdict():
     """The judge failed: only rules on form are left, and they verify nothing."""
     target = build_verifiable_task(SessionRequest("t", "p"), judge=JUDGE)
