@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
-from rlvr.reward.code.derived_tests import MAX_TESTS, derive_tests
+from rlvr.reward.code.derived_tests import MAX_LINES, MAX_PROMPT, MAX_TESTS, derive_tests
 from rlvr.reward.signatures import Case
 
 SEED = "Write a function to calculate the nth Fibonacci number"
 FIB = "Write a Python function fib(n) that returns the nth Fibonacci number. "
+PROGRAM = "Write a program that reads n."
+FORMAT = f"""{PROGRAM}\n\nInput:\nThe first line contains n.\n\nOutput:\nPrint the square of n.
+
+Sample Input:\n3\n\nSample Output:\n9"""
+HELPER = """Write a function sum_squares(xs). You can use this helper:
+def square(x):
+    return x * x
+so that square(3) = 9."""
 LEET = "def two_sum(nums, target):\n"
 
 
@@ -65,11 +73,21 @@ LEET = "def two_sum(nums, target):\n"
         (f"{SEED}. fib(10) = 55", ["assert fib(10) == 55"]),
         (f"{SEED} (e.g. fib(10) = 55).", ["assert fib(10) == 55"]),
         ("Write a function named fib that is fast.\nInput: 10\nOutput: 55", ["assert fib(10) == 55"]),
-        ("Translate `int f(int n)` from Java to Python. f(2) -> 3", ["assert f(2) == 3"]),
         ("Write a Python function that parses logs, for example count('a b') = 2", ["assert count('a b') == 2"]),
         ("Write a Python function that counts words. count_words('a b') = 2", ["assert count_words('a b') == 2"]),
         ("Write a function `fib`. fib(10) = 55, g(1) = 2", ["assert fib(10) == 55"]),
         (f"{FIB}fib(10) = 55\nHandle errors and edge cases.", ["assert fib(10) == 55"]),
+        (f"{FIB}\nExample: Input: 3 Output: 9", ["assert fib(3) == 9"]),
+        (f"{FIB}\n\nInput: 3\nOutput: 2\n", ["assert fib(3) == 2"]),
+        (f"{SEED}, for example f(10) = 55.", ["assert f(10) == 55"]),
+        (f"{SEED}. fib(10) should return 55.", ["assert fib(10) == 55"]),
+        (f"{FIB}\n\nExamples:\n\n>>> fib(10)\n55\n", ["assert fib(10) == 55"]),
+        (f"{FIB}\n## Usage\nfib(10) -> 55\n\nBad:\nfib(9) -> 55", ["assert fib(10) == 55"]),
+        ('def fib(n):\n    """The nth number.\n    >>> fib(10)\n    55\n    """', ["assert fib(10) == 55"]),
+        (HELPER.replace("so that square(3) = 9", "\nFor example, sum_squares([1, 2]) = 5"), ["assert sum_squares([1, 2]) == 5"]),
+        (FORMAT, [{"input": "3\n", "output": "9"}]),
+        (f"{PROGRAM}\nInput: 3\nOutput: 9", [{"input": "3\n", "output": "9"}]),
+        (f"{PROGRAM}\n\nExample:\nInput:\na b\nOutput:\nB A", [{"input": "a b\n", "output": "B A"}]),
         (f"{FIB}fib(10) = 55. math.sqrt(16) = 4, sqrt(9) = 3.", ["assert fib(10) == 55"]),  # facts beside the task
     ],
 )
@@ -148,6 +166,50 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         f"{FIB}fib(*[10]) = 55, fib(**{{}}) = 0",
         f"{FIB}fib(__import__('os').getpid()) = 1",
         f"{FIB}def fib(10) -> 55",
+        HELPER,
+        "Write a function sum_squares(xs) using the function square(x), where square(3) is 9.",
+        "Write a function that uses `square(x)`. square(3) = 9.",
+        "Write a function sum_squares. square = lambda x: x * x, square(3) = 9.",
+        "Write a function f(x) and create a function g(x). f(1) = 2.",
+        f"{PROGRAM}\nInput: an integer n\nOutput: its square",
+        f"{PROGRAM}\nInput: 3\nOutput: any number",
+        f"{PROGRAM}\nInput: n\nOutput: 2n",
+        f"{PROGRAM}\nInput:\nThe first line contains n.\n\nOutput:\nPrint the square of n.",
+        f"{PROGRAM}\n\nBad example:\nInput: 3\nOutput: 5",
+        f"{PROGRAM}\nInput: 3\nWrong output: 5\nOutput: 6",
+        f"{FIB}Common mistake: fib(10) = 54.",
+        f"{FIB}It is false that fib(10) = 54.",
+        f"{FIB}A naive implementation returns fib(10) = 54.",
+        f"{FIB}Off by one would give fib(10) = 89.",
+        f"{FIB}My friend has fib(10) = 54.",  # no word of doubt, and none of examples
+        f"{FIB}\nfib(10) -> 54  # wrong",
+        f"{FIB}\nThese are mistakes.\nfib(10) -> 54",
+        f"{FIB}\nfib(10) -> 54\nThis came out of the last version.",
+        f"{FIB}\nInvalid outputs:\n- fib(2) -> 5",
+        f"{FIB}\nThese must raise instead:\n- fib(-2) -> 5",
+        f"{FIB}\nCounterexamples:\nfib(2) = 5",
+        f"{FIB}\nNon-examples:\nfib(2) = 5",
+        f"{FIB}\nExamples of wrong values:\nfib(2) = 5",
+        *(f"{FIB}\n{word}:\n>>> fib(2)\n5" for word in ("Bad", "Forbidden", "Deprecated", "Old", "Currently", "Notes")),
+        *(f"{FIB}\n{word}:\n\nfib(2) = 5\n\n- fib(3) = 7" for word in ("Bad", "**Old**", "## Notes")),
+        f"{FIB}\n## Old\n>>> fib(2)\n5",
+        f"{FIB}\n**Bad**\n>>> fib(2)\n5\n\n>>> fib(3)\n7",
+        *(
+            f"Write a {word} function fib(n). fib(10) = 55"
+            for word in ("JS", "TypeScript", "C", "C++", "C#", "Go", "R", "VB")
+        ),
+        "Write Go code for a function f. f(2) = 3",
+        "Write Rust code for a function f. f(2) = 3",
+        "Translate `int f(int n)` from Java to Python. f(2) -> 3",
+        "Explain what this code does. It is a Python function f. f(2) = 3",
+        "Write a function g(x) that inverts f. g(2) = 3",
+        "Write a function f(xs) that sorts in place. f([2, 1]) = [1, 2]",
+        "Write a function f(n) that prints the square. f(2) -> 4",
+        "Write a generator f(n). f(2) -> [0, 1]",
+        "Write a function f(n) that yields numbers. f(2) -> [0, 1]",
+        "Write an async function f(n). f(2) = 4",
+        "Write a class with f(n). f(2) = 4",
+        "Write a method f(n). f(2) = 4",
         "",
     ],
 )
@@ -163,29 +225,48 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
         compile(test, "", "exec")
 
 
-def test_long_and_nested_texts_take_no_time() -> None:
-    start = time.perf_counter()
+def test_hostile_texts_of_a_megabyte_take_no_time() -> None:
     pieces = [
+        "\n",
+        "x",
+        " ",
         "(",
         "[",
         "-",
         "f(",
         "f(1) = ",
         "f(1) = 1, ",
+        "f(1) = 1\n",
         "Input: ",
         "Input: 1 Output: ",
         "`",
+    ]
+    pieces += [
         "'",
         "write ",
+        "write a function ",
+        "use ",
         ">>> f(1)\n",
+        ">>> f(1)\n1\n",
+        "def f(x):\n",
+        "def ",
+        "#",
+        "**",
+        ":",
     ]
+    pieces += ["f(" * 499 + "\n", "x:\n", ". ", "program ", "f = ", "f(n+"]
+    start, longest = time.perf_counter(), ("", 0.0)
     for piece in pieces:
-        for text in (piece * 900, piece * (90_000 // len(piece)), f"{piece}\n" * 9_000):
-            assert len(derive_tests(f"Write a Python function f. f({text}\n{text}")) <= MAX_TESTS
-    assert time.perf_counter() - start < 20
+        for size in (900, MAX_PROMPT - 100, 1_000_000):
+            for text in (piece * (size // len(piece)), f"{piece}\n" * min(MAX_LINES - 5, size // (len(piece) + 1))):
+                before = time.perf_counter()
+                assert len(derive_tests(f"Write a Python function f.\nf({text}"[:size])) <= MAX_TESTS
+                longest = max(longest, (piece[:20], time.perf_counter() - before), key=lambda one: one[1])
+    assert time.perf_counter() - start < 20 and longest[1] < 2, longest
     assert derive_tests(f"Write a Python function f. f({'(' * 400}1{')' * 400}) = 1") == []
     many = "\n".join(f"f({i}) -> {i}" for i in range(2 * MAX_TESTS))
     assert len(derive_tests(f"Write a Python function f.\n{many}")) == MAX_TESTS
+    assert derive_tests(f"{FIB}fib(10) = 55.\n" + "\n" * MAX_LINES) == []
 
 
 def test_nothing_of_a_prompt_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,18 @@
     derive_tests("Write a function.\\n>>> double(2)\\n4")                         # ["assert double(2) == 4"]
     derive_tests("Write a program that reads n.\\nInput: 3\\nOutput: 6")          # [{"input": "3\\n", ...}]
 
-An example is the call of one function with literal arguments, one of = == -> => → returns, is, should be, and a literal
-value. What may be something else is left out: a test that the user did not mean fails right answers, and one that does
-not call the answer's own code passes wrong ones. So there is no test of a builtin function; of a sentence with a
-doubt in it ("not", "if", "instead"); of a definition by recursion; of a decimal fraction in prose, which may be
-rounded; of None, which a function that does nothing returns; or of a call that has two values. Prompts about an error
-have examples of wrong values, so in these only "should return" and the like count. A prompt gives no test if it asks
-for another language than Python, or if it has several right answers ("in any order").
+An example is the call of the function asked for with literal arguments, one of = == -> => → returns, is, should be, and
+a literal value. What may be something else is left out: a test that the user did not mean fails right answers, and one
+that does not call the answer's own code passes wrong ones. In running text an example stands alone, or its sentence
+asks for the function or speaks of examples; no sentence with a doubt counts. Lines under a heading count if the heading
+speaks of examples or names the function. `Input:` and `Output:` count if both are data, or samples. There is no test of
+a builtin function, of a function that the prompt defines or offers for use, of a decimal fraction in prose (it may be
+rounded), of None (a function that does nothing returns it), or of a call that has two values. Prompts about an error
+have examples of wrong values, so in these only "should return" and the like count. A long prompt, one for another
+language than Python, and one with several right answers ("in any order") give no test.
 
-Only the text of the user's prompt is read here, by `ast`, a line at a time; nothing is executed. `python -m pytest
-tests/test_derived_tests.py` exercises it.
+Only the text of the user's prompt is read here, by `ast`, a line at a time; nothing is executed. The time is linear in
+the text. `python -m pytest tests/test_derived_tests.py` exercises it.
 """
 
 from __future__ import annotations
@@ -25,61 +27,86 @@ import keyword
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlvr.reward.code.formats import Test
 
-MAX_PROMPT, MAX_LINE, MAX_TESTS = 100_000, 1_000, 50  # characters, characters, tests
+MAX_PROMPT, MAX_LINES = 20_000, 1_000  # a longer prompt gives no test
+MAX_LINE, MAX_CALLS, MAX_TESTS = 1_000, 20, 50  # a longer line, or one with more calls, has no example
 
-_VERB = r"(?:write|implement|create|complete|develop|build|code|program|add|make|fix|debug|refactor|provide|generate)"
+_VERB = r"(?:write|implement|create|define|complete|develop|build|make|provide|add|fix|debug|refactor|generate)"
 _ASKS = re.compile(
-    rf"\b{_VERB}\b[^.?!\n]{{0,80}}\b(?:function|method|program|script|code|algorithm)\b"
-    r"|\bpython\b|^\s*(?:def\s+\w+\s*\(|>>>|assert\s)",
+    rf"\b(?:{_VERB}|code|program)\b[^.?!\n]{{0,80}}\b(?:function|program|script|code|algorithm)\b"
+    r"|\bpython\b|^[ \t]*(?:def[ \t]+\w+\(|>>>|assert[ \t])",
     re.I | re.M,
 )
-_NAMED = re.compile(  # how a prompt names the function that it asks for
-    rf"\bdef\s+(\w+)\s*\(|\b(?:function|method|{_VERB})\s+[`'\"]?(\w+)\((?=\)|[a-z_*])"
-    r"|\b(?:function|method)\s+(?:(?:called|named)\s+)?[`'\"](\w+)[`'\"]"
-    r"|\b(?:function|method)\s+(?:called|named)\s+(?!once\b|twice\b|by\b|when\b)(\w+)"
-    r"(?=[(,.:;\n]|\s+(?:that|which|to)\b|\Z)",
+_NAMED = re.compile(  # how a prompt names the function that it asks for; a bare name must be called somewhere
+    rf"\b{_VERB}[ ]+[`'\"]?(\w+)\((?=\)|[a-z_*])"
+    rf"|\b{_VERB}\b[^.?!:\n(]{{0,60}}?\bfunction\s{{1,3}}(?:(?:called|named)\s{{1,3}})?"
+    r"(?:[`'\"](\w+)|(\w+)\((?=\)|[a-z_*]))"
+    rf"|\b{_VERB}\b[^.?!:\n(]{{0,60}}?\bfunction[ ](?:called|named)[ ](?!once\b|twice\b|by\b|when\b)(\w+)"
+    r"(?=[(,.:;\n]|[ ](?:that|which|to|with)\b|\Z)"
+    rf"|\b{_VERB}\b[^.?!:\n(]{{0,60}}?\bfunction[ ](\w+)",
     re.I,
 )
+_DEF = re.compile(r"\bdef[ \t]{1,4}(\w+)[ \t]*\(")
+_HAS_BODY = re.compile(r"(?:^[ \t]+|:[ \t]*)(?:return|raise)\b", re.M)
+_OFFERED = re.compile(
+    r"\b(?:use|uses|using|calls?|calling|helpers?|provided|available|existing)\b[^.\n(]{0,40}?\b(\w+)`?\("
+    r"|\b(\w+)[ ]?=[ ]?lambda\b",
+    re.I,
+)
+_RECURRENCE = re.compile(
+    r"\b(\w+)\([ ]?(?!True|False|None)[a-z]\w{0,20}(?:[ ]?[-+*/,][ ]?\w{1,20}){0,4}[ ]?\)[ ]?=(?!=)", re.I
+)
 _CALL = re.compile(r"(?<![\w.)\]])([a-z_]\w*)\(", re.ASCII)
-_EXPECTS = r"(?:should|must|has to|is expected to)\s+(?:return|give|yield|equal|be|produce|evaluate\s+to)"
-_ARROWS = r"->|=>|→|⇒|(?:returns|gives|yields|equals)\b"
-_EQUALS = re.compile(rf"`?\s*(?:(==?(?![=>])|is\b)|({_EXPECTS})\b|(?:{_ARROWS}))\s*`?", re.I)
+_EXPECTS = r"(?:should|must|has to|is expected to)\s+(?:return|give|equal|be|produce|evaluate\s+to)"
+_EQUALS = re.compile(rf"`?\s*(?:(==?(?![=>])|is\b)|({_EXPECTS})\b|(?:->|=>|→|⇒|(?:returns|gives|equals)\b))\s*`?", re.I)
 _AFTER = re.compile(r"`?\)?(?:\s*$|[.;](?:\s|$)|,\s+(?![\d'\"\[({+-])|\s+and\s+(?:that\s+)?`?\w+\(|\s+#)")
 _BULLET = re.compile(r"\s*(?:[-*•>#]+|//|\d+[.)])?\s*(?:assert\s+)?[`(]?")
+_WRONG = re.compile(
+    r"\b(?:wrong(?:ly)?|incorrect(?:ly)?|mistakes?|mistaken(?:ly)?|false(?:ly)?|invalid|bad|forbidden|deprecated|"
+    r"impossible|naive|old|before|formerly|previous(?:ly)?|legacy|counter-?examples?|counter|non|anti|rais(?:es?|ing)|"
+    r"instead|currently|actual(?:ly)?|off[- ]by|errors?|fails?|failing|failed|bugs?|buggy|broken|pitfalls?|avoid|"
+    r"unlike|contrary|opposite|unexpected|unwanted|outdated|illegal|disallowed|rejected|claims?|claimed|think|believe)\b",
+    re.I,
+)
 _DOUBT = re.compile(
-    r"\b(?:not|never|no|wrong(?:ly)?|incorrect(?:ly)?|instead|currently|actual(?:ly)?|but|however|although|unless|if|"
-    r"suppose|assume|assuming|when|whenever|while|until|except|fails?|error|approximately|approx|about|roughly|around|"
-    r"nearly|almost|modulo|mod|cannot|without|rather|unlike|previously|was|were|why|what|which|hypothetical(?:ly)?)\b"
-    r"|n['’]t\b|[?≈]",
+    r"\b(?:not|never|no|nor|neither|but|however|although|unless|if|suppose|assume|assuming|when|whenever|while|until|"
+    r"except|approximately|approx|about|roughly|around|nearly|almost|modulo|mod|cannot|without|rather|was|were|would|"
+    r"could|might|may|why|what|which|hypothetical(?:ly)?|says?|said|got|gets?|hardly|unclear|undefined)\b|n['’]t\b|[?≈✗✘❌]",
     re.I,
 )
 _DEFINES = re.compile(
-    r"\b(?:let|define[sd]?|base|recurrence|recursion|recursive(?:ly)?|initial(?:ly)?|given|using|use|denote)\b", re.I
+    r"\b(?:let|define[sd]?|base|recurrence|recursion|recursive(?:ly)?|initial(?:ly)?|given|using|use|denote|where)\b",
+    re.I,
 )
 _DEBUGS = re.compile(
-    r"\b(?:bug|bugs|buggy|broken|debug|fix|wrong(?:ly)?|incorrect(?:ly)?|fails?|traceback|"
+    r"\b(?:bugs?|buggy|broken|debug|fix|wrong(?:ly)?|incorrect(?:ly)?|fails?|traceback|"
     r"(?:does|do)(?: not|n['’]t) work|actual output)\b",
     re.I,
 )
-_EXAMPLE = re.compile(r"\b(?:examples?\b|e\.g\.|for instance\b|such as\b|so that\b|tests?\b)", re.I)
-_OTHER_LANGUAGE = re.compile(
-    r"\b(?:java|javascript|typescript|node\.js|rust|golang|kotlin|swift|haskell|php|perl|ruby|scala|sql|bash|julia|lua|"
-    r"matlab|fortran|ocaml|clojure|elixir|erlang|dart|zig|cobol|lisp|scheme)\b|\b(?:c\+\+|c#)(?!\w)"
-    r"|\b(?:in|using) (?-i:C|Go|R)\b",
+_EXAMPLE = re.compile(r"\b(?:examples?|samples?|tests?|usage|e\.g\.|e_g_|for instance|such as|so that)(?!\w)", re.I)
+_REQUEST = re.compile(rf"\W*(?:(?:please|can|could|you|i|want|to)\s+){{0,4}}{_VERB}\b", re.I)
+_OUT_OF_SCOPE = re.compile(
+    r"\b(?:java|javascript|typescript|js|ts|node|rust|golang|kotlin|swift|haskell|php|perl|ruby|scala|sql|bash|shell|julia|"
+    r"lua|matlab|fortran|ocaml|clojure|elixir|erlang|dart|zig|cobol|lisp|scheme|vb|visual basic|pascal|delphi|prolog|"
+    r"powershell|assembly|(?-i:C|Go|R|D))\b|\b(?:[cf]#|c\+\+)"
+    r"|\b(?:explain|describe|inver(?:ts?|se)|in[- ]place|generators?|yields?|async|class(?:es)?|methods?)\b"
+    r"|\bany (?:valid |possible |such )?(?:order|answer|solution|permutation|one|result)\b|\brandom(?:ly)?\b",
     re.I,
 )
-_MANY_ANSWERS = re.compile(
-    r"\bany (?:valid |possible |such )?(?:order|answer|solution|permutation|one|result)\b|\brandom(?:ly)?\b", re.I
-)
+_PRINTS = re.compile(r"\bprint(?:s|ed|ing)?\b", re.I)
 _STDIN = re.compile(r"\b(?:program|script)\b[^.?!\n]{0,80}\b(?:reads?|takes?|stdin|standard input)\b", re.I)
-_INPUT_OUTPUT = re.compile(r"\binput\b.*\boutput\s*:", re.I)  # on one line
-_HEAD = re.compile(r"[\s>*#-]*(?:(?:sample|example|expected)\s+)?(\w+)(?:\s*\d+)?\s*:(?!\w)[\s*]*(.*)", re.I)
+_HEADING = re.compile(r"#{1,6} [^(]*|.*:[*_]*|\*\*[^*]+\*\*")  # of a stripped line
+_LABEL = re.compile(
+    r"(?<!sample )(?<!example )(?<!expected )\b"
+    r"(?=(?:(?:sample|example|expected)[ ])?(?:input|output)(?:[ ]?\d{1,3})?[ ]?:)",
+    re.I,
+)
+_FIELD = re.compile(r"[>*# -]{0,8}(?:(sample|example|expected)[ ])?(input|output)(?:[ ]?(\d{1,3}))?[ ]?:(.*)", re.I)
+_NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?(?: [-+]?\d+(?:\.\d+)?)*")
 
 
 # `assert` or "should return"; an arrow, a doctest, `Output:`; `f(2) = 3`; the same after "let" and the like
@@ -96,36 +123,53 @@ class _Example:
     form: Form
 
 
+@dataclass(frozen=True)
+class _Paragraph:
+    """The lines up to a blank line or heading, without fences; `heading` is None if there is none above them."""
+
+    heading: str | None
+    lines: list[str]
+
+    def has_examples(self, asked: set[str]) -> bool:
+        """Whether the heading says that examples follow."""
+        heading = self.heading
+        if heading is None or _WRONG.search(heading) or _DOUBT.search(heading):
+            return False
+        return bool(_EXAMPLE.search(heading) or asked & set(re.findall(r"\w+", heading)))
+
+
 def derive_tests(prompt: str) -> list[Test]:
     """The tests that follow from the examples in a prompt: assert statements, or {"input", "output"} of a program."""
-    if len(prompt) > MAX_PROMPT:
-        return []
-    named = {next(filter(None, match.groups())) for match in _NAMED.finditer(prompt)}
-    asked = {name for name in named if _is_own(name)}
-    if (not asked and not _ASKS.search(prompt)) or _MANY_ANSWERS.search(prompt):
-        return []
-    if _OTHER_LANGUAGE.search(prompt) and not re.search(r"\bpython\b", prompt, re.I):
+    if len(prompt) > MAX_PROMPT or prompt.count("\n") > MAX_LINES or _OUT_OF_SCOPE.search(prompt):
         return []
     is_debugging = bool(_DEBUGS.search(prompt))
-    examples = [*_doctests(prompt)]
-    lines = [e for line in prompt.splitlines() for e in _line_examples(line)]
+    called = {name for name in _CALL.findall(prompt) if _is_own(name)}
+    asked, offered = _asked_names(prompt, called, is_debugging)
+    if len(asked) > 1 or (not asked and not _ASKS.search(prompt)):
+        return []
+    paragraphs = list(_split(prompt))
+    if not asked and not is_debugging and _STDIN.search(prompt) and not called:
+        return [{"input": f"{given}\n", "output": wanted} for given, wanted in _pairs(paragraphs, asked)][:MAX_TESTS]
+    if _PRINTS.search(prompt):
+        return []
+    governed = [part for part in paragraphs if part.heading is None or part.has_examples(asked)]
+    examples = _doctests(governed)
+    lines = [e for part in governed for e in _paragraph_examples(part, part.has_examples(asked))]
     examples += [e for e in lines if e.form == "expected" or not is_debugging]
-    if not is_debugging and len(asked) == 1:
-        examples += _call_pairs(prompt, next(iter(asked)))
+    if not is_debugging and asked:
+        examples += _call_pairs(paragraphs, next(iter(asked)))
     if asked:
         examples = [e for e in examples if e.name in asked]
-    elif examples:
-        defined = _defined_names(prompt)
-        examples = [e for e in examples if e.name not in defined and _may_be_meant(e, prompt)]
-        if len({e.name for e in examples}) > 1:
-            return []
+    elif len({name for name in called if not hasattr(math, name)}) > 1:
+        return []  # which of them is asked for?
+    else:
+        unmeant = {*offered, *vars(math), *(match[1] for match in _RECURRENCE.finditer(prompt))}
+        examples = [e for e in examples if e.name not in unmeant and e.form != "definition"]
     values: dict[str, str] = {}
     for e in examples:
         if values.setdefault(e.call, e.value) != e.value:
             return []  # one of the two is no example
     tests: list[Test] = [f"assert {call} == {value}" for call, value in values.items()]
-    if not tests and not is_debugging and not asked and _STDIN.search(prompt):
-        tests += [{"input": f"{given}\n", "output": wanted} for given, wanted in _pairs(prompt)]
     return tests[:MAX_TESTS]
 
 
@@ -134,70 +178,104 @@ def _is_own(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and name not in vars(builtins)
 
 
-def _may_be_meant(e: _Example, prompt: str) -> bool:
-    """Whether an example may be of the function that is asked for, although the prompt does not name that. An equation
-    is if the prompt speaks of examples, or if the name is a letter or begins like a word of the prompt."""
-    if hasattr(math, e.name) or e.form == "definition":
-        return False
-    words = re.findall(r"\b[a-z]{3,}\b(?!\()", prompt.lower())
-    begins = [part[:3] for part in e.name.split("_") if len(part) > 2]
-    is_like = len(e.name) == 1 or any(word.startswith(begin) for word in words for begin in begins)
-    return e.form != "equation" or is_like or _EXAMPLE.search(prompt) is not None
+def _asked_names(prompt: str, called: set[str], is_debugging: bool) -> tuple[set[str], set[str]]:
+    """The functions that a prompt asks for, and the ones that it defines or offers for use."""
+    offered = {match[1] or match[2] for match in _OFFERED.finditer(prompt)}
+    pieces = _DEF.split(prompt)  # text, name, text, name, text
+    stubs: set[str] = set()
+    for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        (offered if _HAS_BODY.search(text) and not is_debugging else stubs).add(name)
+    named = {
+        match[match.lastindex or 0] for match in _NAMED.finditer(prompt) if match.lastindex != 5 or match[5] in called
+    }
+    asked = {name for name in named if _is_own(name)} or {name for name in stubs if _is_own(name)}
+    return asked - offered, offered
 
 
-def _defined_names(prompt: str) -> set[str]:
-    """The functions of equations with variables, such as f in f(n) = f(n - 1) + f(n - 2)."""
-    names: set[str] = set()
+def _split(prompt: str) -> Iterator[_Paragraph]:
+    """The paragraphs of a prompt. A blank line ends what a heading governs, unless it comes directly after the heading
+    or only a further example follows."""
+    heading: str | None = None
+    lines: list[str] = []
+    was_blank = False
     for line in prompt.splitlines():
-        for match in _CALL.finditer(line) if len(line) <= MAX_LINE else ():
-            end = _end_of_literal(line, match.end() - 1)
-            tree = _parse(line[match.end() - 1 : end]) if re.match(r"\s*=", line[end:]) else None
-            if tree is not None and any(isinstance(node, ast.Name) for node in ast.walk(tree)):
-                names.add(match[1])
-    return names
+        text = line.strip()
+        if text.startswith("```"):
+            continue
+        if not text:
+            was_blank = bool(lines)
+            continue
+        is_heading = len(text) <= MAX_LINE and _HEADING.fullmatch(text) is not None
+        if is_heading or was_blank:
+            if lines or is_heading:
+                yield _Paragraph(heading, lines)
+            if is_heading or not re.match(r"(?:>>>|[-*•]|[`(]{0,2}\w+\(|(?:sample |expected )?output\b)", text, re.I):
+                heading = text if is_heading else None
+            lines, was_blank = [], False
+        if not is_heading:
+            lines.append(line)
+    yield _Paragraph(heading, lines)
 
 
-def _doctests(prompt: str) -> list[_Example]:
+def _doctests(paragraphs: list[_Paragraph]) -> list[_Example]:
     """Doctests of one call each; none if a statement among them may change what a later one gives."""
-    try:
-        steps = doctest.DocTestParser().get_examples(prompt)
-    except ValueError:
-        return []
     examples: list[_Example] = []
-    for step in steps:
-        tree, wanted = _parse(step.source), re.split(r"^\s*(?:\"\"\"|''')", step.want, maxsplit=1, flags=re.M)[0]
-        if tree is None or not wanted.strip():
+    for part in paragraphs:
+        text = "\n".join(part.lines)
+        if ">>>" not in text or _WRONG.search(text):
+            continue
+        try:
+            steps = doctest.DocTestParser().get_examples(text)
+        except ValueError:
             return []
-        if example := _example(tree, wanted, "clear", floats=True):
-            examples.append(example)
+        for step in steps:
+            tree, wanted = _parse(step.source), re.split(r"^\s*(?:\"\"\"|''')", step.want, maxsplit=1, flags=re.M)[0]
+            if tree is None or not wanted.strip() or ("#" in wanted and _DOUBT.search(wanted)):
+                return []
+            if example := _example(tree, wanted, "clear", floats=True):
+                examples.append(example)
     return examples
 
 
-def _line_examples(line: str) -> Iterator[_Example]:
-    """The examples in a line of prose or code."""
-    if len(line) > MAX_LINE or ">>>" in line:
-        return
-    for match in _CALL.finditer(line):
+def _paragraph_examples(part: _Paragraph, has_examples: bool) -> Iterator[_Example]:
+    """The examples in the lines of a paragraph, of prose or code."""
+    before = ""  # the paragraph so far
+    for line, following in zip(part.lines, [*part.lines[1:], ""], strict=False):
+        found = list(_line_examples(line))
+        masked = line.replace("e.g.", "e_g_")
+        for start, stop, _ in found:
+            masked = masked[:start] + "·" * (stop - start) + masked[stop:]
+        for start, stop, example in found:
+            sentence, about = _sentence(masked, start, stop, following)
+            if _WRONG.search(sentence + about) or _DOUBT.search(sentence + about):
+                continue
+            is_alone = not re.sub(r"\b(?:and|that|assert)\b|#.*|[\W\d]", "", sentence)
+            if is_alone and (_WRONG.search(before) or _WRONG.search(masked)):
+                continue
+            is_introduced = has_examples or is_alone or _EXAMPLE.search(sentence) or _REQUEST.match(sentence)
+            if not is_introduced and example.form != "expected":
+                continue
+            is_definition = example.form == "equation" and _DEFINES.search(sentence)
+            yield replace(example, form="definition") if is_definition else example
+        before = masked
+
+
+def _line_examples(line: str) -> Iterator[tuple[int, int, _Example]]:
+    """The examples in a line, with their places, before any look at the words around them."""
+    calls = list(_CALL.finditer(line)) if len(line) <= MAX_LINE and ">>>" not in line else []
+    for match in calls if len(calls) <= MAX_CALLS else ():
         end = _end_of_literal(line, match.end() - 1)
         equals = _EQUALS.match(line, end)
         if not equals or not _may_begin(line[: match.start()]):
             continue
         stop = _end_of_literal(line, equals.end())
-        after = _AFTER.match(line, stop)
         tree = _parse(line[match.start() : end])
-        if tree is None or after is None:
+        if tree is None or _AFTER.match(line, stop) is None:
             continue
-        clause = _clause(line, match.start(), stop)
-        if _DOUBT.search(clause):
-            continue
-        if equals[2] or re.search(r"\bassert\s*$", line[: match.start()]):
-            form = "expected"
-        elif equals[1]:
-            form = "definition" if _DEFINES.search(clause) else "equation"
-        else:
-            form = "clear"
+        is_expected = equals[2] or re.search(r"\bassert\s*$", line[: match.start()])
+        form = "expected" if is_expected else "equation" if equals[1] else "clear"
         if example := _example(tree, line[equals.end() : stop], form):
-            yield example
+            yield match.start(), stop, example
 
 
 def _may_begin(before: str) -> bool:
@@ -211,13 +289,14 @@ def _may_begin(before: str) -> bool:
     return bool(words) and (words[-1].isalpha() or words[-1] in ".,:;") and not re.search(r"\b(?:def|class)$", words)
 
 
-def _clause(line: str, start: int, stop: int) -> str:
+def _sentence(line: str, start: int, stop: int, following: str) -> tuple[str, str]:
     """The sentence around an example, without the example, and the next one if it speaks of it."""
-    before = re.split(r"[.!?;]\s", line[:start])[-1]
-    after = re.match(r"(?:[^.!?;]|[.!?;](?!\s|$))*[.!?;]?", line[stop:])
-    rest = line[stop + (after.end() if after else 0) :]
-    about = re.match(r"\s*(?:this|that|these|those|it|which|here|both)\b[^.!?]*.?", rest, re.I)
-    return f"{before} | {after[0] if after else ''} {about[0] if about else ''}"
+    before = re.split(r"[.!?]\s", line[:start])[-1]
+    after, *rest = re.split(r"(?<=[.!?])\s", line[stop:], maxsplit=1)
+    about = re.match(r"\s*(this|that|these|those|it|which|here|both)\b[^.!?]*.?", f"{''.join(rest)} {following}", re.I)
+    if about and about[1].lower() != "it":
+        return f"{before} {after}", "wrong"  # what it says of the example is not read
+    return f"{before} {after}", f" {about[0]}" if about else ""
 
 
 def _end_of_literal(line: str, start: int) -> int:
@@ -246,9 +325,9 @@ def _end_of_literal(line: str, start: int) -> int:
     return len(line)
 
 
-def _call_pairs(prompt: str, name: str) -> Iterator[_Example]:
+def _call_pairs(paragraphs: list[_Paragraph], name: str) -> Iterator[_Example]:
     """`Input: ... Output: ...` as calls of the function: the input is one literal, `a = 1, b = 2`, or the call."""
-    for given, wanted in _pairs(prompt):
+    for given, wanted in _pairs(paragraphs, {name}):
         tree = _parse(given)
         call = tree
         if tree is None or not isinstance(tree, (ast.Call, ast.Tuple)):
@@ -261,26 +340,58 @@ def _call_pairs(prompt: str, name: str) -> Iterator[_Example]:
             yield example
 
 
-def _pairs(prompt: str) -> Iterator[tuple[str, str]]:
-    """The texts of `Input: ...` and the `Output: ...` that follows, on one line or as blocks of lines."""
-    blocks: list[tuple[str, list[str]]] = [("", [])]
-    for line in prompt.splitlines():
-        if len(line) <= MAX_LINE and _INPUT_OUTPUT.search(line):
-            lines = re.sub(r"[\s,;>→*`-]*\b(output\s*:)", r"\n\1", line, count=1, flags=re.I).split("\n")
+def _pairs(paragraphs: list[_Paragraph], asked: set[str]) -> Iterator[tuple[str, str]]:
+    """The texts of `Input: ...` and the `Output: ...` that follows, on one line or as blocks of lines: the samples, or
+    if there are none, those that are data."""
+    pairs: list[tuple[bool, str, str]] = []
+    given: tuple[bool, str] | None = None
+    for is_sample, kind, lines in _fields(paragraphs, asked):
+        text = "\n".join(lines).strip()
+        if kind == "output" and given and given[1] and text:
+            pairs.append((is_sample or given[0], given[1], text))
+        given = (is_sample, text) if kind == "input" else None
+    has_samples = any(is_sample for is_sample, _, _ in pairs)
+    for is_sample, first, second in pairs:
+        if is_sample if has_samples else _is_data(first) and _is_data(second):
+            yield first, second
+
+
+def _fields(paragraphs: list[_Paragraph], asked: set[str]) -> Iterator[tuple[bool, str, list[str]]]:
+    """(whether it is a sample, "input" or "output" or "", lines) of each field and of the text between them."""
+    in_examples = False
+    for part in paragraphs:
+        label = _FIELD.fullmatch(part.heading or "")
+        is_excluded = part.heading is not None and not label and not part.has_examples(asked)
+        in_examples = in_examples if label else part.has_examples(asked)
+        if label:
+            opened = (bool(label[1] or label[3]) or in_examples, label[2].lower())
         else:
-            lines = [line]
-        for part in lines:
-            head = _HEAD.fullmatch(part) if len(part) <= MAX_LINE else None
-            if head:
-                blocks.append((head[1].lower(), [head[2].strip().strip("`")]))
-            elif part.strip() or not any(blocks[-1][1]):
-                blocks[-1][1].extend([] if part.strip().startswith("```") else [part])
-            else:  # a blank line ends a block
-                blocks.append(("", []))
-    texts = [(head, "\n".join(lines).strip()) for head, lines in blocks]
-    for (first, given), (second, wanted) in pairwise(text for text in texts if any(text)):
-        if (first, second) == ("input", "output") and given and wanted:
-            yield given, wanted
+            opened = (in_examples, "")
+        lines: list[str] = []
+        for line in part.lines:
+            for piece in _LABEL.split(line) if len(line) <= MAX_LINE else [line]:
+                field = _FIELD.fullmatch(piece.strip())
+                if field and not is_excluded:
+                    yield *opened, lines
+                    is_sample = (field[1] or "").lower() in ("sample", "example") or bool(field[3])
+                    opened, lines = (is_sample or in_examples, field[2].lower()), [field[4].strip(" ,;>→=*`-")]
+                elif re.match(r"[*_ ]{0,4}\w+[*_]{0,2}:(?:\s|$)", piece):  # `Explanation: ...`
+                    in_examples = _EXAMPLE.match(piece) is not None
+                    yield *opened, lines
+                    opened, lines = (in_examples, ""), []
+                else:
+                    lines.append(piece.strip("`"))
+        yield *opened, lines
+
+
+def _is_data(text: str) -> bool:
+    """Whether a text is numbers, literals, `name = literal`, or a call with literals; never a sentence."""
+    for line in text.splitlines():
+        tree = _parse(line) or _parse(f"f({line})")
+        given = [*tree.args, *(word.value for word in tree.keywords)] if isinstance(tree, ast.Call) else [tree]
+        if not _NUMBERS.fullmatch(line.strip()) and not all(one is not None and _is_literal(one) for one in given):
+            return False
+    return True
 
 
 def _example(tree: ast.expr, value: str, form: Form, *, floats: bool = False) -> _Example | None:
