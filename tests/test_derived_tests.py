@@ -84,7 +84,10 @@ LEET = "def two_sum(nums, target):\n"
         (f"{FIB}\n\nExamples:\n\n>>> fib(10)\n55\n", ["assert fib(10) == 55"]),
         (f"{FIB}\n## Usage\nfib(10) -> 55\n\nBad:\nfib(9) -> 55", ["assert fib(10) == 55"]),
         ('def fib(n):\n    """The nth number.\n    >>> fib(10)\n    55\n    """', ["assert fib(10) == 55"]),
-        (HELPER.replace("so that square(3) = 9", "\nFor example, sum_squares([1, 2]) = 5"), ["assert sum_squares([1, 2]) == 5"]),
+        (
+            HELPER.replace("so that square(3) = 9", "\nFor example, sum_squares([1, 2]) = 5"),
+            ["assert sum_squares([1, 2]) == 5"],
+        ),
         (FORMAT, [{"input": "3\n", "output": "9"}]),
         (f"{PROGRAM}\nInput: 3\nOutput: 9", [{"input": "3\n", "output": "9"}]),
         (f"{PROGRAM}\n\nExample:\nInput:\na b\nOutput:\nB A", [{"input": "a b\n", "output": "B A"}]),

@@ -31,9 +31,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlvr.reward.code.formats import Test
+from rlvr.reward.code.prompt_sections import (
+    DOUBT,
+    EXAMPLE,
+    MAX_LINE,
+    WRONG,
+    Paragraph,
+    find_pairs,
+    is_literal,
+    parse_expression,
+    split_paragraphs,
+)
 
 MAX_PROMPT, MAX_LINES = 20_000, 1_000  # a longer prompt gives no test
-MAX_LINE, MAX_CALLS, MAX_TESTS = 1_000, 20, 50  # a longer line, or one with more calls, has no example
+MAX_CALLS, MAX_TESTS = 20, 50  # a line with more calls has no example
 
 _VERB = r"(?:write|implement|create|define|complete|develop|build|make|provide|add|fix|debug|refactor|generate)"
 _ASKS = re.compile(
@@ -65,19 +76,6 @@ _EXPECTS = r"(?:should|must|has to|is expected to)\s+(?:return|give|equal|be|pro
 _EQUALS = re.compile(rf"`?\s*(?:(==?(?![=>])|is\b)|({_EXPECTS})\b|(?:->|=>|→|⇒|(?:returns|gives|equals)\b))\s*`?", re.I)
 _AFTER = re.compile(r"`?\)?(?:\s*$|[.;](?:\s|$)|,\s+(?![\d'\"\[({+-])|\s+and\s+(?:that\s+)?`?\w+\(|\s+#)")
 _BULLET = re.compile(r"\s*(?:[-*•>#]+|//|\d+[.)])?\s*(?:assert\s+)?[`(]?")
-_WRONG = re.compile(
-    r"\b(?:wrong(?:ly)?|incorrect(?:ly)?|mistakes?|mistaken(?:ly)?|false(?:ly)?|invalid|bad|forbidden|deprecated|"
-    r"impossible|naive|old|before|formerly|previous(?:ly)?|legacy|counter-?examples?|counter|non|anti|rais(?:es?|ing)|"
-    r"instead|currently|actual(?:ly)?|off[- ]by|errors?|fails?|failing|failed|bugs?|buggy|broken|pitfalls?|avoid|"
-    r"unlike|contrary|opposite|unexpected|unwanted|outdated|illegal|disallowed|rejected|claims?|claimed|think|believe)\b",
-    re.I,
-)
-_DOUBT = re.compile(
-    r"\b(?:not|never|no|nor|neither|but|however|although|unless|if|suppose|assume|assuming|when|whenever|while|until|"
-    r"except|approximately|approx|about|roughly|around|nearly|almost|modulo|mod|cannot|without|rather|was|were|would|"
-    r"could|might|may|why|what|which|hypothetical(?:ly)?|says?|said|got|gets?|hardly|unclear|undefined)\b|n['’]t\b|[?≈✗✘❌]",
-    re.I,
-)
 _DEFINES = re.compile(
     r"\b(?:let|define[sd]?|base|recurrence|recursion|recursive(?:ly)?|initial(?:ly)?|given|using|use|denote|where)\b",
     re.I,
@@ -87,7 +85,6 @@ _DEBUGS = re.compile(
     r"(?:does|do)(?: not|n['’]t) work|actual output)\b",
     re.I,
 )
-_EXAMPLE = re.compile(r"\b(?:examples?|samples?|tests?|usage|e\.g\.|e_g_|for instance|such as|so that)(?!\w)", re.I)
 _REQUEST = re.compile(rf"\W*(?:(?:please|can|could|you|i|want|to)\s+){{0,4}}{_VERB}\b", re.I)
 _OUT_OF_SCOPE = re.compile(
     r"\b(?:java|javascript|typescript|js|ts|node|rust|golang|kotlin|swift|haskell|php|perl|ruby|scala|sql|bash|shell|julia|"
@@ -99,14 +96,6 @@ _OUT_OF_SCOPE = re.compile(
 )
 _PRINTS = re.compile(r"\bprint(?:s|ed|ing)?\b", re.I)
 _STDIN = re.compile(r"\b(?:program|script)\b[^.?!\n]{0,80}\b(?:reads?|takes?|stdin|standard input)\b", re.I)
-_HEADING = re.compile(r"#{1,6} [^(]*|.*:[*_]*|\*\*[^*]+\*\*")  # of a stripped line
-_LABEL = re.compile(
-    r"(?<!sample )(?<!example )(?<!expected )\b"
-    r"(?=(?:(?:sample|example|expected)[ ])?(?:input|output)(?:[ ]?\d{1,3})?[ ]?:)",
-    re.I,
-)
-_FIELD = re.compile(r"[>*# -]{0,8}(?:(sample|example|expected)[ ])?(input|output)(?:[ ]?(\d{1,3}))?[ ]?:(.*)", re.I)
-_NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?(?: [-+]?\d+(?:\.\d+)?)*")
 
 
 # `assert` or "should return"; an arrow, a doctest, `Output:`; `f(2) = 3`; the same after "let" and the like
@@ -123,21 +112,6 @@ class _Example:
     form: Form
 
 
-@dataclass(frozen=True)
-class _Paragraph:
-    """The lines up to a blank line or heading, without fences; `heading` is None if there is none above them."""
-
-    heading: str | None
-    lines: list[str]
-
-    def has_examples(self, asked: set[str]) -> bool:
-        """Whether the heading says that examples follow."""
-        heading = self.heading
-        if heading is None or _WRONG.search(heading) or _DOUBT.search(heading):
-            return False
-        return bool(_EXAMPLE.search(heading) or asked & set(re.findall(r"\w+", heading)))
-
-
 def derive_tests(prompt: str) -> list[Test]:
     """The tests that follow from the examples in a prompt: assert statements, or {"input", "output"} of a program."""
     if len(prompt) > MAX_PROMPT or prompt.count("\n") > MAX_LINES or _OUT_OF_SCOPE.search(prompt):
@@ -147,9 +121,11 @@ def derive_tests(prompt: str) -> list[Test]:
     asked, offered = _asked_names(prompt, called, is_debugging)
     if len(asked) > 1 or (not asked and not _ASKS.search(prompt)):
         return []
-    paragraphs = list(_split(prompt))
+    paragraphs = list(split_paragraphs(prompt))
     if not asked and not is_debugging and _STDIN.search(prompt) and not called:
-        return [{"input": f"{given}\n", "output": wanted} for given, wanted in _pairs(paragraphs, asked)][:MAX_TESTS]
+        return [{"input": f"{given}\n", "output": wanted} for given, wanted in find_pairs(paragraphs, asked)][
+            :MAX_TESTS
+        ]
     if _PRINTS.search(prompt):
         return []
     governed = [part for part in paragraphs if part.heading is None or part.has_examples(asked)]
@@ -192,52 +168,30 @@ def _asked_names(prompt: str, called: set[str], is_debugging: bool) -> tuple[set
     return asked - offered, offered
 
 
-def _split(prompt: str) -> Iterator[_Paragraph]:
-    """The paragraphs of a prompt. A blank line ends what a heading governs, unless it comes directly after the heading
-    or only a further example follows."""
-    heading: str | None = None
-    lines: list[str] = []
-    was_blank = False
-    for line in prompt.splitlines():
-        text = line.strip()
-        if text.startswith("```"):
-            continue
-        if not text:
-            was_blank = bool(lines)
-            continue
-        is_heading = len(text) <= MAX_LINE and _HEADING.fullmatch(text) is not None
-        if is_heading or was_blank:
-            if lines or is_heading:
-                yield _Paragraph(heading, lines)
-            if is_heading or not re.match(r"(?:>>>|[-*•]|[`(]{0,2}\w+\(|(?:sample |expected )?output\b)", text, re.I):
-                heading = text if is_heading else None
-            lines, was_blank = [], False
-        if not is_heading:
-            lines.append(line)
-    yield _Paragraph(heading, lines)
-
-
-def _doctests(paragraphs: list[_Paragraph]) -> list[_Example]:
+def _doctests(paragraphs: list[Paragraph]) -> list[_Example]:
     """Doctests of one call each; none if a statement among them may change what a later one gives."""
     examples: list[_Example] = []
     for part in paragraphs:
         text = "\n".join(part.lines)
-        if ">>>" not in text or _WRONG.search(text):
+        if ">>>" not in text or WRONG.search(text):
             continue
         try:
             steps = doctest.DocTestParser().get_examples(text)
         except ValueError:
             return []
         for step in steps:
-            tree, wanted = _parse(step.source), re.split(r"^\s*(?:\"\"\"|''')", step.want, maxsplit=1, flags=re.M)[0]
-            if tree is None or not wanted.strip() or ("#" in wanted and _DOUBT.search(wanted)):
+            tree, wanted = (
+                parse_expression(step.source),
+                re.split(r"^\s*(?:\"\"\"|''')", step.want, maxsplit=1, flags=re.M)[0],
+            )
+            if tree is None or not wanted.strip() or ("#" in wanted and DOUBT.search(wanted)):
                 return []
             if example := _example(tree, wanted, "clear", floats=True):
                 examples.append(example)
     return examples
 
 
-def _paragraph_examples(part: _Paragraph, has_examples: bool) -> Iterator[_Example]:
+def _paragraph_examples(part: Paragraph, has_examples: bool) -> Iterator[_Example]:
     """The examples in the lines of a paragraph, of prose or code."""
     before = ""  # the paragraph so far
     for line, following in zip(part.lines, [*part.lines[1:], ""], strict=False):
@@ -247,12 +201,12 @@ def _paragraph_examples(part: _Paragraph, has_examples: bool) -> Iterator[_Examp
             masked = masked[:start] + "·" * (stop - start) + masked[stop:]
         for start, stop, example in found:
             sentence, about = _sentence(masked, start, stop, following)
-            if _WRONG.search(sentence + about) or _DOUBT.search(sentence + about):
+            if WRONG.search(sentence + about) or DOUBT.search(sentence + about):
                 continue
             is_alone = not re.sub(r"\b(?:and|that|assert)\b|#.*|[\W\d]", "", sentence)
-            if is_alone and (_WRONG.search(before) or _WRONG.search(masked)):
+            if is_alone and (WRONG.search(before) or WRONG.search(masked)):
                 continue
-            is_introduced = has_examples or is_alone or _EXAMPLE.search(sentence) or _REQUEST.match(sentence)
+            is_introduced = has_examples or is_alone or EXAMPLE.search(sentence) or _REQUEST.match(sentence)
             if not is_introduced and example.form != "expected":
                 continue
             is_definition = example.form == "equation" and _DEFINES.search(sentence)
@@ -269,7 +223,7 @@ def _line_examples(line: str) -> Iterator[tuple[int, int, _Example]]:
         if not equals or not _may_begin(line[: match.start()]):
             continue
         stop = _end_of_literal(line, equals.end())
-        tree = _parse(line[match.start() : end])
+        tree = parse_expression(line[match.start() : end])
         if tree is None or _AFTER.match(line, stop) is None:
             continue
         is_expected = equals[2] or re.search(r"\bassert\s*$", line[: match.start()])
@@ -325,13 +279,13 @@ def _end_of_literal(line: str, start: int) -> int:
     return len(line)
 
 
-def _call_pairs(paragraphs: list[_Paragraph], name: str) -> Iterator[_Example]:
+def _call_pairs(paragraphs: list[Paragraph], name: str) -> Iterator[_Example]:
     """`Input: ... Output: ...` as calls of the function: the input is one literal, `a = 1, b = 2`, or the call."""
-    for given, wanted in _pairs(paragraphs, {name}):
-        tree = _parse(given)
+    for given, wanted in find_pairs(paragraphs, {name}):
+        tree = parse_expression(given)
         call = tree
         if tree is None or not isinstance(tree, (ast.Call, ast.Tuple)):
-            call = _parse(f"{name}({given})")
+            call = parse_expression(f"{name}({given})")
         if not isinstance(call, ast.Call):
             continue
         if tree is None and not call.args:  # `nums = [1, 2], target = 3`: by position, the answer may rename them
@@ -340,83 +294,15 @@ def _call_pairs(paragraphs: list[_Paragraph], name: str) -> Iterator[_Example]:
             yield example
 
 
-def _pairs(paragraphs: list[_Paragraph], asked: set[str]) -> Iterator[tuple[str, str]]:
-    """The texts of `Input: ...` and the `Output: ...` that follows, on one line or as blocks of lines: the samples, or
-    if there are none, those that are data."""
-    pairs: list[tuple[bool, str, str]] = []
-    given: tuple[bool, str] | None = None
-    for is_sample, kind, lines in _fields(paragraphs, asked):
-        text = "\n".join(lines).strip()
-        if kind == "output" and given and given[1] and text:
-            pairs.append((is_sample or given[0], given[1], text))
-        given = (is_sample, text) if kind == "input" else None
-    has_samples = any(is_sample for is_sample, _, _ in pairs)
-    for is_sample, first, second in pairs:
-        if is_sample if has_samples else _is_data(first) and _is_data(second):
-            yield first, second
-
-
-def _fields(paragraphs: list[_Paragraph], asked: set[str]) -> Iterator[tuple[bool, str, list[str]]]:
-    """(whether it is a sample, "input" or "output" or "", lines) of each field and of the text between them."""
-    in_examples = False
-    for part in paragraphs:
-        label = _FIELD.fullmatch(part.heading or "")
-        is_excluded = part.heading is not None and not label and not part.has_examples(asked)
-        in_examples = in_examples if label else part.has_examples(asked)
-        if label:
-            opened = (bool(label[1] or label[3]) or in_examples, label[2].lower())
-        else:
-            opened = (in_examples, "")
-        lines: list[str] = []
-        for line in part.lines:
-            for piece in _LABEL.split(line) if len(line) <= MAX_LINE else [line]:
-                field = _FIELD.fullmatch(piece.strip())
-                if field and not is_excluded:
-                    yield *opened, lines
-                    is_sample = (field[1] or "").lower() in ("sample", "example") or bool(field[3])
-                    opened, lines = (is_sample or in_examples, field[2].lower()), [field[4].strip(" ,;>→=*`-")]
-                elif re.match(r"[*_ ]{0,4}\w+[*_]{0,2}:(?:\s|$)", piece):  # `Explanation: ...`
-                    in_examples = _EXAMPLE.match(piece) is not None
-                    yield *opened, lines
-                    opened, lines = (in_examples, ""), []
-                else:
-                    lines.append(piece.strip("`"))
-        yield *opened, lines
-
-
-def _is_data(text: str) -> bool:
-    """Whether a text is numbers, literals, `name = literal`, or a call with literals; never a sentence."""
-    for line in text.splitlines():
-        tree = _parse(line) or _parse(f"f({line})")
-        given = [*tree.args, *(word.value for word in tree.keywords)] if isinstance(tree, ast.Call) else [tree]
-        if not _NUMBERS.fullmatch(line.strip()) and not all(one is not None and _is_literal(one) for one in given):
-            return False
-    return True
-
-
 def _example(tree: ast.expr, value: str, form: Form, *, floats: bool = False) -> _Example | None:
     """An example if the call has a function of the answer's own, literal arguments and a literal value."""
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or not _is_own(tree.func.id):
         return None
     given = [*tree.args, *(word.value for word in tree.keywords)]
-    wanted = _parse(value)
-    if wanted is None or not all(map(_is_literal, [*given, wanted])) or any(word.arg is None for word in tree.keywords):
+    wanted = parse_expression(value)
+    if wanted is None or not all(map(is_literal, [*given, wanted])) or any(word.arg is None for word in tree.keywords):
         return None
     constants = [node.value for node in ast.walk(wanted) if isinstance(node, ast.Constant)]
     if constants == [None] or (not floats and any(isinstance(one, (float, complex)) for one in constants)):
         return None
     return _Example(tree.func.id, ast.unparse(tree), ast.unparse(wanted), form)
-
-
-def _parse(text: str) -> ast.expr | None:
-    try:
-        return ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_LINE else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        return ast.literal_eval(node) is not ...
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return False
