@@ -89,6 +89,10 @@ LEET = "def two_sum(nums, target):\n"
             ["assert sum_squares([1, 2]) == 5"],
         ),
         (FORMAT, [{"input": "3\n", "output": "9"}]),
+        (
+            'def even(x):\n    """Return True if x is even.\n    >>> even(2)\n    True\n    >>> even(3)\n    False\n    """',
+            ["assert even(2) == True", "assert even(3) == False"],
+        ),
         (f"{PROGRAM}\nInput: 3\nOutput: 9", [{"input": "3\n", "output": "9"}]),
         (f"{PROGRAM}\n\nExample:\nInput:\na b\nOutput:\nB A", [{"input": "a b\n", "output": "B A"}]),
         (f"{FIB}fib(10) = 55. math.sqrt(16) = 4, sqrt(9) = 3.", ["assert fib(10) == 55"]),  # facts beside the task
@@ -195,6 +199,9 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         f"{FIB}\nExamples of wrong values:\nfib(2) = 5",
         *(f"{FIB}\n{word}:\n>>> fib(2)\n5" for word in ("Bad", "Forbidden", "Deprecated", "Old", "Currently", "Notes")),
         *(f"{FIB}\n{word}:\n\nfib(2) = 5\n\n- fib(3) = 7" for word in ("Bad", "**Old**", "## Notes")),
+        f"{FIB}Watch out:\n\n1. fib(2) = 5",
+        f"{FIB}\nBad:\n\nExample:\n\nInput: 3\nOutput: 5",
+        "Write fib(n). Beginners write fib(10) = 54.",
         f"{FIB}\n## Old\n>>> fib(2)\n5",
         f"{FIB}\n**Bad**\n>>> fib(2)\n5\n\n>>> fib(3)\n7",
         *(

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 MAX_LINE = 1_000  # characters; in a longer line there is no example
 
 WRONG = re.compile(
-    r"\b(?:wrong(?:ly)?|incorrect(?:ly)?|mistakes?|mistaken(?:ly)?|false(?:ly)?|invalid|bad|forbidden|deprecated|"
+    r"\b(?:wrong(?:ly)?|incorrect(?:ly)?|mistakes?|mistaken(?:ly)?|(?-i:false)|falsely|invalid|bad|forbidden|deprecated|"
     r"impossible|naive|old|before|formerly|previous(?:ly)?|legacy|counter-?examples?|counter|non|anti|rais(?:es?|ing)|"
     r"instead|currently|actual(?:ly)?|off[- ]by|errors?|fails?|failing|failed|bugs?|buggy|broken|pitfalls?|avoid|"
-    r"unlike|contrary|opposite|unexpected|unwanted|outdated|illegal|disallowed|rejected|claims?|claimed|think|believe)\b",
+    r"unlike|contrary|opposite|unexpected|unwanted|outdated|illegal|disallowed|rejected|claim(?:s|ed)?|think|believe)\b",
     re.I,
 )
 DOUBT = re.compile(
@@ -68,8 +68,11 @@ def split_paragraphs(prompt: str) -> Iterator[Paragraph]:
         if is_heading or was_blank:
             if lines or is_heading:
                 yield Paragraph(heading, lines)
-            if is_heading or not re.match(r"(?:>>>|[-*•]|[`(]{0,2}\w+\(|(?:sample |expected )?output\b)", text, re.I):
-                heading = text if is_heading else None
+            if is_heading or not re.match(
+                r"(?:>>>|[-*•]|\d+[.)]|[`(]{0,2}\w+\(|(?:sample |expected )?output\b)", text, re.I
+            ):
+                is_part = is_heading and heading and not lines and WRONG.search(heading)  # `Bad:`, then `Example:`
+                heading = f"{heading} {text}" if is_part else text if is_heading else None
             lines, was_blank = [], False
         if not is_heading:
             lines.append(line)
