@@ -90,7 +90,7 @@ LEET = "def two_sum(nums, target):\n"
         ),
         (FORMAT, [{"input": "3\n", "output": "9"}]),
         (
-            'def even(x):\n    """Return True if x is even.\n    >>> even(2)\n    True\n    >>> even(3)\n    False\n    """',
+            'def even(x):\n    """Whether x is even.\n    >>> even(2)\n    True\n    >>> even(3)\n    False\n    """',
             ["assert even(2) == True", "assert even(3) == False"],
         ),
         (f"{PROGRAM}\nInput: 3\nOutput: 9", [{"input": "3\n", "output": "9"}]),

@@ -48,7 +48,8 @@ class Paragraph:
         heading = self.heading
         if heading is None or WRONG.search(heading) or DOUBT.search(heading):
             return False
-        return bool(EXAMPLE.search(heading) or asked & set(re.findall(r"\w+", heading)))
+        last = re.split(r"[.!?]\s", heading)[-1]
+        return bool(EXAMPLE.search(last) or asked & set(re.findall(r"\w+", last)))
 
 
 def split_paragraphs(prompt: str) -> Iterator[Paragraph]:
@@ -87,7 +88,7 @@ def find_pairs(paragraphs: list[Paragraph], asked: set[str]) -> Iterator[tuple[s
     for is_sample, kind, lines in _fields(paragraphs, asked):
         text = "\n".join(lines).strip()
         if kind == "output" and given and given[1] and text:
-            pairs.append((is_sample or given[0], given[1], text))
+            pairs.append((is_sample and given[0], given[1], text))
         given = (is_sample, text) if kind == "input" else None
     has_samples = any(is_sample for is_sample, _, _ in pairs)
     for is_sample, first, second in pairs:
@@ -102,25 +103,27 @@ def _fields(paragraphs: list[Paragraph], asked: set[str]) -> Iterator[tuple[bool
         label = _FIELD.fullmatch(part.heading or "")
         is_excluded = part.heading is not None and not label and not part.has_examples(asked)
         in_examples = in_examples if label else part.has_examples(asked)
-        if label:
-            opened = (bool(label[1] or label[3]) or in_examples, label[2].lower())
-        else:
-            opened = (in_examples, "")
+        is_sample = in_examples or (label is not None and _is_sample(label))
+        kind = label[2].lower() if label else ""
         lines: list[str] = []
         for line in part.lines:
             for piece in _LABEL.split(line) if len(line) <= MAX_LINE else [line]:
                 field = _FIELD.fullmatch(piece.strip())
                 if field and not is_excluded:
-                    yield *opened, lines
-                    is_sample = (field[1] or "").lower() in ("sample", "example") or bool(field[3])
-                    opened, lines = (is_sample or in_examples, field[2].lower()), [field[4].strip(" ,;>→=*`-")]
+                    yield is_sample, kind, lines
+                    is_sample = in_examples or _is_sample(field)
+                    kind, lines = field[2].lower(), [field[4].strip(" ,;>→=*`-")]
                 elif re.match(r"[*_ ]{0,4}\w+[*_]{0,2}:(?:\s|$)", piece):  # `Explanation: ...`
                     in_examples = EXAMPLE.match(piece) is not None
-                    yield *opened, lines
-                    opened, lines = (in_examples, ""), []
+                    yield is_sample, kind, lines
+                    is_sample, kind, lines = in_examples, "", []
                 else:
                     lines.append(piece.strip("`"))
-        yield *opened, lines
+        yield is_sample, kind, lines
+
+
+def _is_sample(field: re.Match[str]) -> bool:
+    return bool(field[3]) or (field[1] or "").lower() in ("sample", "example")
 
 
 def _is_data(text: str) -> bool:
