@@ -179,6 +179,7 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         "Write a function sum_squares. square = lambda x: x * x, square(3) = 9.",
         "Write a function f(x) and create a function g(x). f(1) = 2.",
         f"{PROGRAM}\nInput: an integer n\nOutput: its square",
+        f"{PROGRAM}\nInput: an integer n\nExpected output: its square",
         f"{PROGRAM}\nInput: 3\nOutput: any number",
         f"{PROGRAM}\nInput: n\nOutput: 2n",
         f"{PROGRAM}\nInput:\nThe first line contains n.\n\nOutput:\nPrint the square of n.",

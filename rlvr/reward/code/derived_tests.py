@@ -123,9 +123,8 @@ def derive_tests(prompt: str) -> list[Test]:
         return []
     paragraphs = list(split_paragraphs(prompt))
     if not asked and not is_debugging and _STDIN.search(prompt) and not called:
-        return [{"input": f"{given}\n", "output": wanted} for given, wanted in find_pairs(paragraphs, asked)][
-            :MAX_TESTS
-        ]
+        pairs = list(find_pairs(paragraphs, asked))[:MAX_TESTS]
+        return list[Test]({"input": f"{given}\n", "output": wanted} for given, wanted in pairs)
     if _PRINTS.search(prompt):
         return []
     governed = [part for part in paragraphs if part.heading is None or part.has_examples(asked)]
