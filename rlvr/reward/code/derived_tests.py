@@ -43,7 +43,7 @@ from rlvr.reward.code.prompt_sections import (
     split_paragraphs,
 )
 
-MAX_PROMPT, MAX_LINES = 20_000, 1_000  # a longer prompt gives no test
+MAX_PROMPT, MAX_LINES = 10_000, 1_000  # a longer prompt gives no test
 MAX_CALLS, MAX_TESTS = 20, 50  # a line with more calls has no example
 
 _VERB = r"(?:write|implement|create|define|complete|develop|build|make|provide|add|fix|debug|refactor|generate)"
