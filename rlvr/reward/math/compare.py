@@ -214,10 +214,13 @@ def _quantities(gold: Quantity, answer: Quantity, c: Conventions) -> bool | None
         return False
     if differ and gold.percent != answer.percent and (answer.unit if gold.percent else gold.unit):
         return False  # 28 miles are not 28 %
+    if gold.percent != answer.percent and gold.unit and answer.unit:
+        return False  # nor are 28 people 28 % of people
     hundred, places = number(100), answer.decimals
     pairs: list[tuple[Ratio, Ratio, int | None]] = []
     if gold.percent == answer.percent or c.percent != "exact":
-        pairs.append((gold.value, answer.value, places))
+        as_unit = answer.percent and not gold.percent  # 0.33% is no rounded 1/3
+        pairs.append((gold.value, answer.value, None if as_unit else places))
     if gold.percent != answer.percent and c.percent != "ignore":
         if gold.percent:
             pairs.append((gold.value / hundred, answer.value, places))

@@ -46,7 +46,7 @@ def drops_part(text: str, other: str) -> bool:
     outside, others = _MATRIX.sub("M", text), _MATRIX.sub("M", other)
     if set(_COMMAND.findall(_BUT.sub("", text))) - _COMPUTED or "\\newline" in outside:
         return True
-    if _STARTS.match(text) or _STOPS.search(text) or _BARE.search(text):
+    if re.search(r"%[\s{}]*%", text) or _STARTS.match(text) or _STOPS.search(text) or _BARE.search(text):
         return True
     if any(text.count("\\l" + name) != text.count("\\r" + name) for name in ("floor", "ceil")):
         return True

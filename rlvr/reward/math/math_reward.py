@@ -20,8 +20,7 @@ from typing import Any
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.math.algebra import TooLarge
 from rlvr.reward.math.compare import DECIMALS, PERCENT, UNITS, Conventions, compare_answers
-from rlvr.reward.math.spelling import normalize
-from rlvr.reward.math.units import PERCENT_SIGN, SCALES, unit_of
+from rlvr.reward.math.tails import join_tail
 from rlvr.reward.math.values import read_value
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_number, is_list, is_number
@@ -94,7 +93,10 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     text = answer.text
     conventions = Conventions(options.percent, options.decimals, options.units)
     try:
-        text = _join_unit(text, answer.tail) if answer.tail else text
+        joined = join_tail(text, answer.tail) if answer.tail else text
+        if joined is None:
+            return _failure("wrong_value")
+        text = joined
         verdict = compare_answers(gold, text, conventions)
         if verdict is not True and options.profile == "lenient":
             lenient = replace(conventions, decimals="rounded", any_names=True)
@@ -109,20 +111,6 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     if options.use_math_verify == "never" or not _has_math_verify() or not _may_ask(gold, text):
         return _failure("undecided")
     return _ask_math_verify(gold, text, float(options.timeout_s))
-
-
-def _join_unit(formula: str, tail: str) -> str:
-    """The formula with the percent sign, unit or "million" that a sentence says after it; without any other words.
-
-    So `$5$ inches` is no answer 5 cm, and `$5$ by symmetry` is 5.
-    """
-    words_after = normalize(tail)
-    unit = unit_of(words_after) if words_after else None
-    known = unit is not None and unit[0] and (unit[1] or words_after.split()[0] in SCALES)
-    if not known and not PERCENT_SIGN.fullmatch(words_after):
-        return formula
-    joined = f"{normalize(formula)} {words_after}"
-    return joined if read_value(joined) is not None else formula
 
 
 def _join_boxes(boxes: Sequence[str]) -> tuple[str, ...]:

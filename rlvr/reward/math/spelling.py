@@ -67,9 +67,10 @@ _PARENS = re.compile(r"(?<!\\)\\\(\s*|\s*(?<!\\)\\\)")
 # `$125$ miles`, `$x = 1$, $y = 2$`. Beside a number or another formula the signs stay: "$1$ $234$" is not 1 234. They
 # are dollars where a space stands within: "$5 and $6".
 _INLINE = re.compile(
-    r"(?<![0-9$\\])(?<![0-9$] )\$(?!\s)((?:[^$\\]|\\.)+)(?<!\s)\$"
-    r"(?=\s*(?:$|[,;:.%)=~A-Za-z]|\^\\circ|\\(?:%|text|mbox|math)))"
+    r"(?<![0-9$\\])(?<![0-9$] )(?<!\\[,!;:])\$(?!\s)((?:[^$\\]|\\.)+)(?<!\s)\$"
+    r"(?=\s*(?:$|[,;:%)=~A-Za-z]|\.(?![0-9])|\^\\circ|\\(?:%|text|mbox|math)))"
 )
+_COMMA = re.compile(r"(?<=\$),(?=[\s\\!]*[$0-9])|,(?=\$)")  # it separates formulas: `$1$,$234$` is no 1,234
 _TEXT_MARK = re.compile(r"\\text\s*\{|[{}$\\]")
 
 
@@ -83,7 +84,7 @@ def normalize(text: str) -> str:
     text = _SIGN.sub(lambda sign: _SIGNS[sign[0]], unicodedata.normalize("NFKC", text))
     text = _unwrap(text)
     if "$" in text or "\\(" in text:
-        text = _INLINE.sub(r"\1", _PARENS.sub("$", " ".join(text.split())))
+        text = _INLINE.sub(r"\1", _COMMA.sub("; ", _PARENS.sub("$", " ".join(text.split()))))
     text = _ROWS.sub(r"\\newline ", _THIN.sub("", text))
     text = _NOTHING.sub(" ", text).replace("\\ ", " ").replace("~", " ")
     for pattern, name in _RENAMED:

@@ -25,13 +25,19 @@ rupee second minute hour day week month year decade century meter centimeter mil
 gram kilogram milligram ton tonne pound ounce liter milliliter gallon quart pint cup watt volt joule newton pascal hertz
 mole ampere ohm byte bit acre hectare knot revolution page way step us sterling
 sheep fish deer goose mouse tooth die ox cattle aircraft species series"""
+_LENGTHS = frozenset(
+    ["meter", "centimeter", "millimeter", "kilometer", "foot", "inch", "yard", "mile", "unit", "second"]
+)
 # Words that change or retract a number, and would otherwise pass for a plural or follow "per" or "of".
 _NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
 these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth
 millionth one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
 ninety hundred thousand million billion trillion lakh crore googol factorial power dozen score pair square cube negative
 zero none wrong no not or and but maybe mistake doubt error lie"""
-SCALES = frozenset(["hundred", "thousand", "million", "billion", "trillion", "lakh", "crore", "dozen"])
+POWERS_OF_TEN = {
+    "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "lakh": 5, "crore": 7
+}  # fmt: skip
+SCALES = frozenset([*POWERS_OF_TEN, "dozen"])
 _PLAIN, _NEVER = frozenset(_UNITS.split()), frozenset(_NO_UNITS.split())
 # Short words that are no products of variables.
 STOPS = frozenset([*(name for name in _KNOWN if 2 <= len(name) <= 3), "per", "pct", "Pct", "PCT"])
@@ -60,6 +66,8 @@ def unit_of(text: str) -> tuple[str, bool] | None:
         name = _singular(word)
         if name in ("square", "cubic") and rest:
             power = "^2" if name == "square" else "^3"
+        elif word in ("squared", "cubed") and before in _LENGTHS and "^" not in named[-1]:
+            named[-1] += "^2" if word == "squared" else "^3"
         elif name not in _OPTIONAL:
             sure = sure and _plausible(word, name, before)
             if name != "of":
