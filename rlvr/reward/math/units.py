@@ -25,9 +25,7 @@ rupee second minute hour day week month year decade century meter centimeter mil
 gram kilogram milligram ton tonne pound ounce liter milliliter gallon quart pint cup watt volt joule newton pascal hertz
 mole ampere ohm byte bit acre hectare knot revolution page way step us sterling
 sheep fish deer goose mouse tooth die ox cattle aircraft species series"""
-_LENGTHS = frozenset(
-    ["meter", "centimeter", "millimeter", "kilometer", "foot", "inch", "yard", "mile", "unit", "second"]
-)
+_LENGTHS = frozenset(["meter", "centimeter", "millimeter", "kilometer", "foot", "inch", "yard", "mile", "unit"])
 # Words that change or retract a number, and would otherwise pass for a plural or follow "per" or "of".
 _NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
 these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth
