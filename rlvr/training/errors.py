@@ -26,10 +26,10 @@ def check_error_budget(
     for failure in failures:
         score = failure.scores[reward]
         task = f"task {failure.task.id!r}, " if failure.task is not None else ""
-        on = f"\n  on {task}completion {failure.response[:_SHOWN]!r}"
-        first.setdefault(f"[{score.outcome.value}: {score.reason}] {score.detail}".strip(), on)
+        reason = f"[{score.outcome.value}: {score.reason}] {score.detail}".strip()
+        first.setdefault(reason, f"{task}completion {failure.response[:_SHOWN]!r}:\n")
     raise TrainingStoppedError(
         f"{where}: the reward {reward!r} gave no verdict on {len(failures)} of {completions} completions, more than "
         f"training.error_budget={budget:g} allows. First failures:\n"
-        + "\n".join(text + on for text, on in list(first.items())[:3])
+        + "\n".join(on + reason for reason, on in list(first.items())[:3])
     )
