@@ -216,7 +216,7 @@ def test_without_a_tier_answers_run_only_where_that_is_allowed_and_verdicts_say_
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_plain_user_gets_every_tier(tier: str, tmp_path: Path) -> None:
-    """The user `nobody`, as whom the sandbox runs, can read this interpreter and this copy of the package."""
+    """Run as the user `nobody`, with an interpreter and a copy of the package which that user can read."""
     python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
     if not os.access(python, os.X_OK):
         pytest.skip("no interpreter that another user may run")

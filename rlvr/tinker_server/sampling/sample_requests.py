@@ -221,20 +221,7 @@ class SampleRequests:
         options: Mapping[str, Any],
         targeted: int = 0,
     ) -> int:
-        """About how many bytes a request holds."""
-        cells = self._count_cells(base_model, prompt, count, params, options, targeted)
-        return TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + CELL_BYTES * cells
-
-    def _count_cells(
-        self,
-        base_model: str,
-        prompt: ModelInput,
-        count: int,
-        params: SamplingParams,
-        options: Mapping[str, Any],
-        targeted: int,
-    ) -> int:
-        """Count the requested log-probs of chosen and of likeliest tokens; UserError if they exceed the limit."""
+        """About how many bytes a request holds; UserError if it asks for too many log-probs."""
         top_prompt, top_sample = options.get("topk_prompt", 0), options.get("topk_sample", 0)
         if top_sample > self._limits.max_topk:
             raise UserError(f"topk_sample_logprobs={top_sample}, expected at most {self._limits.max_topk}")
@@ -246,7 +233,7 @@ class SampleRequests:
                 f"{count} samples (max_tokens={params.max_tokens}) and {targeted:,} target_prompt_logprobs may be "
                 f"{cells:,} log-probs, expected at most {self._limits.max_cells:,}; ask for fewer"
             )
-        return max(0, cells)
+        return TOKEN_BYTES * prompt.length + COMPLETION_BYTES * count + CELL_BYTES * max(0, cells)
 
     async def wait_for_any(
         self, owner: str, sampling_session_id: str, clone: int, cursor: int, retrieved: list[str], timeout: float
