@@ -14,4 +14,5 @@ schemathesis.openapi.format("grader-template", words | words.map("{} {{{{ sample
 
 # Tests that are Python: one that does not parse has no verdict.
 schemathesis.openapi.format("python-assert", st.integers().map("assert f({}) == 1".format))
+schemathesis.openapi.format("python-setup", st.integers().map("OFFSET = {}".format))
 schemathesis.openapi.format("python-grader", st.integers().map("def grade(sample, item): return {}".format))

@@ -62,6 +62,8 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "verifiers": ["nothing_like_it"]}, "verifiers"),
         ("/train", {**BASE, "verifiers": [{"name": "judge", "options": {"base_url": "http://x"}}]}, "verifiers"),
         ("/train?background=perhaps", BASE, "background"),
+        ("/train?backgroud=true", BASE, "backgroud"),
+        ("/grade?partial=true", {"answers": ["a"], "answer": "a"}, "partial"),
         ("/evaluate", {"task_id": "t"}, "prompt"),
         ("/feedback", {"experience_id": 1}, "rating"),
         ("/feedback", {"experience_id": 1, "rating": 1.5}, "rating"),
@@ -102,6 +104,13 @@ def test_a_key_given_twice_is_refused(service: RlvrService, inner: str):
         answer = client.post("/train", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 422 and answer.json()["field"] == "prompt", answer.text
     assert "give each key once" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/sessions?task=t", "/stats?task_id=t", "/experiences/t?limits=3", "/metrics?x="])
+def test_an_unknown_query_parameter_is_refused(service: RlvrService, path: str):
+    answer = service.get(path)
+    assert answer.status_code == 422 and "unknown query parameter" in answer.json()["detail"], answer.text
+    assert service.get("/health/live?probe=7").status_code == 200
 
 
 def test_a_task_that_no_verifier_can_judge_is_the_requests_mistake(service: RlvrService):

@@ -12,6 +12,7 @@ from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions.verification import (
     Accuracy,
     EnvironmentTask,
+    FieldError,
     build_verifiable_task,
     measure_accuracy,
     resolve_verifier,
@@ -37,7 +38,7 @@ def weights(request: SessionRequest, **how: Any) -> dict[str, float]:
         ({"answer": "4"}, {}, {"math": 1.0, "draft": 0.0}),
         ({"tests": ("assert f() == 1",)}, {"judge": JUDGE}, {"code": 1.0, "draft": 0.0, "judge": 0.0}),
         ({"tests": ("assert f() == 1",), "answer": "4"}, {}, {"code": 1.0, "math": 1.0, "draft": 0.0}),
-        ({"verifiers": (("length", 2.0, {"at_most": 9}),), "answer": "4"}, {}, {"length": 2.0}),
+        ({"verifiers": (("length", 2.0, {"at_most": 9}),)}, {}, {"length": 2.0}),
         ({}, {"environment_task": POSED}, {"combined": 1.0}),
         ({}, {"environment_task": POSED, "judge": JUDGE}, {"combined": 1.0, "judge": 0.0}),
         ({"tests": ("assert f() == 1",)}, {"environment_task": POSED}, {"code": 1.0, "draft": 0.0}),
@@ -45,6 +46,27 @@ def weights(request: SessionRequest, **how: Any) -> dict[str, float]:
 )
 def test_the_request_determines_the_verifiers(more: dict[str, Any], how: dict[str, Any], expected: dict[str, float]):
     assert weights(SessionRequest("t", "p", **more), **how) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "words"),
+    [
+        ({"answer": "4", "verifiers": (("draft", 1.0, {}),)}, "answer", "none of the verifiers (draft) compares with"),
+        ({"tests": ("assert f() == 1",), "verifiers": (("draft", 1.0, {}),)}, "tests", "(draft) reads tests"),
+        (
+            {"tests": ("assert f() == 1",), "answer": "4", "verifiers": (("code", 1.0, {}),)},
+            "answer",
+            "(code) compares",
+        ),
+        ({"tests": ("assert f( == 1",)}, "tests", "does not parse"),
+        ({"tests": ({"input": "1", "output": "2"},), "setup": "x = 1"}, "setup", "no effect with tests of a program"),
+        ({"tests": ({"input": "1", "output": "2"},), "entry_point": "f"}, "entry_point", "no effect"),
+    ],
+)
+def test_what_nothing_would_read_is_refused(more: dict[str, Any], field: str, words: str):
+    with pytest.raises(FieldError) as refused:
+        build_verifiable_task(SessionRequest("t", "p", **more))
+    assert refused.value.field == field and words in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +146,8 @@ def test_a_verifier_that_can_never_judge_is_refused():
         with pytest.raises(ValueError, match="is unknown here"):
             resolve_verifier(name, {})
     for name in ("boxed", "combined", "correct"):
-        asked = SessionRequest("t", "7 8 +", answer="2", verifiers=((name, 1.0, {}),))
+        answer = None if name == "boxed" else "2"  # it looks at the form alone
+        asked = SessionRequest("t", "7 8 +", answer=answer, verifiers=((name, 1.0, {}),))
         with pytest.raises(ValueError, match="tasks of the arithmetic environment"):
             build_verifiable_task(asked)
         assert build_verifiable_task(asked, environment_task=POSED).blend.names == [name]

@@ -24,6 +24,7 @@ from rlvr.reward.graders.python_grader import MAX_SOURCE
 from rlvr.reward.graders.similarity import METRICS
 from rlvr.reward.graders.text_graders import OPERATIONS
 from rlvr.reward.registry import reward_spec
+from rlvr.service.http.requests import LARGEST
 from rlvr.service.sessions.verification import MODULAR, grader_models, known_verifiers
 from rlvr.service.sessions.verifier_options import (
     NO_NUL,
@@ -102,12 +103,16 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         fields["answers"] = {**fields["answers"], "minItems": 1}
     plain = {name: schema for name, schema in fields.items() if name != item} | {"grader": NULL}
     forms: list[Schema] = []
-    for has_tests in (False, True):
+    for tests in (None, *_tests()):
         for has_answer in (False, True):
-            form = {**plain, "tests": _tests() if has_tests else {"type": "array", "maxItems": 0}}
+            form = {**plain, "tests": tests or {"type": "array", "maxItems": 0}}
+            if tests is None or tests["items"]["type"] == "object":  # only asserts have these
+                form |= {"setup": {"const": ""}, "entry_point": {"const": ""}}
+            else:
+                form["setup"] = {**TEXT, "format": "python-setup", "maxLength": LARGEST}
             form |= {} if has_answer else {"answer": NULL}
-            form["verifiers"] = _verifiers([n for n in names if _can_judge(n, has_tests, has_answer)])
-            forms.append(_form(form, f"{needed}{' tests' * has_tests}{' answer' * has_answer}"))
+            form["verifiers"] = _verifiers(names, tests is not None, has_answer)
+            forms.append(_form(form, f"{needed}{' tests' * (tests is not None)}{' answer' * has_answer}"))
     left_out = {"answers", "answer", "tests", "setup", "entry_point", "verifiers"} | (set() if is_train else {"prompt"})
     graded = {name: schema for name, schema in fields.items() if name not in left_out}
     graded["grader"] = {"$ref": "#/components/schemas/Grader"}
@@ -137,12 +142,12 @@ def _clean(schema: Schema) -> Schema:
     return schema
 
 
-def _tests() -> Schema:
-    """Assert statements, or pairs of input and output; not both."""
-    assertion = {"type": "string", "format": "python-assert", "pattern": r"^[^\x00]*assert[^\x00]*$"}
+def _tests() -> tuple[Schema, Schema]:
+    """Assert statements, or pairs of input and output; a request has one or the other."""
+    assertion = {"type": "string", "format": "python-assert", "pattern": r"^[^\x00]*assert[\s(]*[^\s(\x00][^\x00]*$"}
     pair = closed_object("input output", input=TEXT, output=TEXT)
     bounds = {"type": "array", "minItems": 1, "maxItems": 200}
-    return {"anyOf": [{**bounds, "items": assertion}, {**bounds, "items": pair}]}
+    return {**bounds, "items": assertion}, {**bounds, "items": pair}
 
 
 def _can_judge(name: str, has_tests: bool, has_answer: bool) -> bool:
@@ -154,12 +159,19 @@ def _can_judge(name: str, has_tests: bool, has_answer: bool) -> bool:
     return name not in MODULAR and (has_answer or not needs_answer)
 
 
-def _verifiers(names: Collection[str]) -> Schema:
-    """None, or a list with a weight above 0."""
+def _verifiers(known: Collection[str], has_tests: bool, has_answer: bool) -> Schema:
+    """None, or a list with a weight above 0 in which the tests and the answer are read."""
+    names = [name for name in known if _can_judge(name, has_tests, has_answer)]
     bare = {"enum": [name for name in names if not any("required" in form for form in OPTION_SCHEMAS.get(name, ()))]}
     objects = [{"$ref": f"#/components/schemas/Verifier_{name}"} for name in names]
     counts = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"weight": {"exclusiveMinimum": 0}}}]}
-    filled = {"type": "array", "items": {"anyOf": [bare, *objects]}, "maxItems": 16, "contains": counts}
+    filled: Schema = {"type": "array", "items": {"anyOf": [bare, *objects]}, "maxItems": 16, "contains": counts}
+    readers = [["code"]] * has_tests + [[name for name in names if reward_spec(name).gold == "answer"]] * has_answer
+    if readers:
+        filled["allOf"] = [
+            {"contains": {"anyOf": [{"enum": some}, {"type": "object", "properties": {"name": {"enum": some}}}]}}
+            for some in readers
+        ]
     return {"anyOf": [{"type": "array", "maxItems": 0}, filled]}
 
 

@@ -85,7 +85,9 @@ NamedVerifier = Annotated[
 Verifiers = Annotated[list[NamedVerifier], Field(max_length=16)]
 
 
-def _require_assert(test: str | dict[str, str]) -> str | dict[str, str]:
+def _check_test(test: str | dict[str, str]) -> str | dict[str, str]:
+    if isinstance(test, dict) and set(test) != {"input", "output"}:
+        raise ValueError("expected an object with input and output, and nothing else")
     if isinstance(test, str) and "assert" not in test:
         raise ValueError(
             f"{test[:60]!r} asserts nothing, so every answer would pass it; expected an assert such as "
@@ -94,7 +96,7 @@ def _require_assert(test: str | dict[str, str]) -> str | dict[str, str]:
     return test
 
 
-Tests = Annotated[list[Annotated[Text | dict[str, Text], AfterValidator(_require_assert)]], Field(max_length=200)]
+Tests = Annotated[list[Annotated[Text | dict[str, Text], AfterValidator(_check_test)]], Field(max_length=200)]
 
 
 class TaskBody(ServiceBody):
@@ -118,6 +120,8 @@ class TaskBody(ServiceBody):
             _refuse_beside_grader(self, "item")
         elif self.item:
             raise ValueError("item needs a grader; give one, or leave item out")
+        else:
+            _require_tests(self)
         return self
 
 
@@ -226,10 +230,18 @@ class GradeBody(ServiceBody):
             raise ValueError("give answers to score, or a grader with items")
         elif self.items:
             raise ValueError("items need a grader; give answers without one")
+        else:
+            _require_tests(self)
         return self
 
     def request(self) -> SessionRequest:
         return _build_request(self, exclude={"grader", "items", "answers"}, task_id="grade", learn=False)
+
+
+def _require_tests(body: TaskBody | GradeBody) -> None:
+    for field in ("setup", "entry_point"):
+        if getattr(body, field) and not body.tests:
+            raise ValueError(f"{field} has no effect without tests; give tests, or leave it out")
 
 
 def _refuse_beside_grader(body: ServiceBody, instead: str) -> None:

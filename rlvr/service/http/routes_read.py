@@ -25,11 +25,12 @@ from rlvr.service.http.responses import (
     Stats,
 )
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
+from rlvr.service.http.strict_routes import StrictRoute
 from rlvr.service.problems import not_found
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 LARGEST_PAGE = 4 << 20  # characters after which a page of answers ends early
 STEP = 20  # answers read at a time
 LONGEST_ID = 1_000

@@ -13,11 +13,12 @@ from starlette.responses import StreamingResponse
 from rlvr.service.http import events
 from rlvr.service.http.responses import AcceptedSession, EvaluateResponse, SessionPage, SessionState
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
+from rlvr.service.http.strict_routes import StrictRoute
 from rlvr.service.problems import not_found
 from rlvr.store.records import Session, Status
 from rlvr.web.errors import HttpProblem
 
-router = APIRouter(prefix="/sessions")
+router = APIRouter(prefix="/sessions", route_class=StrictRoute)
 PROMPT_CHARS = 2_000  # of a prompt in the list
 EVENT = {"type": "object", "properties": {key: {"type": "string"} for key in ("id", "event", "data")}}
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}

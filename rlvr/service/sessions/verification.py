@@ -37,6 +37,7 @@ from rlvr.reward.blend import Blend
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.derived_tests import derive_tests
 from rlvr.reward.code.formats import Test
+from rlvr.reward.code.task_faults import find_test_fault
 from rlvr.reward.feedback import Feedback
 from rlvr.reward.judge import judge_with
 from rlvr.reward.registry import known_rewards
@@ -175,12 +176,7 @@ def build_verifiable_task(
         request = replace(request, tests=derived)
     meta: dict[str, Any] = dict(request.item)
     if request.tests:
-        row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
-        try:
-            meta |= CodeProblem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {})).row()
-        except ValueError as error:
-            field = "entry_point" if str(error).startswith("entry_point") else "tests"
-            raise FieldError(field, str(error)) from error
+        meta |= _read_problem(request).row()
     if request.answer is not None:
         meta["answer"] = request.answer
     task = Task(request.task_id, request.prompt, meta)
@@ -203,6 +199,7 @@ def build_verifiable_task(
                 f"verifier {reward.name!r} judges tasks of the arithmetic environment only, and the generator has not "
                 "recognized this prompt as one; use `math` with an `answer`",
             )
+    _refuse_unread(request, verifiers)
     # A grader's caution says that it asks a model.
     has_judge = any(reward.name == "judge" or (reward.name == "grader" and reward.caution) for reward, _ in verifiers)
     self_judging = has_judge and same_model(judge, generator)
@@ -219,6 +216,33 @@ def build_verifiable_task(
     except ValueError as error:
         raise FieldError("verifiers", str(error)) from error
     return VerifiableTask(task, blend, self_judging, derived, _warnings(blend, self_judging, derived))
+
+
+def _read_problem(request: SessionRequest) -> CodeProblem:
+    row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
+    try:
+        problem = CodeProblem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {}))
+    except ValueError as error:
+        raise FieldError("entry_point" if str(error).startswith("entry_point") else "tests", str(error)) from error
+    if problem.is_program and (field := next((f for f in ("setup", "entry_point") if getattr(request, f)), "")):
+        raise FieldError(field, f"{field} has no effect with tests of a program (input, output); leave it out")
+    if fault := find_test_fault(problem):
+        raise FieldError("setup" if "<setup>" in fault else "tests", fault)
+    return problem
+
+
+def _refuse_unread(request: SessionRequest, verifiers: Sequence[tuple[Reward, float]]) -> None:
+    """FieldError for a reference that none of the verifiers compares with."""
+    if request.grader is not None:
+        return
+    read = {"tests" if reward.name == "code" else reward.spec.gold for reward, _ in verifiers}
+    names = ", ".join(reward.name for reward, _ in verifiers)
+    if request.tests and "tests" not in read:
+        raise FieldError("tests", f"none of the verifiers ({names}) reads tests; add `code`, or leave tests out")
+    if request.answer is not None and "answer" not in read:
+        raise FieldError(
+            "answer", f"none of the verifiers ({names}) compares with an answer; add `math`, or leave answer out"
+        )
 
 
 def _warnings(blend: Blend, self_judging: bool, derived: Collection[Test]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Routes whose JSON bodies give no key twice: of two values one would be dropped without a word.
+"""Routes that drop nothing of a request without a word: no unknown query parameter, no JSON key twice.
 
 Exercised by tests/test_service_mistakes.py.
 """
@@ -10,8 +10,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 
+from rlvr.core.registry import did_you_mean
+from rlvr.service.http.service_middleware import OPEN_PATHS
 from rlvr.web.errors import HttpProblem
 
 
@@ -20,14 +23,28 @@ class StrictRequest(Request):
         return json.loads(await self.body(), object_pairs_hook=refuse_repeated_keys)
 
 
-class StrictJsonRoute(APIRoute):
+class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        known = [field.alias for field in get_flat_params(self.dependant) if field.field_info.in_.value == "query"]
 
         async def handle_strictly(request: Request) -> Response:
+            refuse_unknown_parameters(request, known)
             return await handle(StrictRequest(request.scope, request.receive))
 
         return handle_strictly
+
+
+def refuse_unknown_parameters(request: Request, known: list[str]) -> None:
+    """HttpProblem for a query parameter that the path does not take; a probe of the health may add what it likes."""
+    if request.url.path in OPEN_PATHS:
+        return
+    if unknown := next((name[:100] for name in request.query_params if name not in known), None):
+        taken = ", ".join(known) or "none"
+        raise HttpProblem(
+            422, "invalid", f"{unknown}: unknown query parameter{did_you_mean(unknown, known)}; this path takes {taken}",
+            field=unknown,
+        )  # fmt: skip
 
 
 def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""Faults of tests that show without an answer: `rlvr.reward.code.task_faults`."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvr.reward.code import CodeProblem
+from rlvr.reward.code.task_faults import find_test_fault
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        CodeProblem(["assert f(1) == 2", "assert f(2) == 3"]),
+        CodeProblem([{"input": "1", "output": "2"}]),
+        CodeProblem(["assert isclose(f(1), 2)"], setup="def g(x):\n    return x"),
+        CodeProblem(["def check(candidate):\n    assert candidate(1) == 2"], entry_point="f"),
+    ],
+)
+def test_a_good_test_has_no_fault(problem: CodeProblem):
+    assert find_test_fault(problem) == ""
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (CodeProblem(["assert f(1) == 2", "assert f(1) =="]), "does not parse"),
+        (CodeProblem(["assert f(1) == 2"], setup="def g(:"), "does not parse"),
+        (CodeProblem(["assert f(1) == 2"], imports=["import no_such"]), "standard library only"),
+        (CodeProblem(["def check(candidate):\n    assert candidate(1) == 2"]), "entry_point"),
+        (CodeProblem(["assert " + "(" * 50_000]), "does not parse"),
+        (CodeProblem(["assert f(1) == " + "-" * 300_000 + "1"]), ""),  # whatever the parser says, it ends
+    ],
+)
+def test_a_fault_is_named(problem: CodeProblem, words: str):
+    fault = find_test_fault(problem)
+    assert fault and words in fault
+    assert find_test_fault(CodeProblem(["assert f(1) == 2"])) == ""  # the next one is read as ever
