@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlvr.core.types import Outcome, Score, Task
+from rlvr.envs.critics import is_accepted
 from rlvr.reward.feedback import Feedback
 from rlvr.service.service_options import SessionRequest
 from rlvr.service.sessions.verification import (
@@ -229,3 +230,30 @@ def test_a_session_names_only_the_verifiers_that_gave_a_verdict():
     assert said["verified_by"] == [] and [w.partition(":")[0] for w in said["warnings"]] == ["unverified"]
     assert "judge: judge_failed" in said["warnings"][0] and "127.0.0.1" not in said["warnings"][0]
     assert target.describe([unverified, judged])["verified_by"] == ["draft", "judge"]
+
+
+def test_a_graders_own_pass_mark_wins_over_the_confidence_asked_for():
+    grader = {
+        "type": "text_similarity",
+        "input": "{{ sample.output_text }}",
+        "reference": "{{ item.reference }}",
+        "evaluation_metric": "fuzzy_match",
+        "pass_threshold": 0.99,
+    }
+    asked = SessionRequest("t", "p", grader=grader, item={"reference": "a long sentence"})
+    verifiable = build_verifiable_task(asked)
+    near, same = (
+        verifiable.blend.judge("p", text, verifiable.task.meta) for text in ("a long sentences", "a long sentence")
+    )
+    assert near.confidence is not None and 0.8 < near.confidence < 0.99
+    assert near.is_refused and not is_accepted(near, 0.8)
+    assert not same.is_refused and is_accepted(same, 0.8)
+
+
+def test_a_truth_without_a_vote_that_fails_is_reported():
+    asked = SessionRequest("t", "p", answer="4", verifiers=(("math", 0.0, {}), ("draft", 1.0, {})))
+    verifiable = build_verifiable_task(asked)
+    feedback = verifiable.blend.judge("p", "The answer is 4.", {})  # math has nothing to compare with
+    assert any("came to no verdict: math: " in text for text in verifiable.describe([feedback])["warnings"])
+    judged = verifiable.blend.judge("p", "The answer is 4.", verifiable.task.meta)
+    assert not any("came to no verdict" in text for text in verifiable.describe([feedback, judged])["warnings"])

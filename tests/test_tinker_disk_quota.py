@@ -113,6 +113,18 @@ def test_a_quota_is_per_owner_and_a_refusal_survives_a_restart(new_server: Serve
     assert anna.wait(f"{anna.run}:4") == told, "a replay does not save what was refused"
 
 
+def test_an_owner_without_room_gets_no_new_run(new_server: ServerFactory) -> None:
+    anna = trained(backend := new_server())
+    used = backend.disk.measure_owner("anna").total
+    backend = anna.backend = new_server(owner_disk_bytes=used)
+    with pytest.raises(UserError, match="a new training run was not made"):
+        BackendClient(backend, "anna").make()
+    anna.gradients(4, seed=2)
+    assert isinstance(anna.wait(anna.step(5)), JsonResult), "the run that there is goes on"
+    backend.checkpoints.delete("anna", f"tinker://{anna.run}/weights/first")
+    BackendClient(backend, "anna").make()
+
+
 def test_an_owner_reads_its_usage(new_server: ServerFactory) -> None:
     backend = new_server(owner_disk_bytes=10**9)
     client = trained(backend)

@@ -209,7 +209,11 @@ REFUSED: list[tuple[str, Any, str]] = [  # path, body or None for a GET, what th
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "shape": [1, 4]}}, "1 rows, expected 2"),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "shape": [4, 1]}}, "4 rows, expected 2"),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "dtype": "float32"}}, "int64"),
-    ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [-1] * 4}}, "nothing"),
+    (
+        "asample",
+        {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [-1] * 4}},
+        "target_prompt_logprobs: every id is -1",
+    ),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [True] * 4}}, "integers"),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "data": [2**70] * 4}}, "64 bits"),
     ("asample", {**SAMPLE, "target_prompt_logprobs": {**IDS, "more": 1}}, "expected a tensor"),

@@ -176,9 +176,9 @@ class BlendCritic:
 
 
 def is_accepted(feedback: Feedback, min_confidence: float) -> bool:
-    """Whether the confidence in an answer is enough; none at all never is."""
+    """Whether the confidence in an answer is enough; none at all never is, nor is any against a decisive verifier."""
     confidence = feedback.confidence or 0.0
-    return confidence > 0 and confidence >= min_confidence
+    return not feedback.is_refused and confidence > 0 and confidence >= min_confidence
 
 
 def feedback_text(feedback: Feedback) -> str:

@@ -66,7 +66,8 @@ Observe = Callable[[str, float, Sequence[Score]], None]
 
 class Blend:
     """Verifiers with their weights. `reveal` names those whose details are shown although they know what is right,
-    `advisory` the rewards whose votes alone give no confidence. `observe` may be set to measure them."""
+    `advisory` the rewards whose votes alone give no confidence, `decisive` those without whose pass no confidence is
+    enough (`Feedback.is_refused`). `observe` may be set to measure them."""
 
     observe: Observe | None = None
 
@@ -76,13 +77,14 @@ class Blend:
         *,
         reveal: Collection[str] = (),
         advisory: Collection[str] = (),
+        decisive: Collection[str] = (),
     ) -> None:
         entries = [{"name": reward, "weight": weight} for reward, weight in verifiers]
         self._verifiers = resolve_weighted("blend", entries)
         if unknown := [name for name in reveal if name not in self.names]:
             known = ", ".join(self.names)
             raise ValueError(f"blend: reveal={unknown[0]!r}, expected some of its verifiers: {known}")
-        self._reveal, self._advisory = frozenset(reveal), frozenset(advisory)
+        self._reveal, self._advisory, self._decisive = frozenset(reveal), frozenset(advisory), frozenset(decisive)
 
     @classmethod
     def of(cls, verifiers: Sequence[str | Mapping[str, Any]], *, reveal: Collection[str] = ()) -> Blend:
@@ -146,7 +148,7 @@ class Blend:
         suggestions: list[str] = []
         lines: list[str] = []
         truths: list[bool] = []
-        limit, can_tell = 1.0, False
+        limit, can_tell, is_refused = 1.0, False, False
         for one, score in zip(self._verifiers, row, strict=True):
             knows = one.reward.spec.verifiable
             if knows and score.value is not None and score.reason not in _UNDECIDED:
@@ -159,6 +161,7 @@ class Blend:
                 counted.append((one.weight, score))
                 can_tell = can_tell or one.reward.name not in self._advisory
                 if score.outcome is not Outcome.PASSED:
+                    is_refused = is_refused or one.reward.name in self._decisive
                     codes = (score.reason or score.outcome.value).split("+")
                     errors += codes
                     known = SUGGESTIONS if one.reward.name in PROGRAMS else SUGGESTIONS | SLOW_TO_READ
@@ -178,6 +181,7 @@ class Blend:
             suggestions=tuple(dict.fromkeys(suggestions)),
             scores=dict(zip(self.names, row, strict=True)),
             truth=all(truths) if truths else None,
+            is_refused=is_refused,
         )
 
     def _describe(self, verifier: WeightedReward, case: Case, score: Score) -> str:

@@ -24,7 +24,8 @@ class Feedback:
 
     `error_types` are reason codes to group by, `suggestions` sentences for the next attempt, `detailed_feedback`
     one text for the next prompt. `scores` has each verifier's score by its name; `truth` is whether the answer is right
-    where the task itself says what is right (tests, an answer), else None. Without a confidence there may be a
+    where the task itself says what is right (tests, an answer), else None; `is_refused` whether a verifier with a pass
+    mark of its own (a grader) did not pass it. Without a confidence there may be a
     `quality_score` and `error_types`: those of advisory verifiers (`is_unverified`).
     """
 
@@ -36,6 +37,7 @@ class Feedback:
     suggestions: tuple[str, ...] = ()
     scores: dict[str, Score] = field(default_factory=dict[str, Score])
     truth: bool | None = None
+    is_refused: bool = False
 
     @property
     def is_unverified(self) -> bool:

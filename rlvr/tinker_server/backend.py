@@ -99,7 +99,15 @@ class TinkerBackend:
         self.sessions = ClientSessions(store, self._heartbeats, clock)
         self.queries = ServerQueries(store, self.checkpoints, engines, tokenizers or {})
         self.runs = TrainingRuns(
-            store, self.sessions, futures, self._quotas, self.checkpoints, self._engine_threads, limits, clock
+            store,
+            self.sessions,
+            futures,
+            self._quotas,
+            self.checkpoints,
+            self.disk,
+            self._engine_threads,
+            limits,
+            clock,
         )
         self.sampling = SampleRequests(
             engines, self._engine_threads, store, self.sessions, sampling_sessions, self.checkpoints, futures,

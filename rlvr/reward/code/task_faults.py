@@ -2,8 +2,7 @@
 
     find_test_fault(CodeProblem(["assert f(1) =="]))     # "the test does not parse: invalid syntax (<test>, line 1)"
 
-The tests may come from anywhere, so they are read in a guarded worker. `python -m pytest tests/test_code_task_faults.py`
-exercises it.
+The tests may come from anywhere, so they are read in a guarded worker. Exercised by tests/test_code_task_faults.py.
 """
 
 from __future__ import annotations

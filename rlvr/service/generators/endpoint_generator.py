@@ -30,9 +30,19 @@ from rlvr.service.service_options import TrainingConfig
 from rlvr.service.sessions.jobs import SessionFailure, SessionJob, SessionOutcome, build_experience
 from rlvr.service.sessions.verification import EnvironmentTask
 from rlvr.store import StoreDown
+from rlvr.web.logs import get_logger
 
 STATUS_TTL_S = 30.0  # an older status of the endpoint is refreshed when its health is read
 PING_INTERVAL_S = 5.0  # the least time between two pings
+WORDS = {  # for the client; the endpoint's own words may quote its address, and go to the log
+    "endpoint_unreachable": "the generator's endpoint cannot be reached",
+    "endpoint_timeout": "the generator's endpoint did not answer in time",
+    "endpoint_rate_limited": "the generator's endpoint has too many requests",
+    "endpoint_refused": "the generator's endpoint refused the request",
+    "endpoint_bad_reply": "the generator's endpoint sent no completion",
+    "empty_answer": "the generator's endpoint sent an empty completion",
+}
+log = get_logger("rlvr.service.generators")
 
 
 class EndpointGenerator:
@@ -88,7 +98,10 @@ class EndpointGenerator:
         try:
             await asyncio.gather(*episodes)
         except EndpointError as error:
-            raise SessionFailure(error.code, str(error), retry_after=error.retry_after or None) from error
+            log.warning("the generator's endpoint failed", session_id=job.session_id, reason=str(error))
+            raise SessionFailure(
+                error.code, f"{WORDS[error.code]}; the service's log says why", retry_after=error.retry_after or None
+            ) from error
         finally:
             for episode in episodes:  # if one failed, the others are of no use
                 episode.cancel()

@@ -40,11 +40,9 @@ def refuse_unknown_parameters(request: Request, known: list[str]) -> None:
     if request.url.path in OPEN_PATHS:
         return
     if unknown := next((name[:100] for name in request.query_params if name not in known), None):
-        taken = ", ".join(known) or "none"
-        raise HttpProblem(
-            422, "invalid", f"{unknown}: unknown query parameter{did_you_mean(unknown, known)}; this path takes {taken}",
-            field=unknown,
-        )  # fmt: skip
+        nearest, taken = did_you_mean(unknown, known), ", ".join(known) or "none"
+        detail = f"{unknown}: unknown query parameter{nearest}; this path takes {taken}"
+        raise HttpProblem(422, "invalid", detail, field=unknown)
 
 
 def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

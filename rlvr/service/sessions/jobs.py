@@ -18,7 +18,7 @@ from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.service.problems import NO_GENERATOR
 from rlvr.service.service_metrics import ServiceMetrics
-from rlvr.service.sessions.verification import EnvironmentTask, VerifiableTask
+from rlvr.service.sessions.verification import EnvironmentTask, VerifiableTask, list_verifiers
 from rlvr.store.records import UNVERIFIED, Experience
 
 CONVERGED = ("confident", "converged")  # the end reasons of an episode that mean success
@@ -175,7 +175,7 @@ def build_experience(
         seconds=max(0.0, now - began),
         created=now,
         kind=job.kind,
-        verified_by="+".join(job.target.blend.voters if job.target.blend.can_verify else ()),
+        verified_by="+".join(list_verifiers(job.target.blend, [feedback])),
     )
 
 

@@ -94,6 +94,8 @@ class VerifiableTask:
             failures = feedbacks[-1].failures
             warnings = [warning for warning in warnings if not warning.startswith(NO_TRUTH)]
             warnings.append(f"unverified: what can tell whether an answer is right failed: {failures}")
+        elif self.blend.verifiable and feedbacks and all(feedback.truth is None for feedback in feedbacks):
+            warnings.append(f"the verifier that knows the right answer came to no verdict: {feedbacks[-1].failures}")
         return {
             "verified_by": verified_by,
             "self_judging": self.self_judging,
@@ -212,7 +214,7 @@ def build_verifiable_task(
         advisory = {"draft", "judge"} if self_judging else {"draft"}
     try:
         # The examples stand in the prompt, so nothing is given away by naming the one that fails.
-        blend = Blend(verifiers, advisory=advisory, reveal=("code",) if derived else ())
+        blend = Blend(verifiers, advisory=advisory, reveal=("code",) if derived else (), decisive=("grader",))
     except ValueError as error:
         raise FieldError("verifiers", str(error)) from error
     return VerifiableTask(task, blend, self_judging, derived, _warnings(blend, self_judging, derived))

@@ -65,7 +65,8 @@ def describe_failure(request: Request, error: Exception) -> TinkerServerError:
             return UserError(str(error))
         case RequestValidationError():
             faults = [
-                f"{'.'.join(str(part) for part in e['loc'][1:]) or 'body'}: {e['msg']}" for e in error.errors()[:5]
+                f"{'.'.join(str(part) for part in e['loc'][1:]) or 'body'}: {e['msg'].removeprefix('Value error, ')}"
+                for e in error.errors()[:5]
             ]
             return UserError("; ".join(faults)[:2_000])
         case HTTPException(status_code=404):

@@ -80,7 +80,9 @@ def read_targets(given: Any) -> RequestedTargets | None:
         csr = (_integers(given, "sparse_crow_indices"), _integers(given, "sparse_col_indices"))
         cells_N = find_sparse_cells(*csr, len(ids_N), shape, "the tensor")
     if not (ids_N != NOTHING).any():
-        raise ValueError(f"it asks for nothing: no id but {NOTHING}")
+        raise ValueError(
+            f"every id is {NOTHING}, which asks for no log-prob; give at least one token id, or leave the field out"
+        )
     return RequestedTargets((shape[0], shape[1]), ids_N, cells_N, csr)
 
 

@@ -35,6 +35,7 @@ from rlvr.tinker_server.runs.run_operations import (
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
+from rlvr.tinker_server.storage.disk_usage import DiskAccounts
 from rlvr.tinker_server.storage.server_store import KEPT, LogEntry, ServerStore
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class TrainingRuns:
     _futures: FutureRegistry
     _quotas: OwnerQuotas
     _checkpoints: Checkpoints
+    _disk: DiskAccounts
     _engine_threads: Mapping[str, EngineThread]
     _limits: ServerLimits
     _clock: Callable[[], float]
@@ -128,6 +130,7 @@ class TrainingRuns:
             if existing is not None and tuple(existing.values()) != setup:
                 raise UserError(f"model_seq_id of {model} was another training run; a model_seq_id is used once")
             if existing is None:
+                self._disk.check_new_run(owner)
                 now = self._clock()
                 row = {
                     "id": model, "session": session_id, "owner": owner, "base_model": base_model, "rank": create.rank,

@@ -80,8 +80,20 @@ class DiskAccounts:
         """UserError if `size` more bytes, less those that the save frees, are over the owner's quota."""
         if self.limit is None or size <= freed:
             return
+        self._check(
+            owner,
+            size - freed,
+            f"{what} takes {format_bytes(size)} and was not saved. What was saved before is there, and the run goes on",
+        )
+
+    def check_new_run(self, owner: str) -> None:
+        """UserError for an owner who has used up the quota; a run of one who has not may come above it."""
+        if self.limit is not None:
+            self._check(owner, 1, "a new training run was not made")
+
+    def _check(self, owner: str, more: int, refusal: str) -> None:
         used = self.measure_owner(owner)
-        if used.total + size - freed <= self.limit:
+        if self.limit is None or used.total + more <= self.limit:
             return
         largest = self._largest_checkpoints(owner)
         named = ", ".join(f"{_path(row)} ({format_bytes(row['size'])})" for row in largest)
@@ -89,10 +101,9 @@ class DiskAccounts:
         raise UserError(
             f"the disk quota of this key is {format_bytes(self.limit)} and {format_bytes(used.total)} are used "
             f"({format_bytes(used.checkpoints)} by checkpoints, {format_bytes(used.unnamed)} by unnamed sampler "
-            f"weights, {format_bytes(used.runs)} by the state of training runs); {what} takes {format_bytes(size)} "
-            f"and was not saved. What was saved before is there, and the run goes on. To make room, delete {remedy}"
-            "training runs that are over (DELETE /api/v1/training_runs/ID); or ask the operator for more "
-            "(limits.owner_disk_bytes)"
+            f"weights, {format_bytes(used.runs)} by the state of training runs); {refusal}. To make room, "
+            f"delete {remedy}training runs that are over (DELETE /api/v1/training_runs/ID); or ask the operator for "
+            "more (limits.owner_disk_bytes)"
         )
 
     def _largest_checkpoints(self, owner: str) -> list[Row]:
