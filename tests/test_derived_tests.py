@@ -83,6 +83,16 @@ LEET = "def two_sum(nums, target):\n"
         (f"{SEED}. fib(10) should return 55.", ["assert fib(10) == 55"]),
         (f"{FIB}\n\nExamples:\n\n>>> fib(10)\n55\n", ["assert fib(10) == 55"]),
         (f"{FIB}\n## Usage\nfib(10) -> 55\n\nBad:\nfib(9) -> 55", ["assert fib(10) == 55"]),
+        *(  # a section of wrong values is over
+            (f"{FIB}\n{wrong}\n\n{right}\nfib(10) = 55", ["assert fib(10) == 55"])
+            for wrong, right in (
+                ("## Bad\nThis was slow.", "## Example"),
+                ("### Bad\nThis was slow.\nfib(9) -> 54", "## Usage\nAs follows.\n\nExample:"),
+                ("Bad:\nfib(9) -> 54", "Example:"),
+                ("Old:\n>>> fib(9)\n54", "## Example"),
+            )
+        ),
+        (f"# Before the numbers\n\n{FIB}\n\n## Example\n\nfib(10) = 55", ["assert fib(10) == 55"]),  # a title
         ('def fib(n):\n    """The nth number.\n    >>> fib(10)\n    55\n    """', ["assert fib(10) == 55"]),
         (
             HELPER.replace("so that square(3) = 9", "\nFor example, sum_squares([1, 2]) = 5"),
@@ -202,6 +212,23 @@ def test_an_example_with_values_becomes_a_test(prompt: str, tests: list[object])
         *(f"{FIB}\n{word}:\n\nfib(2) = 5\n\n- fib(3) = 7" for word in ("Bad", "**Old**", "## Notes")),
         f"{FIB}Watch out:\n\n1. fib(2) = 5",
         f"{FIB}\nBad:\n\nExample:\n\nInput: 3\nOutput: 5",
+        *(
+            f"{FIB}\n{heading}\n{prose}\n{example}"
+            for heading in ("## Bad", "## Bad\n", "# Old version\n")
+            for prose in ("Beginners write this.\n", "This is slow.\n\nIt is also unclear.\n", "- slow\n- long\n")
+            for example in (
+                "Example:\nfib(10) = 54",
+                "Example:\n\nfib(10) -> 54",
+                "### Example\nfib(10) = 54",
+                "**Example**\n>>> fib(10)\n54",
+                "Example:\nInput: 10\nOutput: 54",
+                "Example:\nInput:\n10\nOutput:\n54",
+                "fib(10) = 54",
+            )
+        ),
+        f"{FIB}\nBad:\nBeginners write this.\nExample:\nfib(10) = 54",
+        f"{FIB}\nBad:\nBeginners write this.\n\nExample:\nfib(10) = 54",
+        f"{FIB}\n## Bad\nSlow.\n\nExample:\nfib(9) = 33\n\nExample:\nfib(10) = 54",
         "Write fib(n). Beginners write fib(10) = 54.",
         f"{FIB}\n## Old\n>>> fib(2)\n5",
         f"{FIB}\n**Bad**\n>>> fib(2)\n5\n\n>>> fib(3)\n7",

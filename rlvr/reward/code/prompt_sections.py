@@ -27,6 +27,8 @@ DOUBT = re.compile(
 )
 EXAMPLE = re.compile(r"\b(?:examples?|samples?|tests?|usage|e\.g\.|e_g_|for instance|such as|so that)(?!\w)", re.I)
 _HEADING = re.compile(r"#{1,6} [^(]*|.*:[*_]*|\*\*[^*]+\*\*")  # of a stripped line
+_LABEL_LEVEL = 7  # of a heading without #, which is below all that have one
+_SHOWS = re.compile(r"=|->|→|⇒|>>>|\b(?:in|out)put\b.*:", re.I)  # a value
 _LABEL = re.compile(
     r"(?<!sample )(?<!example )(?<!expected )\b"
     r"(?=(?:(?:sample|example|expected)[ ])?(?:input|output)(?:[ ]?\d{1,3})?[ ]?:)",
@@ -54,9 +56,15 @@ class Paragraph:
 
 def split_paragraphs(prompt: str) -> Iterator[Paragraph]:
     """The paragraphs of a prompt. A blank line ends what a heading governs, unless it comes directly after the heading
-    or only a further example follows."""
+    or only a further example follows.
+
+    Headings under one that speaks of wrong values are its parts (`## Bad`, prose, `Example:`): until the next of its
+    level if it begins with #, else until a value is shown. The title of a prompt has no parts.
+    """
     heading: str | None = None
+    wrong: tuple[int, str] | None = None  # the level of the heading that speaks of wrong values, and its text
     lines: list[str] = []
+    is_title = True
     was_blank = False
     for line in prompt.splitlines():
         text = line.strip()
@@ -69,14 +77,21 @@ def split_paragraphs(prompt: str) -> Iterator[Paragraph]:
         if is_heading or was_blank:
             if lines or is_heading:
                 yield Paragraph(heading, lines)
-            if is_heading or not re.match(
-                r"(?:>>>|[-*•]|\d+[.)]|[`(]{0,2}\w+\(|(?:sample |expected )?output\b)", text, re.I
-            ):
-                is_part = is_heading and heading and not lines and WRONG.search(heading)  # `Bad:`, then `Example:`
-                heading = f"{heading} {text}" if is_part else text if is_heading else None
+            if is_heading:
+                level = len(text) - len(text.lstrip("#")) or _LABEL_LEVEL
+                if wrong and (level > wrong[0] or level == _LABEL_LEVEL):
+                    heading = f"{wrong[1]} {text}"
+                else:
+                    heading = text
+                    wrong = (level, text) if WRONG.search(text) and not (is_title and text[0] == "#") else None
+            elif not re.match(r"(?:>>>|[-*•]|\d+[.)]|[`(]{0,2}\w+\(|(?:sample |expected )?output\b)", text, re.I):
+                heading = wrong[1] if wrong and wrong[0] < _LABEL_LEVEL else None
             lines, was_blank = [], False
         if not is_heading:
             lines.append(line)
+            if wrong and wrong[0] == _LABEL_LEVEL and _SHOWS.search(line):
+                wrong = None
+        is_title = False
     yield Paragraph(heading, lines)
 
 
