@@ -43,6 +43,8 @@ def drops_part(text: str, other: str) -> bool:
     if "\\phantom" in text or "\\hspace" in text:
         return True
     text, other = normalize(text), normalize(other)
+    if text.count("$") > 1:
+        return True  # formulas in prose: it would take one of them
     outside, others = _MATRIX.sub("M", text), _MATRIX.sub("M", other)
     if set(_COMMAND.findall(_BUT.sub("", text))) - _COMPUTED or "\\newline" in outside:
         return True

@@ -1,7 +1,8 @@
-"""What a sentence says after the formula that is its answer: a unit, a reason, or words that change the value.
+"""What a sentence says after the formula or number that is its answer: words that belong to it, then a closing phrase.
 
-`join_tail("5", " cm.")` is `5 cm`, `join_tail("5", " by symmetry")` is `5`, `join_tail("5", " over 6")` is None.
-`python -m pytest tests/test_math_tails.py` exercises it.
+`join_tail("5", " cm.")` is `5 cm`, `join_tail("5", " by symmetry")` is `5`. The phrases that may close the sentence are
+listed here; whatever else stands there is read with the formula (`5 mod 3`), so it is an answer only as a unit, a
+percent sign, a base or a factor of it. `python -m pytest tests/test_math_tails.py` exercises it.
 """
 
 from __future__ import annotations
@@ -9,44 +10,55 @@ from __future__ import annotations
 import re
 
 from rlvr.reward.math.spelling import normalize
-from rlvr.reward.math.units import PERCENT_SIGN, SCALES, unit_of
+from rlvr.reward.math.units import NUMBER_WORDS, PERCENT_SIGN, unit_of
 from rlvr.reward.math.values import read_value
 
-_SCALED = rf"(?:{'|'.join(sorted(SCALES))})"
-_COUNTED = (
-    r"(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen"
-    rf"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|{_SCALED})"
-)
-_PARTS = r"(?:halves|thirds|quarters|(?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|[bmtr]+illion)ths)"
-# Words of arithmetic, of parts, and that take the number back.
+_COUNTED = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})s?\b"
+# Words that say another value than the formula, or take it back; no clause of plain words has one.
 _CHANGE = (
-    rf"(?:plus|minus|divided|multiplied|raised|subtracted|added|squared|cubed|factorial|negative|{_PARTS}|{_COUNTED}"
-    r"|reciprocal|inverse|repeating|over(?!\s+(?:the|all|a|an|that|this)\b)|times\s+[a-z]\b|to\s+the\s+power"
-    rf"|and\s+(?:a|one)\b|a\s+half|in\s+(?:{_SCALED}s|{_PARTS})|(?:is\s+)?(?:wrong|incorrect|false)|is\s+not|isn't)\b"
+    rf"(?:{_COUNTED}|not?|never|nor|or|but|if|unless|except|instead|however|actually|wrong|incorrect|false|mistake[ns]?"
+    r"|plus|minus|less|more|times|twice|thrice|doubled?|tripled?|add(?:ed|ing)?|subtract(?:ed|ing)?|multipl[a-z]+"
+    r"|divi[a-z]+|powers?|squared?|cubed?|roots?|reciprocal|inverse|negative|opposite|complement|factorial|mod(?:ulo)?"
+    r"|remainder|binary|octal|hexadecimal|base|percent(?:age)?|even|odd)\b"
 )
-_CHANGED = re.compile(rf"\b{_CHANGE}|[0-9$]|\\\(", re.IGNORECASE)
-_CHANGED_IN_BRACKETS = re.compile(rf"\s*\(\s*{_CHANGE}", re.IGNORECASE)
-# From here on the sentence speaks of something else: a reason, a place, a rounding.
-_ELSEWHERE = re.compile(
-    rf"[,(:=]|\b(?:by(?!\s+(?:[0-9$]|{_COUNTED}\b))|in(?!\s+(?:{_SCALED}s|{_PARTS})\b)|is(?!\s+(?:not|wrong|incorrect"
-    r"|false)\b)|using|from|via|with|for|at|on|if|mod|modulo|given|assuming|between|during|within|before|until|while"
-    r"|of\s+(?:the|all|these|those)|to\s+the\s+nearest|to\s+\S+\s+(?:decimal|significant|places)|rounded|correct)\b",
-    re.IGNORECASE,
+_PLAIN_WORDS = rf"(?:(?!{_CHANGE})[a-z'\u2019-]+(?:[\s,]+|(?=[.*)])|$))+"
+_NO_NUMBER = (
+    rf"(?!\s*(?:[-+0-9$\\]|(?!a\b)[a-z]\b|a\s+factor|{_COUNTED}))"  # `5 by 3` and `5 from 20` say another value
 )
+_ASSIGNED = r"(?:\$\s*|\\\(\s*)?[a-z]\s*=\s*-?[0-9.]+(?:\s*\$|\s*\\\))?"
+_PLACES = r"(?:\S{1,12}\s+(?:decimals?(?:\s+places?)?|significant\s+(?:figures|digits)|places)|the\s+nearest\s+[a-z ]+)"
+_PHRASES = "|".join((
+    r"because\b.*",
+    r"since\b.*",
+    r"as(?!\s+(?:well|many|much|few|long|a\s+(?:percentage|power|multiple))\b)\s.*",
+    rf"(?:by|from){_NO_NUMBER}\s.*",
+    r"(?:using|via|due\s+to)\s.*",
+    rf"(?:which\s+(?:is|are|was)|where|after)\s+{_PLAIN_WORDS}",
+    rf"for\s+(?=(?:the|this|that|these|those|each|every|all|a|an)\b){_PLAIN_WORDS}",
+    rf"(?:for|at|when|where|if)\s+{_ASSIGNED}",
+    r"in\s+(?:all|total|sum|the\s+end|(?:simplest|lowest|reduced|simplified)\s+(?:form|terms)|this\s+case)",
+    r"is\s+(?:(?:the|our)\s+)?(?:correct|right|final|desired|required)?(?:\s*(?:answer|value|result))?",
+    rf"(?:(?:when\s+)?(?:rounded|correct)\s+)?to\s+{_PLACES}",
+    r"altogether|overall|exactly|only|total|left|remaining|left\s+over",
+))  # fmt: skip
+_CLOSING = re.compile(rf"(?:^|,? )(?:\((?:see\b[^()]*|{_PHRASES})\)|{_PHRASES})[ .,*]*$", re.IGNORECASE)
 _IN_BASE = re.compile(r"\(?(?:in )?base[- ]\S+")
 
 
 def join_tail(formula: str, tail: str) -> str | None:
-    """The formula with the percent sign, unit, base or "million" after it; None where other words change its value.
+    """The formula with the unit, percent sign, base or "million" after it, without the phrase that closes the sentence.
 
-    So `$5$ inches` is no answer 5 cm, `$5$ squared` none at all, and `$5$ by symmetry` is 5.
+    None where other words follow: `$5$ mod 3` and `$5$ at most` are no answer 5.
     """
-    head = _ELSEWHERE.split(tail, 1)[0]
-    for said in (normalize(tail), normalize(head)):
-        unit = unit_of(said) if said else None
-        known = unit is not None and unit[0] and (unit[1] or said.split()[0] in SCALES)
-        if known or PERCENT_SIGN.fullmatch(said) or _IN_BASE.fullmatch(said):
-            joined = f"{normalize(formula)} {said}"
-            if read_value(joined) is not None:
-                return joined
-    return None if _CHANGED.search(head) or _CHANGED_IN_BRACKETS.match(tail) else formula
+    tail = " ".join(tail.split())
+    closing = _CLOSING.search(tail)
+    said = normalize(tail[: closing.start()] if closing else tail).strip(" ,*")
+    if not said:
+        return formula
+    unit = unit_of(said)
+    if unit is None and not PERCENT_SIGN.fullmatch(said) and not _IN_BASE.fullmatch(said):
+        return None
+    joined = f"{normalize(formula)} {said}"
+    if read_value(joined) is not None:
+        return joined
+    return formula if unit is not None and unit[0] and unit[1] else None

@@ -28,18 +28,30 @@ sheep fish deer goose mouse tooth die ox cattle aircraft species series"""
 _LENGTHS = frozenset(["meter", "centimeter", "millimeter", "kilometer", "foot", "inch", "yard", "mile", "unit"])
 # Words that change or retract a number, and would otherwise pass for a plural or follow "per" or "of".
 _NO_UNITS = """plus minus times less this always perhaps does has was is guess guesses thus yes its others unless them
-these those half halve halves third fourth quarter fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth
-millionth one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
-ninety hundred thousand million billion trillion lakh crore googol factorial power dozen score pair square cube negative
-zero none wrong no not or and but maybe mistake doubt error lie"""
-POWERS_OF_TEN = {
-    "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "lakh": 5, "crore": 7
+these those factorial power pair square cube negative none wrong no not or and but maybe mistake doubt error lie ten
+reciprocal inverse opposite complement conjugate exponent multiple percent equal exceed become divide add subtract
+remain fail mean imply follow hold take need exist appear afterward backward forward upward downward onward inward
+outward sometime beside whereas sideway hers ours theirs multiply negate
+invert"""
+_NUMBERS = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half halve halves third fourth quarter fifth
+sixth seventh eighth ninth tenth eleventh twelfth thirteenth fifteenth sixteenth twentieth thirtieth fortieth fiftieth
+hundredth thousandth millionth billionth quadrillion quintillion googol score gross grosse myriad"""
+# Factors of the number before them.
+SCALES = {
+    "dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7, "billion": 10**9,
+    "trillion": 10**12,
 }  # fmt: skip
-SCALES = frozenset([*POWERS_OF_TEN, "dozen"])
-_PLAIN, _NEVER = frozenset(_UNITS.split()), frozenset(_NO_UNITS.split())
+NUMBER_WORDS = frozenset([*_NUMBERS.split(), *SCALES])
+_PLAIN, _NEVER = frozenset(_UNITS.split()), NUMBER_WORDS | frozenset(_NO_UNITS.split())
 # Short words that are no products of variables.
 STOPS = frozenset([*(name for name in _KNOWN if 2 <= len(name) <= 3), "per", "pct", "Pct", "PCT"])
-PERCENT_SIGN = re.compile(r"%(?!%)(.*)|(?:\\text\s*\{\s*)?(?:%|per ?cent(?:age)?|pct)\.?\s*\}?", re.IGNORECASE)
+# The sign or its words, then anything.
+PERCENT_SIGN = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:%(?!%)|(?:per ?cents?|per ?centages?|pct)(?![A-Za-z])\.?)\s*\}?(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
 _WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
 _OPTIONAL = {"a", "an", "the", "total", "each"}
@@ -71,14 +83,15 @@ def unit_of(text: str) -> tuple[str, bool] | None:
             if name != "of":
                 named.append(name + (f"^{match[2]}" if match[2] else power))
             power, before = "", name
-    return None if len(named) > 6 else (" ".join(named), sure)
+    return None if len(named) > 6 else (" ".join(named), sure and before not in ("per", "of"))
 
 
 def _plausible(word: str, name: str, before: str) -> bool:
+    last = word.rpartition("-")[2]  # of "three-quarters"
+    if word in ("square", "sq", "cubic", "cu") or {word, last, _singular(last)} & _NEVER:
+        return word == "squares"
     if name in _PLAIN or name in ("per", "of"):
         return True
-    if name in _NEVER or word in _NEVER:
-        return False
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return plural or (before in ("per", "of") and len(word) > 2)
 

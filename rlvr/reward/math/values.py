@@ -29,7 +29,7 @@ from rlvr.reward.math.kinds import (
 )
 from rlvr.reward.math.parse import Reader, Unreadable
 from rlvr.reward.math.spelling import normalize, split, words
-from rlvr.reward.math.units import PERCENT_SIGN, POWERS_OF_TEN, STOPS, unit_of
+from rlvr.reward.math.units import PERCENT_SIGN, SCALES, STOPS, unit_of
 
 MAX_ITEMS = 200
 
@@ -70,7 +70,7 @@ _ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|array)\}(?:\s*\{[lcr|]*\}
 _PLAIN_DECIMAL = re.compile(r"[-+]?[0-9]*\.([0-9]+)")
 _OPENING = {"(": "(", "[": "[", "]": "(", "\\langle": "("}  # ]0, 1[ is (0, 1)
 _CLOSING = {")": ")", "]": "]", "[": ")", "\\rangle": ")"}
-_SCALE = re.compile(rf"(?:\\text\s*\{{\s*)?({'|'.join(POWERS_OF_TEN)})(?![A-Za-z-])", re.IGNORECASE)
+_SCALE = re.compile(rf"(?:\\text\s*\{{\s*)?({'|'.join(SCALES)})(?![A-Za-z-])", re.IGNORECASE)
 _SUM = re.compile(r"(?<=[^\s])\s*[-+]|\\[pm][mp](?![A-Za-z])")  # "2 + 3 million" is not 5 million
 _SHARE = re.compile(r"(?:\\text\s*\{\s*)?(?:of|per)\b")  # what may follow a percent sign: 28% miles is nothing
 ORDERED = {**{sign: sign for sign in ("=", "<", ">")}, "\\le": "<=", "\\ge": ">=", "\\ne": "!="}
@@ -366,13 +366,13 @@ def _quantity(text: str, sign: int = 1) -> Quantity:
     if percent:
         rest = (percent[1] or "").strip()
     elif scale:
-        value = value * number(10 ** POWERS_OF_TEN[scale[1].lower()])
+        value = value * number(SCALES[scale[1].lower()])
         rest = rest[scale.end() :].strip(" {}")
     if rest:
         named = unit_of(rest)
         if named is None or algebra.variables(value):
             raise Unreadable(f"more after the number: {rest[:40]!r}")
-        doubtful = not named[1] or bool(percent and not _SHARE.match(rest))
+        doubtful = not named[1] or bool(percent and (not _SHARE.match(rest) or PERCENT_SIGN.match(rest)))
         unit = unit or named[0]
     decimal = _PLAIN_DECIMAL.fullmatch(text[: reader.at].strip()) if not scale else None
     digits = text if text.isdigit() else ""

@@ -41,7 +41,8 @@ _ENDS = re.compile(
     r"(?:\*\*|\\[)\]]|[$)\]}\"'.,;:!?])*(?:$|(?=[A-Za-z]{2})|\s(?!\s*(?:[+*/^=<>]|-\s*[0-9(]|(?:or|and)\s+[-$]?[0-9])))",
     re.ASCII | re.IGNORECASE,
 )
-_STOP = re.compile(r"\.(?:\s|$|\*)|,? (?:because|since|as|which|so|where|for|after|when)\b|[;!?](?:\s|$)")
+_STOP = re.compile(r"\.(?:\s|$|\*)|!(?:\s|$)|;(?!\s*[-$\\0-9])(?:\s|$)")  # the end of a sentence that is no question
+_CLAUSE = re.compile(r",? (?:because|since|as|which|so|where|for|after|when)\b")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,0-9]|:\s*[0-9$\\]|and\b|or\b|\$|\\)")
 _OTHER = re.compile(r"\bor\s+(?:\$|\\|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
@@ -103,7 +104,7 @@ def last_number(text: str) -> Fraction | None:
 class ExtractedAnswer:
     """The answer's text, or why there is none: `no_answer`, `many_answers`, `too_large`, `unclosed` (a box).
 
-    `boxes`: what `join` has joined. `tail`: what the sentence says after the formula that is the answer.
+    `boxes`: what `join` has joined. `tail`: what the sentence says after the formula or the words that are the answer.
     """
 
     text: str = ""
@@ -202,10 +203,13 @@ def _sentence(text: str) -> str | ExtractedAnswer | None:
         within = rest if opening in ("$$", "\\[") else line  # a display stands on lines of its own
         if within.startswith(opening) and (end := within.find(closing, len(opening))) > 0:
             tail = _STOP.split(within[end + len(closing) :].partition("\n")[0], 1)[0]
-            if not _GOES_ON.match(tail) and not _OTHER.search(tail):
+            head = _CLAUSE.split(tail, 1)[0]
+            if not _GOES_ON.match(head) and not _OTHER.search(head):
                 return ExtractedAnswer(within[len(opening) : end], tail=tail)
-    end = _STOP.search(line)
-    return line[: end.start()] if end else line
+    sentence = _STOP.split(line, 1)[0]
+    clause = _CLAUSE.search(sentence)
+    at = clause.start() if clause else len(sentence)
+    return ExtractedAnswer(sentence[:at], tail=sentence[at:])
 
 
 def _last_line(text: str) -> str | None:
