@@ -1,7 +1,8 @@
 """Many clients on a running `rlvr serve`: requests per second, latencies, errors, and whether its memory grows.
 
     python benchmarks/service_load.py                 # 200 readers and 20 trainers for a minute
-    python benchmarks/service_load.py --seconds 10
+    python benchmarks/service_load.py --seconds 15 --readers 0 --trainers 1 8 32
+    PYTHONPATH=OTHER python CLONE/benchmarks/service_load.py    # from a third folder: the service of the clone OTHER
 
 Readers request /health, /stats and /experiences in turn; trainers POST /train and wait. Each client sends its next
 request as soon as it has a response. The generator is a scripted endpoint in its own process, so the figures cover the
@@ -132,7 +133,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--readers", type=int, default=200)
-    options.add_argument("--trainers", type=int, default=20)
+    options.add_argument("--trainers", type=int, default=[20], nargs="+", help="one load after the other")
     options.add_argument("--delay", type=float, default=0.05, help="seconds that the endpoint takes for an answer")
     given = options.parse_args()
     from tests.rlvr_service import RlvrService
@@ -146,19 +147,27 @@ def main() -> int:
         print(f"ready after {service.started_after:.2f} s, {service.memory_mb():.0f} MB at rest")
         assert service.post("/train", {"task_id": "load", "prompt": "Say something."}).status_code == 200
         print(f"a session of three iterations: {1e3 * cpu_per_session(service):.1f} ms of CPU")
-        tally, memory = asyncio.run(load(service, given.readers, given.trainers, given.seconds))
-        stored = service.get("/experiences/load?limit=1").json()["count"]
-    done = sum(map(len, tally.seconds.values()))
-    print(f"{given.readers} readers, {given.trainers} trainers for {given.seconds:g} s: {done / given.seconds:,.0f} /s")
-    for name, seconds in sorted(tally.seconds.items()):
-        cuts = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else [seconds[0]] * 99
-        rate = len(seconds) / given.seconds
-        print(f"  {name:<22} {rate:7.1f}/s   p50 {1e3 * cuts[49]:6.0f} ms   p99 {1e3 * cuts[98]:6.0f} ms")
-    growth = memory[1] / memory[0]
-    early = min(SETTLED, given.seconds / 2)
+        failed = [report(service, given.readers, trainers, given.seconds) for trainers in given.trainers]
+        print(f"answers in the store: {service.get('/experiences/load?limit=1').json()['count']:,}")
+    return int(any(failed))
+
+
+def report(service: Any, readers: int, trainers: int, seconds: float) -> bool:
+    """Print what a load gives; whether a request failed or the memory grew."""
+    began = service.cpu_seconds()
+    tally, memory = asyncio.run(load(service, readers, trainers, seconds))
+    cpu, done = service.cpu_seconds() - began, sum(map(len, tally.seconds.values()))
+    print(
+        f"{readers} readers, {trainers} trainers for {seconds:g} s: {done / seconds:,.1f} /s, {cpu / seconds:.0%} CPU"
+    )
+    for name, times in sorted(tally.seconds.items()):
+        cuts = statistics.quantiles(times, n=100) if len(times) > 1 else [times[0]] * 99
+        p50, p95, p99 = (1e3 * cuts[at] for at in (49, 94, 98))
+        print(f"  {name:<22} {len(times) / seconds:7.1f}/s   p50 {p50:6.0f} ms   p95 {p95:6.0f} ms   p99 {p99:6.0f} ms")
+    growth, early = memory[1] / memory[0], min(SETTLED, seconds / 2)
     print(f"memory {memory[0]:.0f} MB after {early:g} s, {memory[1]:.0f} MB at the end: x {growth:.3f}")
-    print(f"errors: {dict(tally.errors) or 'none'}; answers in the store: {stored:,}")
-    return int(bool(tally.errors) or growth > MOST_GROWTH)
+    print(f"errors: {dict(tally.errors) or 'none'}")
+    return bool(tally.errors) or growth > MOST_GROWTH
 
 
 if __name__ == "__main__":
