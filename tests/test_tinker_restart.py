@@ -1,8 +1,9 @@
 """`kill -9` of a server under load: its clients, real `tinker` ones, go on by themselves when it is there again.
 
 Two clients train, several requests under way at any time, another one samples without pause; the server is killed in
-the middle of that three times, at random moments. Nothing in a client knows of it. What they trained is, to the bit,
-what an undisturbed server makes of the same requests: every optimizer step was made once. Each sample comes.
+the middle of that three times, at random moments (RLVR_KILLS=20 in the environment kills it 20 times). Nothing in a
+client knows of it. What they trained is, to the bit, what an undisturbed server makes of the same requests: every
+optimizer step was made once. Each sample comes.
 
 tests/test_tinker_backend_kill.py kills between a step and its record, and more often; here it is the SDK that waits.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 import threading
 import time
@@ -33,11 +35,13 @@ from tinker_model import write_model
 from tinker_rows import ADAM, RATIO, prompt, rows, select_inputs
 from tinker_server import TinkerServer, serving
 
+TIMES = int(os.environ.get("RLVR_KILLS", "3"))
 # The SDK leaves its connections to the garbage collector.
-pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(400 + 30 * TIMES)]
 NAME = "tiny"
-STEPS, AHEAD = 24, 3  # optimizer steps, and how many a client has under way
-KILLS = (3, 9, 15)  # when the client that is ahead has been told of so many steps
+# When the client that is ahead has been told of so many steps: 3, 9, 15.
+KILLS = tuple(3 + 6 * number for number in range(TIMES))
+STEPS, AHEAD = KILLS[-1] + 9, 3  # optimizer steps, and how many a client has under way
 LENGTH = 60  # tokens of a sample
 LOSSES = (("cross_entropy", ("target_tokens", "weights")), ("ppo", RATIO))
 
