@@ -168,8 +168,10 @@ def main() -> int:
         serving(lambda request: EndpointReply(f"It is {request.number + 5}.", delay=DELAY)) as endpoint,
         database(Path(scratch), asked.postgres) as (url, environment),
     ):
-        unlimited = {"RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning"}
-        service = RlvrService(Path(scratch), LLM_ENDPOINT=endpoint.plain_url, **unlimited, **environment)
+        options: dict[str, Any] = {
+            "RLVR_REQUESTS_PER_MINUTE": "0", "RLVR_READS_PER_MINUTE": "0", "RLVR_LOG": "warning", **environment,
+        }  # fmt: skip
+        service = RlvrService(Path(scratch), LLM_ENDPOINT=endpoint.plain_url, **options)
         service.command = FRESH
         with service:
             clients = [

@@ -29,23 +29,34 @@ NAME = "Qwen/Qwen3-8B"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder where the names of a model and of two data sets on the hub are folders."""
+    """A working folder where the names of a model and of data sets on the hub are folders."""
     folder = tmp_path_factory.mktemp("cookbook")
     write_model(folder / NAME, steps=60, context=4_096)
-    sums = [(x, y) for x in range(6) for y in range(6)]
+    sums = [(x, y) for x in range(12) for y in range(12)]  # a batch of sl_basic is 128
     asked = [f"What is {x} + {y}?" for x, y in sums]
     answers = [str(x + y) for x, y in sums]
-    gsm8k = [{"question": q, "answer": f"Add.\n#### {a}"} for q, a in zip(asked, answers, strict=True)]
-    said = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in zip(asked, answers, strict=True)
+    pairs = list(zip(asked, answers, strict=True))
+    gsm8k = [{"question": q, "answer": f"Add.\n#### {a}"} for q, a in pairs]
+    said = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in pairs]
+    compared = [
+        {name: f"\n\nHuman: {q}\n\nAssistant: {text}" for name, text in (("chosen", a), ("rejected", a + "0"))}
+        for q, a in pairs
     ]
-    for name, rows in (("openai/gsm8k", gsm8k), ("HuggingFaceH4/no_robots", said)):
+    asked_only = [{"question": q, "final_answer": a} for q, a in pairs]
+    pages = [{"text": "Before and after it many were known, however most of them later on. " * 20}] * 200
+    for name, rows in (
+        ("openai/gsm8k", gsm8k), ("HuggingFaceH4/no_robots", said), ("Anthropic/hh-rlhf", compared),
+        ("zwhe99/DeepMath-103K", asked_only), ("Salesforce/wikitext", pages),
+    ):  # fmt: skip
         (folder / name).mkdir(parents=True)
         text = "\n".join(json.dumps(row) for row in rows)
-        (folder / name / "train.jsonl").write_text(text, encoding="utf-8")
-    configs = "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: train.jsonl\n---\n"
-    (folder / "openai/gsm8k/README.md").write_text(configs, encoding="utf-8")
+        for split in ("train", "test"):
+            (folder / name / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    (folder / "talks.jsonl").write_text("\n".join(map(json.dumps, said)), encoding="utf-8")
+    for name, config in (("openai/gsm8k", "main"), ("Salesforce/wikitext", "wikitext-103-raw-v1")):
+        files = "".join(f"\n  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test"))
+        card = f"---\nconfigs:\n- config_name: {config}\n  data_files:{files}\n---\n"
+        (folder / name / "README.md").write_text(card, encoding="utf-8")
     return folder
 
 
@@ -67,7 +78,7 @@ def environment(server: TinkerServer, place: Path) -> dict[str, str]:
 def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: str) -> list[dict[str, Any]]:
     """Run it to its end; its rows of metrics, a row per batch."""
     command = ["-X", "faulthandler", "-m", f"tinker_cookbook.recipes.{module}"]
-    options = (f"model_name={NAME}", f"log_path={log}", "lora_rank=4", *options)
+    options = (f"model_name={NAME}", f"log_path={log}", *options)
     done = run_forked([*command, *options], cwd=place, env=environment(server, place), timeout=300)
     assert done.returncode == 0 or aborted_at_exit(done), (done.stdout + done.stderr)[-4_000:]
     lines = (place / log / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -75,7 +86,7 @@ def recipe(server: TinkerServer, place: Path, module: str, log: str, *options: s
     return [row for row in rows if set(row) - {"step"} > {n for n in row if n.startswith("tokens/")}]  # not the sums
 
 
-SMALL = ("env=arithmetic", "group_size=4", "groups_per_batch=4", "save_every=1")
+SMALL = ("env=arithmetic", "lora_rank=4", "group_size=4", "groups_per_batch=4", "save_every=1")
 
 
 @pytest.mark.slow
@@ -121,7 +132,7 @@ def test_decisions_are_scored_and_trained(server: TinkerServer, place: Path) -> 
         writer = csv.DictWriter(file, list(markets[0]))
         writer.writeheader()
         writer.writerows(markets)
-    options = ("data_path=markets.csv", "batch_size=4", "max_steps=2", "eval_every=1")
+    options = ("lora_rank=4", "data_path=markets.csv", "batch_size=4", "max_steps=2", "eval_every=1")
     rows = recipe(server, place, "decisions.forecasting", "forecasting", *options)
     assert [row["train/target_prob:mean"] > 0 for row in rows if "train/loss" in row] == [True, True]
     scores = [row["test/brier_reward"] for row in rows if "test/brier_reward" in row]
@@ -139,8 +150,46 @@ def test_decisions_are_scored_and_trained(server: TinkerServer, place: Path) -> 
 
 @pytest.mark.slow
 def test_rl_loop_and_sl_loop(server: TinkerServer, place: Path) -> None:
-    few = ("batch_size=4", "max_steps=2", "save_every=1")
+    few = ("lora_rank=4", "batch_size=4", "max_steps=2", "save_every=1")
     rows = recipe(server, place, "rl_loop", "rl", *few, "group_size=4", "max_tokens=8", "loss_fn=importance_sampling")
     assert [row["progress/batch"] for row in rows] == [0, 1] and all("reward/total" in row for row in rows)
     rows = recipe(server, place, "sl_loop", "sl", *few)
     assert len(rows) == 2 and all(row["train_mean_nll"] > 0 for row in rows)
+
+
+GROUPS = ("group_size=4", "max_tokens=8", "eval_every=0")
+PLAIN = "renderer_name=role_colon"  # these recipes have a default for another model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "options", "metric"),
+    [
+        ("sl_basic", (), "train_mean_nll"),  # a batch of 128, which is part of its code
+        ("rl_basic", ("max_tokens=8", "lora_rank=4"), "env/all/reward/total"),
+        ("chat_sl.train", ("dataset=no_robots", "batch_size=4", "lora_rank=4"), "train_mean_nll"),
+        ("chat_sl.train", ("dataset=talks.jsonl", "batch_size=4", "lora_rank=4"), "train_mean_nll"),
+        ("prompt_distillation.train", ("file_path=talks.jsonl", "batch_size=4", "lora_rank=4"), "train_mean_nll"),
+        ("preference.dpo.train", ("dataset=hhh", "batch_size=4"), "dpo_loss"),
+        ("preference.shorter.train", (PLAIN, "batch_size=4", *GROUPS), "env/all/reward/total"),
+        ("multiplayer_rl.guess_number.train", (PLAIN, "batch_size=4", *GROUPS), "env/all/reward/total"),
+        ("math_rl.train", ("env=gsm8k", "groups_per_batch=4", *GROUPS), "env/all/reward/total"),
+        (
+            "distillation.on_policy_distillation",
+            (f"teacher_model={NAME}", "dataset=deepmath", "groups_per_batch=4", "lora_rank=4", *GROUPS),
+            "teacher_kl",
+        ),
+        (
+            "rl_numerics_check.train",
+            ("groups_per_batch=2", "lora_rank=4", "task.num_pages_min=2", "task.num_pages_max=3", *GROUPS),
+            "env/all/reward/total",
+        ),
+    ],
+)
+def test_other_recipes_run_to_their_end(
+    server: TinkerServer, place: Path, module: str, options: tuple[str, ...], metric: str
+) -> None:
+    """One step of each; its row has the figure that the recipe is about."""
+    log = "-".join([module, *(word.partition("=")[2] for word in options[:1])])
+    rows = recipe(server, place, module, log, "max_steps=1", *options)
+    assert any(metric in row for row in rows), rows
