@@ -24,6 +24,7 @@ CHANGED = [
     "by half", "backwards", "in binary", "in dozens", "inverted", "if n is even", "for even n", "with remainder 2",
     "\\pi", "? No", ", so 10 in all", ", which is wrong", ", which we double", ", which is twice the answer",
     ", then 6", "; 6", "as well as 6", "per", "per cent per cent", "x", "cm less", "K", "and a half", "to 6",
+    "square of",
 ]  # fmt: skip
 KEPT = [
     "by symmetry", "by AM-GM", "because 2 + 3 = 5", "", "apples", "(see step 3)", "(by symmetry)", "for $x = 3$",

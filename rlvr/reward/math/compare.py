@@ -207,7 +207,7 @@ def _quantities(gold: Quantity, answer: Quantity, c: Conventions) -> bool | None
         return False
     if gold.base and gold.base != answer.base:  # the problem named the base, so its digits alone will do
         return answer.base == 0 and c.units != "required" and gold.digits == answer.digits
-    if gold.unit != answer.unit and answer.doubtful:
+    if answer.doubtful and (gold.unit != answer.unit or not answer.unit):
         return False  # "5 is wrong" does not say 5
     differ = c.units != "ignored" and gold.unit != answer.unit
     if differ and ((gold.unit and answer.unit) or c.units == "required"):
