@@ -23,26 +23,25 @@ Left out on purpose: refining environments whose episodes have turns of their ow
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput
-from rlvr.core.protocols import StepResult, TaskSource
+from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
-from rlvr.envs.chat_template import render_chat
 from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge, Critic, feedback_text
-from rlvr.envs.prompt import PromptEnv, encode_prompt, special_token_texts
-from rlvr.envs.registry import register_environment, resolve_environment
+from rlvr.envs.prompt import encode_prompt, special_token_texts
+from rlvr.envs.registry import register_environment
+from rlvr.envs.turns import decode_turn, encode_between, has_room, render_between
+from rlvr.envs.wrapped_source import WrappedSource
 from rlvr.reward import register_reward
 from rlvr.reward.blend import Blend
 from rlvr.reward.feedback import strip_special
 from rlvr.reward.reward_options import check_choice
 from rlvr.reward.signatures import Case
-
-_ATTEMPT = "\u2063attempt\u2063"  # stands for an answer while a chat template is rendered; no template holds it
 
 Prompt = str | list[dict[str, str]]
 Compose = Callable[[Task, Sequence[str], str], Prompt]
@@ -94,7 +93,7 @@ class RefineEnv:
         attempt = Attempt(
             self.task,
             self.turns,
-            self._decode(action),
+            decode_turn(action, self._tokenizer),
             action,
             self._prompt,
             self.turns == self._max_turns,
@@ -123,52 +122,23 @@ class RefineEnv:
         """All tokens before the next attempt; none if the context has no room for it."""
         if self._compose is None:
             between = self._text_between(attempt, self._format_feedback(attempt, feedback))
-            prompt = [*attempt.prompt_tokens, *attempt.tokens, *self._encode(between)]
+            added = encode_between(self.task, self._tokenizer, between)
+            prompt = [*attempt.prompt_tokens, *attempt.tokens, *added]
         else:
             self._answers.append(strip_special(attempt.answer, special_token_texts(self._tokenizer)))
             prompt = self._compose_prompt(feedback)
-        needed = len(prompt) + len(attempt.tokens)
-        longest = getattr(self._tokenizer, "model_max_length", None) or needed
-        return prompt if needed <= longest else []
+        return prompt if has_room(self._tokenizer, prompt, attempt.tokens) else []
 
     def _compose_prompt(self, feedback: str) -> list[int]:
         assert self._compose is not None
         prompt = self._compose(self.task, tuple(self._answers), feedback)
         return encode_prompt(replace(self.task, prompt=prompt, shown_prompt=None), self._tokenizer)
 
-    def _encode(self, text: str) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:  # a word-level vocabulary without such a word; each library has its own error
-            raise ValueError(
-                f"task {self.task.id!r}: the tokenizer cannot say the feedback {text[:80]!r} ({error}); give the "
-                "feedback in words of its vocabulary"
-            ) from error
-
-    def _decode(self, action: list[int]) -> str:
-        end = self._tokenizer.eos_token_id
-        return self._tokenizer.decode(action[:-1] if action[-1:] == [end] else action, skip_special_tokens=False)
-
     def _text_between(self, attempt: Attempt, feedback: str) -> str:
         """The text between the attempt and the next one."""
         if isinstance(self.task.model_prompt, str):
             return feedback
-        messages = [
-            *self.task.model_prompt,
-            {"role": "assistant", "content": _ATTEMPT},
-            {"role": "user", "content": feedback},
-        ]
-        rendered = render_chat(messages, self._tokenizer, self.task.template_arguments)
-        _, found, after = rendered.rpartition(_ATTEMPT)
-        if not found:
-            raise ValueError(
-                f"task {self.task.id!r}: the tokenizer's chat template leaves out earlier assistant messages, so no "
-                "attempt can be refined; use max_turns=1, or another template"
-            )
-        end = getattr(self._tokenizer, "eos_token", None) or ""
-        if end and attempt.tokens[-1:] == [self._tokenizer.eos_token_id]:  # the policy ended its turn itself
-            after = after.removeprefix(end)
-        return after
+        return render_between(self.task, self._tokenizer, attempt.tokens, [{"role": "user", "content": feedback}])
 
 
 HISTORIES = ("append", "rewrite")
@@ -180,7 +150,7 @@ _PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
 
 @register_environment("refine")
-class RefineSource(TaskSource):
+class RefineSource(WrappedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`, in episodes of up to `max_turns` attempts.
 
     `verifiers` are names, or {name, weight, kwargs} as in the reward `composite`; by default the inner environment's
@@ -211,11 +181,9 @@ class RefineSource(TaskSource):
         self._template = FEEDBACK[history] if feedback is None else feedback
         for name in _PLACEHOLDER.findall(self._template):
             check_choice("refine: feedback: a place", name, ("feedback", "prompt", "answer"))
-        self.inner = resolve_environment(inner, **(inner_kwargs or {}))
-        if self.inner.group_builder:
-            raise ValueError(f"refine: the environment {inner!r} has episodes of its own; its tasks cannot be refined")
+        super().__init__("refine", inner, inner_kwargs)
         self._judge = BlendJudge(Blend.of([self.inner.reward] if verifiers is None else verifiers))
-        self._rewrite, self._name, self.max_turns = history == "rewrite", inner, max_turns
+        self._rewrite, self.max_turns = history == "rewrite", max_turns
         self._critic_options = {
             "min_confidence": min_confidence,
             "convergence_threshold": convergence_threshold,
@@ -223,48 +191,9 @@ class RefineSource(TaskSource):
         }
         BlendCritic(self._judge, **self._critic_options)  # refuses wrong options now
         self.environment_weight = 1.0 if attempt_cost else None  # a cost is what such an episode gives
-        self.levels, self.reward, self.size = self.inner.levels, self.inner.reward, self.inner.size
-        self.leave_out = self._leave_out if self.inner.leave_out else None
-        self.end_word, self.pad_word = self.inner.end_word, self.inner.pad_word
-
-    def train(self, seed: int, index: int, level: str) -> Task:
-        return self.inner.train(seed, index, level)
-
-    def heldout(self, count: int | None) -> list[Task]:
-        return self.inner.heldout(count)
-
-    def _leave_out(self, ids: Collection[str]) -> None:
-        assert self.inner.leave_out is not None
-        self.inner.leave_out(ids)
-        self.levels = self.inner.levels
-
-    def extra_heldout(self, count: int) -> dict[str, list[Task]]:
-        return self.inner.extra_heldout(count)
-
-    def chat_messages(self, task: Task) -> list[dict[str, str]]:
-        return self.inner.chat_messages(task)
-
-    def example_prompt(self, task: Task) -> Prompt:
-        return self.inner.example_prompt(task)
-
-    def parse_task(self, text: str) -> Task | None:
-        return self.inner.parse_task(text)
-
-    def describe_task(self, task: Task) -> Mapping[str, str]:
-        return self.inner.describe_task(task)
-
-    def describe_data(self) -> str:
-        return self.inner.describe_data()
-
-    def advice(self) -> list[str]:
-        return self.inner.advice()
 
     def env(self, task: Task, tokenizer: Any) -> RefineEnv:
-        if not isinstance(self.inner.env(task, tokenizer), PromptEnv):
-            raise ValueError(
-                f"refine: the environment {self._name!r} has episodes of its own; its tasks cannot be refined (mbpp "
-                "and code do it themselves, by max_turns)"
-            )
+        super().env(task, tokenizer)
         return RefineEnv(
             task,
             tokenizer,

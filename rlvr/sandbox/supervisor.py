@@ -86,8 +86,8 @@ class Sandbox:
         """Judge one answer. Any thread may call it; it waits for a worker in turn, and `timeout_s` counts from then on.
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
-        `input` and `output` for a program. `imports` run before the answer, `setup` after it. `path="weak"` runs the
-        tests in the answer's own process: an answer can then fake its verdict.
+        `input` and `output` for a program (`output` None compares with nothing). `imports` run before the answer,
+        `setup` after it. `path="weak"` runs the tests in the answer's own process: an answer can then fake its verdict.
 
         The same answer sees the same order of sets each time (a fixed hash seed), but new random numbers. `timeout_s`
         is wall time: on a busy machine an answer that computes for seconds needs more of it.
@@ -113,6 +113,11 @@ class Sandbox:
             wait(one.future for one in queued)
             raise
         return [one.future.result() for one in queued]
+
+    async def run(self, program: str, input: str = "", timeout_s: float | None = None) -> TestResult:
+        """What a program prints: the `detail` of the result if it passed, else why it did not end well."""
+        verdict = await self.averify(program, [{"input": input, "output": None}], timeout_s)
+        return verdict.tests[0]
 
     async def averify(self, *args: Any, **keywords: Any) -> Verdict:
         """`verify` for an event loop, without blocking it. A cancelled call kills its program."""

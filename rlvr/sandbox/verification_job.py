@@ -60,12 +60,16 @@ class VerificationJob:
                 'list of {"input": ..., "output": ...}; the last kind does not mix with the others'
             )
         for test in self.tests if self.stdio else ():
-            if not isinstance(test.get("input"), str) or not isinstance(test.get("output"), str):
-                raise ValueError(f'the test {test!r:.200} needs a text under "input" and one under "output"')
+            expected = test.get("output", 0)
+            if not isinstance(test.get("input"), str) or not isinstance(expected, (str, type(None))):
+                raise ValueError(
+                    f'the test {test!r:.200} needs a text under "input" and one under "output" (or null there, to '
+                    "compare with nothing)"
+                )
             tolerance = test.get("tolerance")
             if tolerance is not None and (type(tolerance) not in (int, float) or not 0 <= tolerance < math.inf):
                 raise ValueError(f"tolerance={tolerance!r:.80}: expected a finite number of at least 0, or none")
-            if SURROGATE.search(test["input"] + test["output"]):
+            if SURROGATE.search(test["input"] + (expected or "")):
                 raise ValueError(f"the test {test!r:.200} holds a lone surrogate, which UTF-8 cannot encode; remove it")
         if isinstance(imports, str) or not all(isinstance(line, str) for line in imports) or not isinstance(setup, str):
             raise ValueError(f"imports={imports!r:.200}, setup={setup!r:.200}; expected a list of texts and a text")

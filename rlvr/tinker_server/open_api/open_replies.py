@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.core.messages import SampledSequence
+from rlvr.envs.tool_calls import ToolCall
 from rlvr.tinker_server.open_api.open_requests import ChatMessage
 from rlvr.tinker_server.open_api.served_text import ServedText, cut_stops
-from rlvr.tinker_server.open_api.tool_calls import ToolCall
 
 Likeliest = Sequence[tuple[int, float]]
 TokenName = Callable[[int], str]

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from rlvr.envs.chat_template import has_template, list_variables
+from rlvr.envs.tool_calls import ToolCallFormat
 from rlvr.tinker_server.errors import UserError
-from rlvr.tinker_server.open_api.tool_calls import ToolCallFormat
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for the first bytes of a character
 

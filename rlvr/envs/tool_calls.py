@@ -2,16 +2,17 @@
 
 A template is asked once, with a call whose parts are known, and what it writes around the call's JSON tells the form:
 `<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Qwen, Hermes), bare JSON with `parameters` (Llama 3),
-`[TOOL_CALLS][{...}]` (Mistral). Left out on purpose: forms that are not JSON, which are refused before sampling.
-`python -m pytest tests/test_open_text.py` exercises it.
+`[TOOL_CALLS][{...}]` (Mistral). Left out on purpose: forms of templates that are not JSON, which are refused before
+sampling. Models without a template write calls as words (`WordCallFormat`). `python -m pytest tests/test_open_text.py
+tests/test_env_tools.py` exercises it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 _NAME, _KEY, _VALUE = "name_of_the_probe", "key_of_the_probe", "value_of_the_probe"
 _PROBE = {
@@ -31,8 +32,59 @@ _USER = {"role": "user", "content": "What is it?"}
 
 
 class ToolCall(NamedTuple):
+    """`arguments` by name; a list of words in their order, where a call is written as words."""
+
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | list[str]
+
+
+class CallFormat(Protocol):
+    """How calls of tools stand in a completion. `begin` opens one; it may be empty."""
+
+    begin: str
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text without its calls, and the calls."""
+        ...
+
+
+@dataclass(frozen=True)
+class WordCallFormat:
+    """Calls as words, for models without a chat template: `<call> add 3 5 </call>`, and `<result> 8 </result>`.
+
+    The name of the tool comes first, then its arguments in order, without blanks of their own. `failure` stands for the
+    result of a call that failed, whose reason a small vocabulary cannot say; None shows the reason.
+    """
+
+    begin: str = "<call>"
+    end: str = "</call>"
+    result_begin: str = "<result>"
+    result_end: str = "</result>"
+    failure: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end", "result_begin", "result_end"):
+            if not str(getattr(self, name)).strip():
+                raise ValueError(f"tools: calls.{name}={getattr(self, name)!r}, expected a word")
+
+    @property
+    def words(self) -> list[str]:
+        return [self.begin, self.end, self.result_begin, self.result_end, *([self.failure] if self.failure else [])]
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """What is opened and not closed, or has no name, stays in the text."""
+        kept, calls, position = "", list[ToolCall](), 0
+        while (at := text.find(self.begin, position)) >= 0:
+            ended = text.find(self.end, at)
+            words = text[at + len(self.begin) : ended].split() if ended >= 0 else []
+            if not words:
+                break
+            kept, position = kept + text[position:at], ended + len(self.end)
+            calls.append(ToolCall(words[0], words[1:]))
+        return (kept + text[position:]).strip() if calls else text, calls
+
+    def write_results(self, results: Sequence[str]) -> str:
+        return "".join(f" {self.result_begin} {result} {self.result_end} " for result in results)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,188 @@
+"""A tool: a typed Python function that a policy may call.
+
+    def weather(city: str, days: Annotated[int, Field(description="1 to 7")] = 1) -> str:
+        "The forecast for a city."
+
+    Tool.of(weather).schema                     # as a chat template takes it
+    Tool.of(weather).check({"days": "2"})       # raises: city is missing
+
+The annotations are the schema that the model reads and the check of what it wrote: pydantic reads both off them. A tool
+is the user's code and runs in this process, on a thread of its own; what must not trust its arguments runs them
+elsewhere, as the built-in `python` does. Exercised by tests/test_tools.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from rlvr.core.registry import did_you_mean
+
+MOST_STUCK = 16  # late calls that go on, each on a thread of this process; then the run ends
+_stuck: set[threading.Thread] = set()
+
+
+class ToolProblem(Exception):
+    """Why a call has no result, in words for the policy."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`function` takes the fields of `arguments`. It may be a coroutine function."""
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    arguments: type[BaseModel]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str = "") -> Tool:
+        """The tool that a function is; ValueError for one whose parameters have no types."""
+        name = name or getattr(function, "__name__", "")
+        try:
+            hints = get_type_hints(function, include_extras=True)
+            parameters = list(inspect.signature(function).parameters.values())
+        except (NameError, TypeError, ValueError) as error:
+            raise ValueError(f"tool {name or function!r}: its parameters cannot be read ({error})") from error
+        fields: dict[str, Any] = {}
+        for one in parameters:
+            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                raise ValueError(f"tool {name}: parameter {one} has no name of its own; give every argument one")
+            if one.name not in hints:
+                raise ValueError(f"tool {name}: parameter {one.name!r} has no type; write {one.name}: str, for example")
+            fields[one.name] = (hints[one.name], ... if one.default is one.empty else one.default)
+        description = inspect.getdoc(function) or ""
+        if not description:
+            raise ValueError(f"tool {name}: it has no docstring, which tells the model what it does; write one")
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        return cls(name, description, function, model)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as the `tools` of a chat template have it."""
+        parameters = {k: v for k, v in self.arguments.model_json_schema().items() if k not in ("title", "description")}
+        for field in parameters.get("properties", {}).values():
+            field.pop("title", None)
+        parameters.pop("additionalProperties", None)
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def check(self, given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+        """The arguments, by name or in order, with their types; ToolProblem for wrong ones."""
+        names = list(self.arguments.model_fields)
+        if not isinstance(given, Mapping):
+            if len(given) > len(names):
+                raise ToolProblem(f"{self.name} takes {', '.join(names) or 'nothing'}; {len(given)} arguments came")
+            given = dict(zip(names, given, strict=False))
+        try:
+            checked = self.arguments.model_validate(dict(given))
+        except ValidationError as error:
+            faults = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()[:3]]
+            raise ToolProblem(f"{self.name} takes {', '.join(names) or 'nothing'}; {'; '.join(faults)}") from None
+        return {name: getattr(checked, name) for name in checked.model_fields_set}
+
+    async def call(self, given: Mapping[str, Any] | Sequence[str], seconds: float) -> str:
+        """The result as text; ToolProblem for wrong arguments, an exception of the tool, or a call that is late."""
+        arguments = self.check(given)
+        if len(_stuck) >= MOST_STUCK:
+            raise RuntimeError(
+                f"tool {self.name}: {len(_stuck)} late calls of tools have not ended; give the tools time limits of "
+                "their own"
+            )
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                result = await asyncio.wait_for(self.function(**arguments), seconds)
+            else:
+                result = await _run_in_thread(lambda: self.function(**arguments), seconds)
+        except TimeoutError:
+            raise ToolProblem(f"{self.name} took longer than {seconds:g} s") from None
+        except ToolProblem:
+            raise
+        except Exception as error:  # whatever the tool raises is what the policy gets to see
+            raise ToolProblem(f"{type(error).__name__}: {error}") from error
+        return result if isinstance(result, str) else _write(result)
+
+
+def _write(result: Any) -> str:
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolProblem(f"its result cannot be written as JSON ({error})") from None
+
+
+async def _run_in_thread(function: Callable[[], Any], seconds: float) -> Any:
+    """The result of a function on a daemon thread, which no exit waits for. A thread that is late goes on, and counts
+    as stuck until it ends."""
+    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            done.set_exception(error)
+        else:  # SystemExit, say: it ends no process of ours
+            done.set_exception(ToolProblem(f"{type(error).__name__}: {error}"))
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = function()
+        except BaseException as error:
+            failure = error
+        _stuck.discard(thread)
+        with suppress(RuntimeError):  # the loop has ended, and with it the wait
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    thread = threading.Thread(target=work, name="tool", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wait_for(done, seconds)
+    except TimeoutError:
+        _stuck.add(thread)
+        if not thread.is_alive():
+            _stuck.discard(thread)
+        raise
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of an episode, and the limits of a call: its seconds, and the characters of its result."""
+
+    tools: Sequence[Tool]
+    seconds: float = 10.0
+    most_characters: int = 4_000
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"tools={names}; give at least one, and each name once")
+        if not 0 < self.seconds < math.inf or self.most_characters < 1:
+            raise ValueError(
+                f"tools: call_seconds={self.seconds}, most_characters={self.most_characters}; expected both above 0"
+            )
+
+    async def call(self, name: str, arguments: Mapping[str, Any] | Sequence[str], seconds: float) -> tuple[str, bool]:
+        """The result of a call, or why it has none, as text; and whether it has one."""
+        by_name = {tool.name: tool for tool in self.tools}
+        try:
+            if name not in by_name:
+                nearest, known = did_you_mean(name[:80], by_name), ", ".join(by_name)
+                raise ToolProblem(f"there is no tool {name[:80]!r}{nearest}; use {known}")
+            return self._truncate(await by_name[name].call(arguments, min(seconds, self.seconds))), True
+        except ToolProblem as problem:
+            return self._truncate(f"error: {problem}"), False
+
+    def _truncate(self, text: str) -> str:
+        most = self.most_characters
+        return text if len(text) <= most else f"{text[:most]}\n[cut: {len(text):,} characters, {most:,} shown]"

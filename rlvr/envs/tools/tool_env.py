@@ -1,0 +1,119 @@
+"""An episode with tools: the policy answers or calls tools, their results are appended, and it goes on.
+
+    ToolEnv(task, tokenizer, Toolbox([Tool.of(weather)]), ToolCallFormat.of_template(tokenizer), max_turns=4)
+
+What the policy sampled is never rendered again: only the results, and what the chat template writes around them, are
+new tokens, and carry no loss. A call that fails is a result that says why. Calls of one turn run at once and are
+answered in their order. Exercised by tests/test_env_tools.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlvr.core.messages import ModelInput
+from rlvr.core.protocols import StepResult
+from rlvr.core.types import StopReason, Task
+from rlvr.envs.prompt import encode_prompt, special_token_texts
+from rlvr.envs.tool_calls import CallFormat, ToolCall, WordCallFormat
+from rlvr.envs.tools.tool import Toolbox
+from rlvr.envs.turns import decode_turn, encode_between, has_room, render_between
+from rlvr.reward.feedback import strip_special
+
+
+@dataclass(frozen=True)
+class ToolBudget:
+    """An episode's turns of the policy, the seconds that its tools may take together, and the calls of one turn."""
+
+    max_turns: int = 4
+    seconds: float = 60.0
+    most_calls: int = 8
+
+    def __post_init__(self) -> None:
+        if type(self.max_turns) is not int or self.max_turns < 2:
+            raise ValueError(f"tools: max_turns={self.max_turns!r}, expected at least 2: a call and an answer")
+        if not 0 < self.seconds < math.inf or self.most_calls < 1:
+            raise ValueError(f"tools: seconds={self.seconds}, most_calls={self.most_calls}; expected both above 0")
+
+
+class ToolEnv:
+    """One episode. `ended` says why it is over: `answered`, `max_turns`, `no_room` (in the context), `no_time` (of the
+    tools) or `truncated` (a completion that used up its tokens)."""
+
+    def __init__(
+        self, task: Task, tokenizer: Any, toolbox: Toolbox, calls: CallFormat, budget: ToolBudget = ToolBudget()
+    ) -> None:
+        if not isinstance(task.model_prompt, str):
+            schemas = [tool.schema for tool in toolbox.tools]
+            task = replace(task, template_arguments={**task.template_arguments, "tools": schemas})
+        self.task, self._tokenizer, self._toolbox, self._format = task, tokenizer, toolbox, calls
+        self._budget, self._special = budget, special_token_texts(tokenizer)
+        self._seen: list[int] = []
+        self._seconds_left = budget.seconds
+        self._counts = Counter[str]()
+        self.ended = ""
+
+    async def initial_observation(self) -> tuple[ModelInput, None]:
+        self._seen = encode_prompt(self.task, self._tokenizer)
+        return ModelInput(self._seen), None
+
+    async def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> StepResult:
+        assert not self.ended, f"the episode of task {self.task.id!r} is over; open a new one"
+        self._counts["turns"] += 1
+        text = decode_turn(action, self._tokenizer)
+        _, calls = self._format.split(text)
+        is_malformed = not calls and bool(self._format.begin) and self._format.begin in text
+        if (extra or {}).get("stop_reason") == StopReason.LENGTH.value:
+            return self._end("truncated")
+        if not calls and not is_malformed:
+            return self._end("answered")
+        if self._counts["turns"] == self._budget.max_turns:
+            return self._end("max_turns")
+        if self._seconds_left <= 0:
+            return self._end("no_time")
+        results = await self._answer_calls(calls) if calls else [self._fail("the call is not well formed")]
+        self._seen += [*action, *encode_between(self.task, self._tokenizer, self._write(results, calls, action))]
+        if not has_room(self._tokenizer, self._seen, action):
+            return self._end("no_room")
+        return StepResult(0.0, False, ModelInput(self._seen))
+
+    async def _answer_calls(self, calls: list[ToolCall]) -> list[str]:
+        most, began = self._budget.most_calls, time.monotonic()
+        given = await asyncio.gather(
+            *(self._toolbox.call(call.name, call.arguments, self._seconds_left) for call in calls[:most])
+        )
+        self._seconds_left -= time.monotonic() - began
+        self._counts["tool_calls"] += len(given)
+        results = [text if is_good else self._fail(text) for text, is_good in given]
+        if len(calls) > most:
+            results.append(self._fail(f"at most {most} calls are answered in a turn"))
+        return results
+
+    def _fail(self, reason: str) -> str:
+        """The result of a call that has none."""
+        self._counts["tool_errors"] += 1
+        word = self._format.failure if isinstance(self._format, WordCallFormat) else None
+        return word or (reason if reason.startswith("error: ") else f"error: {reason}")
+
+    def _write(self, results: list[str], calls: list[ToolCall], action: list[int]) -> str:
+        """The results as the policy reads them. What a tool says is data: none of it becomes a special token."""
+        results = [strip_special(result, self._special) for result in results]
+        if isinstance(self._format, WordCallFormat):
+            return self._format.write_results(results)
+        names = [call.name for call in calls] + [""] * len(results)
+        messages = [
+            {"role": "tool", "name": name, "tool_call_id": f"call{place:05d}", "content": result}
+            for place, (name, result) in enumerate(zip(names, results, strict=False))
+        ]
+        return render_between(self.task, self._tokenizer, action, messages)
+
+    def _end(self, why: str) -> StepResult:
+        self.ended = why
+        counts = {name: float(self._counts[name]) for name in ("turns", "tool_calls", "tool_errors")}
+        seconds = self._budget.seconds - self._seconds_left
+        return StepResult(0.0, True, metrics={**counts, "tool_seconds": seconds, "answered": float(why == "answered")})

@@ -1,0 +1,112 @@
+"""Environment `tools`: the tasks and the reward of another environment, in episodes in which tools may be called.
+
+    env: {name: tools, kwargs: {inner: gsm8k, inner_kwargs: {path: ./gsm8k}, tools: [python], max_turns: 4}}
+
+Exercised by tests/test_env_tools.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlvr.core.registry import check_kwargs
+from rlvr.core.types import Task
+from rlvr.envs.chat_template import render_chat
+from rlvr.envs.registry import register_environment
+from rlvr.envs.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
+from rlvr.envs.tools.builtin_tools import resolve_tool
+from rlvr.envs.tools.tool import Toolbox
+from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
+from rlvr.envs.wrapped_source import WrappedSource
+
+_PROBE = "\u2063result\u2063"
+
+
+def find_call_format(tokenizer: Any, toolbox: Toolbox) -> ToolCallFormat:
+    """How the chat template writes calls; ValueError for one that writes none, or has no place for their results."""
+    try:
+        found = ToolCallFormat.of_template(tokenizer)
+        user = {"role": "user", "content": "?"}
+        said = {"role": "assistant", "content": "!"}
+        result = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": _PROBE}
+        shown = render_chat([user, said, result], tokenizer, {"tools": [tool.schema for tool in toolbox.tools]})
+    except Exception as error:  # a template may raise any error of its own
+        raise ValueError(f"tools: {error!s:.300}; use a model whose chat template has tools") from error
+    if _PROBE not in shown:
+        raise ValueError(
+            "tools: the chat template leaves out the results of tools; use a model whose chat template has tools"
+        )
+    return found
+
+
+@register_environment("tools")
+class ToolSource(WrappedSource):
+    """The tasks of the environment `inner`, made with `inner_kwargs`; its reward judges the last turn.
+
+    `tools` are names (`python`, `search`), paths `package.module:function`, or {name, kwargs}. A call may take
+    `call_seconds` and its result `most_characters`; an episode has `max_turns` turns of the policy, of at most
+    `most_calls` calls each, and its tools have `seconds` in all. A model with a chat template calls tools as that
+    template writes calls. For prompts that are text `calls` are the words around a call, `{}` for <call> name arguments
+    </call> and <result> ... </result>, and `instruction` comes before each prompt; {tools} in it is the list of tools.
+    """
+
+    def __init__(
+        self,
+        inner: str,
+        inner_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[str | Mapping[str, Any]] = ("python",),
+        max_turns: int = 4,
+        seconds: float = 60.0,
+        call_seconds: float = 10.0,
+        most_calls: int = 8,
+        most_characters: int = 4_000,
+        calls: Mapping[str, str] | None = None,
+        instruction: str = "You may call these tools, by {call}; their results come in {result}.\n{tools}\n\n",
+    ) -> None:
+        if isinstance(tools, (str, Mapping)):
+            raise ValueError(f"tools={tools!r:.200}, expected a list of tools")
+        self.toolbox = Toolbox([resolve_tool(one) for one in tools], call_seconds, most_characters)
+        self._budget, self.max_turns = ToolBudget(max_turns, seconds, most_calls), max_turns
+        check_kwargs("tools: calls", WordCallFormat, dict(calls or {}))
+        self._words = None if calls is None else WordCallFormat(**calls)
+        super().__init__("tools", inner, inner_kwargs)
+        self.vocabulary, self.prompt_limit = self.inner.vocabulary, self.inner.prompt_limit
+        self._formats: dict[int, tuple[Any, ToolCallFormat]] = {}  # with the tokenizer, so that no other gets its id
+        self._instruction = instruction
+
+    def env(self, task: Task, tokenizer: Any) -> ToolEnv:
+        super().env(task, tokenizer)
+        calls = self._call_format(task, tokenizer)
+        if isinstance(calls, WordCallFormat):
+            task = replace(task, shown_prompt=self._describe_tools(calls) + str(task.model_prompt))
+        return ToolEnv(task, tokenizer, self.toolbox, calls, self._budget)
+
+    def _call_format(self, task: Task, tokenizer: Any) -> CallFormat:
+        if isinstance(task.model_prompt, str):
+            if self._words is None:
+                raise ValueError(
+                    f"tools: the prompt of task {task.id!r} is text, which has no form for calls; use a model with a "
+                    "chat template (and prompt.chat=auto), or give the words around a call: env.kwargs.calls={}"
+                )
+            return self._words
+        if self._words is not None:
+            raise ValueError(
+                "tools: calls has no effect, since the chat template writes calls its own way; leave it out, or set "
+                "prompt.chat=off"
+            )
+        if id(tokenizer) not in self._formats:
+            self._formats[id(tokenizer)] = tokenizer, find_call_format(tokenizer, self.toolbox)
+        return self._formats[id(tokenizer)][1]
+
+    def _describe_tools(self, calls: WordCallFormat) -> str:
+        lines = [
+            f"{tool.name} {' '.join(tool.arguments.model_fields)}: {' '.join(tool.description.split())}"
+            for tool in self.toolbox.tools
+        ]
+        call, result = f"{calls.begin} name arguments {calls.end}", f"{calls.result_begin} ... {calls.result_end}"
+        text = self._instruction
+        for place, words in (("{call}", call), ("{result}", result), ("{tools}", "\n".join(lines))):
+            text = text.replace(place, words)
+        return text

@@ -1,0 +1,55 @@
+"""What stands between two turns of a policy, token for token: environments append it and never write history anew.
+
+The policy's own tokens stay as it sampled them. Only what its chat template adds after them is rendered, encoded and
+appended. Exercised by `python -m pytest tests/test_env_refine.py tests/test_env_tools.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlvr.core.types import Task
+from rlvr.envs.chat_template import render_chat
+
+_TURN = "\u2063turn\u2063"  # stands for what the policy said while a chat template is rendered; no template holds it
+
+
+def decode_turn(action: Sequence[int], tokenizer: Any) -> str:
+    """The text of a completion, special tokens included, without its end token."""
+    tokens = list(action[:-1]) if list(action[-1:]) == [tokenizer.eos_token_id] else list(action)
+    return tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def render_between(task: Task, tokenizer: Any, action: Sequence[int], messages: Sequence[dict[str, Any]]) -> str:
+    """What the chat template writes after the policy's turn: its end, these messages, and the opening of the next."""
+    assert not isinstance(task.model_prompt, str)
+    said = {"role": "assistant", "content": _TURN}
+    rendered = render_chat([*task.model_prompt, said, *messages], tokenizer, task.template_arguments)
+    _, found, after = rendered.rpartition(_TURN)
+    if not found:
+        raise ValueError(
+            f"task {task.id!r}: the tokenizer's chat template leaves out earlier assistant messages, so an episode "
+            "can have one turn only; use max_turns=1, or another template"
+        )
+    end = getattr(tokenizer, "eos_token", None) or ""
+    if end and list(action[-1:]) == [tokenizer.eos_token_id]:  # the policy ended its turn itself
+        after = after.removeprefix(end)
+    return after
+
+
+def encode_between(task: Task, tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text that an environment adds; ValueError if the tokenizer has no words for it."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # a word-level vocabulary without such a word; each library has its own error
+        raise ValueError(
+            f"task {task.id!r}: the tokenizer cannot say {text[:80]!r} ({error}); give what the environment says in "
+            "words of its vocabulary"
+        ) from error
+
+
+def has_room(tokenizer: Any, prompt: Sequence[int], turn: Sequence[int]) -> bool:
+    """Whether the context has room for another turn as long as the last after this prompt."""
+    longest = getattr(tokenizer, "model_max_length", None)
+    return not longest or len(prompt) + len(turn) <= longest
