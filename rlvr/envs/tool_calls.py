@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 _NAME, _KEY, _VALUE = "name_of_the_probe", "key_of_the_probe", "value_of_the_probe"
 _PROBE = {
@@ -36,16 +36,6 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: dict[str, Any] | list[str]
-
-
-class CallFormat(Protocol):
-    """How calls of tools stand in a completion. `begin` opens one; it may be empty."""
-
-    begin: str
-
-    def split(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text without its calls, and the calls."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -165,6 +155,9 @@ class ToolCallFormat:
             return None
         name, arguments = value.get(self.name_key), value.get(self.arguments_key)
         return ToolCall(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+CallFormat = ToolCallFormat | WordCallFormat
 
 
 def _json_values(text: str, holding: str) -> Iterator[tuple[int, int, Any]]:

@@ -37,7 +37,8 @@ class ToolArithmetic(TaskSource):
     """
 
     reward = "correct"
-    end_word, pad_word = "<eoe>", "<pad>"
+    end_word: str = "<eoe>"
+    pad_word: str = "<pad>"
 
     def __init__(
         self, p: int = 97, operations: tuple[int, int] = (1, 3), with_tool: bool = True, flaw: float = 0.25

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request, Response, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 
@@ -26,7 +26,7 @@ class StrictRequest(Request):
 class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        known = [field.alias for field in get_flat_params(self.dependant) if field.field_info.in_.value == "query"]
+        known = [field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, params.Query)]
 
         async def handle_strictly(request: Request) -> Response:
             refuse_unknown_parameters(request, known)
