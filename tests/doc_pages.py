@@ -66,7 +66,7 @@ SMALLER = {
         "evaluation.every=0",
         "evaluation.interim_tasks=4",
     ],
-    "tool_use": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
+    "tool_use": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0"],
     "reasoning_gym": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     **{
