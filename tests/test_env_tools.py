@@ -151,14 +151,12 @@ NO_RESULTS = TOOLS_TEMPLATE.replace(
     ],
 )
 def test_a_template_without_tools_is_refused_at_once(rows: str, template: str, words: str) -> None:
+    task = source(rows).train(0, 0, "")
     tokenizer = chat_tokenizer()
-    made = ToolSource("dataset", {"path": rows, "reward": "exact_match"}, tools=["tools_of_tests:add"])
-    tokenizer.chat_template = TOOLS_TEMPLATE
-    prompted = apply_prompt_options(made, tokenizer, PromptOptions())
-    task = prompted.train(0, 0, "")
     tokenizer.chat_template = template
+    made = ToolSource("dataset", {"path": rows, "reward": "exact_match"}, tools=["tools_of_tests:add"])
     with pytest.raises(ValueError, match=words) as refused:
-        prompted.env(task, tokenizer)
+        made.env(task, tokenizer)
     assert "use a model whose chat template has tools" in str(refused.value)
 
 

@@ -71,7 +71,15 @@ def write_prompt(source: TaskSource, writer: PromptWriter, task: Task) -> Task:
 
 
 def apply_prompt_options(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSource:
-    """The source as the model will read it, tried on its first task; ValueError where the options cannot be met."""
+    """The source as the model will read it, tried on its first task; ValueError where the options cannot be met, or
+    where such prompts have no episodes (a template without tools, say)."""
+    made = _apply(source, tokenizer, options)
+    if not made.group_builder:
+        made.env(made.train(0, 0, made.levels[0]), tokenizer)
+    return made
+
+
+def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSource:
     keys = [*options.needs_template, *(["prompt.examples"] if options.examples else [])]
     if options.needs_template and not has_template(tokenizer):
         raise ValueError(

@@ -60,7 +60,7 @@ class Tool:
             if one.name not in hints:
                 raise ValueError(f"tool {name}: parameter {one.name!r} has no type; write {one.name}: str, for example")
             fields[one.name] = (hints[one.name], ... if one.default is one.empty else one.default)
-        description = inspect.getdoc(function) or ""
+        description = " ".join((inspect.getdoc(function) or "").split())
         if not description:
             raise ValueError(f"tool {name}: it has no docstring, which tells the model what it does; write one")
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)

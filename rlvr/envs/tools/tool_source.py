@@ -102,8 +102,7 @@ class ToolSource(WrappedSource):
 
     def _describe_tools(self, calls: WordCallFormat) -> str:
         lines = [
-            f"{tool.name} {' '.join(tool.arguments.model_fields)}: {' '.join(tool.description.split())}"
-            for tool in self.toolbox.tools
+            f"{tool.name} {' '.join(tool.arguments.model_fields)}: {tool.description}" for tool in self.toolbox.tools
         ]
         call, result = f"{calls.begin} name arguments {calls.end}", f"{calls.result_begin} ... {calls.result_end}"
         text = self._instruction
