@@ -16,7 +16,7 @@ from rlvr.core.files import find_damage
 from rlvr.core.protocols import SamplingClient, TrainingClient
 
 EXTRA = "pip install 'rlvr[train]'"
-_BUILT_TOKENIZERS = ("words", "characters", "pieces")
+BUILT_TOKENIZERS = ("words", "characters", "pieces")
 _EXPECTED = (
     "a run folder, one of its checkpoints, a model folder (config.json and its weights) or an adapter "
     "(adapter_config.json)"
@@ -37,7 +37,7 @@ def load_named_tokenizer(name: str, request: ClientRequest) -> Any:
     """A tokenizer from a folder or the hub, or, by its kind, built from the words of the environment."""
     from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
 
-    if name not in _BUILT_TOKENIZERS:
+    if name not in BUILT_TOKENIZERS:
         return load_tokenizer(name)
     source = request.source
     if not source.vocabulary:
@@ -66,14 +66,15 @@ def _start_folder(request: ClientRequest) -> Path:
     return folder
 
 
-def _model_and_tokenizer(request: ClientRequest) -> tuple[str | None, str]:
-    """What to load both from: a whole model to start from brings its own tokenizer, unless another one is named."""
+def base_names(request: ClientRequest) -> tuple[str | None, str]:
+    """(model, tokenizer): where to load each from. A whole model to start from brings its own tokenizer, unless another
+    one is named."""
     name, tokenizer = request.model.name, request.model.tokenizer
     folder = _start_folder(request) if request.model.start_from else None
     if folder is None or not is_model(folder):
         return name, tokenizer or name or ""
     own = str(folder) if (folder / "tokenizer_config.json").exists() else name or str(folder)
-    return str(folder), own if tokenizer in (None, *_BUILT_TOKENIZERS) else tokenizer
+    return str(folder), own if tokenizer in (None, *BUILT_TOKENIZERS) else tokenizer
 
 
 def _build_engine(request: ClientRequest) -> Any:
@@ -81,24 +82,27 @@ def _build_engine(request: ClientRequest) -> Any:
         import torch
 
         from rlvr.engine.engine import Engine
-        from rlvr.engine.model_loading import build_model, load_model
-        from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
+        from rlvr.engine.tokenizer import silence_transformers
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
     silence_transformers()
     torch.set_num_threads(request.cores.threads)
+    return Engine(build_base_model(request), request.limits)
+
+
+def build_base_model(request: ClientRequest) -> Any:
+    """The model before it is trained: pretrained, or with the random weights of the run's seed."""
+    from rlvr.engine.model_loading import build_model, load_model
+    from rlvr.engine.tokenizer import load_tokenizer
+
     options = request.model
     where = {"device": options.device, "dtype": options.dtype}
-    name, tokenizer = _model_and_tokenizer(request)
+    name, tokenizer = base_names(request)
     if name:
-        model = load_model(name, load_tokenizer(tokenizer), **where)
-    else:
-        if not options.tokenizer:
-            raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
-        model = build_model(
-            options.config, load_named_tokenizer(options.tokenizer, request), seed=request.seed, **where
-        )
-    return Engine(model, request.limits)
+        return load_model(name, load_tokenizer(tokenizer), **where)
+    if not options.tokenizer:
+        raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
+    return build_model(options.config, load_named_tokenizer(options.tokenizer, request), seed=request.seed, **where)
 
 
 def _build(request: ClientRequest) -> TrainingClient:

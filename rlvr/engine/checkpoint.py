@@ -92,6 +92,9 @@ def load_policy(
     for key, gradient in gradient_sums.items():
         if key not in policy.masters or policy.masters[key].shape != gradient.shape:
             raise ValueError(f"checkpoint {folder}: gradients.safetensors has {key}, which does not fit this policy")
+    for key, p in policy.parameters.items():
+        if weights[key].dtype != p.dtype:
+            raise ValueError(f"checkpoint {folder} is in {weights[key].dtype}, this policy in {p.dtype}; use the same")
     policy.preserve_snapshots()
     with torch.no_grad():
         for key, p in policy.parameters.items():
@@ -147,12 +150,12 @@ def load_adapter(folder: Path, policy: Policy) -> None:
 def read_snapshot(folder: Path, policy: Policy, model: LanguageModel) -> Snapshot:
     """Read saved weights as a snapshot: to sample from them, or as the reference of a KL."""
     weights, counters = _read(folder, policy, model)
-    copy = {key: value.to(policy.parameters[key].device) for key, value in weights.items()}
+    copy = {key: weights[key].to(p.device, p.dtype) for key, p in policy.parameters.items()}
     return Snapshot(f"{policy.name}@{counters['version']}", policy=policy, copy=copy, scale=policy.scale)
 
 
 def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read the weights (by name, in the policy's dtypes) and counters; ValueError naming what does not fit."""
+    """Read the weights, by name and as they were saved, and counters; ValueError naming what does not fit."""
     if wrong := find_damage(folder):
         raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
     try:
@@ -178,7 +181,7 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
         )
     if (saved := counters["lora"]) != _lora(policy):
         raise ValueError(f"checkpoint {folder} has lora {saved}, this policy has {_lora(policy)}; use the same")
-    weights = {key: stored[key].detach().to(p.dtype) for key, p in policy.parameters.items()}
+    weights = {key: stored[key].detach() for key in policy.parameters}
     if tensors_sha256(weights) != counters["weights_sha256"]:
         raise ValueError(f"checkpoint {folder}: the weights do not have the hash recorded in policy.json")
     return weights, counters

@@ -128,6 +128,16 @@ class Engine:
             config, weights, fingerprint = read_adapter(folder, self.bank)
             return Snapshot(fingerprint, copy=weights, scale=config.alpha / config.rank)
 
+    def load_weights(self, folder: Path, policy: Policy) -> Snapshot:
+        """Load all weights that a run saved in `folder` to sample from. They become the model's own: no copy is kept
+        of earlier ones unless a snapshot needs them. ValueError naming what is damaged or does not fit."""
+        from rlvr.engine.checkpoint import read_snapshot
+
+        snapshot = read_snapshot(folder, policy, self.model)  # without the lock: others are sampled from meanwhile
+        with self.lock:
+            policy.adopt(snapshot)
+        return snapshot
+
     def _check_base_unchanged(self, what: str) -> None:
         if any(p.lora is None for p in self.policies.values()):
             raise ValueError(f"{what} cannot be sampled from: all weights of the model are trained in this engine")

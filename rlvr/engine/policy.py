@@ -10,6 +10,7 @@ import hashlib
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +39,16 @@ class Policy:
         self.matrices = matrices or {}
         self.momenta: dict[str, Tensor] = {}
         self.version = 0
-        # Low-precision weights lose small updates: the optimizer then works on fp32 masters.
-        self.masters: dict[str, nn.Parameter] = {
-            key: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for key, p in parameters.items()
-        }
         self._optimizer: torch.optim.AdamW | None = None
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+
+    @cached_property
+    def masters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer works on, in fp32: low-precision weights lose small updates. Made when training begins."""
+        return {
+            key: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for key, p in self.parameters.items()
+        }
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
@@ -73,6 +78,17 @@ class Policy:
             copy = {name: p.detach().clone() for name, p in self.parameters.items()}
             for holder in holders:
                 holder.copy = copy
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Make a snapshot's weights the live ones, without a copy. Snapshots of the live weights keep these."""
+        assert snapshot.copy is not None and "masters" not in self.__dict__, "these weights are trained"
+        replaced = {name: p.data for name, p in self.parameters.items()}
+        for holder in [s for s in self._snapshots if s.copy is None]:
+            holder.copy = replaced
+        for name, p in self.parameters.items():
+            p.data = snapshot.copy[name]
+        snapshot.copy = None
+        self._snapshots.add(snapshot)
 
     def widen_gradients(self) -> None:
         """Add the gradients of low-precision weights to those of their fp32 masters: a bf16 sum loses small terms."""

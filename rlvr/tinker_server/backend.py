@@ -34,6 +34,7 @@ from rlvr.tinker_server.sampling.pending_samples import PendingSamples
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.sampling.sample_requests import SampleRequests
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
+from rlvr.tinker_server.sampling.served_runs import RunWeights
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.storage.disk_usage import DiskAccounts
@@ -56,14 +57,18 @@ class TinkerBackend:
         *,
         aliases: Mapping[str, str] | None = None,
         tokenizers: Mapping[str, str] | None = None,
+        served_runs: Mapping[str, RunWeights] | None = None,
         limits: ServerLimits = ServerLimits(),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`engines` by the names of clients, which may share one; `tokenizers`: where clients find a model's tokenizer,
-        if not under the model's name."""
+        if not under the model's name. `served_runs`: the names among them that stand for the policy of a training run,
+        which the open endpoints sample from; the Tinker protocol has base models only."""
         if not engines:
             raise ValueError("a server needs at least one model")
-        self.engines = engines = dict(engines)
+        self.engines, self.served_runs = dict(engines), dict(served_runs or {})
+        engines = self.engines
+        bases = {name: engine for name, engine in engines.items() if name not in self.served_runs}
         aliases = validate_aliases(aliases or {})
         self._limits, self.state, self.started = limits, state, time.time()
         state.mkdir(mode=0o700, parents=True, exist_ok=True)  # training data is private
@@ -97,21 +102,14 @@ class TinkerBackend:
             self._adapters |= dict.fromkeys(names, adapters)
             self._engine_threads |= dict.fromkeys(names, thread)
         self.sessions = ClientSessions(store, self._heartbeats, clock)
-        self.queries = ServerQueries(store, self.checkpoints, engines, tokenizers or {})
+        self.queries = ServerQueries(store, self.checkpoints, bases, tokenizers or {})
+        trained = {name: thread for name, thread in self._engine_threads.items() if name in bases}
         self.runs = TrainingRuns(
-            store,
-            self.sessions,
-            futures,
-            self._quotas,
-            self.checkpoints,
-            self.disk,
-            self._engine_threads,
-            limits,
-            clock,
+            store, self.sessions, futures, self._quotas, self.checkpoints, self.disk, trained, limits, clock
         )
         self.sampling = SampleRequests(
             engines, self._engine_threads, store, self.sessions, sampling_sessions, self.checkpoints, futures,
-            self._pending_samples, self._quotas, self._heartbeats, limits,
+            self._pending_samples, self._quotas, self._heartbeats, limits, self.served_runs,
         )  # fmt: skip
         self.runs.resume()
         for thread in dict.fromkeys(self._engine_threads.values()):

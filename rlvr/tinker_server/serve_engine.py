@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr.clients.local_engine import is_model
 from rlvr.core.gc_pause import paused_collection
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
+from rlvr.tinker_server.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
 from rlvr.tinker_server.server_limits import ServerSettings
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
@@ -101,9 +102,20 @@ def load_backend(
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     engines = load_engines(named, options, report)
-    tokenizers = local_tokenizers(named) if is_loopback(options.host) else {}
+    served_runs: dict[str, RunWeights] = {}
+    for name, folder in named.items():
+        if is_followed(place := Path(folder).expanduser()):
+            served_runs[name] = RunWeights(place, engines[name])
+            served_runs[name].newest()
+    bases = {name: folder for name, folder in named.items() if name not in served_runs}
+    tokenizers = local_tokenizers(bases) if is_loopback(options.host) else {}
     backend = TinkerBackend(
-        engines, options.state, aliases=options.aliases, tokenizers=tokenizers, limits=options.settings.limits
+        engines,
+        options.state,
+        aliases=options.aliases,
+        tokenizers=tokenizers,
+        served_runs=served_runs,
+        limits=options.settings.limits,
     )
     return backend, create_routes(backend, middleware)
 
@@ -128,14 +140,14 @@ def named_models(given: list[str]) -> dict[str, str]:
         place = newest_weights(folder, "--model")
         # `runs/mine` next to a folder runs/ is a missing folder: it is not looked up on the hub.
         looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.parent.is_dir()
-        if looks_local and not is_model(place):
+        if looks_local and not is_model(place) and not is_followed(Path(folder).expanduser()):
             wrong = "no config.json there" if place.is_dir() else f"{place.parent} holds no {place.name}"
             raise ValueError(
                 f"--model {text!r}: {folder} is not a folder with a model ({wrong}); expected one written "
-                "by save_pretrained or a download, a run of `rlvr train` that trained a whole model, or the name of a "
+                "by save_pretrained or a download, a run of `rlvr train` or one of its checkpoints, or the name of a "
                 "model on the hub (owner/name)"
             )
-        found[name] = str(place) if looks_local else folder
+        found[name] = folder if not looks_local or is_followed(Path(folder).expanduser()) else str(place)
     if not found:
         raise ValueError("no model is given; expected --model with a folder, a hub name, or name=folder")
     return found
@@ -175,18 +187,24 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
     limits, share = options.settings.engine, options.settings.limits.cache_share
     if limits.threads:
         torch.set_num_threads(limits.threads)
-    folders: dict[str, str] = {}
-    for folder in named.values():
-        folders.setdefault(resolve_folder(folder), folder)
+    where = {"device": options.device, "dtype": options.dtype}
+
+    def base_of(folder: str) -> BaseOfRun:
+        if is_followed(place := Path(folder).expanduser()):
+            return base_of_run(place, **where)
+        return BaseOfRun(resolve_folder(folder), lambda: load_model(folder, load_tokenizer(folder), **where))
+
+    bases = {name: base_of(folder) for name, folder in named.items()}
+    loads = {base.key: base.load for base in bases.values()}
     models: dict[str, Any] = {}
-    for number, (place, folder) in enumerate(folders.items(), 1):
-        report(f"model {number} of {len(folders)} is being loaded")
-        models[place] = load_model(folder, load_tokenizer(folder), device=options.device, dtype=options.dtype)
+    for number, (place, load) in enumerate(loads.items(), 1):
+        report(f"model {number} of {len(loads)} is being loaded")
+        models[place] = load()
     engines: dict[str, Any] = {}
     for place, model in models.items():
         room = limits.cache_tokens or cache_tokens(model, share / len(models))
         engines[place] = Engine(model, replace(limits, cache_tokens=room))
-    return {name: engines[resolve_folder(folder)] for name, folder in named.items()}
+    return {name: engines[base.key] for name, base in bases.items()}
 
 
 def resolve_folder(folder: str) -> str:
@@ -239,6 +257,8 @@ def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, 
             "torch.", ""
         )
         lines.append(f"serving {' and '.join(names)} ({kind}, {engine.model.device})")
+    for name, run in backend.served_runs.items():
+        lines.append(f"{name} is the policy of {run.place}, now {run.newest().fingerprint}")
     if not keys:
         lines.append("no API keys: every account of this machine can use it")
     for name, loss in options.aliases.items():

@@ -284,14 +284,17 @@ def weights_path(folder: Path) -> str:
     return path
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints that the journal of a run has, newest first. Older ones may be deleted, any may be damaged."""
+    return [folder / event["path"] for event in _standing(_events(folder)[0])]
+
+
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = lambda text: None) -> Path | None:
     """The newest undamaged checkpoint of a run, which may be running: only reads, without a lock.
 
     `report` is called with the damage of each newer checkpoint.
     """
-    events, _ = _events(folder)
-    for event in _standing(events):
-        place = folder / event["path"]
+    for place in list_checkpoints(folder):
         if not (wrong := find_damage(place)):
             return place
         report(f"checkpoint {place} is damaged ({wrong})")

@@ -63,7 +63,7 @@ async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
     options = {"topk_sample": top, "prompt_logprobs": scores_prompt, "topk_prompt": top if scores_prompt else 0}
     sampling = OpenSampling(caller, row, prompts)
     await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
-    head = _head("cmpl", "text_completion", body.model)
+    head = _head("cmpl", "text_completion", body.model, row)
     name: Callable[[int], str] = (lambda one: f"token_id:{one}") if body.return_tokens_as_token_ids else text.token_text
     if body.stream:
         texts = [_prompt_text(body, number, prompt, text) for number, prompt in enumerate(prompts)]
@@ -113,7 +113,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     options = {"topk_sample": body.top_logprobs or 0}
     sampling = OpenSampling(caller, row, [prompt])
     await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
-    head = _head("chatcmpl", "chat.completion", body.model)
+    head = _head("chatcmpl", "chat.completion", body.model, row)
     if body.stream:
         return _respond(stream_chat(body, sampling, text, head, bool(tools)))
     [response] = await sampling.results()
@@ -162,7 +162,8 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Json:
         for index, sequence in enumerate(response.sequences)
     ]
     total = replies.usage(len(body.token_ids), sum(len(sequence.tokens) for sequence in response.sequences))
-    more = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
+    more: Json = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
+    more["system_fingerprint"] = response.fingerprint
     return {"request_id": f"gen-{secrets.token_hex(12)}", "model": name, "choices": choices, "usage": total} | more
 
 
@@ -176,8 +177,10 @@ def served_text(caller: Caller, row: Row) -> ServedText:
     return texts[base]
 
 
-def _head(kind: str, form: str, model: str) -> Json:
-    return {"id": f"{kind}-{secrets.token_hex(12)}", "object": form, "created": int(time.time()), "model": model}
+def _head(kind: str, form: str, model: str, row: Row) -> Json:
+    """What every part of an answer begins with; of a served run, also which checkpoint answers."""
+    head = {"id": f"{kind}-{secrets.token_hex(12)}", "object": form, "created": int(time.time()), "model": model}
+    return head | ({"system_fingerprint": row["snapshot"].fingerprint} if "snapshot" in row else {})
 
 
 def _reason(sequence: SampledSequence) -> str:

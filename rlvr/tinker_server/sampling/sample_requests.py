@@ -34,6 +34,7 @@ from rlvr.tinker_server.sampling.pending_samples import PendingSamples
 from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
+from rlvr.tinker_server.sampling.served_runs import RunWeights
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.storage.server_store import Row, ServerStore
@@ -65,6 +66,7 @@ class SampleRequests:
     _quotas: OwnerQuotas
     _heartbeats: Heartbeats
     _limits: ServerLimits
+    _served_runs: Mapping[str, RunWeights]
 
     def create_sampler(
         self,
@@ -83,6 +85,11 @@ class SampleRequests:
                 if base_model not in (None, row["base_model"]):
                     raise UserError(f"{model_path} belongs to {row['base_model']}, not to base_model {base_model!r}")
                 base_model, number = row["base_model"], row["seq"]
+            if base_model in self._served_runs:
+                raise UserError(
+                    f"base_model {base_model!r} is the policy of a training run, not a base model; sample from it "
+                    "over /v1/completions"
+                )
             if base_model not in self._engines:
                 raise UserError(f"base_model {base_model!r} is not served here; served: {', '.join(self._engines)}")
             existing = self._sampling_sessions.find(sampler)
@@ -154,9 +161,12 @@ class SampleRequests:
         """The weights that a name stands for, in the form of a sampling session.
 
         A name is a base model, a `tinker://` path, or the id of a training run of the owner's, which stands for the
-        weights that it saved last.
+        weights that it saved last. Or it is a served run: the row then has the `snapshot` that its request keeps.
         """
         row = {"id": name, "owner": owner, "model": None, "path": None, "folder": None, "kind": "snapshot", "number": 0}
+        if (served := self._served_runs.get(name)) is not None:
+            snapshot = served.newest()
+            return row | {"base_model": name, "folder": snapshot.fingerprint, "snapshot": snapshot}
         if name in self._engines:
             return row | {"base_model": name}
         run = self._store.one("SELECT base_model FROM models WHERE id = ? AND owner = ?", name, owner)

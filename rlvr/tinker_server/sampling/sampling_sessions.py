@@ -121,7 +121,9 @@ class SamplingSessions:
         return SamplerWeights(Path(row["folder"]), row["folder"])
 
     def load(self, row: Row, engine: Engine) -> Snapshot:
-        """The session's weights, in memory."""
+        """The session's weights, in memory. A served run's come with the row."""
+        if "snapshot" in row:
+            return row["snapshot"]
         folder, key = self.locate_weights(row)
         with self._lock:
             snapshot = self._loaded.pop(key, None)

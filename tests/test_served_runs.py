@@ -1,0 +1,175 @@
+"""Training runs behind the open endpoints: the newest whole checkpoint answers, as the run itself samples from it."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
+
+from open_server import events, request
+from tinker_server import serving
+from tiny_run import TINY, RunKilled, attempt
+
+from rlvr.config import load
+from rlvr.config.build_client import build_client
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source
+from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
+from rlvr.tinker_server.serve_engine import ServeOptions, load_backend, named_models
+from rlvr.training.journal import newest_checkpoint
+from rlvr.web.auth import ApiKeys
+
+LORA = "model.lora={rank: 2}"
+PROMPT = [1, 2, 3]
+# Every group has signal, so every step changes the weights.
+REWARD = ["reward.type=length_penalty", "training.optimizer.learning_rate=0.05"]
+
+
+def train(folder: Path, *words: str, killed_at: int = 0) -> Path:
+    """Train, or go on training, the tiny run."""
+    config = folder / "tiny.yaml"
+    config.write_text(TINY)
+    try:
+        attempt(str(config), f"run.root={folder}", "run.name=mine", *REWARD, *words, killed_at=killed_at)
+    except RunKilled:
+        assert killed_at
+    return folder / "mine"
+
+
+@contextmanager
+def served(folder: Path, *models: str) -> Iterator[tuple[Any, int]]:
+    """(backend, port), built as `rlvr serve engine` builds it."""
+    options = ServeOptions(list(models), state=folder / "state", device="cpu", dtype="float32")
+    middleware = TinkerMiddleware(ApiKeys([]), options.settings.limits)
+    backend, app = load_backend(named_models(list(models)), options, middleware, lambda text: None)
+    middleware.open(app)
+    try:
+        with serving(middleware) as port:
+            yield backend, port
+    finally:
+        backend.close()
+
+
+def complete(port: int, model: str, **more: Any) -> tuple[list[list[int]], list[float], str]:
+    """(ids of each completion, log-probs of the first, which checkpoint)."""
+    body = {
+        "model": model,
+        "prompt": PROMPT,
+        "n": 4,
+        "max_tokens": 6,
+        "seed": 7,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+    status, answer = request(port, "/v1/completions", body | more)
+    assert status == 200, answer
+    choices = answer["choices"]
+    return (
+        [choice["token_ids"] for choice in choices],
+        choices[0]["logprobs"]["token_logprobs"],
+        answer["system_fingerprint"],
+    )
+
+
+def sample_locally(run: Path, checkpoint: Path) -> tuple[list[list[int]], list[float]]:
+    """What the run's own sampler gives."""
+    config = build_config(load(None, str(run / "resolved.yaml"), []))
+    source = build_source(config)
+    client = build_client(config, source, run / "none", lambda text: None, lambda text: None, fresh=False)
+    client.load_state(str(checkpoint)).result()
+    sampler = client.create_sampling_client()
+    response = sampler.sample(ModelInput(PROMPT), 4, SamplingParams(max_tokens=6, seed=7)).result()
+    return [one.tokens for one in response.sequences], list(response.sequences[0].logprobs or ())
+
+
+@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+def test_a_run_is_served_while_it_trains(tmp_path: Path, words: list[str]) -> None:
+    """Each request gets the newest checkpoint, with the tokens that the run samples from it; earlier ones are freed."""
+    run = train(tmp_path, *words, killed_at=1)
+    first = newest_checkpoint(run)
+    assert first is not None
+    expected = sample_locally(run, first)
+    with served(tmp_path, f"policy={run}", f"fixed={first}") as (backend, port):
+        ids, logprobs, checkpoint = complete(port, "policy")
+        assert ids == expected[0] and logprobs == pytest.approx(expected[1], abs=1e-5)
+        assert checkpoint.startswith(f"mine/{first.name}@")
+        assert [card["id"] for card in request(port, "/v1/models")[1]["data"]] == ["policy", "fixed"]
+        body = {"model": "policy", "prompt": PROMPT, "stream": True, "max_tokens": 3}
+        chunks = events(request(port, "/v1/completions", body)[1])
+        assert {chunk["system_fingerprint"] for chunk in chunks} == {checkpoint}
+
+        train(tmp_path, *words)  # it goes on to its end
+        last = newest_checkpoint(run)
+        assert last is not None and last != first
+        later = sample_locally(run, last)
+        ids, logprobs, checkpoint = complete(port, "policy")
+        assert ids == later[0] and logprobs == pytest.approx(later[1], abs=1e-5) != expected[1]
+        assert checkpoint.startswith(f"mine/{last.name}@")
+        assert complete(port, "fixed")[:2] == (expected[0], pytest.approx(expected[1], abs=1e-5))
+        gc.collect()
+        assert len(backend.served_runs["policy"]._alive) == 1
+
+        shutil.rmtree(run)
+        assert complete(port, "policy")[0] == later[0], "what is in memory is still served"
+
+
+@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, words: list[str]) -> None:
+    run = train(tmp_path, *words, killed_at=2)
+    with served(tmp_path, f"policy={run}") as (_, port):
+        before = complete(port, "policy")
+        train(tmp_path, *words, killed_at=3)
+        newest = newest_checkpoint(run)
+        assert newest is not None and newest.name not in before[2]
+        for file in newest.glob("*.safetensors"):
+            file.write_bytes(file.read_bytes()[:-1])
+        assert complete(port, "policy") == before
+        (run / "journal.jsonl").write_text("{broken\n{}\n")
+        assert complete(port, "policy") == before
+    with pytest.raises(ValueError, match="not JSON"):
+        named_models([f"policy={run}"])
+
+
+def test_a_request_keeps_the_weights_that_it_began_with(tmp_path: Path) -> None:
+    """A snapshot that is held stays as it was when a later checkpoint becomes the model's weights."""
+    run = train(tmp_path, killed_at=1)
+    with served(tmp_path, f"policy={run}") as (backend, port):
+        row = backend.sampling.find_model("local", "policy")
+        held = {name: weight.clone() for name, weight in row["snapshot"].tensors.items()}
+        train(tmp_path)
+        complete(port, "policy")
+        assert row["snapshot"].copy is not None
+        assert all(weight.equal(held[name]) for name, weight in row["snapshot"].tensors.items())
+        newest = backend.sampling.find_model("local", "policy")["snapshot"]
+        assert newest.copy is None and any(not w.equal(held[name]) for name, w in newest.tensors.items())
+
+
+def test_a_base_model_is_shared_with_the_adapters_trained_on_it(tmp_path: Path) -> None:
+    from tinker_model import write_model
+
+    write_model(tmp_path / "base")
+    words = [f"model={{name: {tmp_path / 'base'}, device: cpu, lora: {{rank: 2}}}}", "env={name: toy}", "sft.steps=0"]
+    run = train(tmp_path, *words, "rollout.max_tokens=2")
+    with served(tmp_path, f"base={tmp_path / 'base'}", f"policy={run}") as (backend, port):
+        assert backend.engines["base"] is backend.engines["policy"]
+        assert complete(port, "policy")[1] != complete(port, "base")[1]
+        assert [model["model_name"] for model in backend.queries.capabilities()] == ["base"]
+        session = backend.sessions.create("local")
+        with pytest.raises(ValueError, match="not a base model"):
+            backend.sampling.create_sampler("local", session, 0, base_model="policy")
+
+
+def test_a_run_without_a_checkpoint_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "resolved.yaml").write_text("{}")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match="no checkpoint yet"):
+        named_models([f"policy={tmp_path}"])
