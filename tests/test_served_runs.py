@@ -23,6 +23,7 @@ from rlvr.config.build_client import build_client
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source
 from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.serve_engine import ServeOptions, load_backend, named_models
 from rlvr.training.journal import newest_checkpoint
@@ -34,12 +35,12 @@ PROMPT = [1, 2, 3]
 REWARD = ["reward.type=length_penalty", "training.optimizer.learning_rate=0.05"]
 
 
-def train(folder: Path, *words: str, killed_at: int = 0) -> Path:
+def train(folder: Path, *words: str, killed_at: int = 0, config: str = TINY) -> Path:
     """Train, or go on training, the tiny run."""
-    config = folder / "tiny.yaml"
-    config.write_text(TINY)
+    file = folder / "tiny.yaml"
+    file.write_text(config)
     try:
-        attempt(str(config), f"run.root={folder}", "run.name=mine", *REWARD, *words, killed_at=killed_at)
+        attempt(str(file), f"run.root={folder}", "run.name=mine", *REWARD, *words, killed_at=killed_at)
     except RunKilled:
         assert killed_at
     return folder / "mine"
@@ -157,14 +158,15 @@ def test_a_base_model_is_shared_with_the_adapters_trained_on_it(tmp_path: Path) 
     from tinker_model import write_model
 
     write_model(tmp_path / "base")
-    words = [f"model={{name: {tmp_path / 'base'}, device: cpu, lora: {{rank: 2}}}}", "env={name: toy}", "sft.steps=0"]
-    run = train(tmp_path, *words, "rollout.max_tokens=2")
+    head, _, tail = TINY.partition("model:\n")
+    model = f"model: {{name: {tmp_path / 'base'}, device: cpu, lora: {{rank: 2}}}}\n"
+    run = train(tmp_path, "sft.steps=0", config=head + model + tail[tail.index("rollout:") :])
     with served(tmp_path, f"base={tmp_path / 'base'}", f"policy={run}") as (backend, port):
         assert backend.engines["base"] is backend.engines["policy"]
         assert complete(port, "policy")[1] != complete(port, "base")[1]
         assert [model["model_name"] for model in backend.queries.capabilities()] == ["base"]
         session = backend.sessions.create("local")
-        with pytest.raises(ValueError, match="not a base model"):
+        with pytest.raises(UserError, match="not a base model"):
             backend.sampling.create_sampler("local", session, 0, base_model="policy")
 
 

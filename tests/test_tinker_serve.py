@@ -40,7 +40,7 @@ def test_a_model_is_named_by_its_folder_or_by_name(model: Path) -> None:
     assert named_models([str(odd)]) == {str(odd): str(odd)}
 
 
-def test_a_training_run_is_served_from_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_training_run_is_named_by_its_folder_and_one_checkpoint_by_its_own(tmp_path: Path) -> None:
     run = tmp_path / "runs"
     run.mkdir()
     (run / "resolved.yaml").write_text("{}")
@@ -51,7 +51,9 @@ def test_a_training_run_is_served_from_its_newest_checkpoint(tmp_path: Path) -> 
             with new_folder(run / "checkpoints" / f"rl-{step}") as folder:
                 (folder / "config.json").write_text("{}")
             journal.checkpoint(Checkpoint(Position(0, step), f"checkpoints/rl-{step}"), keep=2)
-    assert named_models([f"mine={run}"]) == {"mine": str(run / "checkpoints" / "rl-2")}
+    assert named_models([f"mine={run}"]) == {"mine": str(run)}, "served_runs.py finds the newest with each request"
+    first = run / "checkpoints" / "rl-1"
+    assert named_models([f"mine={first}"]) == {"mine": str(first)}
 
 
 @pytest.mark.parametrize(

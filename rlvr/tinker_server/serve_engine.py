@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.clients.local_engine import is_model
 from rlvr.core.gc_pause import paused_collection
+from rlvr.tinker_server.errors import TinkerServerError
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
 from rlvr.tinker_server.server_limits import ServerSettings
@@ -106,7 +107,10 @@ def load_backend(
     for name, folder in named.items():
         if is_followed(place := Path(folder).expanduser()):
             served_runs[name] = RunWeights(place, engines[name])
-            served_runs[name].newest()
+            try:
+                served_runs[name].newest()
+            except TinkerServerError as error:
+                raise ValueError(f"--model {name}: {error}") from error
     bases = {name: folder for name, folder in named.items() if name not in served_runs}
     tokenizers = local_tokenizers(bases) if is_loopback(options.host) else {}
     backend = TinkerBackend(
