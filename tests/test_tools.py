@@ -156,6 +156,17 @@ def test_no_completion_breaks_the_reading_or_the_calling() -> None:
             for name, arguments in form.split(said)[1]:
                 text, _ = call(BOX, name, arguments)
                 assert len(text) < 200
-    began = time.monotonic()
-    assert len(json_calls.split(f"<tool_call>{whole}</tool_call>" * 2_000)[1]) == 2_000
-    assert time.monotonic() - began < 5
+
+
+def test_reading_calls_is_linear_in_the_text() -> None:
+    """Times of a text and of one ten times as long; read in quadratic time they differ by a hundred."""
+    json_calls = ToolCallFormat("<tool_call>", "</tool_call>", "name", "arguments")
+    call_text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    for piece in (call_text, "<tool_call>", "<tool_call> [[", '<tool_call>{"'):
+        seconds = []
+        for count in (3_000, 30_000):
+            began = time.process_time()
+            found = json_calls.split(piece * count)[1]
+            seconds.append(time.process_time() - began)
+            assert len(found) == (count if piece == call_text else 0)
+        assert seconds[1] < 40 * seconds[0] + 0.5, piece

@@ -10,6 +10,7 @@ tests/test_env_tools.py` exercises it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
     },
 }
+MOST_MALFORMED = 100  # openings without a call; each costs a look at all the text before it
+_BLANKS = re.compile(r"\s*")
 _USER = {"role": "user", "content": "What is it?"}
 
 
@@ -120,34 +123,34 @@ class ToolCallFormat:
         """The text without its calls, and the calls. What looks like one and is not well formed stays in the text."""
         calls: list[ToolCall] = []
         if not self.begin:
-            found = self._read(text.strip())
-            return ("", found[1]) if found and found[0] == len(text.strip()) else (text, [])
-        kept, position = "", 0
-        while (at := text.find(self.begin, position)) >= 0:
-            kept += text[position:at]
+            found = self._read(text, _skip_blanks(text, 0))
+            return ("", found[1]) if found and _skip_blanks(text, found[0]) == len(text) else (text, [])
+        kept, position, malformed = list[str](), 0, 0
+        while malformed < MOST_MALFORMED and (at := text.find(self.begin, position)) >= 0:
             body = at + len(self.begin)
-            body += len(text[body:]) - len(text[body:].lstrip())
-            found = self._read(text[body:])
+            found = self._read(text, _skip_blanks(text, body))
+            kept.append(text[position : body if found is None else at])
+            position = body
             if found is None:
-                kept, position = kept + self.begin, at + len(self.begin)
+                malformed += 1
                 continue
-            calls += found[1]
-            position = body + found[0]
-            rest = text[position:].lstrip()
-            if self.end and rest.startswith(self.end):
-                position = len(text) - len(rest) + len(self.end)
-        return (kept + text[position:]).strip() if calls else text, calls
+            position, more = found
+            calls += more
+            ending = _skip_blanks(text, position)
+            if self.end and text.startswith(self.end, ending):
+                position = ending + len(self.end)
+        return ("".join(kept) + text[position:]).strip() if calls else text, calls
 
-    def _read(self, text: str) -> tuple[int, list[ToolCall]] | None:
-        """(characters read, calls) of the JSON at the beginning of a text; None if there is no call."""
-        if not text.startswith(("{", "[")):
+    def _read(self, text: str, start: int) -> tuple[int, list[ToolCall]] | None:
+        """(where it ends, calls) of the JSON at a place of a text; None if there is no call."""
+        if not text.startswith(("{", "["), start):
             return None
         try:
-            value, size = json.JSONDecoder().raw_decode(text)
+            value, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError):
             return None
         calls = [self._call(one) for one in (value if isinstance(value, list) else [value])]
-        return (size, [call for call in calls if call]) if calls and all(calls) else None
+        return (end, [call for call in calls if call]) if calls and all(calls) else None
 
     def _call(self, value: Any) -> ToolCall | None:
         value = value.get("function", value) if isinstance(value, dict) else None
@@ -158,6 +161,12 @@ class ToolCallFormat:
 
 
 CallFormat = ToolCallFormat | WordCallFormat
+
+
+def _skip_blanks(text: str, position: int) -> int:
+    blanks = _BLANKS.match(text, position)
+    assert blanks is not None
+    return blanks.end()
 
 
 def _json_values(text: str, holding: str) -> Iterator[tuple[int, int, Any]]:

@@ -94,8 +94,12 @@ class VerifiableTask:
             failures = feedbacks[-1].failures
             warnings = [warning for warning in warnings if not warning.startswith(NO_TRUTH)]
             warnings.append(f"unverified: what can tell whether an answer is right failed: {failures}")
-        elif self.blend.verifiable and feedbacks and all(feedback.truth is None for feedback in feedbacks):
-            warnings.append(f"the verifier that knows the right answer came to no verdict: {feedbacks[-1].failures}")
+        else:
+            knowing = [name for name in self.blend.names if name not in self.blend.opinions]
+            failed = [f for f in feedbacks if any(f.scores[name].value is None for name in knowing if name in f.scores)]
+            if failed:
+                many = f"{len(failed)} of {len(feedbacks)} answers"
+                warnings.append(f"a verifier that knows the right answer could not judge {many}: {failed[-1].failures}")
         return {
             "verified_by": verified_by,
             "self_judging": self.self_judging,
