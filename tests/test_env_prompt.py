@@ -9,6 +9,7 @@ import pytest
 
 from rlvr.core.types import Task
 from rlvr.envs import PromptEnv
+from rlvr.envs.prompt import encode_prompt, encode_texts
 
 CHAT = [{"role": "user", "content": "2+2?"}]
 
@@ -82,3 +83,13 @@ def test_one_answer_ends_the_episode_without_a_reward():
     assert (result.reward, result.episode_done, result.next_observation) == (0.0, True, None)
     with pytest.raises(AssertionError, match="the episode of task 't' is over"):
         asyncio.run(env.step([1]))
+
+
+def test_a_text_that_a_built_vocabulary_cannot_write_is_named():
+    from rlvr.engine.tokenizer import build_tokenizer
+
+    words = build_tokenizer("words", ["a", "b", "<end>", "<pad>"], end="<end>", pad="<pad>")
+    assert encode_texts(["a b", "b"], words) == [words.encode("a b"), words.encode("b")]
+    for encode in (lambda: encode_texts(["a", "a c"], words), lambda: encode_prompt(Task("t", "a c"), words)):
+        with pytest.raises(ValueError, match=r"cannot write the text 'a c' .*model.tokenizer"):
+            encode()

@@ -148,7 +148,10 @@ def build_turns(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
 
 def encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """The token ids of texts as they stand, all in one call: a tokenizer's cost is per call, not per word."""
-    return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    try:
+        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    except Exception:  # a built vocabulary without a word or character; each library has its own error
+        return [list(_encode_text(tokenizer, text)) for text in texts]  # which names the text
 
 
 def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
@@ -177,7 +180,13 @@ def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
 @lru_cache(maxsize=4096)
 def _encode_text(tokenizer: Any, text: str) -> list[int]:
     """Every sample of a group opens its own episode: the prompt is tokenized once for all of them."""
-    return tokenizer.encode(text, add_special_tokens=False)
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:
+        raise ValueError(
+            f"the tokenizer cannot write the text {text[:120]!r} ({error}); a tokenizer built from the environment's "
+            "vocabulary has no other words or characters: use a model's tokenizer (model.tokenizer), or other tasks"
+        ) from error
 
 
 class PromptEnv:
