@@ -26,12 +26,14 @@ from rlvr.clients.local_engine import load_named_tokenizer
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.clients.tinker_sdk import (
     RemoteFuture,
+    check_logprobs,
     end_session,
     from_output,
     import_sdk,
     to_datum,
     to_input,
     translate_errors,
+    wait_for,
 )
 from rlvr.core.files import check_name
 from rlvr.core.futures import Future, LazyFuture
@@ -78,11 +80,19 @@ class TinkerSamplingClient:
             top_p=asked.top_p,
         )
         future = self._client.sample(to_input(prompt), num_samples, params, include_prompt_logprobs)
-        return RemoteFuture(future, self._response)
+        scored = prompt.length if include_prompt_logprobs else None
+        return RemoteFuture(future, lambda response: self._response(response, scored))
 
-    def _response(self, response: Any) -> SampleResponse:
-        sequences = [SampledSequence(StopReason(s.stop_reason), s.tokens, s.logprobs) for s in response.sequences]
-        return SampleResponse(sequences, response.prompt_logprobs, self.fingerprint)
+    def _response(self, response: Any, scored: int | None) -> SampleResponse:
+        """`scored`: how many log-probs of the prompt were asked for."""
+        sequences = [
+            SampledSequence(
+                StopReason(s.stop_reason), s.tokens, check_logprobs(s.logprobs, len(s.tokens), "completion")
+            )
+            for s in response.sequences
+        ]
+        known = None if scored is None else check_logprobs(response.prompt_logprobs, scored, "prompt")
+        return SampleResponse(sequences, known, self.fingerprint)
 
     def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
         if temperature != 1.0:
@@ -90,7 +100,10 @@ class TinkerSamplingClient:
                 f"compute_logprobs: a Tinker server scores at temperature 1, not {temperature:g}; sample at "
                 "rollout.temperature=1, or leave out what compares with a reference (algorithm.kl_coef)"
             )
-        return RemoteFuture(self._client.compute_logprobs(to_input(prompt)), list)
+        length = prompt.length
+        return RemoteFuture(
+            self._client.compute_logprobs(to_input(prompt)), lambda known: check_logprobs(known, length, "prompt")
+        )
 
     def get_tokenizer(self) -> Any:
         if self._tokenizer is None:
@@ -197,7 +210,7 @@ class TinkerTrainingClient:
 
     def _load(self, make: Callable[[str], Any], path: str) -> None:
         with translate_errors():
-            self._client = make(_check_path(path)).result()
+            self._client = wait_for(make(_check_path(path)))
         self._steps, self._sampler = 0, None
 
     def create_sampling_client(self, model_path: str | None = None) -> TinkerSamplingClient:
@@ -206,7 +219,7 @@ class TinkerTrainingClient:
             return self.save_weights_and_get_sampling_client()
         path = _check_path(model_path)
         with translate_errors():
-            return TinkerSamplingClient(self._client.create_sampling_client(path).result(), path, self._tokenizer)
+            return TinkerSamplingClient(wait_for(self._client.create_sampling_client(path)), path, self._tokenizer)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> TinkerSamplingClient:
         """A sampler for the weights as they are now; the same one until they change. With a name they are saved too."""
@@ -214,7 +227,7 @@ class TinkerTrainingClient:
             self.save_weights_for_sampler(name).result()
         if self._sampler is None or self._sampler.fingerprint != self.fingerprint:
             with translate_errors():
-                client = self._client.save_weights_and_get_sampling_client().result()
+                client = wait_for(self._client.save_weights_and_get_sampling_client())
             self._sampler = TinkerSamplingClient(client, self.fingerprint, self._tokenizer)
         return self._sampler
 
@@ -256,11 +269,11 @@ def connect(
         service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
         with translate_errors():
             if start_from is not None:
-                client = service.create_training_client_from_state(_check_path(start_from)).result()
+                client = wait_for(service.create_training_client_from_state(_check_path(start_from)))
             else:
-                client = service.create_lora_training_client(
-                    base_model, rank=lora.rank, seed=seed, train_unembed=False
-                ).result()
+                client = wait_for(
+                    service.create_lora_training_client(base_model, rank=lora.rank, seed=seed, train_unembed=False)
+                )
     except tinker.TinkerError as error:
         raise ValueError(f"client=tinker: {error}") from error
     return TinkerTrainingClient(service, client, tokenizer=tokenizer)

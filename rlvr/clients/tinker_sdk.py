@@ -5,6 +5,7 @@ Exercised by tests/test_clients_tinker.py. The SDK is imported when it is first 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
@@ -37,9 +38,15 @@ def end_session(service: Any) -> None:
     the interpreter is being finalized by then, CPython before 3.14 ends that thread by `pthread_exit`, which cannot
     unwind Rust's frames: the process aborts after its work is done. So give it a moment while nothing else is asked.
     """
-    with translate_errors():
-        service.close("success").result()
+    if hasattr(service, "close"):  # with an SDK that has none the session ends when its heartbeats do
+        with translate_errors():
+            wait_for(service.close("success"))
     time.sleep(SETTLE_SECONDS)
+
+
+def wait_for(client: Any) -> Any:
+    """The client that a call of the SDK makes: newer SDKs return a future of it, those up to 0.29 the client."""
+    return client.result() if hasattr(client, "result") else client
 
 
 class RemoteFuture(Generic[T]):
@@ -54,7 +61,10 @@ class RemoteFuture(Generic[T]):
 
     async def result_async(self, timeout: float | None = None) -> T:
         with translate_errors():
-            return self._read(await self._future.result_async(timeout))
+            if hasattr(self._future, "result_async"):
+                return self._read(await self._future.result_async(timeout))
+            # A sampling client of the SDK 0.25 returns a future of `concurrent.futures`.
+            return self._read(await asyncio.wait_for(asyncio.wrap_future(self._future), timeout))
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()
@@ -80,6 +90,21 @@ def translate_errors() -> Generator[None]:
         raise RuntimeError(f"the Tinker server cannot be reached: {error}") from error
 
 
+def check_logprobs(logprobs: Any, length: int, what: str) -> list[float | None]:
+    """The log-probs [length] a server answered; RuntimeError if it left any out. A prompt's first token has none."""
+    values = list(logprobs or [])
+    missing = [i for i, value in enumerate(values) if value is None or not math.isfinite(value)]
+    if what == "prompt":
+        missing = [i for i in missing if i > 0]
+    if len(values) != length or missing:
+        raise RuntimeError(
+            f"the Tinker server gave {len(values) - len(missing)} of {length} log-probs of a {what}; without all "
+            "of them a gradient or a KL would be wrong: use a server that returns them"
+            + (", or leave out algorithm.kl_coef" if what == "prompt" else "")
+        )
+    return values
+
+
 def to_input(prompt: ModelInput) -> Any:
     return import_sdk().types.ModelInput.from_ints(prompt.to_ints())
 
@@ -94,6 +119,11 @@ def from_output(output: Any) -> ForwardBackwardOutput:
     rows = [{name: TensorData(t.to_numpy()) for name, t in row.items()} for row in output.loss_fn_outputs]
     bad = [i for i, row in enumerate(rows) if "logprobs" in row and not np.isfinite(row["logprobs"].data).all()]
     metrics = dict(output.metrics)
-    if bad or not math.isfinite(metrics.get("loss:sum", 0.0)):
+    if "loss:sum" not in metrics:
+        raise ValueError(
+            "the Tinker server's answer has no metric loss:sum, which the protocol requires: its losses may be no sums "
+            "over tokens, and then its gradient is another one; see docs/other-tinker-servers.md for servers that work"
+        )
+    if bad or not math.isfinite(metrics["loss:sum"]):
         raise NonFiniteError("a loss on the server", bad)
     return ForwardBackwardOutput(rows, metrics, output.loss_fn_output_type)
