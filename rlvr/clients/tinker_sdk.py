@@ -90,7 +90,7 @@ def translate_errors() -> Generator[None]:
         raise RuntimeError(f"the Tinker server cannot be reached: {error}") from error
 
 
-def check_logprobs(logprobs: Any, length: int, what: str) -> list[float | None]:
+def check_logprobs(logprobs: Any, length: int, what: str) -> list[Any]:
     """The log-probs [length] a server answered; RuntimeError if it left any out. A prompt's first token has none."""
     values = list(logprobs or [])
     missing = [i for i, value in enumerate(values) if value is None or not math.isfinite(value)]
