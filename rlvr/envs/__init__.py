@@ -4,6 +4,7 @@ from rlvr.envs import code_tasks as code_tasks
 from rlvr.envs import dataset as dataset
 from rlvr.envs import groups as groups
 from rlvr.envs import gsm8k as gsm8k
+from rlvr.envs import math500 as math500
 from rlvr.envs import mini_mbpp as mini_mbpp
 from rlvr.envs import procedural as procedural
 from rlvr.envs import refine as refine

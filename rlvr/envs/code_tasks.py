@@ -1,6 +1,7 @@
-"""Programming problems: `mbpp` with its published splits, `code` for any rows that the reward `code` understands.
+"""Programming problems: `mbpp` with its published splits, `humaneval`, `code` for any rows that the reward reads.
 
     env: {name: mbpp, kwargs: {path: mbpp.jsonl, visible_tests: 1}}
+    env: {name: humaneval, kwargs: {path: HumanEval.jsonl.gz}}      # a test set
     env: {name: code, kwargs: {path: my-problems.jsonl}}            # MBPP's, HumanEval's or APPS' fields, or our own
 
 The text prompt is MBPP's own (Austin et al. 2021, https://arxiv.org/abs/2108.07732), with `[BEGIN]` and `[DONE]` around
@@ -28,7 +29,8 @@ from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.program_extraction import BEGIN, BODY_ENDS, DONE
 from rlvr.sandbox import Sandbox
 
-HUB_NAME = "google-research-datasets/mbpp"
+HUB_NAME, HUMANEVAL_HUB_NAME = "google-research-datasets/mbpp", "openai/openai_humaneval"
+HUMANEVAL_FILES = ("HumanEval.jsonl.gz", "HumanEval.jsonl")
 FILES = {"full": "mbpp.jsonl", "sanitized": "sanitized-mbpp.json"}
 SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}  # by task_id
 SHOTS = (2, 3, 4, 1, 5, 6, 7, 8, 9, 10)  # the first three are the paper's
@@ -147,6 +149,29 @@ def mbpp(
 
     asked = examples[: few_shot or 0]
     return CodeSource("mbpp", tasks(train), tasks(by_split[split]), visible=visible, max_turns=max_turns, shots=asked)
+
+
+@register_environment("humaneval")
+def humaneval(path: str | None = None, chat: bool = False) -> CodeSource:
+    """HumanEval, 164 heads of Python functions to complete (Chen et al. 2021), to evaluate on: all rows are held out.
+
+    Its file, or the folder with it, is `path`; without one it comes from the hub. The prompt is the head, or with
+    `chat` a request for the whole program.
+    """
+    if path is None:
+        found = load_from_hub("humaneval", HUMANEVAL_HUB_NAME, None, f"file, {HUMANEVAL_FILES[0]}", split="test")
+        rows = ((f"{HUMANEVAL_HUB_NAME}:{i}", dict(row)) for i, row in enumerate(found, 1))
+    else:
+        given = Path(path).expanduser()
+        files = [given / name for name in HUMANEVAL_FILES if (given / name).is_file()] if given.is_dir() else [given]
+        rows = _file_rows(files[0] if files else given / HUMANEVAL_FILES[0])
+    tasks = [_task(str(row.get("task_id", where)), _problem(where, row), None, chat, []) for where, row in rows]
+    if without := next((task for task in tasks if not task.meta.get("prefix")), None):
+        raise ValueError(
+            f"humaneval: {path or HUMANEVAL_HUB_NAME}: the row {without.id!r} has no head of a function to complete "
+            "(prompt, test, entry_point); for rows of another form use env.name=code"
+        )
+    return CodeSource("humaneval", [], tasks, visible=None, max_turns=1)
 
 
 @register_environment("code")

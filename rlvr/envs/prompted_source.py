@@ -94,7 +94,7 @@ def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSo
         return source
     if not keys and (options.chat == "off" or not has_template(tokenizer)):
         return source
-    task = source.train(0, 0, source.levels[0])
+    task = source.train(0, 0, source.levels[0]) if source.levels else source.heldout(1)[0]
     if has_template(tokenizer) and (options.chat != "off" or not isinstance(task.prompt, str)):
         _try_template(source, task, tokenizer, options)
     for key in keys:

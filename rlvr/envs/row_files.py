@@ -5,8 +5,8 @@
 
 Each file of a folder belongs to one split by its name, or else by its folders' (`train-00000.parquet`,
 `test/part.csv`). Rows are read one after the other, so that a caller can stop early; only a JSON list is read whole.
-Every mistake in a file is a ValueError with file, row and remedy. Left out on purpose: the hub (`rlvr.envs.hub`),
-compressed files.
+Every mistake in a file is a ValueError with file, row and remedy. A `.gz` file holds JSON. Left out on purpose: the hub
+(`rlvr.envs.hub`), other compressed files.
 `python -m pytest tests/test_row_files.py tests/test_env_rows.py` exercises it.
 """
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import csv
 import glob
+import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,13 +149,15 @@ def _read_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path} does not exist{near}; give {EXPECTED}") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}); give {EXPECTED}") from error
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is no whole gzip file ({error}); fetch it again") from error
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open("rb") as file:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         is_list = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         file.seek(0)
         if is_list:

@@ -63,7 +63,8 @@ class _Portion:
 class RowSource(TaskSource):
     """A task source over two lists of tasks.
 
-    Training tasks whose prompt is held out too are left out, so that no evaluation task is ever trained on.
+    Training tasks whose prompt is held out too are left out, so that no evaluation task is ever trained on. Without any
+    training row it is a test set, which has no levels and can only be evaluated on.
     `demonstrations` is the column in a task's meta of the completion to imitate, None if there is none; `lead` is put
     before it, except in a chat and after white space. `describe` is `describe_task` as a function, `data` what a plan
     says of the rows. `weight` is how often an epoch has a task: 2 is twice, 0.5 in every second epoch.
@@ -82,8 +83,9 @@ class RowSource(TaskSource):
         data: str = "",
     ) -> None:
         heldout_keys = {_prompt_key(task.prompt) for task in heldout}
+        train = list(train)
         self._train = [task for task in train if _prompt_key(task.prompt) not in heldout_keys]
-        if not self._train:
+        if train and not self._train:
             raise ValueError(f"{name}: every training row is held out too; give other rows to train on")
         order = rng.permutation(len(heldout), rng.key("rows-heldout"))
         self._heldout = [heldout[i] for i in order]

@@ -19,12 +19,10 @@ from rlvr.core import rng
 from rlvr.core.files import read_json
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource
-from rlvr.core.types import Outcome, Task, Trajectory, group_by, mean, std
+from rlvr.core.types import Task, Trajectory, mean, std
 from rlvr.reward import Reward
-from rlvr.rollout import open_groups, rollout
-from rlvr.rollout.scoring import Scoring
 from rlvr.training.errors import check_error_budget
-from rlvr.training.failure_groups import task_features
+from rlvr.training.judged_tasks import TaskResult, sample_and_judge
 
 Z95 = 1.959963984540054
 
@@ -57,23 +55,6 @@ class EvaluationOptions:
             raise ValueError(f"evaluation.k={self.k}, expected 1 to samples={self.samples}: pass@k needs k samples")
         if self.report not in ("last", "best"):
             raise ValueError(f"evaluation.report={self.report!r}; expected last or best")
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """One task: completions that passed, completions judged, and their mean reward.
-
-    `watched` has the pass rate under each verifier that only watches, `features` what is known of the task without a
-    completion.
-    """
-
-    id: str
-    level: str
-    passed: int
-    judged: int
-    reward: float
-    watched: dict[str, float] = field(default_factory=dict[str, float])
-    features: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -185,42 +166,19 @@ def evaluate(
     results: list[TaskResult] = []
     truncated = tokens = 0
     failures: list[Trajectory] = []
-    tokenizer = sampler.get_tokenizer()
     for start in range(0, len(tasks), chunk):
-        groups = open_groups(source, tasks[start : start + chunk], samples, tokenizer, "evaluation")
-        for group in groups:
-            group.id = f"evaluation/{group.task.id}"
-        with Scoring(reward, watched) as scoring:
-            over = scoring.begin if scoring.can_overlap else None
-            trajectories = rollout(groups, sampler, params, seed=rng.key("evaluation", seed), on_group_end=over)
-            scoring.finish(trajectories)
-        completions = list({t.rollout_id: t for t in trajectories}.values())
-        for group in group_by(completions, lambda t: t.group_id).values():
-            known = [t for t in group if t.reward is not None]
-            failures += [t for t in group if t.reward is None]
-            truncated += sum(t.truncated for t in group)
-            if known:
-                passed = sum(t.scores[reward.name].outcome is Outcome.PASSED for t in known)
-                earned = mean([t.reward for t in known if t.reward is not None])
-                task = group[0].task
-                assert task is not None
-                shares, features = _shares(known, watched), task_features(source, task)
-                results.append(TaskResult(task.id, task.level, passed, len(known), earned, shares, features))
-        tokens += sum(t.num_action_tokens for t in trajectories)
-        progress(min(start + chunk, len(tasks)))
+        part = tasks[start : start + chunk]
+        for group in sample_and_judge(
+            source, part, sampler, reward, params, samples=samples, seed=seed, watched=watched
+        ):
+            failures += [t for t in group.completions if t.reward is None]
+            truncated += sum(t.truncated for t in group.completions)
+            tokens += group.tokens
+            if result := group.summarize(source, reward, watched):
+                results.append(result)
+        progress(start + len(part))
     check_error_budget("evaluation", reward.name, failures, samples * len(tasks), error_budget)
     return Evaluation(results, k, len(failures), truncated, tokens)
-
-
-def _shares(answers: Sequence[Trajectory], watched: Sequence[Reward]) -> dict[str, float]:
-    """The pass rate under each watching verifier, of the completions that it could judge."""
-    shares: dict[str, float] = {}
-    for reward in watched:
-        verdicts = [t.scores[reward.name] for t in answers]
-        known = [float(v.outcome is Outcome.PASSED) for v in verdicts if v.value is not None]
-        if known:
-            shares[reward.name] = mean(known)
-    return shares
 
 
 def heldout_split(

@@ -12,14 +12,14 @@ from __future__ import annotations
 import atexit
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.code.formats import CodeProblem
-from rlvr.reward.code.program_extraction import ExtractedProgram, extract
+from rlvr.reward.code.program_extraction import ExtractedProgram, extract, extract_asked
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_number
 from rlvr.reward.signatures import Case
@@ -91,6 +91,31 @@ def code(cases: Sequence[Case], options: CodeOptions) -> list[Score]:
     A sandbox that breaks is an error and a broken test an invalid task: neither has a value. Parts: `tests_passed` (the
     share), `num_tests`, `compiles`, and `short` (whether the bonus was earned).
     """
+    return _judge(cases, options, lambda case, problem: extract(case.response, problem.names, problem.prefix))
+
+
+@register_reward("code_strict", batched=True, options=CodeOptions, start=_start, verifiable=True, waits_for="processes")
+def code_strict(cases: Sequence[Case], options: CodeOptions) -> list[Score]:
+    """As `code`, with the program in the form that our prompts ask for, as it stands there.
+
+    In a chat that is the one Python code block. After text it is the completion up to `[DONE]`, or, where it goes on
+    from a function's head, up to HumanEval's stop words. Reason: `many_answers` (several blocks).
+    """
+    return _judge(
+        cases, options, lambda case, problem: extract_asked(case.response, problem.prefix, is_chat=_is_chat(case))
+    )
+
+
+def _is_chat(case: Case) -> bool:
+    """Whether the model read a chat."""
+    task = case.trajectory.task if case.trajectory else None
+    return case.messages is not None or (task is not None and not isinstance(task.model_prompt, str))
+
+
+def _judge(
+    cases: Sequence[Case], options: CodeOptions, find: Callable[[Case, CodeProblem], ExtractedProgram]
+) -> list[Score]:
+    """The scores of the programs that `find` finds in the responses."""
     scores: dict[int, Score] = {}
     waiting: dict[int, tuple[ExtractedProgram, CodeProblem]] = {}
     for i, case in enumerate(cases):
@@ -99,7 +124,7 @@ def code(cases: Sequence[Case], options: CodeOptions) -> list[Score]:
         except ValueError as wrong:
             scores[i] = Score(None, Outcome.INVALID, "bad_problem", detail=str(wrong))
             continue
-        program = extract(case.response, problem.names, problem.prefix)
+        program = find(case, problem)
         if program.reason:
             scores[i] = _score(options, program, problem, None)
         else:
@@ -141,7 +166,7 @@ def _score(options: CodeOptions, program: ExtractedProgram, problem: CodeProblem
     return Score(value, outcome, reason, parts, detail)
 
 
-_NO_PROGRAM = ("syntax_error", "no_answer", "too_large")
+_NO_PROGRAM = ("syntax_error", "no_answer", "many_answers", "too_large")
 
 
 def sandbox_job(program: str, problem: CodeProblem, tests: Sequence[Any]) -> dict[str, Any]:

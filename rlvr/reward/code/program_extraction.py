@@ -68,6 +68,29 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
     return ExtractedProgram(prefix + _indent_body(code), where=where)
 
 
+def extract_asked(response: str, prefix: str = "", *, is_chat: bool) -> ExtractedProgram:
+    """The program of a response in the form that our prompts ask for, and in no other; nothing is repaired.
+
+    In a chat it is the one code block, closed, in Python or unmarked; two blocks are `many_answers`. After text it is
+    what stands before `[DONE]`. With a `prefix` the text goes on from it, and ends where HumanEval's stop words say.
+    What comes before the last `</think>` is no part of the answer.
+    """
+    if len(response) > MAX_CHARS:
+        return ExtractedProgram("", "too_large")
+    answer = response.rpartition(THOUGHT_ENDS)[2]
+    if is_chat:
+        blocks, _ = _read_fences(answer)
+        programs = [code for language, code in blocks if language in _PYTHON | {""}]
+        if len(programs) > 1:
+            return ExtractedProgram("", "many_answers")
+        code, where = "".join(programs), "fence"
+    else:
+        code, where = (_cut_body(answer) if prefix else answer.partition(DONE)[0]), "raw"
+    if not code.strip():
+        return ExtractedProgram("", "no_answer")
+    return ExtractedProgram(code if is_chat else prefix + code, where=where)
+
+
 def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:
     begin, done = text.find(BEGIN), text.find(DONE)
     if begin != -1 and (done == -1 or begin < done):
@@ -80,22 +103,28 @@ def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:
     return (text, "raw") if fenced is None else (fenced, "fence")
 
 
-def _pick_fence(text: str, definition: re.Pattern[str]) -> str | None:
-    """The fence to take, None where there is none."""
-    blocks: list[tuple[str, str]] = []  # the language, and the text
-    get_sandbox: tuple[re.Match[str], str] | None = None
+def _read_fences(text: str) -> tuple[list[tuple[str, str]], tuple[re.Match[str], str] | None]:
+    """(language, text) of each closed fence, and what opens one that is never closed with its language."""
+    blocks: list[tuple[str, str]] = []
+    opened: tuple[re.Match[str], str] | None = None
     for found in _FENCE.finditer(text):
         indent, mark, info = found[1], found[2], found[3].strip()
-        if get_sandbox is None:
+        if opened is None:
             if mark[0] == "~" or "`" not in info:  # else it is code in the line
-                get_sandbox = found, info.split()[0].lower() if info else ""
+                opened = found, info.split()[0].lower() if info else ""
             continue
-        begun, language = get_sandbox
+        begun, language = opened
         if not info and mark.startswith(begun[2]) and len(indent) <= len(begun[1]) + 3:
             blocks.append((language, text[begun.end() : found.start()]))
-            get_sandbox = None
-    if get_sandbox is not None:
-        begun, language = get_sandbox
+            opened = None
+    return blocks, opened
+
+
+def _pick_fence(text: str, definition: re.Pattern[str]) -> str | None:
+    """The fence to take, None where there is none."""
+    blocks, opened = _read_fences(text)
+    if opened is not None:
+        begun, language = opened
         before, rest = text[: begun.start()], text[begun.end() :].rstrip()
         if not (language or begun[1] or definition.search(rest)) and definition.search(before):
             blocks.append(("", before))  # it was the prompt that opened this fence, and here it is closed
@@ -125,10 +154,15 @@ def _dedent(code: str) -> str:
     return (textwrap.dedent(code) if first[:1].isspace() else code).strip()
 
 
+def _cut_body(code: str) -> str:
+    """A completion that continues a function's head, cut where the function ends."""
+    ends = [at for at in (code.find(stop, 1) for stop in BODY_ENDS) if at != -1]
+    return code[: min(ends, default=len(code))]
+
+
 def _indent_body(code: str) -> str:
     """A completion that continues a function's head: its body, indented by four, cut where the function ends."""
-    ends = [at for at in (code.find(stop, 1) for stop in BODY_ENDS) if at != -1]
-    lines = code[: min(ends, default=len(code))].rstrip().split("\n")
+    lines = _cut_body(code).rstrip().split("\n")
     first = next((i for i, line in enumerate(lines) if line.strip()), 0)
     depths = [len(line) - len(line.lstrip()) for line in lines[first:] if line.strip()]
     if depths and depths[0] < 4 and "\t" not in lines[first][: depths[0]]:

@@ -113,6 +113,19 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     return _ask_math_verify(gold, text, float(options.timeout_s))
 
 
+@register_reward("math_flexible", gold="answer", verifiable=True)
+def math_flexible(case: Case) -> Score:
+    """1.0 if the answer of the response, wherever it stands, equals the gold in value, else 0.0.
+
+    As `math`, which looks in the same places and compares alike; where none of them exists, the last line counts. For
+    `reward.watch`, beside a reward that asks for one form.
+    """
+    return verify_math(case, _FLEXIBLE)
+
+
+_FLEXIBLE = MathOptions(extract=("boxed", "hash", "answer_is", "last_line"))
+
+
 def _join_boxes(boxes: Sequence[str]) -> tuple[str, ...]:
     """Several boxes as one list and as one tuple. A box that is nothing by itself, `(1`, joins nothing."""
     try:
