@@ -23,7 +23,7 @@ LAYERS = {
     **dict.fromkeys(("rollout", "envs", "tracking", "store"), 4),
     **dict.fromkeys(("compat", "training"), 5),
     "config": 6,
-    **dict.fromkeys(("audit", "service", "study", "tinker_server"), 7),
+    **dict.fromkeys(("audit", "benchmarks", "service", "study", "tinker_server"), 7),
     "cli": 8,
     **dict.fromkeys(("__main__", "compat.recipes", "run_rlvr"), 9),
 }

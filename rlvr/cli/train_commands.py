@@ -130,40 +130,77 @@ def evaluate(
             help="A run, a checkpoint such as RUN/checkpoints/best, or the folder or hub name of a model or adapter."
         ),
     ],
-    overrides: Overrides = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BENCHMARK[=DATA] ...] [key=value ...]",
+            help="Benchmarks, each perhaps with its local data, and settings that override the config.",
+        ),
+    ] = None,
     config_name: ConfigName = None,
     config: ConfigFile = None,
     config_path: ConfigPath = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The file for the JSON report; default: standard output.")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The file for the JSON report (default: standard output); of benchmarks the folder for everything "
+            "(default: evaluations/NAME).",
+        ),
     ] = None,
 ) -> None:
-    """Evaluate weights on held-out tasks: pass@1, pass@k and mean reward with intervals.
+    """Evaluate weights on benchmarks or held-out tasks: pass@1, pass@k and mean reward with intervals.
+
+    rlvr evaluate ./my-model gsm8k math500=./math500.jsonl humaneval mbpp
 
     rlvr evaluate runs/arithmetic evaluation.samples=16
 
     rlvr evaluate ./my-model --config-name=gsm8k env.kwargs.path=./gsm8k --out report.json
 
-    A run has tasks of its own; a model takes those of a config. This builds what the run's resolved.yaml names, and
-    imports functions given as module:function: evaluate a run folder of another person only if you would run their
-    code.
+    A run has tasks of its own; a model takes those of benchmarks or of a config. This builds what the run's
+    resolved.yaml names, and imports functions given as module:function: evaluate a run folder of another person only if
+    you would run their code.
     """
+    from rlvr.benchmarks.benchmark_plan import has_benchmarks
     from rlvr.config.evaluate_weights import evaluate_weights
     from rlvr.core.files import write_atomic
     from rlvr.tracking import RunConsole, evaluation_table
 
+    words = words or []
+    if has_benchmarks(words):
+        if config_name or config or config_path:
+            raise ValueError("benchmarks are configs of their own; leave --config-name, --config and --config-path out")
+        _evaluate_benchmarks(weights, words, out)
+        return
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     with RunConsole(stream=sys.stderr) as console:
-        result = evaluate_weights(
-            weights, overrides or [], console, config_name=config_name, config_path=config or config_path
-        )
+        result = evaluate_weights(weights, words, console, config_name=config_name, config_path=config or config_path)
         console.close()
         console.note(evaluation_table(result))
     if out is None:
         typer.echo(json.dumps(result, indent=2))
     else:
         write_atomic(out, json.dumps(result, indent=2) + "\n")
+
+
+def _evaluate_benchmarks(place: str, words: list[str], out: Path | None) -> None:
+    """Run benchmarks and print their table; the same command continues them."""
+    from rlvr.benchmarks.benchmark_runner import default_folder, run_benchmarks
+    from rlvr.benchmarks.benchmark_table import write_table
+    from rlvr.tracking import RunConsole
+
+    folder = out or default_folder(place)
+    with RunConsole(stream=sys.stderr) as console:
+        try:
+            summary = run_benchmarks(place, words, folder, console)
+        except KeyboardInterrupt:
+            console.close()
+            console.note(f"stopped; the same command goes on from here ({folder})")
+            raise typer.Exit(130) from None
+        console.close()
+        console.note(f"table.md, summary.json, and every completion with its verdicts are in {folder}")
+    typer.echo(write_table(summary["benchmarks"]))
 
 
 def show_config(

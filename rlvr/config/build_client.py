@@ -17,6 +17,7 @@ from rlvr.clients.registry import ClientRequest, resolve_client
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
 from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.core.registry import did_you_mean
 from rlvr.reward import resolve_reward
 from rlvr.training.initial_weights import resolve_start
 
@@ -28,8 +29,17 @@ def check_model_folder(config: RunConfig) -> None:
         return
     folder = Path(name).expanduser()
     if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not is_model(folder):
-        found = "no config.json" if folder.is_dir() else "no such folder"
+        found = "no config.json" if folder.is_dir() else f"no such folder{find_near_folder(folder)}"
         raise ValueError(f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, or a hub name")
+
+
+def find_near_folder(missing: Path) -> str:
+    """` (did you mean 'my-model'?)`: the folder that is there with a name near that of the first missing part."""
+    place = missing.absolute()
+    while not place.parent.is_dir():
+        place = place.parent
+    near = did_you_mean(place.name, [entry.name for entry in place.parent.iterdir() if entry.is_dir()])
+    return near if place == missing.absolute() or not near else f" {place.name}{near}"
 
 
 def core_shares(config: RunConfig, source: TaskSource, total: int | None = None) -> CoreShares:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
 from rlvr.config import CLI, LoadedConfig, load
-from rlvr.config.build_client import build_client, client_request, core_shares
+from rlvr.config.build_client import build_client, client_request, core_shares, find_near_folder
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import (
     build_reward,
@@ -81,7 +81,8 @@ def check_weights(place: str) -> None:
     if is_hub_name(place) and not Path(folder.parts[0]).is_dir():
         return
     if not (is_model(folder) or (folder / "adapter_config.json").exists()):
-        found = "it holds no weights that are known here" if folder.is_dir() else "there is no such folder"
+        no_folder = f"there is no such folder{find_near_folder(folder)}"
+        found = "it holds no weights that are known here" if folder.is_dir() else no_folder
         raise ValueError(f"{place}: {found}; expected {EXPECTED}")
     config = read_json(folder / "config.json", "the config of a model") if is_model(folder) else {}
     for kind in config.get("architectures") or ():
@@ -96,23 +97,28 @@ def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole) -> dic
     """Evaluate a model or an adapter on the held-out tasks of a config, whose own model does not count."""
     if not (loaded.values.get("env") or {}).get("name"):
         raise ValueError(
-            f"{place} is a model, so the tasks must be named: give --config-name=NAME (gsm8k, for example), "
-            "--config=FILE or env.name=NAME"
+            f"{place} is a model, so the tasks must be named: give benchmarks (gsm8k math500, for example), "
+            "--config-name=NAME, --config=FILE or env.name=NAME"
         )
-    folder = Path(place).expanduser()
-    adapter = folder if (folder / "adapter_config.json").exists() and not is_model(folder) else None
-    config = build_config(_with_model(loaded, place, adapter))
+    adapter = find_adapter(place)
+    config = build_config(with_model(loaded, place, adapter))
     source = build_source(config)
     start_rewards(config, source)
     request = replace(client_request(config, source), cores=core_shares(config, source), warn=console.warn)
     sampler = build_sampler(request, adapter)
-    source = _show_prompts(config, source, sampler, config.prompt, console)
+    source = show_prompts(config, source, sampler, config.prompt, console)
     result = _evaluate(config, source, sampler, config.seed, console)
-    _warn_of_tasks(result, config, loaded.origin.get("evaluation.tasks") == CLI, console)
+    warn_of_tasks(result, config, loaded.origin.get("evaluation.tasks") == CLI, console)
     return {"checkpoint": place, **result}
 
 
-def _with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> LoadedConfig:
+def find_adapter(place: str) -> Path | None:
+    """The folder, if it holds an adapter and no whole model."""
+    folder = Path(place).expanduser()
+    return folder if (folder / "adapter_config.json").exists() and not is_model(folder) else None
+
+
+def with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> LoadedConfig:
     """The config with the section `model` of weights that no run made."""
     given: dict[str, Any] = loaded.values.get("model") or {}
     typed = [key for key, origin in loaded.origin.items() if key.startswith("model.") and origin == CLI]
@@ -178,7 +184,7 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     client = build_client(config, source, folder / "checkpoints", lambda text: None, lambda text: None, fresh=False)
     client.load_state(journal.weights_path(place)).result()
     sampler = client.create_sampling_client()
-    source = _show_prompts(config, source, sampler, prompt_options(config, folder), console)
+    source = show_prompts(config, source, sampler, prompt_options(config, folder), console)
     _, chosen_by = heldout_split(source, begun.evaluation, has_interim=has_interim(begun))
     if begun.evaluation.interim_tasks is None:  # with other sizes the split is another one
         chosen_by = []
@@ -188,11 +194,11 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
                 "(evaluation.interim_tasks=null): the pass rate is overstated"
             )
     result = _evaluate(config, source, sampler, seed, console, {task.id for task in chosen_by})
-    _warn_of_tasks(result, config, any("evaluation.tasks=" in text for text in overrides), console)
+    warn_of_tasks(result, config, any("evaluation.tasks=" in text for text in overrides), console)
     return {"checkpoint": str(place), **result}
 
 
-def _show_prompts(
+def show_prompts(
     config: RunConfig, source: TaskSource, sampler: SamplingClient, options: PromptOptions, console: RunConsole
 ) -> TaskSource:
     """The source as the model reads it, without prompts that are too long."""
@@ -238,7 +244,8 @@ def _evaluate(
     }
 
 
-def _warn_of_tasks(result: Mapping[str, Any], config: RunConfig, is_typed: bool, console: RunConsole) -> None:
+def warn_of_tasks(result: Mapping[str, Any], config: RunConfig, is_typed: bool, console: RunConsole) -> None:
+    """Warn if the user asked for more tasks than are held out."""
     asked = config.evaluation.tasks
     if is_typed and result["tasks"] < asked:
         console.warn(f"evaluation.tasks={asked}, but {config.env.name} holds out {result['tasks']} tasks to report on")

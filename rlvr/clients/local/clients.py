@@ -34,7 +34,7 @@ from rlvr.core.messages import (
 from rlvr.core.protocols import CustomLoss
 from rlvr.engine.checkpoint import load_policy, read_snapshot, save_policy
 from rlvr.engine.engine import Engine
-from rlvr.engine.policy import Policy, Snapshot
+from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -114,6 +114,10 @@ class LocalSamplingClient(SelfFuture):
 
     def get_tokenizer(self) -> Any:
         return self._engine.model.tokenizer
+
+    def weights_sha256(self) -> str:
+        """A hash over names, dtypes, shapes and bytes of the model's weights and those of the snapshot."""
+        return tensors_sha256({**dict(self._engine.model.module.named_parameters()), **self._snapshot.tensors})
 
 
 def _params(given: Any) -> SamplingParams:

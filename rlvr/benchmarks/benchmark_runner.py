@@ -1,0 +1,188 @@
+"""Runs benchmarks on a model: one engine, one benchmark after the other, each continued where it stopped.
+
+    run_benchmarks("./my-model", ["gsm8k=./gsm8k", "evaluation.tasks=50"], Path("evaluations/my-model"), console)
+
+Exercised by `python -m pytest tests/test_benchmark_run.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.benchmarks.benchmark_folder import BenchmarkFolder, list_results, make_record, open_benchmarks
+from rlvr.benchmarks.benchmark_plan import Benchmark, find_text_forms, name_benchmark, read_benchmarks
+from rlvr.benchmarks.benchmark_table import write_table
+from rlvr.clients.local_engine import build_sampler
+from rlvr.config.build_client import client_request, core_shares
+from rlvr.config.build_config import resolved_values
+from rlvr.config.build_run import build_reward, build_source, build_watched, start_rewards
+from rlvr.config.evaluate_weights import check_weights, find_adapter, show_prompts, with_model
+from rlvr.config.schema import RunConfig
+from rlvr.core.files import write_atomic
+from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.core.types import Task, Trajectory
+from rlvr.envs.chat_template import has_template
+from rlvr.tracking import RunConsole
+from rlvr.training.errors import check_error_budget
+from rlvr.training.evaluate import Evaluation, evaluation_params, heldout_split
+from rlvr.training.initial_weights import newest_weights
+from rlvr.training.judged_tasks import TaskResult, sample_and_judge
+
+SETTINGS = ("env", "prompt", "reward", "rollout", "evaluation", "seed")  # the sections that decide about a number
+_PARTS, _LEAST = 20, 32  # a kill loses at most a twentieth of a benchmark, or this many completions
+
+
+def default_folder(place: str) -> Path:
+    """Where the benchmarks of a model go: `evaluations/` and its name; of a checkpoint also that of its run."""
+    path = Path(place).expanduser().absolute()
+    name = f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name
+    return Path("evaluations") / name
+
+
+def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunConsole) -> dict[str, Any]:
+    """Run the benchmarks that the words name on the model, adapter, run or checkpoint at `place`; their results.
+
+    Everything is written to `folder`; what is finished there is not sampled again.
+    """
+    newest = newest_weights(place, "MODEL")  # of a run
+    weights = place if newest == Path(place).expanduser() else str(newest)
+    check_weights(weights)
+    adapter = find_adapter(weights)
+    benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights, adapter))
+    sources: list[TaskSource] = []
+    for benchmark in benchmarks:
+        with name_benchmark(benchmark.name):
+            sources.append(build_source(benchmark.config))
+            start_rewards(benchmark.config, sources[-1])
+    shares = [core_shares(b.config, source) for b, source in zip(benchmarks, sources, strict=True)]
+    cores = next((share for share in shares if share.concurrent), shares[0])
+    request = replace(client_request(benchmarks[0].config, sources[0]), cores=cores, warn=console.warn)
+    sampler = build_sampler(request, adapter)
+    for benchmark in benchmarks:
+        _check_chat(benchmark, place, sampler.get_tokenizer())
+    sha256 = sampler.weights_sha256()
+    with open_benchmarks(folder, {"model": place, "weights_sha256": sha256}):
+        for benchmark, source in zip(benchmarks, sources, strict=True):
+            with name_benchmark(benchmark.name):
+                shown = show_prompts(benchmark.config, source, sampler, benchmark.config.prompt, console)
+                _run(benchmark, shown, sampler, folder, console)
+        stored = list_results(folder)
+        names = [benchmark.name for benchmark in benchmarks]
+        results = {name: stored[name] for name in (*names, *(other for other in stored if other not in names))}
+        summary = {"model": place, "weights_sha256": sha256, "benchmarks": results}
+        write_atomic(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_atomic(folder / "table.md", write_table(results) + "\n")
+    return summary
+
+
+def _check_chat(benchmark: Benchmark, place: str, tokenizer: Any) -> None:
+    """ValueError if a benchmark asks in a chat and the model has no chat template."""
+    if benchmark.config.prompt.chat != "on" or has_template(tokenizer):
+        return
+    name = benchmark.name
+    forms = " or ".join(find_text_forms(benchmark)) or f"{name}.prompt.chat=off"
+    raise ValueError(
+        f"benchmark {name} asks in a chat, and the tokenizer of {place} has no chat template; for a base model use "
+        f"{forms}, or name an instruct model's tokenizer (model.tokenizer)"
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The tasks of a benchmark, and what each is sampled and judged with."""
+
+    tasks: list[Task]
+    source: TaskSource
+    config: RunConfig
+
+    @property
+    def chunk(self) -> int:
+        """How many tasks are sampled at once."""
+        samples = self.config.evaluation.samples
+        completions = min(max(_LEAST, len(self.tasks) * samples // _PARTS), self.config.engine.max_rows)
+        return max(1, completions // samples)
+
+    def sha256(self) -> str:
+        """A hash over the tasks, as the model reads them and as they are judged."""
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(json.dumps([task.id, task.model_prompt, task.meta], sort_keys=True, default=str).encode())
+        return digest.hexdigest()
+
+
+def _run(benchmark: Benchmark, source: TaskSource, sampler: SamplingClient, out: Path, console: RunConsole) -> None:
+    """Sample and judge what is not stored yet, and store the numbers."""
+    config, options = benchmark.config, benchmark.config.evaluation
+    reward, watched = build_reward(config, source), build_watched(config)
+    work = _Work(heldout_split(source, options, has_interim=False)[0], source, config)
+    settings = {key: resolved_values(config, benchmark.loaded)[key] for key in SETTINGS}
+    settings |= {"tasks_sha256": work.sha256(), "reward_name": reward.formula}
+    folder = BenchmarkFolder(out / benchmark.name, settings, [task.id for task in work.tasks], work.chunk)
+    params = _with_end_token(evaluation_params(config.rollout, options), sampler.get_tokenizer())
+    console.phase(benchmark.name, len(work.tasks), len(folder.records), unit="tasks")
+    failures: list[Trajectory] = []
+    for start in range(len(folder.records), len(work.tasks), work.chunk):
+        judged = sample_and_judge(
+            source,
+            work.tasks[start : start + work.chunk],
+            sampler,
+            reward,
+            params,
+            samples=options.samples,
+            seed=config.seed,
+            watched=watched,
+        )
+        failures += [t for task in judged for t in task.completions if t.reward is None]
+        completions = len(work.tasks) * options.samples
+        check_error_budget(benchmark.name, reward.name, failures, completions, config.training.error_budget)
+        verifiers = [reward, *(other for other in watched if other.name != reward.name)]
+        folder.append([make_record(task, task.summarize(source, reward, watched), verifiers) for task in judged])
+        console.step({}, len(folder.records))
+    folder.finish(
+        {
+            **_count(folder.records, options.k or options.samples),
+            "prompt": _describe_prompt(config, work.tasks[0]),
+            "samples": options.samples,
+            "temperature": options.temperature,
+            "strict": reward.name,
+            "lenient": watched[0].name if watched else None,
+            "seed": config.seed,
+        }
+    )
+
+
+def _count(records: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
+    """The numbers of the stored tasks."""
+    results = [TaskResult(**record["result"]) for record in records if record["result"] is not None]
+    unjudged, truncated, tokens = (sum(r[key] for r in records) for key in ("unjudged", "truncated", "tokens"))
+    found = Evaluation(results, k, unjudged, truncated, tokens)
+    return {
+        "tasks": len(records),
+        "k": k,
+        "rates": {name: asdict(estimate) for name, estimate in found.metrics().items()},
+        "by_level": {level: found.intervals(level) for level in found.levels},
+        "unjudged": unjudged,
+        "truncated": truncated,
+        "tokens": tokens,
+    }
+
+
+def _describe_prompt(config: RunConfig, task: Task) -> str:
+    """`chat, 0-shot`: how the model is asked, and after how many worked examples."""
+    examples = config.prompt.examples
+    shots = examples if isinstance(examples, int) else len(examples)
+    shots += int(config.env.kwargs.get("few_shot") or 0)
+    return f"{'text' if isinstance(task.model_prompt, str) else 'chat'}, {shots}-shot"
+
+
+def _with_end_token(params: Any, tokenizer: Any) -> Any:
+    """The sampling parameters whose stop strings end a completion beside the end token, not instead of it."""
+    if not params.stop or tokenizer.eos_token_id is None:
+        return params
+    stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
+    return replace(params, stop=[*stops, tokenizer.eos_token_id])
