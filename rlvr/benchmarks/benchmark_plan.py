@@ -87,7 +87,8 @@ def name_benchmark(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"benchmark {name}: {str(error).replace(_DATA, f'{name}=')}") from error
+        text = str(error).removeprefix(f"{name}: ").replace(_DATA, f"{name}=")
+        raise ValueError(f"benchmark {name}: {text}") from error
 
 
 def find_text_forms(benchmark: Benchmark) -> list[str]:
@@ -117,6 +118,7 @@ def _sort_words(words: Sequence[str]) -> tuple[dict[str, _Request], list[str]]:
         if name in requests:
             raise ValueError(f"benchmark {name} is named twice; leave one out")
         if equals:
+            _check_data(word, name, Path(value).expanduser())
             request.overrides.append(f"{_DATA}{value}")
         requests[name] = request
     shared: list[str] = []
@@ -140,13 +142,22 @@ def _read_name(word: str, known: Sequence[str]) -> tuple[str, _Request]:
     if word.endswith((".yaml", ".yml")):
         if not Path(word).is_file():
             raise ValueError(
-                f"benchmark {word}: there is no such file; give a config file or one of {', '.join(known)}"
+                f"benchmark {word}: there is no such file; give another config file, or one of {', '.join(known)}"
             )
         return check_name(Path(word).stem, "benchmark"), _Request(word)
     raise ValueError(
         f"unknown benchmark {word!r}{did_you_mean(word, known)}; there are: {', '.join(known)}; for tasks of any other "
         "environment give a config file (mine.yaml), and settings as key=value"
     )
+
+
+def _check_data(word: str, name: str, data: Path) -> None:
+    if not data.exists():
+        near = did_you_mean(data.name, [p.name for p in data.parent.iterdir()] if data.parent.is_dir() else [])
+        raise ValueError(
+            f"{word}: there is no such file or folder{near}; give the data set's own files (docs/benchmarks.md says "
+            f"where they are), or {name} alone for those of the hub"
+        )
 
 
 def _near_benchmark(word: str, known: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from rlvr.clients.local_engine import build_sampler
 from rlvr.config.build_client import client_request, core_shares
 from rlvr.config.build_config import resolved_values
 from rlvr.config.build_run import build_reward, build_source, build_watched, start_rewards
-from rlvr.config.evaluate_weights import check_weights, find_adapter, show_prompts, with_model
+from rlvr.config.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import write_atomic
 from rlvr.core.protocols import SamplingClient, TaskSource
@@ -70,7 +70,7 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
         for benchmark, source in zip(benchmarks, sources, strict=True):
             with name_benchmark(benchmark.name):
                 shown = show_prompts(benchmark.config, source, sampler, benchmark.config.prompt, console)
-                _run(benchmark, shown, sampler, folder, console)
+                run_benchmark(benchmark, shown, sampler, folder, console)
         stored = list_results(folder)
         names = [benchmark.name for benchmark in benchmarks]
         results = {name: stored[name] for name in (*names, *(other for other in stored if other not in names))}
@@ -97,7 +97,6 @@ class _Work:
     """The tasks of a benchmark, and what each is sampled and judged with."""
 
     tasks: list[Task]
-    source: TaskSource
     config: RunConfig
 
     @property
@@ -115,11 +114,14 @@ class _Work:
         return digest.hexdigest()
 
 
-def _run(benchmark: Benchmark, source: TaskSource, sampler: SamplingClient, out: Path, console: RunConsole) -> None:
-    """Sample and judge what is not stored yet, and store the numbers."""
+def run_benchmark(
+    benchmark: Benchmark, source: TaskSource, sampler: SamplingClient, out: Path, console: RunConsole
+) -> None:
+    """Sample and judge what `out` does not hold yet, and store the numbers. `source` is as the model reads it."""
     config, options = benchmark.config, benchmark.config.evaluation
     reward, watched = build_reward(config, source), build_watched(config)
-    work = _Work(heldout_split(source, options, has_interim=False)[0], source, config)
+    work = _Work(heldout_split(source, options, has_interim=False)[0], config)
+    warn_of_tasks(len(work.tasks), benchmark.loaded, config, console)
     settings = {key: resolved_values(config, benchmark.loaded)[key] for key in SETTINGS}
     settings |= {"tasks_sha256": work.sha256(), "reward_name": reward.formula}
     folder = BenchmarkFolder(out / benchmark.name, settings, [task.id for task in work.tasks], work.chunk)

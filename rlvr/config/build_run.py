@@ -143,6 +143,8 @@ def has_interim(config: RunConfig) -> bool:
 
 def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     """Describe the run in words and numbers, as printed before it starts; ValueError if it could not train."""
+    if not source.levels:
+        raise ValueError(f"env.name={config.env.name} is a test set without training tasks: use it with rlvr evaluate")
     t, e = config.training, config.evaluation
     algorithm = config.algorithm.resolve()
     _check_optimizers(config)

@@ -10,7 +10,7 @@ written here. Exercised by `python -m pytest tests/test_evaluate_model.py tests/
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole) -> dic
     sampler = build_sampler(request, adapter)
     source = show_prompts(config, source, sampler, config.prompt, console)
     result = _evaluate(config, source, sampler, config.seed, console)
-    warn_of_tasks(result, config, loaded.origin.get("evaluation.tasks") == CLI, console)
+    warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": place, **result}
 
 
@@ -170,7 +170,8 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     stored = folder / "resolved.yaml"
     # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
     begun = build_config(load(None, str(stored), []))
-    config = build_config(load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="]))
+    loaded = load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="])
+    config = build_config(loaded)
     seed = build_config(load(None, str(stored), overrides)).seed
     if folder == place:
         checkpoint = journal.newest_checkpoint(folder, lambda text: console.warn(f"{text}; looking for an older one"))
@@ -194,7 +195,7 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
                 "(evaluation.interim_tasks=null): the pass rate is overstated"
             )
     result = _evaluate(config, source, sampler, seed, console, {task.id for task in chosen_by})
-    warn_of_tasks(result, config, any("evaluation.tasks=" in text for text in overrides), console)
+    warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": str(place), **result}
 
 
@@ -244,8 +245,8 @@ def _evaluate(
     }
 
 
-def warn_of_tasks(result: Mapping[str, Any], config: RunConfig, is_typed: bool, console: RunConsole) -> None:
-    """Warn if the user asked for more tasks than are held out."""
+def warn_of_tasks(tasks: int, loaded: LoadedConfig, config: RunConfig, console: RunConsole) -> None:
+    """Warn if the command line asked for more than the `tasks` that are held out."""
     asked = config.evaluation.tasks
-    if is_typed and result["tasks"] < asked:
-        console.warn(f"evaluation.tasks={asked}, but {config.env.name} holds out {result['tasks']} tasks to report on")
+    if loaded.origin.get("evaluation.tasks") == CLI and tasks < asked:
+        console.warn(f"evaluation.tasks={asked}, but {config.env.name} holds out {tasks} tasks to report on")
