@@ -65,7 +65,7 @@ def read_benchmarks(words: Sequence[str], set_model: Callable[[LoadedConfig], Lo
     benchmarks: list[Benchmark] = []
     for name, request in requests.items():
         with name_benchmark(name):
-            overrides = [*request.overrides, *shared]
+            overrides = [*shared, *request.overrides]  # the later one wins
             config_name = None if request.file else f"{GROUP}/{name}"
             loaded = set_model(load(config_name, request.file, overrides))
             config = build_config(loaded)
