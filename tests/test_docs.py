@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_rows import PROBLEMS, function, write
 from code_rows import mbpp_file
 from doc_pages import ROOT, blocks, run_page, trainings
 from doc_pages import load_gen as gen
@@ -100,6 +101,8 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Path:
     tasks = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(8) for b in range(5)]
     mbpp_file(folder)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    write(folder / "math500.jsonl", PROBLEMS)
+    write(folder / "HumanEval.jsonl.gz", [function("add_two", "2"), function("add_three", "3")])
     (folder / "completions.jsonl").write_text(json.dumps({"response": r"so \boxed{0.5}", "answer": "1/2"}) + "\n")
     pairs = ROOT / "rlvr" / "audit" / "data" / "math_pairs.jsonl"
     (folder / "pairs.jsonl").write_text("".join(pairs.read_text().splitlines(keepends=True)[:20]))
