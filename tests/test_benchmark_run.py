@@ -145,6 +145,17 @@ def test_a_continued_benchmark_equals_one_that_never_stopped(home: Path, capsys:
         assert Path("again", file).read_bytes() == Path("whole", file).read_bytes(), file
 
 
+def test_stop_strings_stand_beside_the_end_token(home: Path) -> None:
+    """The random model never writes `Question:`, so a completion that is not cut off ended with the end token."""
+    words = ["gsm8k_8shot=gsm8k", "rollout.max_tokens=1000", "evaluation.tasks=4", "evaluation.temperature=1"]
+    assert run(["evaluate", "./my-model", *words, *SMALL[1:], "--out", "out"]) == 0
+    records = [json.loads(line) for line in (home / "out/gsm8k_8shot/completions.jsonl").read_text().splitlines()]
+    completions = [completion for record in records for completion in record["completions"]]
+    assert not all(completion["truncated"] for completion in completions)
+    assert not any("Question:" in completion["response"] for completion in completions)
+    assert all(record["prompt"].count("Question:") == 9 and record["prompt"][-7:] == "Answer:" for record in records)
+
+
 def test_a_run_is_benchmarked_by_its_last_checkpoint_or_its_best(home: Path, capsys: Any) -> None:
     words = ["--config-name=gsm8k", "model.name=./my-model", "env.kwargs.path=gsm8k", "training.steps=1", *SMALL]
     words += ["training.prompts_per_step=2", "training.group_size=2", "evaluation={tasks: 2, samples: 1}"]

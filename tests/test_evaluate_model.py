@@ -51,6 +51,11 @@ def refusal(capsys: Any, *words: str) -> str:
     return capsys.readouterr().err
 
 
+def test_a_run_names_the_nearest_model_folder(home: Path, capsys: Any) -> None:
+    assert run(["train", "--config=from_model.yaml", "model.name=./modle"]) == 2
+    assert "did you mean 'model'?" in capsys.readouterr().err
+
+
 FROM_MODEL = re.sub("model:.*?rollout:", "model: {name: ./model, device: cpu}\nrollout:", TINY, flags=re.DOTALL)
 ONE_STEP = ("--config=from_model.yaml", "sft.steps=0", "training.steps=1")
 
@@ -139,6 +144,9 @@ def test_what_is_no_model_is_said(home: Path, capsys: Any) -> None:
         ("./nowhere", "there is no such folder; expected a run folder"),
         ("runs/nowhere", "there is no such folder"),
         ("name", "there is no such folder"),
+        ("./modle", "there is no such folder (did you mean 'model'?)"),
+        ("modle", "did you mean 'model'?"),
+        ("./rnus/tiny", "there is no such folder rnus (did you mean 'runs'?)"),
         ("empty", "it holds no weights that are known here"),
         ("./judge", "reward.type=classifier reward.kwargs.model=./judge"),
     ):

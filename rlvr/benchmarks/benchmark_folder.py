@@ -24,6 +24,7 @@ from typing import Any
 from rlvr.config import difference
 from rlvr.core.file_lock import lock_file
 from rlvr.core.files import read_json, remove_leftovers, write_atomic
+from rlvr.core.types import Score
 from rlvr.reward import Reward
 from rlvr.training.journal import RunLockedError
 from rlvr.training.judged_tasks import JudgedTask, TaskResult
@@ -103,9 +104,9 @@ def make_record(judged: JudgedTask, result: TaskResult | None, verifiers: Sequen
     }
 
 
-def _verdict(score: Any) -> dict[str, Any]:
-    told = {"outcome": score.outcome.value, "value": score.value, "reason": score.reason, "detail": score.detail}
-    return {key: value for key, value in told.items() if value != ""}
+def _verdict(score: Score) -> dict[str, Any]:
+    parts = {"outcome": score.outcome.value, "value": score.value, "reason": score.reason, "detail": score.detail}
+    return {key: value for key, value in parts.items() if value != ""}
 
 
 def list_results(folder: Path) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from rlvr.config.build_run import build_reward, build_source, build_watched, sta
 from rlvr.config.evaluate_weights import check_weights, find_adapter, show_prompts, warn_of_tasks, with_model
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import write_atomic
+from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource
 from rlvr.core.types import Task, Trajectory
 from rlvr.envs.chat_template import has_template
@@ -182,7 +183,7 @@ def _describe_prompt(config: RunConfig, task: Task) -> str:
     return f"{'text' if isinstance(task.model_prompt, str) else 'chat'}, {shots}-shot"
 
 
-def _with_end_token(params: Any, tokenizer: Any) -> Any:
+def _with_end_token(params: SamplingParams, tokenizer: Any) -> SamplingParams:
     """The sampling parameters whose stop strings end a completion beside the end token, not instead of it."""
     if not params.stop or tokenizer.eos_token_id is None:
         return params

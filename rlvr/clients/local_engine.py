@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.files import find_damage
-from rlvr.core.protocols import SamplingClient, TrainingClient
+from rlvr.core.protocols import TrainingClient
+
+if TYPE_CHECKING:
+    from rlvr.clients.local import LocalSamplingClient
 
 EXTRA = "pip install 'rlvr[train]'"
 BUILT_TOKENIZERS = ("words", "characters", "pieces")
@@ -126,7 +129,7 @@ def _build(request: ClientRequest) -> TrainingClient:
     return LocalTrainingClient(engine, policy, request.folder)
 
 
-def build_sampler(request: ClientRequest, adapter: Path | None = None) -> SamplingClient:
+def build_sampler(request: ClientRequest, adapter: Path | None = None) -> LocalSamplingClient:
     """A sampler of a model as it is, or of an adapter on it; no weight can be trained."""
     engine = _build_engine(request)
     from rlvr.clients.local import LocalSamplingClient
