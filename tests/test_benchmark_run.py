@@ -219,9 +219,8 @@ def test_any_environment_is_a_benchmark_by_a_config_file(home: Path, capsys: Any
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not beside the project")
 def test_the_published_files_are_read_as_they_are(home: Path, capsys: Any) -> None:
-    data = [f"gsm8k={DATA}/gsm8k", f"math500={DATA}/math/math500_test.jsonl", f"mbpp={DATA}/mbpp"]
-    words = [*data, f"gsm8k_8shot={DATA}/gsm8k", f"mbpp_chat={DATA}/mbpp", "evaluation.tasks=4", *SMALL]
-    assert run(["evaluate", "./my-model", *words]) == 0
+    data = [f"gsm8k={DATA}/gsm8k/test.jsonl", f"math500={DATA}/math/math500_test.jsonl", f"mbpp={DATA}/mbpp"]
+    assert run(["evaluate", "./my-model", *data, f"mbpp_chat={DATA}/mbpp", "evaluation.tasks=4", *SMALL]) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]] == [
         w.split("=")[0] for w in words[:5]
     ]
