@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
 
 from rlvr.audit.gym_audit import FamilyAudit, JudgedProbe, audit_families, make_report, summarize
-from rlvr.audit.gym_probes import HOSTILE, GymProbe, change_answer, make_probes
+from rlvr.audit.gym_probes import HOSTILE, change_answer, make_probes
 from rlvr.cli.main import run
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
@@ -41,7 +41,7 @@ def test_a_task_is_answered_in_every_way() -> None:
 
 
 def judged(kind: str, score: Score, text: str = "x", task: int = 0) -> JudgedProbe:
-    return JudgedProbe(task, GymProbe.of(kind, text), score, 0.1)
+    return JudgedProbe(task, kind, text, score, 0.1)
 
 
 PASSED = Score(1.0, Outcome.PASSED, "", {"library_score": 1.0})
@@ -71,6 +71,15 @@ def test_counts_are_those_counted_by_hand() -> None:
 def test_what_is_not_contained_breaks_the_audit(more: list[JudgedProbe], damage: str, said: str) -> None:
     audit = FamilyAudit("mine", [judged("gold", PASSED), judged("fixed", FAILED, "no"), *more], damage)
     assert audit.is_broken and said in make_report([audit], 10)
+
+
+def test_an_audit_keeps_the_beginning_of_an_answer() -> None:
+    """Over-long answers have up to megabytes, and an audit has thousands: kept whole they took gigabytes."""
+    lengths = [len(probe.text) for probe in make_probes("42", "7") if probe.kind == "long"]
+    assert min(lengths) >= 60_000
+    (audit,) = audit_families(["leg_counting"], resolve_reward("reasoning_gym"), 2, None, lambda audit: None)
+    assert [len(one.text) for one in audit.of("long")] == [120] * 4
+    assert {one.score.reason for one in audit.of("long")} == {"too_long"}  # the reward was given the whole answer
 
 
 def test_three_families_are_audited_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

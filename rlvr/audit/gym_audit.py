@@ -26,6 +26,7 @@ from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 
 SAMPLES = 5  # tasks of a family
+_KEPT = 120  # characters of an answer
 # The rates of the summary, with the kinds of probes that each is over.
 RATES = {
     "right answers": ("gold",),
@@ -41,10 +42,11 @@ KINDS = ("gold", "changed", "other", "superstring", "empty", "long", "hostile")
 
 @dataclass(frozen=True)
 class JudgedProbe:
-    """A probe of the family's task `task`, and the verdict on it."""
+    """The verdict on a probe of the family's task `task`, with the beginning of the answer: some are megabytes long."""
 
     task: int
-    probe: GymProbe
+    kind: str
+    text: str
     score: Score
     seconds: float
 
@@ -67,7 +69,7 @@ class FamilyAudit:
     damage: str = ""
 
     def of(self, *kinds: str) -> list[JudgedProbe]:
-        return [one for one in self.judged if one.probe.kind in kinds]
+        return [one for one in self.judged if one.kind in kinds]
 
     @property
     def uncontained(self) -> list[JudgedProbe]:
@@ -86,15 +88,15 @@ class FamilyAudit:
 
     def best_fixed(self) -> tuple[str, list[int], list[int]]:
         """The fixed text that the library accepts most often: (text, count by the reward, count by the library)."""
-        judged = {text: [one for one in self.of("fixed") if one.probe.text == text] for text in FIXED}
+        judged = {text: [one for one in self.of("fixed") if one.text == text] for text in FIXED}
         counts = [(text, count(found), count(found, by_library=True)) for text, found in judged.items() if found]
         return max(counts, key=lambda row: (row[2][0] / row[2][1], row[1][0]))
 
     def floor(self) -> float:
         """The mean library score of the wrong fixed text that is paid best."""
         wrong = [one for one in self.of("fixed") if one.library_score < 1]
-        texts = {one.probe.text for one in wrong}
-        return max((_mean(one.library_score for one in wrong if one.probe.text == text) for text in texts), default=0.0)
+        texts = {one.text for one in wrong}
+        return max((_mean(one.library_score for one in wrong if one.text == text) for text in texts), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
         superstrings = self.of("superstring")
@@ -107,17 +109,17 @@ class FamilyAudit:
             "superstring_credit": round(_mean(one.library_score for one in superstrings if one.library_score < 1), 3),
             "floor": round(self.floor(), 3),
             "timeouts": sum(one.score.outcome is Outcome.TIMEOUT for one in self.judged),
-            "uncontained": [f"{one.probe.text[:80]}: {one.score.reason}" for one in self.uncontained],
+            "uncontained": [f"{one.text[:80]}: {one.score.reason}" for one in self.uncontained],
             "damage": self.damage,
             "has_changed": self.has_changed,
             "seconds": round(sum(one.seconds for one in self.judged), 2),
             "accepted": [
-                {"kind": one.probe.kind, "answer": one.probe.text[:120]}
+                {"kind": one.kind, "answer": one.text}
                 for one in self.of("changed", "other", "superstring", "hostile")
                 if one.passed
             ],
             "refused_gold": [
-                {"answer": one.probe.text[:120], "reason": one.score.reason, "detail": one.score.detail[:120]}
+                {"answer": one.text, "reason": one.score.reason, "detail": one.score.detail[:120]}
                 for one in self.of("gold")
                 if not one.passed
             ],
@@ -135,7 +137,7 @@ def audit_family(family: str, reward: Reward, samples: int, outside: Canaries) -
         for probe in probes:
             start = time.perf_counter()
             (score,) = reward.judge_all([Case.of_task(task, probe.completion)])
-            judged.append(JudgedProbe(index, probe, score, time.perf_counter() - start))
+            judged.append(JudgedProbe(index, probe.kind, probe.text[:_KEPT], score, time.perf_counter() - start))
 
     for index, (task, gold) in enumerate(zip(tasks, golds, strict=True)):
         other = next((one for one in golds[index + 1 :] + golds[:index] if one not in (None, gold)), None)
@@ -202,9 +204,7 @@ def make_report(audits: Sequence[FamilyAudit], show: int) -> str:
         lines.append("  ".join(cells).rstrip())
     for audit in audits:
         for one in audit.uncontained:
-            lines.append(
-                f"not contained: {audit.family}: {one.probe.text[:60]!r} {one.score.reason} {one.score.detail}"
-            )
+            lines.append(f"not contained: {audit.family}: {one.text[:60]!r} {one.score.reason} {one.score.detail}")
         if audit.damage:
             lines.append(f"escape: {audit.family}: {audit.damage}")
         if audit.has_changed:
@@ -214,7 +214,7 @@ def make_report(audits: Sequence[FamilyAudit], show: int) -> str:
     ]
     if wrong and show:
         lines += ["", f"{min(show, len(wrong))} of {len(wrong)} changed, other or decoy answers that passed"]
-        lines += [f"  {family}: {one.probe.kind}: {one.probe.text[:80]!r}" for family, one in wrong[:show]]
+        lines += [f"  {family}: {one.kind}: {one.text[:80]!r}" for family, one in wrong[:show]]
     return "\n".join(lines)
 
 
