@@ -74,9 +74,10 @@ def test_what_is_not_contained_breaks_the_audit(more: list[JudgedProbe], damage:
 
 
 def test_an_audit_keeps_the_beginning_of_an_answer() -> None:
-    """Over-long answers have up to megabytes, and an audit has thousands: kept whole they took gigabytes."""
-    lengths = [len(probe.text) for probe in make_probes("42", "7") if probe.kind == "long"]
-    assert min(lengths) >= 60_000
+    """An audit has thousands of over-long answers: kept whole they took gigabytes."""
+    for gold in ("42", "right " * 200):
+        lengths = [len(probe.text) for probe in make_probes(gold, "7") if probe.kind == "long"]
+        assert 200_000 <= min(lengths) <= max(lengths) < 202_000
     (audit,) = audit_families(["leg_counting"], resolve_reward("reasoning_gym"), 2, None, lambda audit: None)
     assert [len(one.text) for one in audit.of("long")] == [120] * 4
     assert {one.score.reason for one in audit.of("long")} == {"too_long"}  # the reward was given the whole answer

@@ -42,7 +42,7 @@ KINDS = ("gold", "changed", "other", "superstring", "empty", "long", "hostile")
 
 @dataclass(frozen=True)
 class JudgedProbe:
-    """The verdict on a probe of the family's task `task`, with the beginning of the answer: some are megabytes long."""
+    """The verdict on a probe of the family's task `task`, with the beginning of the answer, which may be long."""
 
     task: int
     kind: str

@@ -42,6 +42,7 @@ HOSTILE = (
     "globals().clear()",
     "__import__('builtins').__dict__.update(float=lambda *rest: 1.0)",
 )
+LONG = 200_000  # characters of an over-long answer, at least
 _OPPOSITES = {"yes": "no", "true": "false", "knight": "knave", "1": "0", "heads": "tails"}
 
 
@@ -75,8 +76,9 @@ def make_probes(gold: str | None, other: str | None) -> Iterator[GymProbe]:
     yield GymProbe("empty", "", "")
     yield GymProbe("empty", "<answer></answer>", "<answer></answer>")
     yield GymProbe("empty", "no tags", gold or "42")
-    yield GymProbe.of("long", "7" * 200_000)
-    yield GymProbe.of("long", f"{gold or 1} " * 20_000)
+    yield GymProbe.of("long", "7" * LONG)
+    repeated = f"{gold or 1} "
+    yield GymProbe.of("long", repeated * (LONG // len(repeated) + 1))
 
 
 def make_hostile_probes(gold: str | None, texts: list[str]) -> Iterator[GymProbe]:
