@@ -75,7 +75,7 @@ def apply_prompt_options(source: TaskSource, tokenizer: Any, options: PromptOpti
     where such prompts have no episodes (a template without tools, say)."""
     made = _apply(source, tokenizer, options)
     if not made.group_builder:
-        made.env(made.train(0, 0, made.levels[0]), tokenizer)
+        made.env(_first_task(made), tokenizer)
     return made
 
 
@@ -94,12 +94,17 @@ def _apply(source: TaskSource, tokenizer: Any, options: PromptOptions) -> TaskSo
         return source
     if not keys and (options.chat == "off" or not has_template(tokenizer)):
         return source
-    task = source.train(0, 0, source.levels[0]) if source.levels else source.heldout(1)[0]
+    task = _first_task(source)
     if has_template(tokenizer) and (options.chat != "off" or not isinstance(task.prompt, str)):
         _try_template(source, task, tokenizer, options)
     for key in keys:
         _check_effect(source, task, tokenizer, options, key)
     return cast(TaskSource, PromptedSource(source, make_writer(source, tokenizer, options)))
+
+
+def _first_task(source: TaskSource) -> Task:
+    """A task to try options on; of a test set, which has no levels, a held-out one."""
+    return source.train(0, 0, source.levels[0]) if source.levels else source.heldout(1)[0]
 
 
 def make_writer(source: TaskSource | None, tokenizer: Any, options: PromptOptions) -> PromptWriter:
