@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import log
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,9 @@ def test_search_gives_the_nearest_passages_of_the_folder_alone(folder: Path) -> 
 
 def test_bm25_is_its_formula() -> None:
     """Two passages of 2 and 4 words; `b` is in one: idf = ln(1 + 1.5 / 1.5), tf = 2 of length 4, mean length 3."""
-    index = PassageIndex([], [], {}, 0.0)
     assert split_passages("a a\n\n\n" + "w " * 800)[0] == "a a"
-    from collections import Counter
-    from math import isclose, log
-
-    index = PassageIndex([("x", "a a"), ("y", "b b c d")], [Counter("aa"), Counter("bbcd")], {"b": log(2)}, 3.0)
-    expected = log(2) * 2 * 2.5 / (2 + 1.5 * (0.25 + 0.75 * 4 / 3))
-    assert isclose(index._score(["b"], index.counts[1]), expected)
+    index = PassageIndex.of_passages([("x", "a a"), ("y", "b b c d")])
+    assert index.score("b zebra") == {1: pytest.approx(log(2) * 2 * 2.5 / (2 + 1.5 * (0.25 + 0.75 * 4 / 3)))}
     assert index.find("b", 5) == [("y", "b b c d")]
 
 
@@ -92,7 +88,8 @@ def test_bm25_is_its_formula() -> None:
     [
         ({"folder": "/no/such/folder"}, "is no folder"),
         ({"pattern": "*.md"}, "no file that fits"),
-        ({"top": 0}, "at least 1 passage"),
+        ({"top": 0}, "top=0"),
+        ({"pattern": "/etc/*"}, "such as"),
         ({"tops": 3}, "did you mean 'top'"),
     ],
 )

@@ -15,7 +15,7 @@ import tools_of_tests as given
 
 from rlvr.envs.tool_calls import ToolCallFormat, WordCallFormat
 from rlvr.envs.tools import tool as tool_module
-from rlvr.envs.tools.tool import Tool, Toolbox
+from rlvr.envs.tools.tool import Tool, Toolbox, ToolOutage
 
 
 def call(toolbox: Toolbox, name: str, arguments: Any, seconds: float = 5.0) -> tuple[str, bool]:
@@ -91,8 +91,69 @@ def test_many_calls_run_at_once_and_too_many_stuck_ones_end_the_run(monkeypatch:
     assert asyncio.run(all_at_once()) == [("slept", True)] * 40
     assert time.monotonic() - began < 3
     monkeypatch.setattr(tool_module, "_stuck", {threading.Thread() for _ in range(tool_module.MOST_STUCK)})
-    with pytest.raises(RuntimeError, match="late calls of tools have not ended"):
+    with pytest.raises(ToolOutage, match="late calls of tools have not ended"):
         call(BOX, "sleep", {"seconds": 0})
+
+
+class Rude:
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+def be_rude() -> Any:
+    """Its result has no text."""
+    return Rude()
+
+
+async def leave_later() -> None:
+    """A coroutine function that asks to end the process."""
+    raise SystemExit(5)
+
+
+async def hold_on() -> str:
+    """A coroutine function that will not be cancelled and blocks its loop."""
+    time.sleep(1.0)
+    return "late"
+
+
+def time_out() -> None:
+    """The tool's own limit."""
+    raise TimeoutError("the server did not answer")
+
+
+def echo(what: str) -> str:
+    """The same text."""
+    return what
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "text"),
+    [
+        (be_rude, {}, "error: SystemExit: 4"),
+        (leave_later, {}, "error: SystemExit: 5"),
+        (hold_on, {}, "error: hold_on took longer than 0.3 s"),
+        (time_out, {}, "error: TimeoutError: the server did not answer"),
+        (echo, {"what": "a\ud800b"}, "a?b"),
+    ],
+)
+def test_whatever_a_tool_does_its_call_has_a_text(function: Callable[..., Any], arguments: Any, text: str) -> None:
+    found, is_good = call(Toolbox([Tool.of(function)], seconds=0.3), function.__name__, arguments)
+    assert (found, is_good) == (text, function is echo)
+
+
+def test_a_tool_with_a_limit_of_its_own_is_never_late() -> None:
+    box = Toolbox([Tool.of(given.sleep, has_own_limit=True)], seconds=0.1)
+    assert call(box, "sleep", {"seconds": 0.4}) == ("slept", True)
+
+
+def hidden(_a: int) -> int:
+    """A tool."""
+    return _a
+
+
+def odd(a: threading.Thread) -> int:
+    """A tool."""
+    return 1
 
 
 def untyped(a) -> str:  # type: ignore[no-untyped-def]
@@ -111,7 +172,13 @@ def silent(a: int) -> int:
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(untyped, "parameter 'a' has no type"), (starred, "has no name of its own"), (silent, "no docstring")],
+    [
+        (untyped, "parameter 'a' has no type"),
+        (hidden, "without _ before it"),
+        (odd, "a type that JSON cannot write"),
+        (starred, "give every argument a name"),
+        (silent, "no docstring"),
+    ],
 )
 def test_a_function_that_is_no_tool_is_refused(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -31,7 +31,7 @@ _TOOL = {
 }
 MOST_MALFORMED = 100  # openings without a call; each costs a look at all the text before it
 _BLANKS = re.compile(r"\s*")
-_USER = {"role": "user", "content": "What is it?"}
+_USER, _SAID = {"role": "user", "content": "What is it?"}, "Wait."
 
 
 class ToolCall(NamedTuple):
@@ -57,8 +57,10 @@ class WordCallFormat:
 
     def __post_init__(self) -> None:
         for name in ("begin", "end", "result_begin", "result_end"):
-            if not str(getattr(self, name)).strip():
-                raise ValueError(f"tools: calls.{name}={getattr(self, name)!r}, expected a word")
+            if not (isinstance(word := getattr(self, name), str) and word.strip()):
+                raise ValueError(f"tools: calls.{name}={word!r}, expected a word")
+        if self.begin == self.end:
+            raise ValueError(f"tools: calls.begin and calls.end are both {self.begin!r}; give two different words")
 
     @property
     def words(self) -> list[str]:
@@ -76,6 +78,10 @@ class WordCallFormat:
             calls.append(ToolCall(words[0], words[1:]))
         return (kept + text[position:]).strip() if calls else text, calls
 
+    def looks_opened(self, text: str) -> bool:
+        """Whether a text without its calls has one that is not well formed."""
+        return self.begin in text
+
     def write_results(self, results: Sequence[str]) -> str:
         return "".join(f" {self.result_begin} {result} {self.result_end} " for result in results)
 
@@ -91,22 +97,29 @@ class ToolCallFormat:
 
     @classmethod
     def of_template(cls, tokenizer: Any) -> ToolCallFormat:
-        """The form of a tokenizer's chat template; ValueError if it writes no calls, or not as JSON."""
-        say = {"role": "assistant", "content": "", "tool_calls": [_PROBE]}
+        """The form of a tokenizer's chat template; ValueError if it writes no calls, or not as JSON.
 
-        def render(*messages: Any, ask: bool) -> str:
+        The call is written after nothing and after a word: what stands before its JSON in both is how it begins. What
+        depends on the text, as Qwen 3's empty block of thinking does, is no part of it.
+        """
+
+        def render(*messages: Any, ask: bool = False) -> str:
             return str(
                 tokenizer.apply_chat_template(list(messages), tools=[_TOOL], add_generation_prompt=ask, tokenize=False)
             )
 
+        def turn_of(said: str) -> str:
+            """What the template writes of the assistant's turn, without what the prompt of a turn has too."""
+            whole = render(_USER, {"role": "assistant", "content": said, "tool_calls": [_PROBE]})
+            shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+            return whole[min(shared, len(prompt)) :]
+
         try:
-            prompt, whole = render(_USER, ask=True), render(_USER, say, ask=False)
+            prompt = render(_USER, ask=True)
+            turns = [turn_of(""), turn_of(_SAID)]
         except Exception as error:  # a template may raise any error of its own
             raise ValueError(f"the chat template cannot write a call of a tool ({error!s:.200})") from error
-        # What the assistant's turn begins with, which the prompt has too, is no part of the call.
-        shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-        turn = whole[min(shared, len(prompt)) :]
-        start, size, value = next(_json_values(turn, _NAME), (0, 0, None))
+        (start, size, value), (later, _, _) = (next(_json_values(turn, _NAME), (0, 0, None)) for turn in turns)
         call = value[0] if isinstance(value, list) and value else value
         call = call.get("function", call) if isinstance(call, dict) else None
         names = [key for key, held in call.items() if held == _NAME] if isinstance(call, dict) else []
@@ -115,9 +128,10 @@ class ToolCallFormat:
             raise ValueError(
                 "the chat template writes calls of tools in a form other than JSON, which is not read here"
             )
-        after = turn[start + size :].lstrip()
+        begin = _common_end(turns[0][:start], turns[1][:later]).strip()
+        after = turns[0][start + size :].lstrip()
         closing = after.split("\n")[0].split("<|")[0].strip()
-        return cls(turn[:start].strip(), closing if turn[:start].strip() else "", names[0], arguments[0])
+        return cls(begin, closing if begin else "", names[0], arguments[0])
 
     def split(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text without its calls, and the calls. What looks like one and is not well formed stays in the text."""
@@ -141,6 +155,12 @@ class ToolCallFormat:
                 position = ending + len(self.end)
         return ("".join(kept) + text[position:]).strip() if calls else text, calls
 
+    def looks_opened(self, text: str) -> bool:
+        """Whether a text without its calls has one that is not well formed."""
+        if self.begin:
+            return self.begin in text
+        return text.lstrip().startswith(("{", "[")) and f'"{self.arguments_key}"' in text
+
     def _read(self, text: str, start: int) -> tuple[int, list[ToolCall]] | None:
         """(where it ends, calls) of the JSON at a place of a text; None if there is no call."""
         if not text.startswith(("{", "["), start):
@@ -161,6 +181,12 @@ class ToolCallFormat:
 
 
 CallFormat = ToolCallFormat | WordCallFormat
+
+
+def _common_end(one: str, other: str) -> str:
+    pairs = enumerate(zip(reversed(one), reversed(other), strict=False))
+    size = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return one[len(one) - size :]
 
 
 def _skip_blanks(text: str, position: int) -> int:

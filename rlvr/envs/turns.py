@@ -25,7 +25,8 @@ def render_between(task: Task, tokenizer: Any, action: Sequence[int], messages: 
     """What the chat template writes after the policy's turn: its end, these messages, and the opening of the next."""
     assert not isinstance(task.model_prompt, str)
     said = {"role": "assistant", "content": _TURN}
-    rendered = render_chat([*task.model_prompt, said, *messages], tokenizer, task.template_arguments)
+    told = [{**message, "content": str(message["content"]).replace(_TURN, "")} for message in messages]
+    rendered = render_chat([*task.model_prompt, said, *told], tokenizer, task.template_arguments)
     _, found, after = rendered.rpartition(_TURN)
     if not found:
         raise ValueError(

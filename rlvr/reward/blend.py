@@ -156,6 +156,8 @@ class Blend:
             if knows and score.value is not None and score.outcome is not Outcome.PASSED:
                 limit = min(limit, max(0.0, score.value))
             if not one.weight:
+                if knows and score.value is not None and score.outcome is not Outcome.PASSED:  # why it is limited
+                    lines.append(f"{one.label}: {self._describe(one, case, score)}")
                 continue
             if score.value is not None:
                 counted.append((one.weight, score))

@@ -114,11 +114,6 @@ class Sandbox:
             raise
         return [one.future.result() for one in queued]
 
-    async def run(self, program: str, input: str = "", timeout_s: float | None = None) -> TestResult:
-        """What a program prints: the `detail` of the result if it passed, else why it did not end well."""
-        verdict = await self.averify(program, [{"input": input, "output": None}], timeout_s)
-        return verdict.tests[0]
-
     async def averify(self, *args: Any, **keywords: Any) -> Verdict:
         """`verify` for an event loop, without blocking it. A cancelled call kills its program."""
         queued = self._pool.submit([VerificationJob(self.limits, *args, **keywords)])

@@ -7,6 +7,7 @@ Exercised by tests/test_builtin_tools.py.
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections import Counter
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.registry import check_kwargs, did_you_mean, load_path
-from rlvr.envs.tools.tool import Tool, ToolProblem
+from rlvr.core.types import Outcome
+from rlvr.envs.tools.tool import Tool, ToolOutage, ToolProblem
+from rlvr.reward.reward_options import check_integer, check_number
 from rlvr.sandbox import shared_sandbox
 
 # It prints the value of a last expression, as a notebook does, and the traceback of an error without its own frames.
@@ -36,31 +39,38 @@ except BaseException:
 K1, B = 1.5, 0.75  # BM25's usual constants
 MOST_BYTES = 64 << 20  # of all files that are searched
 PASSAGE = 800  # characters
+MOST_WORDS = 32  # of a query; the policy writes it
 
 
 def python_tool(seconds: float = 5.0) -> Tool:
     """`python(code)`: runs a program in the sandbox; each call begins anew. `seconds` are wall time."""
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"tool python: seconds={seconds!r}, expected a number above 0")
+    check_number("tool python: seconds", seconds, 0, above=True)
     shared_sandbox()  # raises now where no sandbox works
 
-    async def python(code: str) -> str:
+    def python(code: str) -> str:
         """Run a Python program with the standard library. The result is what it prints, and the value of its last line
         if that is an expression. Nothing is kept from one call to the next."""
-        result = await shared_sandbox().run(_RUN.format(code=code), timeout_s=seconds)
-        if not result.passed:
-            late = f"the program took longer than {seconds:g} s"
-            raise ToolProblem(late if result.reason == "timeout" else f"{result.reason}: {result.detail}".rstrip(": "))
-        return result.detail.rstrip("\n")
+        verdict = shared_sandbox().verify(_RUN.format(code=code), [{"input": "", "output": None}], seconds)
+        if verdict.outcome in (Outcome.ERROR, Outcome.INVALID):
+            raise ToolOutage(f"tool python: the sandbox failed ({verdict.reason}: {verdict.detail})")
+        if verdict.outcome is Outcome.TIMEOUT:
+            raise ToolProblem(f"the program took longer than {seconds:g} s")
+        if not verdict.passed:
+            raise ToolProblem(f"{verdict.reason}: {verdict.detail}".rstrip(": "))
+        return verdict.tests[0].detail.rstrip("\n")
 
-    return Tool.of(python)
+    return Tool.of(python, has_own_limit=True)
 
 
 def search_tool(folder: str, pattern: str = "**/*.txt", top: int = 3) -> Tool:
     """`search(query)`: the `top` passages nearest to a query in the text files of a folder, by BM25."""
+    check_integer("tool search: top", top, 1)
+    for name, value in (("folder", folder), ("pattern", pattern)):
+        if not isinstance(value, str) or not value or (name == "pattern" and Path(value).is_absolute()):
+            raise ValueError(
+                f"tool search: {name}={value!r}, expected a text{' such as **/*.txt' * (name == 'pattern')}"
+            )
     index = PassageIndex.of(Path(folder).expanduser(), pattern)
-    if type(top) is not int or top < 1:
-        raise ValueError(f"tool search: top={top!r}, expected at least 1 passage")
 
     def search(query: str) -> str:
         """Search the local documents. The result is the best passages, each after the name of its file."""
@@ -76,9 +86,8 @@ class PassageIndex:
     idf x tf (k1 + 1) / (tf + k1 (1 - b + b length / mean length))."""
 
     passages: list[tuple[str, str]]  # name of the file, text
-    counts: list[Counter[str]]
-    idf: dict[str, float]
-    mean_length: float
+    lengths: list[int]  # in words
+    places: dict[str, dict[int, int]]  # word -> passage -> how often it has the word
 
     @classmethod
     def of(cls, folder: Path, pattern: str) -> PassageIndex:
@@ -96,22 +105,34 @@ class PassageIndex:
             for path in files
             for text in split_passages(path.read_text(encoding="utf-8", errors="replace"))
         ]
-        counts = [Counter(words_of(text)) for _, text in passages]
-        present = Counter(word for one in counts for word in one)
-        n = len(passages)
-        idf = {word: math.log(1 + (n - df + 0.5) / (df + 0.5)) for word, df in present.items()}
-        return cls(passages, counts, idf, sum(one.total() for one in counts) / max(n, 1))
+        return cls.of_passages(passages)
+
+    @classmethod
+    def of_passages(cls, passages: list[tuple[str, str]]) -> PassageIndex:
+        lengths, places = list[int](), dict[str, dict[int, int]]()
+        for place, (_, text) in enumerate(passages):
+            counts = Counter(words_of(text))
+            lengths.append(counts.total())
+            for word, count in counts.items():
+                places.setdefault(word, {})[place] = count
+        return cls(passages, lengths, places)
+
+    def score(self, query: str) -> dict[int, float]:
+        """The score of each passage that has one of the query's first words."""
+        n, mean = len(self.passages), sum(self.lengths) / max(len(self.lengths), 1)
+        scores: dict[int, float] = {}
+        for word in list(dict.fromkeys(words_of(query)))[:MOST_WORDS]:
+            found = self.places.get(word, {})
+            idf = math.log(1 + (n - len(found) + 0.5) / (len(found) + 0.5))
+            for place, tf in found.items():
+                penalty = K1 * (1 - B + B * self.lengths[place] / mean)
+                scores[place] = scores.get(place, 0.0) + idf * tf * (K1 + 1) / (tf + penalty)
+        return scores
 
     def find(self, query: str, top: int) -> list[tuple[str, str]]:
         """The best passages first; of equal ones the earlier."""
-        words = [word for word in dict.fromkeys(words_of(query)) if word in self.idf]
-        scores = [(self._score(words, one), -place) for place, one in enumerate(self.counts)]
-        best = sorted((score for score in scores if score[0] > 0), reverse=True)[:top]
-        return [self.passages[-place] for _, place in best]
-
-    def _score(self, words: list[str], counts: Counter[str]) -> float:
-        penalty = K1 * (1 - B + B * counts.total() / (self.mean_length or 1))
-        return sum(self.idf[word] * (tf := counts[word]) * (K1 + 1) / (tf + penalty) for word in words if counts[word])
+        scores = self.score(query)
+        return [self.passages[place] for place in heapq.nsmallest(top, scores, key=lambda one: (-scores[one], one))]
 
 
 def words_of(text: str) -> list[str]:

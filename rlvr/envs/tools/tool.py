@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from rlvr.core.registry import did_you_mean
+from rlvr.reward.reward_options import check_integer, check_number
 
 MOST_STUCK = 16  # late calls that go on, each on a thread of this process; then the run ends
 _stuck: set[threading.Thread] = set()
@@ -35,19 +35,28 @@ class ToolProblem(Exception):
     """Why a call has no result, in words for the policy."""
 
 
+class ToolOutage(Exception):
+    """A tool cannot work any more, through no fault of its calls: the run ends."""
+
+
 @dataclass(frozen=True)
 class Tool:
-    """`function` takes the fields of `arguments`. It may be a coroutine function."""
+    """`function` takes the fields of `arguments`. It may be a coroutine function.
+
+    A tool that `has_own_limit` ends its calls itself, by a time that does not count what they wait for: they are not
+    late, whatever else the machine does, and take nothing from the seconds of their episode.
+    """
 
     name: str
     description: str
     function: Callable[..., Any]
     arguments: type[BaseModel]
+    has_own_limit: bool = False
 
     @classmethod
-    def of(cls, function: Callable[..., Any], name: str = "") -> Tool:
+    def of(cls, function: Callable[..., Any], has_own_limit: bool = False) -> Tool:
         """The tool that a function is; ValueError for one whose parameters have no types."""
-        name = name or getattr(function, "__name__", "")
+        name = getattr(function, "__name__", "")
         try:
             hints = get_type_hints(function, include_extras=True)
             parameters = list(inspect.signature(function).parameters.values())
@@ -55,16 +64,20 @@ class Tool:
             raise ValueError(f"tool {name or function!r}: its parameters cannot be read ({error})") from error
         fields: dict[str, Any] = {}
         for one in parameters:
-            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                raise ValueError(f"tool {name}: parameter {one} has no name of its own; give every argument one")
+            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) or one.name.startswith("_"):
+                raise ValueError(f"tool {name}: parameter {one}: give every argument a name, without _ before it")
             if one.name not in hints:
                 raise ValueError(f"tool {name}: parameter {one.name!r} has no type; write {one.name}: str, for example")
             fields[one.name] = (hints[one.name], ... if one.default is one.empty else one.default)
         description = " ".join((inspect.getdoc(function) or "").split())
         if not description:
             raise ValueError(f"tool {name}: it has no docstring, which tells the model what it does; write one")
-        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        return cls(name, description, function, model)
+        try:
+            model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+            model.model_json_schema()
+        except PydanticUserError as error:
+            raise ValueError(f"tool {name}: a parameter has a type that JSON cannot write ({error})") from error
+        return cls(name, description, function, model, has_own_limit)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -94,55 +107,50 @@ class Tool:
         """The result as text; ToolProblem for wrong arguments, an exception of the tool, or a call that is late."""
         arguments = self.check(given)
         if len(_stuck) >= MOST_STUCK:
-            raise RuntimeError(
+            raise ToolOutage(
                 f"tool {self.name}: {len(_stuck)} late calls of tools have not ended; give the tools time limits of "
                 "their own"
             )
         try:
-            if inspect.iscoroutinefunction(self.function):
-                result = await asyncio.wait_for(self.function(**arguments), seconds)
-            else:
-                result = await _run_in_thread(lambda: self.function(**arguments), seconds)
+            result, error = await _run_in_thread(
+                lambda: _write(self.function(**arguments)), None if self.has_own_limit else seconds
+            )
         except TimeoutError:
             raise ToolProblem(f"{self.name} took longer than {seconds:g} s") from None
-        except ToolProblem:
-            raise
-        except Exception as error:  # whatever the tool raises is what the policy gets to see
-            raise ToolProblem(f"{type(error).__name__}: {error}") from error
-        return result if isinstance(result, str) else _write(result)
+        if error is not None:
+            raise error
+        return result
 
 
 def _write(result: Any) -> str:
-    try:
-        return json.dumps(result, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ToolProblem(f"its result cannot be written as JSON ({error})") from None
+    """A result as text. Called on the tool's thread: the methods of a result are the tool's, too."""
+    if inspect.isawaitable(result):
+        result = asyncio.run(_wait(result))
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
-async def _run_in_thread(function: Callable[[], Any], seconds: float) -> Any:
-    """The result of a function on a daemon thread, which no exit waits for. A thread that is late goes on, and counts
-    as stuck until it ends."""
+async def _wait(result: Any) -> Any:
+    return await result
+
+
+async def _run_in_thread(
+    function: Callable[[], str], seconds: float | None
+) -> tuple[str, ToolProblem | ToolOutage | None]:
+    """The result of a function on a daemon thread, which no exit waits for, or why it has none; TimeoutError if it is
+    late. A thread that is late goes on, and counts as stuck until it ends."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            done.set_exception(error)
-        else:  # SystemExit, say: it ends no process of ours
-            done.set_exception(ToolProblem(f"{type(error).__name__}: {error}"))
-
     def work() -> None:
-        result, failure = None, None
+        result, failure = "", None
         try:
             result = function()
-        except BaseException as error:
+        except (ToolProblem, ToolOutage) as error:
             failure = error
+        except BaseException as error:  # also SystemExit: it ends no process of ours
+            failure = ToolProblem(_describe(error))
         _stuck.discard(thread)
         with suppress(RuntimeError):  # the loop has ended, and with it the wait
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(lambda: done.done() or done.set_result((result, failure)))
 
     thread = threading.Thread(target=work, name="tool", daemon=True)
     thread.start()
@@ -153,6 +161,13 @@ async def _run_in_thread(function: Callable[[], Any], seconds: float) -> Any:
         if not thread.is_alive():
             _stuck.discard(thread)
         raise
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # an exception whose own text fails
+        return type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -167,10 +182,13 @@ class Toolbox:
         names = [tool.name for tool in self.tools]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"tools={names}; give at least one, and each name once")
-        if not 0 < self.seconds < math.inf or self.most_characters < 1:
-            raise ValueError(
-                f"tools: call_seconds={self.seconds}, most_characters={self.most_characters}; expected both above 0"
-            )
+        check_number("tools: call_seconds", self.seconds, 0, above=True)
+        check_integer("tools: most_characters", self.most_characters, 1)
+
+    @property
+    def own_limits(self) -> set[str]:
+        """The tools whose seconds do not count here."""
+        return {tool.name for tool in self.tools if tool.has_own_limit}
 
     async def call(self, name: str, arguments: Mapping[str, Any] | Sequence[str], seconds: float) -> tuple[str, bool]:
         """The result of a call, or why it has none, as text; and whether it has one."""
@@ -184,5 +202,5 @@ class Toolbox:
             return self._truncate(f"error: {problem}"), False
 
     def _truncate(self, text: str) -> str:
-        most = self.most_characters
+        most, text = self.most_characters, text.encode("utf-8", "replace").decode()  # a lone surrogate has no token
         return text if len(text) <= most else f"{text[:most]}\n[cut: {len(text):,} characters, {most:,} shown]"

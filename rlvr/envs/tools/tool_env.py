@@ -10,7 +10,6 @@ answered in their order. Exercised by tests/test_env_tools.py.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from rlvr.envs.tool_calls import CallFormat, ToolCall, WordCallFormat
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.reward.feedback import strip_special
+from rlvr.reward.reward_options import check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,9 @@ class ToolBudget:
     most_calls: int = 8
 
     def __post_init__(self) -> None:
-        if type(self.max_turns) is not int or self.max_turns < 2:
-            raise ValueError(f"tools: max_turns={self.max_turns!r}, expected at least 2: a call and an answer")
-        if not 0 < self.seconds < math.inf or self.most_calls < 1:
-            raise ValueError(f"tools: seconds={self.seconds}, most_calls={self.most_calls}; expected both above 0")
+        check_integer("tools: max_turns (a call and an answer)", self.max_turns, 2)
+        check_integer("tools: most_calls", self.most_calls, 1)
+        check_number("tools: seconds", self.seconds, 0, above=True)
 
 
 class ToolEnv:
@@ -66,8 +65,8 @@ class ToolEnv:
         assert not self.ended, f"the episode of task {self.task.id!r} is over; open a new one"
         self._counts["turns"] += 1
         text = decode_turn(action, self._tokenizer)
-        _, calls = self._format.split(text)
-        is_malformed = not calls and bool(self._format.begin) and self._format.begin in text
+        rest, calls = self._format.split(text)
+        is_malformed = self._format.looks_opened(rest)
         if (extra or {}).get("stop_reason") == StopReason.LENGTH.value:
             return self._end("truncated")
         if not calls and not is_malformed:
@@ -76,23 +75,29 @@ class ToolEnv:
             return self._end("max_turns")
         if self._seconds_left <= 0:
             return self._end("no_time")
-        results = await self._answer_calls(calls) if calls else [self._fail("the call is not well formed")]
+        results = await self._answer_calls(calls)
+        if is_malformed:
+            results.append(self._fail("a call is not well formed"))
         self._seen += [*action, *encode_between(self.task, self._tokenizer, self._write(results, calls, action))]
         if not has_room(self._tokenizer, self._seen, action):
             return self._end("no_room")
         return StepResult(0.0, False, ModelInput(self._seen))
 
     async def _answer_calls(self, calls: list[ToolCall]) -> list[str]:
-        most, began = self._budget.most_calls, time.monotonic()
-        given = await asyncio.gather(
-            *(self._toolbox.call(call.name, call.arguments, self._seconds_left) for call in calls[:most])
-        )
-        self._seconds_left -= time.monotonic() - began
+        most = self._budget.most_calls
+        given = await asyncio.gather(*(self._answer(call) for call in calls[:most]))
         self._counts["tool_calls"] += len(given)
         results = [text if is_good else self._fail(text) for text, is_good in given]
         if len(calls) > most:
             results.append(self._fail(f"at most {most} calls are answered in a turn"))
         return results
+
+    async def _answer(self, call: ToolCall) -> tuple[str, bool]:
+        began = time.monotonic()
+        answer = await self._toolbox.call(call.name, call.arguments, max(self._seconds_left, 0.001))
+        if call.name not in self._toolbox.own_limits:
+            self._seconds_left -= time.monotonic() - began
+        return answer
 
     def _fail(self, reason: str) -> str:
         """The result of a call that has none."""
@@ -105,7 +110,8 @@ class ToolEnv:
         results = [strip_special(result, self._special) for result in results]
         if isinstance(self._format, WordCallFormat):
             return self._format.write_results(results)
-        names = [call.name for call in calls] + [""] * len(results)
+        known = {tool.name for tool in self._toolbox.tools}  # what else a model calls a tool may be anything
+        names = [call.name if call.name in known else "unknown" for call in calls] + ["unknown"] * len(results)
         messages = [
             {"role": "tool", "name": name, "tool_call_id": f"call{place:05d}", "content": result}
             for place, (name, result) in enumerate(zip(names, results, strict=False))

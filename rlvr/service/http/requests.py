@@ -69,7 +69,8 @@ class ServiceBody(BaseModel):
 
 
 class Verifier(ServiceBody):
-    """A verifier by its registered name; its weight is relative to the others'. With weight 0 it only watches."""
+    """A verifier by its registered name; its weight is relative to the others'. With weight 0 it only watches,
+    but one that knows the right answer limits the confidence at any weight."""
 
     name: Name
     weight: float = Field(default=1.0, ge=0, le=1_000)

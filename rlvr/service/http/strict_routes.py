@@ -48,7 +48,7 @@ def refuse_unknown_parameters(request: Request, known: list[str]) -> None:
 def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        key = next(key for key in values if keys.count(key) > 1)[:100]
+        seen = set[str]()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))[:100]
         raise HttpProblem(422, "invalid", f"{key}: given more than once; give each key once", field=key)
     return values
