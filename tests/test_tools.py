@@ -141,6 +141,10 @@ def test_whatever_a_tool_does_its_call_has_a_text(function: Callable[..., Any], 
     assert (found, is_good) == (text, function is echo)
 
 
+def test_arguments_come_in_the_order_of_the_function() -> None:
+    assert list(Tool.of(given.add).check({"b": 1, "a": 2})) == ["a", "b"]
+
+
 def test_a_tool_with_a_limit_of_its_own_is_never_late() -> None:
     box = Toolbox([Tool.of(given.sleep, has_own_limit=True)], seconds=0.1)
     assert call(box, "sleep", {"seconds": 0.4}) == ("slept", True)

@@ -101,7 +101,7 @@ class Tool:
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()[:3]]
             raise ToolProblem(f"{self.name} takes {', '.join(names) or 'nothing'}; {'; '.join(faults)}") from None
-        return {name: getattr(checked, name) for name in checked.model_fields_set}
+        return {name: getattr(checked, name) for name in names if name in checked.model_fields_set}
 
     async def call(self, given: Mapping[str, Any] | Sequence[str], seconds: float) -> str:
         """The result as text; ToolProblem for wrong arguments, an exception of the tool, or a call that is late."""
