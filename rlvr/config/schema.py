@@ -72,8 +72,8 @@ class AlgorithmOptions(_Overrides):
 class RunConfig:
     """Everything that can be set. Defaults are those of the parts.
 
-    `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `tinker`, a server with the Tinker protocol; or
-    `mock`, a table of logits that needs no model.
+    `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `tinker`, a server
+    with the Tinker protocol; or `mock`, a table of logits that needs no model.
     """
 
     env: EnvOptions
@@ -109,8 +109,8 @@ class RunConfig:
         check_client(self.client)
         if self.sampler.name == "vllm" and self.client in ("tinker", "mock"):
             raise ValueError(
-                f"sampler.name=vllm with client={self.client}: the servers are given folders of weights, which that client "
-                "does not write; use client=local"
+                f"sampler.name=vllm with client={self.client}: the servers are given folders of weights, which that "
+                "client does not write; use client=local"
             )
         if self.client == "tinker" and not (self.model.name or self.model.start_from):
             raise ValueError(
