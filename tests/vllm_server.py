@@ -165,7 +165,7 @@ def serve_vllm(fake: FakeVllm, port: int = 0) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
+    server.daemon_threads = False  # `server_close` waits for them
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
