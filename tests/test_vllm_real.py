@@ -1,4 +1,4 @@
-"""The client of vLLM against vLLM itself: `make test-vllm`, which sets RLVR_VLLM to the python of vLLM's environment."""
+"""The client of vLLM against vLLM itself: `make test-vllm` sets RLVR_VLLM to the python of that environment."""
 
 from __future__ import annotations
 
