@@ -152,7 +152,8 @@ class VllmTrainingClient:
 
     def _save(self, fingerprint: str) -> PublishedWeights:
         path = Path(self._trainer.save_weights_for_sampler(FOLDER + fingerprint).result().path).absolute()
-        vocabulary = len(self._trainer.get_tokenizer())
+        tokenizer: Any = self._trainer.get_tokenizer()
+        vocabulary = len(tokenizer)
         tokens = [rng.integer(vocabulary, rng.key("probe"), i) for i in range(self._probe_length())]
         row = Datum.from_completion(tokens[:1], tokens[1:], weight=0.0)
         output = self._trainer.forward([row], "cross_entropy").result()
