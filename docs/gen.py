@@ -54,6 +54,7 @@ _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you 
 _RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "client": ("local", "tinker", "mock"),
+    "sampler.name": ("trainer", "vllm"),
     "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
     "training.control": ("none", "random_reward"),

@@ -75,10 +75,13 @@ def verdict(checks: list[Check]) -> str:
 
 
 def format_checks(checks: list[Check]) -> str:
+    return "\n".join([format_lines(checks), "", verdict(checks)])
+
+
+def format_lines(checks: list[Check]) -> str:
     width = max(len(check.name) for check in checks)
     marks = {"ok": "ok   ", "note": "note ", "fails": "FAILS"}
-    lines = [f"{marks[check.state]}  {check.name:<{width}}  {check.said}" for check in checks]
-    return "\n".join([*lines, "", verdict(checks)])
+    return "\n".join(f"{marks[check.state]}  {check.name:<{width}}  {check.said}" for check in checks)
 
 
 def extras() -> dict[str, list[str]]:

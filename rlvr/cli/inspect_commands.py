@@ -12,20 +12,31 @@ from rlvr.cli.user_messages import print_message
 
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="A run folder; without one the installation is checked.")] = None,
+    vllm: Annotated[
+        list[str] | None, typer.Option("--vllm", help="The address of a vLLM server to check; may be repeated.")
+    ] = None,
 ) -> None:
-    """Diagnose why a run learns nothing; without a run, check this installation.
+    """Diagnose why a run learns nothing; without a run, check this installation, or the vLLM servers of a run.
 
     rlvr doctor runs/arithmetic
+
+    rlvr doctor --vllm http://127.0.0.1:8790
     """
-    from rlvr.cli.doctor import format_checks, installation, report
+    from rlvr.cli.doctor import format_checks, format_lines, installation, report
     from rlvr.tracking import RunConsole
 
     with RunConsole(live=False) as console:
         if run is not None:
             console.note(report(run))
             return
-        checks = installation()
-        console.note(format_checks(checks))
+        if vllm:
+            from rlvr.cli.doctor_vllm import check_vllm
+
+            checks = [check for url in vllm for check in check_vllm(url)]
+            console.note(format_lines(checks))
+        else:
+            checks = installation()
+            console.note(format_checks(checks))
     if any(check.state == "fails" for check in checks):
         raise typer.Exit(1)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlvr.clients.local_engine import is_model
 from rlvr.clients.registry import ClientRequest, resolve_client
+from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
 from rlvr.core.protocols import TaskSource, TrainingClient
@@ -110,4 +111,9 @@ def build_client(
             "sampling/sampling_logp_difference/mean, and use rollout.temperature=1 unless you know better"
         )
     request = replace(client_request(config, source), cores=core_shares(config, source))
-    return spec.build(replace(request, folder=folder, say=say, warn=warn, fresh=fresh))
+    client = spec.build(replace(request, folder=folder, say=say, warn=warn, fresh=fresh))
+    if config.sampler.name == "trainer":
+        return client
+    keep = config.training.max_steps_off_policy + 2
+    has_adapter = config.model.lora is not None
+    return sample_from_vllm(client, config.sampler, has_adapter=has_adapter, keep=keep)

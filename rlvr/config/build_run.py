@@ -41,7 +41,10 @@ from rlvr.training.parts import TrainerParts
 from rlvr.training.trainer import Trainer
 from rlvr.training.training_job import TrainingJob
 
-CONNECTION_KEYS = ("model.base_url", "model.api_key")  # the server and its key: they do not change what a run computes
+# Servers, their key and patience: they do not change what a run computes.
+CONNECTION_KEYS = (
+    "model.base_url", "model.api_key", "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency"
+)  # fmt: skip
 READ_AS_TEXT = PromptOptions(chat="off")
 
 
@@ -175,6 +178,10 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         lines["fine-tuning"] = (
             f"{config.sft.steps} steps x {config.sft.batch_size} demonstrations{goal}; {config.sft.optimizer}"
         )
+    if config.sampler.name == "vllm":
+        cap = algorithm.importance_cap
+        correction = f"importance weights up to {cap:g}" if cap else "no importance correction"
+        lines["sampler"] = f"vLLM at {', '.join(config.sampler.urls)}; sampler against trainer: {correction}"
     if (share := core_shares(config, source)).concurrent:
         lines["cores"] = str(share)
     if t.mode == "rlvr":

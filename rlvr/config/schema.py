@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 from rlvr.algorithms.specs import FIELDS, Algorithm, resolve_algorithm
 from rlvr.clients.registry import ModelOptions, check_client
+from rlvr.clients.vllm import SamplerOptions
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.envs.prompt import PromptOptions
@@ -71,13 +72,14 @@ class AlgorithmOptions(_Overrides):
 class RunConfig:
     """Everything that can be set. Defaults are those of the parts.
 
-    `client` samples and learns: `local`, the engine in this process; `tinker`, a server with the Tinker protocol; or
-    `mock`, a table of logits that needs no model.
+    `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `tinker`, a server
+    with the Tinker protocol; or `mock`, a table of logits that needs no model.
     """
 
     env: EnvOptions
     model: ModelOptions = field(default_factory=ModelOptions)
     client: str = "local"
+    sampler: SamplerOptions = field(default_factory=SamplerOptions)
     seed: int = 42
     prompt: PromptOptions = field(default_factory=PromptOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
@@ -105,6 +107,11 @@ class RunConfig:
         if self.evaluation.report == "best" and not self.run.keep_best:
             raise ValueError("evaluation.report=best needs the best checkpoint; leave run.keep_best=false out")
         check_client(self.client)
+        if self.sampler.name == "vllm" and self.client in ("tinker", "mock"):
+            raise ValueError(
+                f"sampler.name=vllm with client={self.client}: the servers are given folders of weights, which that "
+                "client does not write; use client=local"
+            )
         if self.client == "tinker" and not (self.model.name or self.model.start_from):
             raise ValueError(
                 "client=tinker: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"

@@ -55,12 +55,24 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     if config.training.num_minibatches > 1 and cells.reduction is None and row.reduction == "token_mean":
         # The tokens of a batch that is still arriving cannot be counted, so the denominator is constant.
         config = replace(config, algorithm=replace(config.algorithm, reduction="constant"))
+    if _needs_importance_cap(config):
+        config = replace(config, algorithm=replace(config.algorithm, importance_cap=config.sampler.importance_cap))
     others = _kwargs_of_other_rewards(config.reward.type, config.reward.kwargs)
     if others:
         idle += [(f"reward.kwargs.{key}", f"the reward {config.reward.type} has no such option") for key in others]
         kept = {key: value for key, value in config.reward.kwargs.items() if key not in others}
         config = replace(config, reward=replace(config.reward, kwargs=kept))
     return config, idle
+
+
+def _needs_importance_cap(config: RunConfig) -> bool:
+    """Whether another engine samples than trains, and the algorithm says nothing about the difference."""
+    sampler, training = config.sampler, config.training
+    if sampler.name == "trainer" or not sampler.importance_cap or training.mode != "rlvr":
+        return False
+    if training.num_minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
+        return False
+    return config.algorithm.resolve().importance_cap is None
 
 
 def _without_dynamic_sampling(config: RunConfig) -> str:
@@ -97,6 +109,9 @@ def find_unused(config: RunConfig) -> UnusedKeys:
             idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
     else:
         idle += [(key, "only client=tinker connects to a server") for key in ("model.base_url", "model.api_key")]
+    if config.sampler.name == "trainer":
+        there = ("urls", "timeout_s", "wait_s", "concurrency", "importance_cap")
+        idle += [(f"sampler.{key}", "sampler.name is trainer: the client samples") for key in there]
     if config.sft.steps == 0:
         decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")
         idle += [(f"sft.{key}", "sft.steps is 0") for key in decided]

@@ -145,8 +145,10 @@ class Trainer:
         if gap > self.options.gap_stop and comparable:
             raise TrainingStoppedError(
                 f"step {step}: sampler and trainer disagree by {gap:.3g} nats a token on average, more than "
-                f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Check that both run the "
-                "same weights in the same dtype, or raise the threshold knowingly"
+                f"training.gap_stop={self.options.gap_stop:g}: the gradient would be wrong. Sampled by "
+                f"{batch[0].policy_fingerprint or 'unnamed weights'}, trained from the weights "
+                f"{self.parts.client.weights_sha256()[:12] or 'at the server'}. Check that both are the "
+                "same, in the same dtype, or raise the threshold knowingly"
             )
         self.monitor.watch_gap(step, gap)
 

@@ -1,0 +1,214 @@
+"""A training client whose completions come from vLLM servers, and the sampling client that it gives.
+
+    client = sample_from_vllm(trainer, SamplerOptions("vllm", ["http://127.0.0.1:8790"]), has_adapter=True, keep=2)
+
+Everything but sampling is the trainer's own. A fingerprint is a hash of the weights, so that two runs at one server
+cannot be mistaken for each other. Exercised by `python -m pytest tests/test_vllm_sampler.py`, and against a real server
+by `make test-vllm`. Left out on purpose: `top_k`, `top_p` and `min_p`: vLLM's processed log-probs come after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from rlvr.clients.endpoint import RequestFuture
+from rlvr.clients.vllm.vllm_options import SamplerOptions
+from rlvr.clients.vllm.vllm_publisher import PublishedWeights, VllmPublisher
+from rlvr.clients.vllm.vllm_server import VllmServer, read_completion, read_prompt_logprobs
+from rlvr.core import rng
+from rlvr.core.futures import Future
+from rlvr.core.messages import Datum, ModelInput, SampleResponse, SamplingParams
+from rlvr.core.protocols import SamplingClient, TrainingClient
+from rlvr.reward.coroutines import start_coroutine
+
+PROBE_TOKENS = 16
+FOLDER = "published-"  # begins the names of published folders, beside the run's checkpoints
+
+
+class VllmSamplingClient:
+    """Samples from one version of the weights at the servers. Satisfies `rlvr.core.protocols.SamplingClient`."""
+
+    def __init__(self, publisher: VllmPublisher, fingerprint: str, tokenizer: Any) -> None:
+        self._publisher, self.fingerprint, self._tokenizer = publisher, fingerprint, tokenizer
+        self._unseeded = itertools.count()
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+    ) -> Future[SampleResponse]:
+        """One request for all samples, under way when this returns. Equal prompts go to the same server."""
+        tokens, asked = prompt.to_ints(), sampling_params
+        room = min(server.max_model_len for server in self._publisher.servers) - len(tokens)
+        if num_samples < 1 or not tokens:
+            raise ValueError(f"sample: {num_samples} samples of {len(tokens)} tokens; expected at least one of each")
+        if room < 1:
+            raise ValueError(
+                f"sample: a prompt of {len(tokens)} tokens leaves no room in the servers' "
+                f"--max-model-len={room + len(tokens)}"
+            )
+        for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
+            if (given := getattr(asked, name)) != off:
+                raise ValueError(
+                    f"sample: {name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
+                    f"rollout.{name} out"
+                )
+        seed = asked.seed if asked.seed is not None else rng.key("unseeded", self.fingerprint, next(self._unseeded))
+        params: dict[str, Any] = {
+            "n": num_samples,
+            "max_tokens": min(asked.max_tokens or room, room),
+            "temperature": asked.temperature,
+            "seed": rng.key("vllm", seed) >> 1,  # vLLM adds the sample's index to it
+            "logprobs": 0,
+            "skip_special_tokens": False,
+            **_stops(asked.stop),
+            **({"prompt_logprobs": 0} if include_prompt_logprobs else {}),
+        }
+        place = rng.key("server", *tokens)
+        return RequestFuture(start_coroutine(self._sample(tokens, params, place, include_prompt_logprobs)))
+
+    async def _sample(self, tokens: list[int], params: dict[str, Any], place: int, scored: bool) -> SampleResponse:
+        answer = await self._publisher.generate(self.fingerprint, tokens, params, place)
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        assert len(choices) == params["n"], "vLLM answers every sample of a request"
+        prompt = [None, *read_prompt_logprobs(answer, tokens)] if scored else None
+        return SampleResponse([read_completion(choice) for choice in choices], prompt, self.fingerprint)
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        if temperature != 1.0:
+            raise ValueError(
+                f"compute_logprobs: vLLM scores prompts at temperature 1, not {temperature:g}; score with the trainer "
+                "(create_sampling_client(path))"
+            )
+        return RequestFuture(start_coroutine(self._score(prompt.to_ints())))
+
+    async def _score(self, tokens: list[int]) -> list[float | None]:
+        params = {"max_tokens": 1, "prompt_logprobs": 0}
+        answer = await self._publisher.generate(self.fingerprint, tokens, params, rng.key("server", *tokens))
+        return [None, *read_prompt_logprobs(answer, tokens)]
+
+    def get_tokenizer(self) -> Any:
+        return self._tokenizer
+
+
+def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> dict[str, Any]:
+    """Stops as our engine has them: a stop string stays in the tokens, and only None means the end token."""
+    if stop is None:
+        return {}
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if "" in stops:
+        raise ValueError("sample: an empty stop string would end every answer at once")
+    strings, ids = [s for s in stops if isinstance(s, str)], [s for s in stops if isinstance(s, int)]
+    return {"ignore_eos": True, "stop": strings, "stop_token_ids": ids, "include_stop_str_in_output": True}
+
+
+class VllmTrainingClient:
+    """The trainer, but for sampling: `save_weights_and_get_sampling_client` publishes its weights to the servers.
+
+    A sampler of a saved state (`create_sampling_client(path)`, the reference of a KL) stays the trainer's own.
+    """
+
+    def __init__(self, trainer: TrainingClient, publisher: VllmPublisher, *, has_adapter: bool) -> None:
+        self._trainer, self._publisher, self._has_adapter = trainer, publisher, has_adapter
+        self._sampler: VllmSamplingClient | None = None
+        # Versions of adapters live side by side; all weights are replaced, so a batch must end before.
+        self.capabilities = replace(trainer.capabilities, can_overlap=has_adapter)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def create_sampling_client(self, model_path: str | None = None) -> SamplingClient:
+        """A sampler at the servers for the weights as they are now, or the trainer's own for those at a path."""
+        if model_path is not None:
+            return self._trainer.create_sampling_client(model_path)
+        return self.save_weights_and_get_sampling_client()
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> VllmSamplingClient:
+        """A sampler at the servers for the weights as they are now; the same one until they change."""
+        if name is not None:
+            self._trainer.save_weights_for_sampler(name).result()
+        fingerprint = self._fingerprint()
+        if self._sampler is None or self._sampler.fingerprint != fingerprint:
+            weights = self._save(fingerprint)
+            RequestFuture(start_coroutine(self._publisher.publish(weights))).result()
+            self._sampler = VllmSamplingClient(self._publisher, fingerprint, self._trainer.get_tokenizer())
+        return self._sampler
+
+    def _fingerprint(self) -> str:
+        if not (digest := self._trainer.weights_sha256()):
+            raise ValueError(
+                f"sampler.name=vllm: client={self.capabilities.name} keeps its weights at a server; "
+                "the servers of vLLM are given folders: use client=local"
+            )
+        own = self._trainer.create_sampling_client().fingerprint  # "policy@12"
+        return f"{own.replace('@', '-')}-{digest[:12]}"
+
+    def _save(self, fingerprint: str) -> PublishedWeights:
+        path = Path(self._trainer.save_weights_for_sampler(FOLDER + fingerprint).result().path).absolute()
+        tokenizer: Any = self._trainer.get_tokenizer()
+        vocabulary = len(tokenizer)
+        tokens = [rng.integer(vocabulary, rng.key("probe"), i) for i in range(self._probe_length())]
+        row = Datum.from_completion(tokens[:1], tokens[1:], weight=0.0)
+        output = self._trainer.forward([row], "cross_entropy").result()
+        logprobs = [float(value) for value in output.loss_fn_outputs[0]["logprobs"].data]
+        return PublishedWeights(fingerprint, path, self._has_adapter, tokens, logprobs)
+
+    def _probe_length(self) -> int:
+        return min(PROBE_TOKENS, *(server.max_model_len - 1 for server in self._publisher.servers))
+
+    def close(self) -> None:
+        """Unload what was published, and close the trainer."""
+        RequestFuture(start_coroutine(self._publisher.aclose())).result()
+        self._trainer.close()
+
+
+def sample_from_vllm(
+    trainer: TrainingClient, options: SamplerOptions, *, has_adapter: bool, keep: int
+) -> TrainingClient:
+    """A training client that is `trainer` and samples at the servers of `options`, where `keep` versions stay.
+
+    ValueError for a server that cannot sample for this trainer, SamplerError for one that cannot be reached.
+    """
+    publisher = RequestFuture(start_coroutine(_connect(options, keep))).result()
+    try:
+        _check_tokenizer(publisher, trainer.get_tokenizer())
+    except BaseException:
+        RequestFuture(start_coroutine(publisher.aclose())).result()
+        raise
+    return cast(TrainingClient, VllmTrainingClient(trainer, publisher, has_adapter=has_adapter))
+
+
+async def _connect(options: SamplerOptions, keep: int) -> VllmPublisher:
+    publisher = VllmPublisher([VllmServer(url, options) for url in options.urls], options, keep)
+    try:
+        await publisher.check()
+    except BaseException:
+        await publisher.aclose()
+        raise
+    return publisher
+
+
+def _check_tokenizer(publisher: VllmPublisher, tokenizer: Any) -> None:
+    """ValueError if a server's tokenizer reads some tokens as another text than ours."""
+    last = len(tokenizer) - 1
+    tokens = sorted({*range(min(64, last + 1)), *(rng.integer(last + 1, rng.key("words"), i) for i in range(64)), last})
+    ours = tokenizer.decode(tokens, skip_special_tokens=False)
+
+    async def read() -> list[str]:
+        bodies = [{"model": server.base, "tokens": tokens} for server in publisher.servers]
+        calls = [s.call("POST", "/detokenize", body) for s, body in zip(publisher.servers, bodies, strict=True)]
+        return [answer["prompt"] for answer in await asyncio.gather(*calls)]
+
+    for server, theirs in zip(publisher.servers, RequestFuture(start_coroutine(read())).result(), strict=True):
+        if theirs != ours:
+            raise ValueError(
+                f"{server.url} has another tokenizer: {len(tokens)} tokens read {theirs[:60]!r} there and "
+                f"{ours[:60]!r} here; start it with the run's model.name"
+            )

@@ -1,0 +1,219 @@
+"""Gives vLLM servers new weights, and asks them for completions of exactly these weights.
+
+`publish` and `retire` are the seam: today a folder that every server can read, an adapter under a new name per version
+or all weights by `reload_weights`. After each publish the servers score a few tokens that the trainer scores too: an
+adapter that is listed and not applied, another base model and another dtype show there. A server that restarted has
+lost its weights and is given them again. Exercised by `python -m pytest tests/test_vllm_sampler.py`.
+Left out on purpose: transfer by NCCL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr.clients.vllm.vllm_options import SamplerError, SamplerOptions
+from rlvr.clients.vllm.vllm_server import ServerDownError, ServerRefusedError, VllmServer, read_versions
+
+T = TypeVar("T")
+
+PROBE_GAP = 0.1  # nats a token between server and trainer after a publish: far more than any rounding
+FIRST_WAIT, LONGEST_WAIT = 0.25, 4.0  # seconds before servers that are all down are asked again
+STARTED = "default"  # the version of a server that was given no weights since its start
+LOADING = "loading-"  # begins the version of a server while its weights are replaced
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """A folder of weights, and the log-probs [N - 1] that the trainer gives `probe_tokens` [N] under them."""
+
+    fingerprint: str
+    folder: Path
+    is_adapter: bool
+    probe_tokens: Sequence[int]
+    probe_logprobs: Sequence[float]
+
+
+class VllmPublisher:
+    """The servers of a run and the weights published to them. Coroutines of one event loop use it.
+
+    At most `keep` versions stay: older ones are unloaded and their folders deleted.
+    """
+
+    def __init__(self, servers: Sequence[VllmServer], options: SamplerOptions, keep: int) -> None:
+        self.servers, self._options, self._keep = list(servers), options, keep
+        self.published: dict[str, PublishedWeights] = {}
+        self._known = {STARTED}  # versions that this process or a fresh start may have left at a server
+
+    async def check(self) -> None:
+        """Check every server; SamplerError or ValueError for the first that cannot serve."""
+        await asyncio.gather(*(server.check() for server in self.servers))
+        self._known |= {server.base_version for server in self.servers}
+
+    async def publish(self, weights: PublishedWeights) -> None:
+        """Give the weights to every server that can be reached, and verify that they serve them."""
+        self.published[weights.fingerprint] = weights
+        self._known |= {weights.fingerprint, LOADING + weights.fingerprint}
+        results = await asyncio.gather(*(self._provide(s, weights) for s in self.servers), return_exceptions=True)
+        wrong = [error for error in results if isinstance(error, BaseException)]
+        for error in wrong:
+            if not isinstance(error, ServerDownError):
+                raise error
+        while len(self.published) > self._keep:
+            await self.retire(next(iter(self.published)))
+
+    async def retire(self, fingerprint: str) -> None:
+        """Unload a version everywhere and delete its folder."""
+        weights = self.published.pop(fingerprint)
+        for server in self.servers:
+            if weights.is_adapter and fingerprint in server.loaded:
+                await _try(server.call("POST", "/v1/unload_lora_adapter", {"lora_name": fingerprint}))
+            server.loaded.discard(fingerprint)
+        shutil.rmtree(weights.folder, ignore_errors=True)
+
+    async def generate(
+        self, fingerprint: str, tokens: Sequence[int], params: Mapping[str, Any], place: int
+    ) -> dict[str, Any]:
+        """Completions by exactly these weights. The server at `place` is asked first, then the others in turn."""
+        weights = self.published.get(fingerprint)
+        if weights is None:
+            raise SamplerError(f"the weights {fingerprint} were replaced at the servers; take a new sampling client")
+        first = place % len(self.servers)
+        order = self.servers[first:] + self.servers[:first]
+        return await self._try_each(order, lambda server: self._generate_at(server, weights, tokens, params))
+
+    async def _try_each(self, order: Sequence[VllmServer], ask: Callable[[VllmServer], Awaitable[T]]) -> T:
+        until, wait = time.monotonic() + self._options.wait_s, FIRST_WAIT
+        while True:
+            failures: list[str] = []
+            for server in order:
+                try:
+                    return await ask(server)
+                except ServerDownError as error:
+                    failures.append(str(error))
+            if time.monotonic() + wait > until:
+                raise SamplerError(
+                    f"no sampling server answers (sampler.wait_s={self._options.wait_s:g}): {'; '.join(failures)}. "
+                    "Start one, then run the same command: it resumes"
+                )
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    async def _generate_at(
+        self, server: VllmServer, weights: PublishedWeights, tokens: Sequence[int], params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        expected, served = weights.fingerprint, ""
+        for _ in range(2):
+            await self._provide(server, weights)
+            try:
+                answer = await server.generate(_model_name(server, weights), tokens, params, expected)
+            except ServerRefusedError as error:
+                if error.status != 404:
+                    raise
+                server.loaded.discard(expected)  # the server restarted, or another process unloaded it
+                served = "no such weights"
+                continue
+            served = describe_served(server, answer, weights)
+            if served == expected:
+                return answer
+            if served not in self._known:
+                break
+            server.loaded.discard(expected)
+        raise SamplerError(
+            f"{server.url} sampled with the weights {served!r}, expected {expected!r}; does another process load "
+            "weights into this server? Give each run with all weights a server of its own"
+        )
+
+    async def _provide(self, server: VllmServer, weights: PublishedWeights) -> None:
+        """Make sure that a server holds the weights; load and verify them if it is not known to."""
+        async with server.publishing:
+            if weights.fingerprint in server.loaded:
+                return
+            if not weights.folder.is_dir():  # vLLM's engine would end over a missing folder
+                raise SamplerError(f"{weights.folder} is missing: {server.url} cannot be given {weights.fingerprint}")
+            await (_load_adapter if weights.is_adapter else _load_all)(server, weights)
+            await _verify(server, weights)
+            if not weights.is_adapter:
+                server.loaded.clear()
+            server.loaded.add(weights.fingerprint)
+
+    async def aclose(self) -> None:
+        """Retire everything, and drop the connections."""
+        for fingerprint in list(self.published):
+            await self.retire(fingerprint)
+        for server in self.servers:
+            await server.aclose()
+
+
+def _model_name(server: VllmServer, weights: PublishedWeights) -> str:
+    return weights.fingerprint if weights.is_adapter else server.base
+
+
+def describe_served(server: VllmServer, answer: Mapping[str, Any], weights: PublishedWeights) -> str:
+    """The weights that an answer says it was sampled by: the expected fingerprint, or what stands in its place."""
+    versions = "+".join(read_versions(answer)) or "unknown"
+    if not weights.is_adapter:
+        return versions
+    model = str(answer.get("model"))
+    return model if versions == server.base_version else f"{model} on the base weights {versions}"
+
+
+async def _load_adapter(server: VllmServer, weights: PublishedWeights) -> None:
+    body = {"lora_name": weights.fingerprint, "lora_path": str(weights.folder)}
+    # The name may be there from an earlier attempt of the run, or hold something else.
+    await _try(server.call("POST", "/v1/unload_lora_adapter", {"lora_name": weights.fingerprint}))
+    try:
+        await server.call("POST", "/v1/load_lora_adapter", body)
+    except (ServerRefusedError, ServerDownError) as error:
+        text = str(error)
+        if "404" in text and "No adapter found" not in text:
+            remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+        elif "rank" in text:
+            remedy = "start it with a larger --max-lora-rank, or lower model.lora.rank"
+        elif isinstance(error, ServerDownError):
+            raise
+        else:
+            remedy = "every server must read the run's folder by the same path (a shared file system)"
+        raise SamplerError(f"{server.url} does not take the adapter {weights.fingerprint}: {text}; {remedy}") from error
+
+
+async def _load_all(server: VllmServer, weights: PublishedWeights) -> None:
+    """Replace all weights between pause and resume. While they are half replaced, the version says so."""
+    await server.call("POST", "/pause?mode=wait")
+    try:
+        await server.call("POST", "/update_weight_version", {"new_version": LOADING + weights.fingerprint})
+        arguments = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+        await server.call("POST", "/collective_rpc", arguments)
+        await server.call("POST", "/update_weight_version", {"new_version": weights.fingerprint})
+    except ServerRefusedError as error:
+        raise SamplerError(
+            f"{server.url} does not take new weights: {error}; start it with VLLM_SERVER_DEV_MODE=1, on a network that "
+            "only you can reach"
+        ) from error
+    finally:
+        await _try(server.call("POST", "/resume"))
+
+
+async def _verify(server: VllmServer, weights: PublishedWeights) -> None:
+    """SamplerError unless the server scores the probe as the trainer does."""
+    scored = await server.score(_model_name(server, weights), weights.probe_tokens, weights.fingerprint)
+    pairs = list(zip(scored, weights.probe_logprobs, strict=True))
+    gap = sum(abs(theirs - ours) for theirs, ours in pairs) / len(pairs)
+    if not gap <= PROBE_GAP:
+        raise SamplerError(
+            f"{server.url} was given the weights {weights.fingerprint} and scores a probe {gap:.3g} nats a token apart "
+            f"from the trainer (at most {PROBE_GAP:g} is rounding): it serves other weights, another base model or "
+            "another dtype. Start it with the run's model.name and dtype"
+        )
+
+
+async def _try(call: Awaitable[Any]) -> None:
+    """Make a call that may fail."""
+    with suppress(SamplerError):
+        await call
