@@ -18,7 +18,10 @@ from rlvr.tinker_server.http.schemas import Name, Whole, check_stops
 _WITHOUT_EFFECT = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_salt", "priority"),
     *("parallel_tool_calls", "request_id"),
+    "routed_experts_prompt_start",  # verifiers sends it from the second turn on; routed experts are not returned
 }
+_OFF = (None, False, 0, "", [], {}, "auto", "text", {"type": "text"})
+_OFF_AT_ONE = {"repetition_penalty", "length_penalty"}
 Token = Annotated[int, Field(ge=0)]
 
 
@@ -33,7 +36,7 @@ class OpenRequest(BaseModel):
         if isinstance(given, dict):
             known = {*cls.model_fields, *_WITHOUT_EFFECT}
             for name, value in given.items():
-                if name not in known and value not in (None, False, 0, "", [], {}, "auto", "text", {"type": "text"}):
+                if name not in known and value not in _OFF and not (name in _OFF_AT_ONE and value == 1):
                     raise ValueError(f"{name!r:.100} is not supported by this server; leave it out")
         return given
 
