@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import http.client
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +17,20 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
 from open_server import events, request
-from tinker_server import serving
+from tinker_server import TinkerServer, serving
 from tiny_run import TINY, RunKilled, attempt
 
 from rlvr.config import load
 from rlvr.config.build_client import build_client
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source
+from rlvr.core.files import write_atomic
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.serve_engine import ServeOptions, load_backend, named_models
-from rlvr.training.journal import newest_checkpoint
+from rlvr.training.best_checkpoint import resolve_best
+from rlvr.training.journal import list_checkpoints, newest_checkpoint
 from rlvr.web.auth import ApiKeys
 
 LORA = "model.lora={rank: 2}"
@@ -175,3 +179,56 @@ def test_a_run_without_a_checkpoint_is_refused_at_the_start(tmp_path: Path) -> N
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match="no checkpoint yet"):
         named_models([f"policy={tmp_path}"])
+
+
+@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+@pytest.mark.timeout(240)
+def test_the_best_checkpoint_is_served_beside_the_newest(tmp_path: Path, words: list[str]) -> None:
+    """`rlvr serve engine` with a run and its best checkpoint: they share a model, and neither changes the other."""
+    run = train(tmp_path, *words, "evaluation.every=1")
+    place = run / "checkpoints" / "best"
+    newest, *earlier = [folder for folder in list_checkpoints(run) if folder.exists()]
+    last, best, first = (sample_locally(run, folder) for folder in (newest, resolve_best(place), earlier[-1]))
+    assert last[1] != first[1]
+    with TinkerServer({"policy": run, "best": place}, tmp_path / "state", "--device", "cpu") as server:
+        port = int(server.url.rpartition(":")[2])
+        assert f"best is the policy of {place}, now mine/{resolve_best(place).name}@" in server.said
+        for _ in range(2):
+            for name, expected in (("policy", last), ("best", best)):
+                ids, logprobs, _ = complete(port, name)
+                assert ids == expected[0] and logprobs == pytest.approx(expected[1], abs=1e-5)
+        write_atomic(place.with_suffix(".json"), json.dumps({"checkpoint": earlier[-1].name}))
+        ids, logprobs, checkpoint = complete(port, "best")
+        assert ids == first[0] and logprobs == pytest.approx(first[1], abs=1e-5)
+        assert checkpoint.startswith(f"mine/{earlier[-1].name}@")
+        assert complete(port, "policy")[:2] == (last[0], pytest.approx(last[1], abs=1e-5))
+
+
+@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+def test_a_checkpoint_that_arrives_during_a_stream_does_not_change_it(tmp_path: Path, words: list[str]) -> None:
+    config = TINY.replace("max_position_embeddings: 24", "max_position_embeddings: 1024")
+    run = train(tmp_path, *words, killed_at=1, config=config)
+    now = shutil.copytree(run, tmp_path / "now" / "mine")
+    train(tmp_path, *words, config=config)
+    long = {"max_tokens": 1000, "n": 8, "ignore_eos": True}
+    with served(tmp_path, f"policy={now}") as (backend, port):
+        expected, _, before = complete(port, "policy", **long)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        body = {"model": "policy", "prompt": PROMPT, "seed": 7, "stream": True, "return_token_ids": True, **long}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        said = answer.readline().decode()
+
+        shutil.copytree(run, now, dirs_exist_ok=True)
+        ids, _, after = complete(port, "policy")
+        [thread] = backend._engine_threads.values()
+        assert thread._running, "the stream ended before the checkpoint arrived: make it longer"
+        assert after != before and ids == complete(port, "policy")[0]
+
+        chunks = events(said + answer.read().decode())
+        connection.close()
+        assert {chunk["system_fingerprint"] for chunk in chunks} == {before}
+        streamed = [list[int]() for _ in expected]
+        for chunk in chunks:
+            streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["token_ids"]
+        assert streamed == expected
