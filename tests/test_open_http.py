@@ -242,6 +242,8 @@ MESSAGES = {"model": NAME, "messages": USER, "max_tokens": 2}
         (COMPLETIONS, {**PLAIN, "best_of": 4}, 400, "best_of=4 is not supported"),
         (COMPLETIONS, {**PLAIN, "logit_bias": {"5": 3}}, 400, "'logit_bias' is not supported"),
         (COMPLETIONS, {**PLAIN, "frequency_penalty": 0.5}, 400, "'frequency_penalty' is not supported"),
+        (COMPLETIONS, {**PLAIN, "repetition_penalty": 1.1}, 400, "'repetition_penalty' is not supported"),
+        (COMPLETIONS, {**PLAIN, "repetition_penalty": True}, 400, "'repetition_penalty' is not supported"),
         (COMPLETIONS, {**PLAIN, "stop": ""}, 400, "empty stop string"),
         (CHAT, {**MESSAGES, "messages": []}, 400, "messages"),
         (CHAT, {**MESSAGES, "messages": [{"role": "robot", "content": ""}]}, 400, "role"),
@@ -267,6 +269,10 @@ def test_harmless_fields_of_clients_are_taken(port: int) -> None:
     assert (
         request(port, CHAT, {**MESSAGES, **more, "response_format": {"type": "text"}, "tool_choice": "auto"})[0] == 200
     )
+    # What verifiers and prime-rl add to a turn after the first.
+    sampling = {"max_tokens": 2, "routed_experts_prompt_start": 9, "repetition_penalty": 1.0, "min_tokens": 0}
+    body = {"model": NAME, "token_ids": [5, 6], "sampling_params": sampling, "cache_salt": "a", "priority": 1}
+    assert request(port, GENERATE, body)[0] == 200
 
 
 def test_keys_come_as_bearer_tokens_and_adapters_are_their_owner_s(tmp_path: Path) -> None:

@@ -20,9 +20,14 @@ _WITHOUT_EFFECT = {
     *("parallel_tool_calls", "request_id"),
     "routed_experts_prompt_start",  # verifiers sends it from the second turn on; routed experts are not returned
 }
-_OFF = (None, False, 0, "", [], {}, "auto", "text", {"type": "text"})
-_OFF_AT_ONE = {"repetition_penalty", "length_penalty"}
 Token = Annotated[int, Field(ge=0)]
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Whether a field has the value that changes nothing."""
+    if name == "repetition_penalty" and value == 1:
+        return value is not True
+    return value in (None, False, 0, "", [], {}, "auto", "text", {"type": "text"})
 
 
 class OpenRequest(BaseModel):
@@ -36,7 +41,7 @@ class OpenRequest(BaseModel):
         if isinstance(given, dict):
             known = {*cls.model_fields, *_WITHOUT_EFFECT}
             for name, value in given.items():
-                if name not in known and value not in _OFF and not (name in _OFF_AT_ONE and value == 1):
+                if name not in known and not _is_off(name, value):
                     raise ValueError(f"{name!r:.100} is not supported by this server; leave it out")
         return given
 
