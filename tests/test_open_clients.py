@@ -47,6 +47,29 @@ def test_models_completions_and_log_likelihoods(client: openai.OpenAI) -> None:
     assert scored.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_seed_gives_the_tokens_and_logprobs_of_the_tinker_sdk(client: openai.OpenAI) -> None:
+    tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+    tokens = text_engine().model.tokenizer.encode("How many apples?")
+    service = tinker.ServiceClient(base_url=str(client.base_url).removesuffix("/v1/"), api_key=client.api_key)
+    sampler = service.create_sampling_client(base_model=NAME).result()
+    params = tinker.SamplingParams(max_tokens=8, seed=11, temperature=0.7)
+    sampled = sampler.sample(tinker.ModelInput.from_ints(tokens), num_samples=2, sampling_params=params).result()
+    made = client.completions.create(
+        model=NAME,
+        prompt=tokens,
+        max_tokens=8,
+        n=2,
+        seed=11,
+        temperature=0.7,
+        logprobs=0,
+        extra_body={"return_token_ids": True},
+    )
+    for choice, sequence in zip(made.choices, sampled.sequences, strict=True):
+        assert choice.model_extra is not None and choice.model_extra["token_ids"] == sequence.tokens
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == pytest.approx(sequence.logprobs, abs=1e-5)
+
+
 def test_chat_with_tools_plain_and_streamed(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
         model=NAME, messages=USER, tools=[TOOL], max_completion_tokens=8, seed=1, logprobs=True, top_logprobs=2
