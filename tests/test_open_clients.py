@@ -15,6 +15,7 @@ from open_server import NAME, open_endpoints, text_engine
 
 from rlvr.core.messages import ModelInput
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # connections of the Tinker SDK
 USER: list[Any] = [{"role": "user", "content": "What is 4 + 5?"}]
 TOOL: Any = {
     "type": "function",

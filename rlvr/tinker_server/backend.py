@@ -70,7 +70,7 @@ class TinkerBackend:
         engines = self.engines
         bases = {name: engine for name, engine in engines.items() if name not in self.served_runs}
         aliases = validate_aliases(aliases or {})
-        self._limits, self.state, self.started = limits, state, time.time()
+        self.limits, self.state, self.started = limits, state, time.time()
         state.mkdir(mode=0o700, parents=True, exist_ok=True)  # training data is private
         lock = lock_file(state / "lock")
         if lock is None:
@@ -146,12 +146,12 @@ class TinkerBackend:
         self._lock.close()
 
     def _clean(self) -> None:
-        while not self._closing.wait(min(5.0, self._limits.session_seconds / 4)):
+        while not self._closing.wait(min(5.0, self.limits.session_seconds / 4)):
             try:
                 self.sampling.cancel_absent_clients()
                 self._futures.trim()
                 self.checkpoints.sweep()
-                self._store.delete_results(time.time() - self._limits.result_seconds)
+                self._store.delete_results(time.time() - self.limits.result_seconds)
             except Exception:
                 log.exception("cleaning up failed; it is tried again")
 

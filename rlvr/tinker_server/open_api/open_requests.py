@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlvr.core.messages import SamplingParams
 from rlvr.tinker_server.errors import UserError
@@ -113,6 +113,16 @@ class CompletionRequest(OpenSamplingFields):
     best_of: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _say_what_a_prompt_is(cls, given: Any, check: Any) -> Any:
+        try:
+            return check(given)
+        except ValidationError as error:  # names every form that it is not
+            raise ValueError(
+                f"{given!r:.100} is neither text nor token ids (whole numbers, at least 0), nor a list of one of these"
+            ) from error
 
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:

@@ -58,7 +58,7 @@ async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
     prompts = await caller.call(
         lambda owner: [text.encode(one) if isinstance(one, str) else one for one in body.prompts]
     )
-    top = body.logprobs or 0
+    top = check_logprobs(caller, "logprobs", body.logprobs)
     scores_prompt = body.echo and body.logprobs is not None
     options = {"topk_sample": top, "prompt_logprobs": scores_prompt, "topk_prompt": top if scores_prompt else 0}
     sampling = OpenSampling(caller, row, prompts)
@@ -110,7 +110,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     except ValueError as error:
         raise UserError(str(error)) from error
     prompt = await caller.call(lambda owner: text.render(messages, tools, body.chat_template_kwargs or {}))
-    options = {"topk_sample": body.top_logprobs or 0}
+    options = {"topk_sample": check_logprobs(caller, "top_logprobs", body.top_logprobs)}
     sampling = OpenSampling(caller, row, [prompt])
     await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
     head = _head("chatcmpl", "chat.completion", body.model, row)
@@ -150,7 +150,8 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Json:
     wanted = body.sampling_params
     sampling = OpenSampling(caller, row, [body.token_ids])
     params = wanted.params(wanted.max_tokens, sampling.end_tokens)
-    await sampling.start(wanted.n, params, {"topk_sample": max(0, (wanted.logprobs or 0) - 1)})
+    top = check_logprobs(caller, "sampling_params.logprobs", wanted.logprobs)
+    await sampling.start(wanted.n, params, {"topk_sample": max(0, top - 1)})
     [response] = await sampling.results()
     choices = [
         {
@@ -165,6 +166,14 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Json:
     more: Json = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
     more["system_fingerprint"] = response.fingerprint
     return {"request_id": f"gen-{secrets.token_hex(12)}", "model": name, "choices": choices, "usage": total} | more
+
+
+def check_logprobs(caller: Caller, name: str, given: int | None) -> int:
+    """How many of the likeliest tokens are asked for."""
+    most = caller.backend.limits.max_topk
+    if given is not None and not 0 <= given <= most:
+        raise UserError(f"{name}={given}, expected 0 to {most}")
+    return given or 0
 
 
 def served_text(caller: Caller, row: Row) -> ServedText:
