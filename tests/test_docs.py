@@ -255,6 +255,7 @@ def test_a_page_opens_with_a_title_and_a_sentence(page: str) -> None:
 
 ALONE = ["env.name=toy", "client=mock", "rollout.max_tokens=8", "reward.type=length_penalty", "sft.steps=1"]
 NEEDED = {  # what a word needs beside it
+    "sampler.name=vllm": ["sampler.urls=[http://127.0.0.1:8790]", "client=local", "model.name=my-model"],
     "client=local": ["model.name=my-model"],
     "client=tinker": ["model.name=served"],
     "algorithm.loss=gspo": ["algorithm.clip_low=0.1", "algorithm.clip_high=0.1"],
