@@ -20,6 +20,10 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template
 
 
+class UnwritableText(ValueError):
+    """A text with words or characters that the tokenizer has no tokens for."""
+
+
 @dataclass(frozen=True)
 class PromptExample:
     """A worked example: a prompt, text or chat messages, and its completion. Both are kept as they are, with spaces."""
@@ -183,7 +187,7 @@ def _encode_text(tokenizer: Any, text: str) -> list[int]:
     try:
         return tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:
-        raise ValueError(
+        raise UnwritableText(
             f"the tokenizer cannot write the text {text[:120]!r} ({error}); a tokenizer built from the environment's "
             "vocabulary has no other words or characters: use a model's tokenizer (model.tokenizer), or other tasks"
         ) from error

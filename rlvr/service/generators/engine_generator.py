@@ -27,7 +27,7 @@ from typing import Any
 from rlvr.core.messages import SamplingParams
 from rlvr.core.types import Task, Trajectory, group_by
 from rlvr.envs.critics import Attempt, BlendCritic, BlendJudge
-from rlvr.envs.prompt import encode_prompt
+from rlvr.envs.prompt import UnwritableText, encode_prompt
 from rlvr.envs.refine import RefineEnv
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
@@ -319,9 +319,7 @@ def can_encode(task: Task, tokenizer: Any, reads_text: bool) -> bool:
         return bool(encode_prompt(task, tokenizer))
     try:
         tokens = encode_prompt(task, tokenizer)
-    except ValueError:
-        raise
-    except Exception:  # a vocabulary without an unknown token: each library raises its own error
+    except UnwritableText:
         return False
     text = task.model_prompt if isinstance(task.model_prompt, str) else task.prompt_text
     return tokenizer.decode(tokens, skip_special_tokens=False).split() == text.split()

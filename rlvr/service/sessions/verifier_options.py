@@ -47,7 +47,12 @@ def closed_object(required: str = "", **properties: Schema) -> Schema:
 
 _WORD_LIST = closed_object("words", words=_words(), match=_one_of("word", "anywhere"), case=_one_of("ignore", "same"))
 _MATCH = _one_of("full", "search")
-_JSON_SCHEMA: Schema = {"type": "object", "minProperties": 1}
+_JSON_SCHEMA: Schema = {
+    "type": "object",
+    "minProperties": 1,
+    "propertyNames": {"pattern": NO_NUL},
+    "additionalProperties": {"$ref": "#/components/schemas/JsonValue"},
+}
 _UNIT = _one_of("words", "characters", "lines", "tokens")
 _PLACES: Schema = {"type": "array", "items": _one_of(*PLACES), "minItems": 1, "maxItems": len(PLACES)}
 _MATH: dict[str, Schema] = {
