@@ -69,7 +69,6 @@ class VllmSamplingClient:
             "logprobs": 0,
             "skip_special_tokens": False,
             **_stops(asked.stop),
-            **({"prompt_logprobs": 0} if include_prompt_logprobs else {}),
         }
         place = rng.key("server", *tokens)
         return RequestFuture(start_coroutine(self._sample(tokens, params, place, include_prompt_logprobs)))
@@ -78,7 +77,8 @@ class VllmSamplingClient:
         answer = await self._publisher.generate(self.fingerprint, tokens, params, place)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         assert len(choices) == params["n"], "vLLM answers every sample of a request"
-        prompt = [None, *read_prompt_logprobs(answer, tokens)] if scored else None
+        # Apart: vLLM 0.32 for CPUs dies of several completions of an adapter with log-probs of the prompt.
+        prompt = await self._score(tokens) if scored else None
         return SampleResponse([read_completion(choice) for choice in choices], prompt, self.fingerprint)
 
     def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
