@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlvr.sandbox import NoTier, shared_sandbox
-from rlvr.service.problems import NO_GENERATOR
 from rlvr.store import ExperienceStore, StoreDown
 from rlvr.web.logs import get_logger
 
@@ -67,11 +66,8 @@ class Readiness:
 
     async def __call__(self) -> dict[str, str]:
         """Why each part cannot be used, '' for one that can; without hosts, paths and secrets, which the log has."""
-        database, generator, verifiers = await asyncio.gather(self.database(), self.generator(), self.verifiers())
-        state = self._generator.health()["state"]
-        if state != "ready":
-            generator = NO_GENERATOR if state == "absent" else str(state)
-        return {"database": database, "generator": generator, "verifiers": verifiers}
+        parts = {"database": self.database, "generator": self.generator, "verifiers": self.verifiers}
+        return dict(zip(parts, await asyncio.gather(*(check() for check in parts.values())), strict=True))
 
     async def _check_database(self) -> str:
         try:

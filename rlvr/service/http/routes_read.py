@@ -26,7 +26,7 @@ from rlvr.service.http.responses import (
 )
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute
-from rlvr.service.problems import not_found
+from rlvr.service.problems import NO_GENERATOR, not_found
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 
@@ -75,7 +75,9 @@ async def health_of(service: Service, owner: str) -> Health:
     counts, reasons = await asyncio.gather(count_open_sessions(service), service.readiness())
     if isinstance(counts, str):
         reasons["database"] = counts
-    generator = service.generator.health()
+    generator = service.generator.health()  # read once: a model that loads may be ready a moment later
+    if generator["state"] != "ready":
+        reasons["generator"] = NO_GENERATOR if generator["state"] == "absent" else str(generator["state"])
     why = [f"{part}: {reason}" for part, reason in reasons.items() if reason]
     if service.stopping is not None:
         why.append("the service is stopping")
