@@ -58,6 +58,15 @@ def test_the_table_shows_mean_interval_range_and_deviation_of_the_runs(folder: P
             f"{100 * min(rates):.1f}% to {100 * max(rates):.1f}% {100 * sd:.1f}pp"
         )
         assert expected in lines_of(said)
+    both = [stored(folder, f"seed-{seed}") for seed in (1, 2, 3)]
+    gains = [one["final"]["pass@1"]["value"] - one["baseline"]["pass@1"]["value"] for one in both]
+    centre, sd = mean(gains), stdev(gains)
+    low, high = (centre + sign * T2 * sd / math.sqrt(3) for sign in (-1, 1))
+    assert any(
+        line.startswith(f"after minus before {100 * centre:+.1f}pp [{100 * low:+.1f}, {100 * high:+.1f}] ")
+        and " p = " in line
+        for line in lines_of(said)
+    )
     one = stored(folder, "seed-2")
     own = [f"{100 * v['value']:.1f}% [{100 * v['low']:.1f}, {100 * v['high']:.1f}]" for v in
            (one["baseline"]["pass@1"], one["final"]["pass@1"])]  # fmt: skip

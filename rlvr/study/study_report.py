@@ -73,6 +73,8 @@ def _variant_rows(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]])
         for group, word in (("by_level", "level"), ("watched", "watched")):
             for name, sides in variant[group].items():
                 yield (f"    {word} {name}", *_spread_cells(sides[side]))
+    if variant["finished"] > 1:
+        yield ("  after minus before", *_difference_cells(variant["gain"]))
     seconds = variant["seconds"]
     yield ("  time", duration(seconds["mean"]), f"{duration(seconds['least'])} to {duration(seconds['most'])}")
     codes = Counter(code for run in runs if run["variant"] == variant["variant"] for code in _alarm_codes(run))
@@ -102,13 +104,18 @@ def _comparison_rows(comparison: Mapping[str, Any]) -> Iterator[tuple[str, ...]]
             only = f" {_points(result['mean'])} with" if n else ""
             yield (f"  {side}:{only} {n or 'no'} seed finished in both: no interval, no test",)
             continue
-        interval = f"{_points(result['mean'])} [{100 * result['low']:+.1f}, {100 * result['high']:+.1f}]"
-        if result["sd"] == 0:
-            interval = f"{_points(result['mean'])} (all equal)"
-        span = f"{_points(result['least'])} to {_points(result['most'])}"
-        yield (f"  {side} ({n} seeds)", interval, span, f"{100 * result['sd']:.1f}pp", f"p = {result['p_value']:.4f}")
+        yield (f"  {side} ({n} seeds)", *_difference_cells(result))
         for sentence in judge_comparison(result):
             yield (f"    {sentence}",)
+
+
+def _difference_cells(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of differences over at least two seeds."""
+    interval = f"{_points(result['mean'])} [{100 * result['low']:+.1f}, {100 * result['high']:+.1f}]"
+    if result["sd"] == 0:
+        interval = f"{_points(result['mean'])} (all equal)"
+    span = f"{_points(result['least'])} to {_points(result['most'])}"
+    return interval, span, f"{100 * result['sd']:.1f}pp", f"p = {result['p_value']:.4f}"
 
 
 def judge_comparison(result: Mapping[str, Any]) -> list[str]:
