@@ -10,6 +10,7 @@ from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.tokenizer import build_tokenizer
 from rlvr.envs.tools.tool_arithmetic import ToolArithmetic
+from rlvr.envs.turns import join_turns
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 
@@ -22,10 +23,13 @@ def test_by_hand() -> None:
     source = ToolArithmetic(flaw=0.0)
     task = source._task("57 * 83 + 12", "2")  # 57 x 83 = 4731 = 48 x 97 + 75; 75 + 12 = 87
     assert (task.prompt, task.meta["answer"]) == ("<boe> 57 * 83 + 12", "87")
-    assert source.demonstration(task, 0) == (
-        "<call> calculate 57 * 83 </call> <eoe> <result> 75 </result> "
-        "<call> calculate 75 + 12 </call> <eoe> <result> 87 </result> = 87"
-    )
+    assert source.demonstration(task, 0) == [
+        "<call> calculate 57 * 83 </call>",
+        "<result> 75 </result>",
+        "<call> calculate 75 + 12 </call>",
+        "<result> 87 </result>",
+        "= 87",
+    ]
     assert ToolArithmetic(flaw=0.0, with_tool=False).demonstration(task, 0) == "= 75 + 12 = 87"
     assert source.calculate(3, "-", 5) == 95
 
@@ -36,8 +40,8 @@ def test_an_episode_of_the_demonstration_passes(with_tool: bool) -> None:
     words = tokenizer_of(source)
     for level in source.levels:
         task = source.train(1, 3, level)
-        text = source.demonstration(task, 0)
-        turns = [part.split("</result>")[-1].strip() for part in text.split("<eoe>")]
+        shown = source.demonstration(task, 0)
+        turns, text = [shown] if isinstance(shown, str) else shown[::2], join_turns(shown, source.end_word)
         script = iter([words.encode(f"{turn} <eoe>", add_special_tokens=False) for turn in turns])
         sampler = ScriptedSamplingClient(words, lambda i, script=script: next(script))
         (t,) = rollout(open_groups(source, [task], 1, words, "g"), sampler, SamplingParams(max_tokens=16), seed=1)
@@ -62,7 +66,8 @@ def test_a_teacher_errs_as_often_as_it_is_told() -> None:
     for with_tool in (True, False):
         source = ToolArithmetic(operations=(1, 1), with_tool=with_tool, flaw=0.3)
         tasks = [source.train(1, i, "1") for i in range(2_000)]
-        right = [source.demonstration(t, i).split()[-1] == t.meta["answer"] for i, t in enumerate(tasks)]
+        shown = [join_turns(source.demonstration(task, i), None) for i, task in enumerate(tasks)]
+        right = [text.split()[-1] == task.meta["answer"] for text, task in zip(shown, tasks, strict=True)]
         # Another operator can have the same result: 0 + 5 = 5 - 0.
         assert 0.66 < sum(right) / len(right) < 0.75
 

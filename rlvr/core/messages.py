@@ -131,10 +131,13 @@ class Datum:
         )
 
     @classmethod
-    def from_completion(cls, prompt: Sequence[int], completion: Sequence[int], weight: float = 1.0) -> Datum:
-        """A cross-entropy row: weight on every completion token, 0 on the prompt."""
+    def from_completion(
+        cls, prompt: Sequence[int], completion: Sequence[int], weight: float | Sequence[float] = 1.0
+    ) -> Datum:
+        """A cross-entropy row: this weight on every completion token, or one for each; 0 on the prompt."""
         tokens = [*prompt, *completion]
-        weights = [0.0] * (len(prompt) - 1) + [weight] * len(completion)
+        each = [weight] * len(completion) if isinstance(weight, (int, float)) else weight
+        weights = [0.0] * (len(prompt) - 1) + [*each]
         return cls(
             ModelInput(tokens[:-1]),
             {"target_tokens": TensorData.of(tokens[1:]), "weights": TensorData.of(np.asarray(weights))},

@@ -272,9 +272,17 @@ class TaskSource(Protocol):
         ...
 
     @abstractmethod
-    def demonstration(self, task: Task, key: int) -> str | None:
-        """A completion to imitate in supervised fine-tuning, without end token; None if there is none."""
+    def demonstration(self, task: Task, key: int) -> str | list[str] | None:
+        """A completion to imitate in supervised fine-tuning, without end token; None if there is none.
+
+        An episode of several turns is a list: what the model says, what the environment adds, what the model says, and
+        so on. An end token follows each turn of the model, and only these turns have a loss.
+        """
         ...
+
+    def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
+        """The task with the prompt that its episode begins with: with a list of tools, for example."""
+        return task
 
     def extra_heldout(self, count: int) -> dict[str, list[Task]]:
         """Further held-out sets of `count` tasks each, by name. They are evaluated and reported; no decision uses them.

@@ -18,6 +18,7 @@ from rlvr.core.protocols import Env, InitialObservationOverflow, StepResult, Tas
 from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template, render_chat
 from rlvr.envs.prompt import encode_prompt, encode_texts
+from rlvr.envs.turns import join_turns
 
 _MANY = 20_000  # texts whose tokens take a while to count
 _BATCH = 4096
@@ -71,7 +72,7 @@ def leave_out_long_demonstrations(source: TaskSource, tokenizer: Any, context: i
         return
     train = list_train(source)
     prompts = {task.id: _render(task, tokenizer) for task in train}
-    answers = {task.id: source.demonstration(task, 0) or "" for task in train}
+    answers = {task.id: join_turns(source.demonstration(task, 0) or "", source.end_word) for task in train}
     unsure = [id for id in prompts if len(prompts[id].encode()) + len(answers[id].encode()) + 1 > context]
     read = _count_tokens({id: prompts[id] for id in unsure}, tokenizer, say)
     written = _count_tokens({id: answers[id] for id in unsure}, tokenizer, say)

@@ -19,6 +19,7 @@ from rlvr.core.protocols import Env, TaskSource
 from rlvr.core.types import Task
 from rlvr.envs.chat_template import has_template, list_variables, render_chat, thinking_arguments
 from rlvr.envs.prompt import PromptExample, PromptOptions, PromptWriter, build_turns, encode_prompt
+from rlvr.envs.turns import join_turns
 
 _FAR = 1_000_003  # a prime: also a source that takes its tasks in a circle has another one so far on
 _TRIES = 100
@@ -161,13 +162,13 @@ def _first_demonstrations(source: TaskSource, count: int, writer: PromptWriter) 
 
 
 def _make_example(source: TaskSource, task: Task) -> PromptExample:
-    completion = source.demonstration(task, rng.key("prompt-example", task.id))
-    if completion is None:
+    demonstration = source.demonstration(task, rng.key("prompt-example", task.id))
+    if demonstration is None:
         raise ValueError(
             "prompt.examples: this environment has no demonstrations; give a list of {prompt, completion}, or leave "
             "prompt.examples out"
         )
-    prompt = source.example_prompt(task)
+    prompt, completion = source.example_prompt(task), join_turns(demonstration, source.end_word)
     # The words of a small vocabulary are told apart by spaces, which its prompts and demonstrations do not end with.
     has_gap = not isinstance(prompt, str) or prompt[-1:].isspace() or completion[:1].isspace()
     return PromptExample(prompt, completion if has_gap or source.vocabulary is None else f" {completion}")

@@ -203,16 +203,17 @@ class RefineSource(WrappedSource):
             compose=self._compose if self._rewrite else None,
         )
 
-    def demonstration(self, task: Task, key: int) -> str | None:
+    def demonstration(self, task: Task, key: int) -> str | list[str] | None:
         """The inner one; if it is wrong and history is kept in a vocabulary of words, a second one follows it."""
         first = self.inner.demonstration(task, key)
-        if first is None or self.end_word is None or self._rewrite:
+        if not isinstance(first, str) or self.end_word is None or self._rewrite:
             return first
         verdict = self._judge.blend.judge_many([Case(task.prompt_text, f"{first} {self.end_word}", task.meta)])[0]
         if verdict.confidence is None or verdict.confidence >= self._critic_options["min_confidence"]:
             return first
         second = self.inner.demonstration(task, rng.key("second-attempt", key))
-        return f"{first} {self.end_word} {self._fill_template(task, first, feedback_text(verdict))} {second}"
+        assert isinstance(second, str)
+        return [first, self._fill_template(task, first, feedback_text(verdict)), second]
 
     @cached_property
     def vocabulary(self) -> list[str] | None:

@@ -15,6 +15,16 @@ from rlvr.envs.chat_template import render_chat
 _TURN = "\u2063turn\u2063"  # stands for what the policy said while a chat template is rendered; no template holds it
 
 
+def join_turns(demonstration: str | list[str], end_word: str | None) -> str:
+    """A demonstration as one text, with the end word after each turn of the model but the last."""
+    if isinstance(demonstration, str):
+        return demonstration
+    last, end = len(demonstration) - 1, f" {end_word}" if end_word else ""
+    return " ".join(
+        f"{turn}{end if place % 2 == 0 and place < last else ''}" for place, turn in enumerate(demonstration)
+    )
+
+
 def decode_turn(action: Sequence[int], tokenizer: Any) -> str:
     """The text of a completion, special tokens included, without its end token."""
     tokens = list(action[:-1]) if list(action[-1:]) == [tokenizer.eos_token_id] else list(action)

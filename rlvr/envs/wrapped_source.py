@@ -59,8 +59,11 @@ class WrappedSource(TaskSource):
     def example_prompt(self, task: Task) -> str | list[dict[str, str]]:
         return self.inner.example_prompt(task)
 
-    def demonstration(self, task: Task, key: int) -> str | None:
+    def demonstration(self, task: Task, key: int) -> str | list[str] | None:
         return self.inner.demonstration(task, key)
+
+    def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
+        return self.inner.complete_prompt(task, tokenizer)
 
     def parse_task(self, text: str) -> Task | None:
         return self.inner.parse_task(text)

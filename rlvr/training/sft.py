@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,14 +48,15 @@ class SftOptions:
 def sft_step(
     client: TrainingClient, source: TaskSource, curriculum: Curriculum, options: SftOptions, step: int, seed: int
 ) -> dict[str, float]:
-    """Imitate one batch of demonstrations: the mean negative log-likelihood of their tokens, end token included."""
+    """Imitate one batch of demonstrations: the mean negative log-likelihood of the model's tokens, end tokens
+    included."""
     tokenizer: Any = client.get_tokenizer()
-    tasks = curriculum.tasks(options.batch_size, step)
+    tasks = [source.complete_prompt(task, tokenizer) for task in curriculum.tasks(options.batch_size, step)]
     demonstrations = [
         source.demonstration(task, rng.key("demonstration", seed, step, i)) for i, task in enumerate(tasks)
     ]
-    texts = [text for text in demonstrations if text is not None]
-    if len(texts) < len(tasks):
+    episodes = [[shown] if isinstance(shown, str) else shown for shown in demonstrations if shown is not None]
+    if len(episodes) < len(tasks):
         raise ValueError("sft: this environment has no demonstrations to imitate; set sft.steps=0")
     plain = [task.model_prompt for task in tasks if isinstance(task.model_prompt, str)]
     prompts = (
@@ -62,12 +64,13 @@ def sft_step(
     )
     if (most := source.prompt_limit) is not None:
         prompts = [prompt[-most:] for prompt in prompts]
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pairs = [(p, [*c, *end]) for p, c in zip(prompts, encode_texts(texts, tokenizer), strict=True)]
-    count = sum(len(c) for _, c in pairs)
-    output = client.forward_backward(
-        [Datum.from_completion(p, c, 1.0 / count) for p, c in pairs], "cross_entropy"
-    ).result()
+    completions = _encode_episodes(episodes, tokenizer)
+    count = sum(sum(mask) for _, mask in completions)
+    data = [
+        Datum.from_completion(prompt, tokens, [is_said / count for is_said in mask])
+        for prompt, (tokens, mask) in zip(prompts, completions, strict=True)
+    ]
+    output = client.forward_backward(data, "cross_entropy").result()
     adam = options.optimizer.at(step, options.steps)
     stepped = client.optim_step(adam).result()
     return {
@@ -75,5 +78,25 @@ def sft_step(
         **adam.rates,
         "grad_norm": stepped.metrics.get("grad_norm", math.nan),
         "tokens_trained": float(count),
-        "completions/mean_length": count / len(pairs),
+        "completions/mean_length": count / len(data),
     }
+
+
+def _encode_episodes(episodes: Sequence[list[str]], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+    """(tokens, 1 for each that the model says and else 0) of episodes, with an end token after the model's turns."""
+    encoded = iter(encode_texts([text for episode in episodes for text in episode], tokenizer))
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    completions: list[tuple[list[int], list[int]]] = []
+    for episode in episodes:
+        if len(episode) % 2 == 0:
+            raise ValueError(
+                f"sft: a demonstration has {len(episode)} turns, expected an odd number: the model's turns come first "
+                "and last, and each of the environment's stands between two of them"
+            )
+        turns = [
+            (1, [*tokens, *end]) if place % 2 == 0 else (0, tokens)
+            for place, tokens in zip(range(len(episode)), encoded, strict=False)
+        ]
+        tokens = [token for _, turn in turns for token in turn]
+        completions.append((tokens, [is_said for is_said, turn in turns for _ in turn]))
+    return completions

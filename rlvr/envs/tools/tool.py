@@ -19,12 +19,13 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from rlvr.core.registry import did_you_mean
+from rlvr.core.types import Task
 from rlvr.reward.reward_options import check_integer, check_number
 
 MOST_STUCK = 16  # late calls that go on, each on a thread of this process; then the run ends
@@ -189,6 +190,11 @@ class Toolbox:
     def own_limits(self) -> set[str]:
         """The tools whose seconds do not count here."""
         return {tool.name for tool in self.tools if tool.has_own_limit}
+
+    def add_to(self, task: Task) -> Task:
+        """The task of a chat, whose template is given the tools."""
+        schemas = [tool.schema for tool in self.tools]
+        return replace(task, template_arguments={**task.template_arguments, "tools": schemas})
 
     async def call(self, name: str, arguments: Mapping[str, Any] | Sequence[str], seconds: float) -> tuple[str, bool]:
         """The result of a call, or why it has none, as text; and whether it has one."""

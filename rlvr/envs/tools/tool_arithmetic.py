@@ -79,8 +79,8 @@ class ToolArithmetic(TaskSource):
     def describe_task(self, task: Task) -> dict[str, str]:
         return {"operators": " ".join(sorted(set(task.meta["expression"].split()) & set(OPERATORS)))}
 
-    def demonstration(self, task: Task, key: int) -> str:
-        """The whole episode, results of the tool included, as a teacher that errs plays it; without its end token."""
+    def demonstration(self, task: Task, key: int) -> str | list[str]:
+        """An episode as a teacher that errs plays it; with the tool, calls and results by turns."""
         words, parts = task.meta["expression"].split(), list[str]()
         value = int(words[0])
         for place in range(1, len(words), 2):
@@ -90,7 +90,7 @@ class ToolArithmetic(TaskSource):
             if self.with_tool:
                 if is_wrong:
                     operator = OPERATORS[(OPERATORS.index(operator) + 1 + rng.integer(2, draw, 1)) % 3]
-                parts += [FORMAT.begin, "calculate", str(value), operator, str(right), FORMAT.end, self.end_word]
+                parts.append(f"{FORMAT.begin} calculate {value} {operator} {right} {FORMAT.end}")
                 value = self.calculate(value, operator, right)
                 parts.append(FORMAT.write_results([str(value)]).strip())
             else:
@@ -98,7 +98,7 @@ class ToolArithmetic(TaskSource):
                 if is_wrong:
                     value = (value + 1 + rng.integer(self.p - 1, draw, 1)) % self.p
                 parts += ["=", str(value), *words[place + 2 :]]
-        return " ".join([*parts, "=", str(value)] if self.with_tool else parts)
+        return [*parts, f"= {value}"] if self.with_tool else " ".join(parts)
 
     def _draw(self, key: int, operations: int) -> str:
         numbers = [str(rng.integer(self.p, key, 2 * place)) for place in range(operations + 1)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.core.messages import ModelInput
@@ -47,10 +47,8 @@ class ToolEnv:
     def __init__(
         self, task: Task, tokenizer: Any, toolbox: Toolbox, calls: CallFormat, budget: ToolBudget = ToolBudget()
     ) -> None:
-        if not isinstance(task.model_prompt, str):
-            schemas = [tool.schema for tool in toolbox.tools]
-            task = replace(task, template_arguments={**task.template_arguments, "tools": schemas})
-        self.task, self._tokenizer, self._toolbox, self._format = task, tokenizer, toolbox, calls
+        self.task = task if isinstance(task.model_prompt, str) else toolbox.add_to(task)
+        self._tokenizer, self._toolbox, self._format = tokenizer, toolbox, calls
         self._budget, self._special = budget, special_token_texts(tokenizer)
         self._seen: list[int] = []
         self._seconds_left = budget.seconds

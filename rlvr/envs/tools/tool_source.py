@@ -79,9 +79,14 @@ class ToolSource(WrappedSource):
     def env(self, task: Task, tokenizer: Any) -> ToolEnv:
         super().env(task, tokenizer)
         calls = self._call_format(task, tokenizer)
+        return ToolEnv(self.complete_prompt(task, tokenizer), tokenizer, self.toolbox, calls, self._budget)
+
+    def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
+        """The task with its tools: in the chat template's form, or in words before a prompt of text."""
+        calls = self._call_format(task, tokenizer)
         if isinstance(calls, WordCallFormat):
-            task = replace(task, shown_prompt=self._describe_tools(calls) + str(task.model_prompt))
-        return ToolEnv(task, tokenizer, self.toolbox, calls, self._budget)
+            return replace(task, shown_prompt=self._describe_tools(calls) + str(task.model_prompt))
+        return self.toolbox.add_to(task)
 
     def _call_format(self, task: Task, tokenizer: Any) -> CallFormat:
         if isinstance(task.model_prompt, str):
