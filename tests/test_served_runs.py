@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
@@ -28,6 +29,7 @@ from rlvr.core.files import write_atomic
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
+from rlvr.tinker_server.sampling.served_runs import RunWeights
 from rlvr.tinker_server.serve_engine import ServeOptions, load_backend, named_models
 from rlvr.training.best_checkpoint import resolve_best
 from rlvr.training.journal import list_checkpoints, newest_checkpoint
@@ -142,6 +144,70 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, words: list[str]) -
         assert complete(port, "policy") == before
     with pytest.raises(ValueError, match="not JSON"):
         named_models([f"policy={run}"])
+
+
+@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+def test_a_checkpoint_that_could_not_be_read_is_tried_again(tmp_path: Path, words: list[str]) -> None:
+    """Nothing is written between the two requests: a file is out of reach for a while."""
+    run = train(tmp_path, *words, killed_at=2)
+    with served(tmp_path, f"policy={run}") as (backend, port):
+        before = complete(port, "policy")
+        train(tmp_path, *words, killed_at=3)
+        newest = newest_checkpoint(run)
+        assert newest is not None and newest.name not in before[2]
+        (newest / "policy.json").rename(tmp_path / "away")
+        assert complete(port, "policy") == before
+        (tmp_path / "away").rename(newest / "policy.json")
+        assert complete(port, "policy") == before, "it is not read with every request"
+        backend.served_runs["policy"].retry_seconds = 0.0
+        backend.served_runs["policy"]._retry_at = 0.0
+        assert complete(port, "policy")[2].startswith(f"mine/{newest.name}@")
+
+
+def test_memory_that_is_used_up_leaves_the_older_checkpoint_in_service(tmp_path: Path) -> None:
+    """torch's errors of memory are RuntimeErrors. The engine has none until it is told otherwise."""
+    run = train(tmp_path, LORA, killed_at=1)
+    with served(tmp_path, f"policy={run}") as (backend, _):
+        engine = backend.engines["policy"]
+
+        class Scarce:
+            policies, is_out = engine.policies, False
+
+            def load_snapshot(self, folder: Path) -> Any:
+                if self.is_out:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                return engine.load_snapshot(folder)
+
+        scarce: Any = Scarce()
+        weights = RunWeights(run, scarce)
+        weights.retry_seconds = 0.0
+        first = weights.newest()
+        train(tmp_path, LORA)
+        scarce.is_out = True
+        assert weights.newest() is first
+        scarce.is_out = False
+        assert weights.newest() is not first
+
+
+@pytest.mark.parametrize("words", [[], [LORA]], ids=["all weights", "adapter"])
+def test_a_checkpoint_without_checksums_is_not_served(tmp_path: Path, words: list[str]) -> None:
+    run = train(tmp_path, *words, killed_at=2)
+    with served(tmp_path, f"policy={run}") as (_, port):
+        before = complete(port, "policy")
+        train(tmp_path, *words, killed_at=3)
+        newest = newest_checkpoint(run)
+        assert newest is not None
+        (newest / "checksums.json").unlink()
+        assert complete(port, "policy") == before
+
+
+def test_a_damaged_checkpoint_is_not_served_by_its_own_folder(tmp_path: Path) -> None:
+    folder = newest_checkpoint(train(tmp_path, killed_at=1))
+    assert folder is not None
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"--model .*damaged.*checksum"), served(tmp_path, f"policy={folder}"):
+        pass
 
 
 def test_a_request_keeps_the_weights_that_it_began_with(tmp_path: Path) -> None:

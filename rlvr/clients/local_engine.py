@@ -31,6 +31,11 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
+def find_weights_damage(folder: Path) -> str:
+    """What is wrong with weights that a run saved; '' for others, which have no checksums."""
+    return find_damage(folder) if (folder / "policy.json").exists() else ""
+
+
 def is_hub_name(name: str) -> bool:
     """Whether it is written as a name of the hub, OWNER/NAME, and no file here has it."""
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not Path(name).exists()
@@ -64,7 +69,7 @@ def _start_folder(request: ClientRequest) -> Path:
     if not (is_model(folder) or (folder / "adapter_config.json").exists()):
         problem = "there is no such folder" if not folder.is_dir() else "it holds no weights that are known here"
         raise ValueError(f"model.start_from={given!r}: {problem}; expected {_EXPECTED}")
-    if (folder / "policy.json").exists() and (damage := find_damage(folder)):
+    if damage := find_weights_damage(folder):
         raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {damage}")
     return folder
 

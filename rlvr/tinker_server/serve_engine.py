@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.clients.local_engine import is_model
+from rlvr.clients.local_engine import find_weights_damage, is_model
 from rlvr.core.gc_pause import paused_collection
 from rlvr.tinker_server.errors import TinkerServerError
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
@@ -196,6 +196,8 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
     def base_of(folder: str) -> BaseOfRun:
         if is_followed(place := Path(folder).expanduser()):
             return base_of_run(place, **where)
+        if wrong := find_weights_damage(place):
+            raise ValueError(f"--model {folder}: the checkpoint is damaged: {wrong}; give another one")
         return BaseOfRun(resolve_folder(folder), lambda: load_model(folder, load_tokenizer(folder), **where))
 
     bases = {name: base_of(folder) for name, folder in named.items()}

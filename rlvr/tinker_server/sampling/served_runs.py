@@ -12,7 +12,9 @@ Exercised by `python -m pytest tests/test_served_runs.py`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 IN_MEMORY = 3  # checkpoints of one run: the newest, and earlier ones that requests still sample from
 CONFIG = "resolved.yaml"
+_UNREADABLE = (OSError, ValueError, RuntimeError)  # the last is torch's, for memory that is used up among others
 Stamp = tuple[int, int, int] | None
 
 
@@ -91,7 +94,12 @@ def base_of_run(place: Path, device: str, dtype: str) -> BaseOfRun:
 
 
 class RunWeights:
-    """The weights of one run. Thread-safe; reading a checkpoint does not stop requests for the one before."""
+    """The weights of one run. Thread-safe; reading a checkpoint does not stop requests for the one before.
+
+    A checkpoint that could not be read is tried again after `retry_seconds`: its disk or memory may be back.
+    """
+
+    retry_seconds = 30.0
 
     def __init__(self, place: Path, engine: Engine) -> None:
         run = run_of(place)
@@ -102,16 +110,19 @@ class RunWeights:
         self._current: Snapshot | None = None
         self._read: tuple[Path, Stamp] | None = None  # where `_current` is from
         self._looked_at: Stamp = None
+        self._retry_at = math.inf  # by the monotonic clock; never unless something could not be read
         self._alive: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def newest(self) -> Snapshot:
         """The weights of the newest whole checkpoint; ServerError if none could be read yet."""
         stamp, is_first = _stamp(self._watched), self._current is None
-        if (is_first or stamp != self._looked_at) and self._lock.acquire(blocking=is_first):
+        is_due = is_first or stamp != self._looked_at or time.monotonic() >= self._retry_at
+        if is_due and self._lock.acquire(blocking=is_first):
             try:
                 if len(self._alive) < IN_MEMORY:  # else it looks again with a later request
-                    self._refresh()
+                    is_read = self._refresh()
+                    self._retry_at = math.inf if is_read else time.monotonic() + self.retry_seconds
                     self._looked_at = stamp
             finally:
                 self._lock.release()
@@ -119,26 +130,28 @@ class RunWeights:
             raise ServerError(f"{self.place.name}: no whole checkpoint is there; the server's log says what is wrong")
         return self._current
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> bool:
+        """Whether the newest checkpoint is the one that is served now."""
         try:
             folders = list_checkpoints(self._run) if self.place == self._run else [resolve_best(self.place)]
             if _describe_base(self._run) != self._base:
                 raise ValueError("another run is in this folder now, with another model; start the server again")
-        except (OSError, ValueError) as error:
+        except _UNREADABLE as error:
             log.warning("%s: %s", self.place, error)
-            return
-        for folder in folders:
+            return False
+        for place, folder in enumerate(folders):
             origin = folder, _stamp(folder / "checksums.json")
             if self._current is not None and origin == self._read:
-                return
+                return place == 0
             try:
                 self._current, self._read = self._load(folder), origin
-            except (OSError, ValueError) as error:
+            except _UNREADABLE as error:
                 log.warning("%s: %s; an older checkpoint is served", self.place, error)
                 continue
             self._alive.add(self._current)
             log.info("%s: %s is served", self.place, self._current.fingerprint)
-            return
+            return place == 0
+        return False
 
     def _load(self, folder: Path) -> Snapshot:
         if not folder.is_dir():
@@ -148,6 +161,8 @@ class RunWeights:
             policy = next(iter(policies.values())) if policies else self._engine.create_policy("all weights")
             snapshot = self._engine.load_weights(folder, policy)
         else:
+            if wrong := find_damage(folder):  # the engine takes adapters without checksums too, from elsewhere
+                raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
             snapshot = self._engine.load_snapshot(folder)
         snapshot.fingerprint = f"{self._run.name}/{folder.name}@{snapshot.fingerprint.rpartition('@')[2]}"
         return snapshot
