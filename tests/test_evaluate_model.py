@@ -68,6 +68,24 @@ def test_a_model_folder_has_the_numbers_of_the_run_that_made_it(home: Path, caps
     assert found["environment"] == "rpn_arithmetic"
 
 
+def test_a_model_is_evaluated_like_a_run(home: Path, capsys: Any) -> None:
+    """On the tasks that an evaluation of the run reports on, with its draws: its own weights have its own numbers."""
+    again = report(capsys, "runs/tiny", "evaluation.samples=3")
+    found = report(capsys, "./model", "--like", "runs/tiny", "evaluation.samples=3")
+    assert (found.pop("checkpoint"), found.pop("like")) == ("./model", "runs/tiny")
+    assert {name: value for name, value in again.items() if name != "checkpoint"} == found
+    assert found["mean_reward"]["value"] > 0, "a model that earns nothing tests nothing"
+
+
+def test_a_mistyped_folder_is_named_before_the_hub_is_asked(
+    home: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    said = refusal(capsys, "rnus/tiny", "--config=tiny.yaml")
+    assert "there is no such folder rnus (did you mean 'runs'?)" in said.partition("cannot be loaded")[0]
+    assert "did you mean" not in refusal(capsys, "Qwen/Qwen2.5-0.5B", "--config=tiny.yaml")
+
+
 def test_a_run_with_a_damaged_last_checkpoint_is_evaluated_with_a_warning(home: Path, capsys: Any) -> None:
     Path("runs/tiny/checkpoints/done-000000/model.safetensors").write_bytes(b"")
     capsys.readouterr()
@@ -157,6 +175,13 @@ def test_what_is_no_model_is_said(home: Path, capsys: Any) -> None:
     ("words", "said"),
     [
         (["./model"], "the tasks must be named"),
+        (["./model"], "--like RUN"),
+        (["./model", "--like", "runs/tniy"], "no run is there (no resolved.yaml) (did you mean 'tiny'?)"),
+        (["./model", "--like", "runs/tiny", "--config=tiny.yaml"], "give one of the two"),
+        (["./model", "--like", "runs/tiny", "rollout.max_tokens=3"], "rollout.max_tokens cannot be changed here"),
+        (["./model", "--like", "runs/tiny", "model.lora.rank=3"], "model.lora.rank cannot be changed here"),
+        (["./model", "--like", "runs/tiny", "gsm8k"], "--like out"),
+        (["runs/tiny", "--like", "runs/tiny"], "leave the option --like out"),
         (["runs/tiny", "--config=tiny.yaml"], "leave the config out"),
         (["runs/tiny/checkpoints/done-000000", "--config-name=gsm8k"], "leave the config out"),
         (["./model", "--config=tiny.yaml", "model.name=./model"], "model.name has no effect here"),

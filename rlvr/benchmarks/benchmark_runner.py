@@ -52,7 +52,7 @@ def run_benchmarks(place: str, words: Sequence[str], folder: Path, console: RunC
     """
     newest = newest_weights(place, "MODEL")  # of a run
     weights = place if newest == Path(place).expanduser() else str(newest)
-    check_weights(weights)
+    check_weights(weights, console.note)
     adapter = find_adapter(weights)
     benchmarks = read_benchmarks(words, lambda loaded: with_model(loaded, weights, adapter))
     sources: list[TaskSource] = []

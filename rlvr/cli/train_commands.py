@@ -140,6 +140,10 @@ def evaluate(
     config_name: ConfigName = None,
     config: ConfigFile = None,
     config_path: ConfigPath = None,
+    like: Annotated[
+        Path | None,
+        typer.Option("--like", metavar="RUN", help="Evaluate a model on the tasks and the reward of this run."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -157,7 +161,9 @@ def evaluate(
 
     rlvr evaluate ./my-model --config-name=gsm8k env.kwargs.path=./gsm8k --out report.json
 
-    A run has tasks of its own; a model takes those of benchmarks or of a config. This builds what the run's
+    rlvr evaluate ./my-model --like runs/arithmetic
+
+    A run has tasks of its own; a model takes those of benchmarks, of a config or of a run. This builds what the run's
     resolved.yaml names, and imports functions given as module:function: evaluate a run folder of another person only if
     you would run their code.
     """
@@ -168,14 +174,18 @@ def evaluate(
 
     words = words or []
     if has_benchmarks(words):
-        if config_name or config or config_path:
-            raise ValueError("benchmarks are configs of their own; leave --config-name, --config and --config-path out")
+        if config_name or config or config_path or like:
+            raise ValueError(
+                "benchmarks are configs of their own; leave --config-name, --config, --config-path and --like out"
+            )
         _evaluate_benchmarks(weights, words, out)
         return
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     with RunConsole(stream=sys.stderr) as console:
-        result = evaluate_weights(weights, words, console, config_name=config_name, config_path=config or config_path)
+        result = evaluate_weights(
+            weights, words, console, config_name=config_name, config_path=config or config_path, like=like
+        )
         console.close()
         console.note(evaluation_table(result))
     if out is None:

@@ -2,6 +2,7 @@
 
     evaluate_weights("runs/arithmetic", ["evaluation.samples=16"], console)
     evaluate_weights("./my-model", ["env.kwargs.path=./gsm8k"], console, config_name="gsm8k")
+    evaluate_weights("./my-model", [], console, like=Path("runs/arithmetic"))
 
 A model is a plain folder of transformers, an adapter of peft, or a hub name; it is sampled from as it is. With the
 config and seed of a run it is asked the same tasks with the same random draws as that run's baseline. Nothing is
@@ -10,7 +11,7 @@ written here. Exercised by `python -m pytest tests/test_evaluate_model.py tests/
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,18 +57,28 @@ def evaluate_weights(
     *,
     config_name: str | None = None,
     config_path: str | None = None,
+    like: Path | None = None,
 ) -> dict[str, Any]:
-    """Metrics with intervals of what is at `place`, a path or a hub name. A config names the tasks of a model; a run
-    has its own."""
+    """Metrics with intervals of what is at `place`, a path or a hub name. A config, or the run `like`, names the tasks
+    of a model; a run has its own."""
     folder = Path(place).expanduser()
     if (folder / "resolved.yaml").exists() or (_run_of(folder) / "resolved.yaml").exists():
-        if config_name or config_path:
+        if config_name or config_path or like:
             raise ValueError(
-                f"{place} is a run, which is evaluated on the tasks of its own config; leave the config out"
+                f"{place} is a run, which is evaluated on the tasks of its own config; leave the "
+                f"{'option --like' if like else 'config'} out"
             )
         return evaluate_saved(folder, overrides, console)
-    check_weights(place)
-    return evaluate_model(place, load(config_name, config_path, overrides), console)
+    if like and (config_name or config_path):
+        raise ValueError(f"--like {like} and a config both name the tasks; give one of the two")
+    check_weights(place, console.note)
+    if like is None:
+        return evaluate_model(place, load(config_name, config_path, overrides), console)
+    run = _run_of(like.expanduser())
+    if not (run / "resolved.yaml").exists():
+        raise ValueError(f"--like {like}: no run is there (no resolved.yaml){find_near_folder(run)}; give a run folder")
+    _check_overrides(overrides, (*EVALUATION_KEYS, *(f"model.{key}" for key in (*MODEL_KEYS, "name"))))
+    return evaluate_model(place, load(None, str(run / "resolved.yaml"), overrides), console, like=run)
 
 
 def _run_of(checkpoint: Path) -> Path:
@@ -75,10 +86,12 @@ def _run_of(checkpoint: Path) -> Path:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
 
 
-def check_weights(place: str) -> None:
-    """ValueError if no model is at `place`. A hub is not asked."""
+def check_weights(place: str, note: Callable[[str], None]) -> None:
+    """ValueError if no model is at `place`. A hub is not asked; a name of it that looks like a folder here is noted."""
     folder = Path(place).expanduser()
     if is_hub_name(place) and not Path(folder.parts[0]).is_dir():
+        if near := find_near_folder(folder):
+            note(f"{place}: there is no such folder{near}; it is looked for on the hub, as OWNER/NAME")
         return
     if not (is_model(folder) or (folder / "adapter_config.json").exists()):
         no_folder = f"there is no such folder{find_near_folder(folder)}"
@@ -93,12 +106,15 @@ def check_weights(place: str) -> None:
             )
 
 
-def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole) -> dict[str, Any]:
-    """Evaluate a model or an adapter on the held-out tasks of a config, whose own model does not count."""
+def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole, like: Path | None = None) -> dict[str, Any]:
+    """Evaluate a model or an adapter on the held-out tasks of a config, whose own model does not count.
+
+    If it is the config of the run `like`, the tasks are those that an evaluation of the run reports on.
+    """
     if not (loaded.values.get("env") or {}).get("name"):
         raise ValueError(
             f"{place} is a model, so the tasks must be named: give benchmarks (gsm8k math500, for example), "
-            "--config-name=NAME, --config=FILE or env.name=NAME"
+            "--config-name=NAME, --config=FILE, env.name=NAME, or --like RUN for the tasks and the reward of a run"
         )
     adapter = find_adapter(place)
     config = build_config(with_model(loaded, place, adapter))
@@ -106,10 +122,12 @@ def evaluate_model(place: str, loaded: LoadedConfig, console: RunConsole) -> dic
     start_rewards(config, source)
     request = replace(client_request(config, source), cores=core_shares(config, source), warn=console.warn)
     sampler = build_sampler(request, adapter)
-    source = show_prompts(config, source, sampler, config.prompt, console)
-    result = _evaluate(config, source, sampler, config.seed, console)
+    options = config.prompt if like is None else prompt_options(config, like)
+    source = show_prompts(config, source, sampler, options, console)
+    left_out = set() if like is None else _interim_ids(source, _read_run(like))
+    result = _evaluate(config, source, sampler, config.seed, console, left_out)
     warn_of_tasks(result["tasks"], loaded, config, console)
-    return {"checkpoint": place, **result}
+    return {"checkpoint": place, **({} if like is None else {"like": str(like)}), **result}
 
 
 def find_adapter(place: str) -> Path | None:
@@ -159,17 +177,12 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     `overrides` may change how that is done (EVALUATION_KEYS), e.g. `evaluation.samples=64`. Tasks by whose interim
     evaluations the run stopped or chose are never among those evaluated. Nothing is written.
     """
-    for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
-        if not (key in EVALUATION_KEYS or key.startswith(tuple(k for k in EVALUATION_KEYS if k.endswith(".")))):
-            raise ValueError(
-                f"{key} cannot be changed here: saved weights are evaluated with the settings of their run. Only "
-                "evaluation.*, engine.*, seed, model.device and model.dtype may differ"
-            )
+    _check_overrides(overrides, EVALUATION_KEYS)
     given, place = place, resolve_best(place)
     folder = _run_of(place)
     stored = folder / "resolved.yaml"
     # The run's seed made the base model of an adapter; a given one is only for the random draws of this evaluation.
-    begun = build_config(load(None, str(stored), []))
+    begun = _read_run(folder)
     loaded = load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="])
     config = build_config(loaded)
     seed = build_config(load(None, str(stored), overrides)).seed
@@ -186,17 +199,35 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     client.load_state(journal.weights_path(place)).result()
     sampler = client.create_sampling_client()
     source = show_prompts(config, source, sampler, prompt_options(config, folder), console)
-    _, chosen_by = heldout_split(source, begun.evaluation, has_interim=has_interim(begun))
-    if begun.evaluation.interim_tasks is None:  # with other sizes the split is another one
-        chosen_by = []
-        if place != given or place.name.startswith("best-"):
-            console.warn(
-                "the run chose its best checkpoint by the tasks that are evaluated here "
-                "(evaluation.interim_tasks=null): the pass rate is overstated"
-            )
-    result = _evaluate(config, source, sampler, seed, console, {task.id for task in chosen_by})
+    if begun.evaluation.interim_tasks is None and (place != given or place.name.startswith("best-")):
+        console.warn(
+            "the run chose its best checkpoint by the tasks that are evaluated here "
+            "(evaluation.interim_tasks=null): the pass rate is overstated"
+        )
+    result = _evaluate(config, source, sampler, seed, console, _interim_ids(source, begun))
     warn_of_tasks(result["tasks"], loaded, config, console)
     return {"checkpoint": str(place), **result}
+
+
+def _read_run(folder: Path) -> RunConfig:
+    return build_config(load(None, str(folder / "resolved.yaml"), []))
+
+
+def _check_overrides(overrides: Sequence[str], usable: Sequence[str]) -> None:
+    """ValueError for a setting that would make the result another one than the run's own."""
+    for key in (text.partition("=")[0].removeprefix("+") for text in overrides):
+        if not (key in usable or key.startswith(tuple(k for k in usable if k.endswith(".")))):
+            raise ValueError(
+                f"{key} cannot be changed here: weights are evaluated with the settings of the run. Only "
+                f"{', '.join(f'{name}*' if name.endswith('.') else name for name in usable)} may differ"
+            )
+
+
+def _interim_ids(source: TaskSource, begun: RunConfig) -> set[str]:
+    """The ids of the tasks by whose interim evaluations a run stopped or chose, none if it reports on them too."""
+    if begun.evaluation.interim_tasks is None:  # with other sizes the split is another one
+        return set()
+    return {task.id for task in heldout_split(source, begun.evaluation, has_interim=has_interim(begun))[1]}
 
 
 def show_prompts(
