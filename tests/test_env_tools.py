@@ -60,6 +60,13 @@ def play(made: Any, *turns: str, tokenizer: Any = TEXT, ends: bool = True, most:
     return trajectory, sampler
 
 
+def bare_tokenizer() -> Any:
+    """With a template that writes calls as JSON alone."""
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = LLAMA_TEMPLATE
+    return tokenizer
+
+
 def written_by(t: Trajectory, who: int) -> str:
     return TEXT.decode([token for token, mask in zip(t.response_tokens, t.action_mask, strict=True) if mask == who])
 
@@ -102,8 +109,9 @@ def test_calls_of_a_turn_are_answered_in_their_order(rows: str) -> None:
         (use("ad", a=1), "there is no tool 'ad'"),
         (use("add", a="x"), "valid integer"),
         (use("fail", what="x"), "LookupError: no x here"),
-        ("<tool_call>\n{'name': 'add'}\n</tool_call>", "error: a call is not well formed"),
-        ("<tool_call>" + "[" * 500, "error: a call is not well formed"),
+        ("<tool_call>\n{'name': 'add'}\n</tool_call>", "error: your call could not be read: Expecting property name"),
+        ("<tool_call>" + "[" * 500, 'Expecting value at character 500; expected {"name": ..., "arguments": {...}}'),
+        ('<tool_call>{"name": "add"}</tool_call>', "could not be read: it is JSON, but not such an object alone;"),
     ],
 )
 def test_a_failed_call_is_an_observation(rows: str, said: str, words: str) -> None:
@@ -236,12 +244,55 @@ def test_options_that_cannot_work_are_refused(rows: str, options: dict[str, Any]
         made.env(made.train(0, 0, made.levels[0]), TEXT)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("{'name': 'add', 'parameters': {'a': 2}}", "Expecting property name"),
+        ('{"name": "add", "parameters": {"a": 2}', "Expecting ',' delimiter at character 38"),
+        ('{"name": "add", "arguments": {"a": 2}}', "it is JSON, but not such an object alone"),
+        ('{"function": "add", "parameters": {"a": 2}}', 'expected {"name": ..., "parameters": {...}}'),
+        ('{"type": "function", "name": "add"}', "not such an object alone"),
+        ('{"name": "add", "parameters": {"a": 2}}; {"name": "add", "parameters": {"a": 3}}', "object alone"),
+        ('```json\n{"name": "add", "parameters": {"a": 2}}\n```', "object alone"),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 2}}', "object alone"),
+        ('{"name": "multiply", "parameters": {"a": 2', "Expecting"),
+        ('{"name": "add", "parameters": ' + "[" * 100_000, "could not be read"),
+        ('{"name": "add", "parameters": {"a": ' + "9" * 5_000 + "}}", "could not be read"),
+    ],
+)
+def test_a_malformed_call_in_bare_json_is_an_observation(rows: str, said: str, words: str) -> None:
+    text = bare_tokenizer()
+    t, _ = play(source(rows, tokenizer=text, most_characters=200), said, "7", tokenizer=text, most=200_000)
+    written = written_by(t, 0)
+    assert "error: your call could not be read: " in written and words in written
+    assert t.metadata["tool_errors"] == 1 and t.answer == "7"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"answer": 7}',
+        '{"parameters": [2, 5], "sum": 7}',
+        '{"name": "Ann", "age": 7}',
+        '{"name": "Ann", "parameters": [2, 5]}',
+        '{"name": "Ann", "age": 7',
+        "[2, 5, 7]",
+        "{2, 5}",
+        '```json\n{"answer": "add"}\n```',
+        'I would call {"name": "add", "parameters": {',
+    ],
+)
+def test_an_answer_in_json_is_no_call(rows: str, answer: str) -> None:
+    text = bare_tokenizer()
+    t, _ = play(source(rows, tokenizer=text), answer, tokenizer=text)
+    assert t.metadata["answered"] == 1 and t.metadata["tool_errors"] == 0 and t.response == answer
+
+
 LLAMA_CALL = json.dumps({"name": "add", "parameters": {"a": 2, "b": 5}})
 
 
 def test_a_template_that_writes_bare_json(rows: str) -> None:
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = LLAMA_TEMPLATE
+    tokenizer = bare_tokenizer()
     t, _ = play(source(rows, tokenizer=tokenizer), LLAMA_CALL, "7", tokenizer=tokenizer)
     assert t.metadata["tool_calls"] == 1 and t.answer == "7"
 

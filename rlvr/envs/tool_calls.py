@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ _TOOL = {
     },
 }
 MOST_MALFORMED = 100  # openings without a call; each costs a look at all the text before it
+_UNREADABLE = "your call could not be read"
+_NAME_KEYS = ("name", "function", "tool")  # under which models name a tool, whatever their template says
+_BARE_OPENING = re.compile(r"\s*(?:<\|python_tag\|>|```(?:json)?)?\s*(?=[{\[])")  # what Llama 3 writes before JSON, too
 _BLANKS = re.compile(r"\s*")
 _USER, _SAID = {"role": "user", "content": "What is it?"}, "Wait."
 
@@ -78,9 +81,9 @@ class WordCallFormat:
             calls.append(ToolCall(words[0], words[1:]))
         return (kept + text[position:]).strip() if calls else text, calls
 
-    def looks_opened(self, text: str) -> bool:
-        """Whether a text without its calls has one that is not well formed."""
-        return self.begin in text
+    def find_malformed(self, text: str, tools: Collection[str]) -> str:
+        """What is wrong with a call that is left in a text without its calls; "" if there is none."""
+        return f"{_UNREADABLE}: write {self.begin} name arguments {self.end}" if self.begin in text else ""
 
     def write_results(self, results: Sequence[str]) -> str:
         return "".join(f" {self.result_begin} {result} {self.result_end} " for result in results)
@@ -155,11 +158,27 @@ class ToolCallFormat:
                 position = ending + len(self.end)
         return ("".join(kept) + text[position:]).strip() if calls else text, calls
 
-    def looks_opened(self, text: str) -> bool:
-        """Whether a text without its calls has one that is not well formed."""
+    def find_malformed(self, text: str, tools: Collection[str]) -> str:
+        """What is wrong with a call that is left in a text without its calls; "" if there is none.
+
+        Without a `begin` JSON alone is no sign of a call, since an answer may be JSON too. It is one if it names one of
+        the `tools`, or if it cannot be read and has the keys of a call.
+        """
         if self.begin:
-            return self.begin in text
-        return text.lstrip().startswith(("{", "[")) and f'"{self.arguments_key}"' in text
+            return self._explain(text.partition(self.begin)[2]) if self.begin in text else ""
+        if (opening := _BARE_OPENING.match(text)) is None:
+            return ""
+        body, called = text[opening.end() :], "|".join(map(re.escape, tools))
+        keys = "|".join(map(re.escape, (self.name_key, *_NAME_KEYS)))
+        if re.search(rf"""["'](?:{keys})["']\s*:\s*["'](?:{called})["']""", body):
+            return self._explain(body)
+        has_keys = all(re.search(rf"""["']{re.escape(k)}["']\s*:""", body) for k in (self.name_key, self.arguments_key))
+        return self._explain(body) if has_keys and _find_json_error(body) else ""
+
+    def _explain(self, body: str) -> str:
+        """Why there is no call at the beginning of a text."""
+        reason = _find_json_error(body) or "it is JSON, but not such an object alone"
+        return f'{_UNREADABLE}: {reason}; expected {{"{self.name_key}": ..., "{self.arguments_key}": {{...}}}}'
 
     def _read(self, text: str, start: int) -> tuple[int, list[ToolCall]] | None:
         """(where it ends, calls) of the JSON at a place of a text; None if there is no call."""
@@ -181,6 +200,17 @@ class ToolCallFormat:
 
 
 CallFormat = ToolCallFormat | WordCallFormat
+
+
+def _find_json_error(text: str) -> str:
+    """Why a text does not begin with JSON; "" if it does."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at character {error.pos}"
+    except (ValueError, RecursionError) as error:  # a number of many digits; lists in lists
+        return f"{error!s:.100}"
+    return ""
 
 
 def _common_end(one: str, other: str) -> str:

@@ -64,18 +64,18 @@ class ToolEnv:
         self._counts["turns"] += 1
         text = decode_turn(action, self._tokenizer)
         rest, calls = self._format.split(text)
-        is_malformed = self._format.looks_opened(rest)
+        malformed = self._format.find_malformed(rest, [tool.name for tool in self._toolbox.tools])
         if (extra or {}).get("stop_reason") == StopReason.LENGTH.value:
             return self._end("truncated")
-        if not calls and not is_malformed:
+        if not calls and not malformed:
             return self._end("answered")
         if self._counts["turns"] == self._budget.max_turns:
             return self._end("max_turns")
         if self._seconds_left <= 0:
             return self._end("no_time")
         results = await self._answer_calls(calls)
-        if is_malformed:
-            results.append(self._fail("a call is not well formed"))
+        if malformed:
+            results.append(self._fail(malformed))
         self._seen += [*action, *encode_between(self.task, self._tokenizer, self._write(results, calls, action))]
         if not has_room(self._tokenizer, self._seen, action):
             return self._end("no_room")
