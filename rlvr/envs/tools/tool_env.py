@@ -3,8 +3,8 @@
     ToolEnv(task, tokenizer, Toolbox([Tool.of(weather)]), ToolCallFormat.of_template(tokenizer), max_turns=4)
 
 What the policy sampled is never rendered again: only the results, and what the chat template writes around them, are
-new tokens, and carry no loss. A call that fails is a result that says why. Calls of one turn run at once and are
-answered in their order. Exercised by tests/test_env_tools.py.
+new tokens, and carry no loss. A call that fails is a result that says why. Calls of one turn run at once, or one after
+the other where an `environment` keeps a state, and are answered in their order. Exercised by tests/test_env_tools.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rlvr.core.protocols import StepResult
 from rlvr.core.types import StopReason, Task
 from rlvr.envs.prompt import encode_prompt, special_token_texts
 from rlvr.envs.tool_calls import CallFormat, ToolCall, WordCallFormat
+from rlvr.envs.tools.environment_class import OpenEnvironment
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.turns import decode_turn, encode_between, has_room, render_between
 from rlvr.reward.feedback import strip_special
@@ -45,11 +46,17 @@ class ToolEnv:
     tools) or `truncated` (a completion that used up its tokens)."""
 
     def __init__(
-        self, task: Task, tokenizer: Any, toolbox: Toolbox, calls: CallFormat, budget: ToolBudget = ToolBudget()
+        self,
+        task: Task,
+        tokenizer: Any,
+        toolbox: Toolbox,
+        calls: CallFormat,
+        budget: ToolBudget = ToolBudget(),
+        environment: OpenEnvironment | None = None,
     ) -> None:
         self.task = task if isinstance(task.model_prompt, str) else toolbox.add_to(task)
         self._tokenizer, self._toolbox, self._format = tokenizer, toolbox, calls
-        self._budget, self._special = budget, special_token_texts(tokenizer)
+        self._budget, self._environment, self._special = budget, environment, special_token_texts(tokenizer)
         self._seen: list[int] = []
         self._seconds_left = budget.seconds
         self._counts = Counter[str]()
@@ -66,24 +73,27 @@ class ToolEnv:
         rest, calls = self._format.split(text)
         malformed = self._format.find_malformed(rest, [tool.name for tool in self._toolbox.tools])
         if (extra or {}).get("stop_reason") == StopReason.LENGTH.value:
-            return self._end("truncated")
+            return await self._end("truncated")
         if not calls and not malformed:
-            return self._end("answered")
+            return await self._end("answered")
         if self._counts["turns"] == self._budget.max_turns:
-            return self._end("max_turns")
+            return await self._end("max_turns")
         if self._seconds_left <= 0:
-            return self._end("no_time")
+            return await self._end("no_time")
         results = await self._answer_calls(calls)
         if malformed:
             results.append(self._fail(malformed))
         self._seen += [*action, *encode_between(self.task, self._tokenizer, self._write(results, calls, action))]
         if not has_room(self._tokenizer, self._seen, action):
-            return self._end("no_room")
+            return await self._end("no_room")
         return StepResult(0.0, False, ModelInput(self._seen))
 
     async def _answer_calls(self, calls: list[ToolCall]) -> list[str]:
         most = self._budget.most_calls
-        given = await asyncio.gather(*(self._answer(call) for call in calls[:most]))
+        if self._environment:  # its state depends on the order of the calls
+            given = [await self._answer(call) for call in calls[:most]]
+        else:
+            given = await asyncio.gather(*(self._answer(call) for call in calls[:most]))
         self._counts["tool_calls"] += len(given)
         results = [text if is_good else self._fail(text) for text, is_good in given]
         if len(calls) > most:
@@ -116,8 +126,11 @@ class ToolEnv:
         ]
         return render_between(self.task, self._tokenizer, action, messages)
 
-    def _end(self, why: str) -> StepResult:
+    async def _end(self, why: str) -> StepResult:
         self.ended = why
+        reward = await self._environment.get_reward() if self._environment else 0.0
         counts = {name: float(self._counts[name]) for name in ("turns", "tool_calls", "tool_errors")}
         seconds = self._budget.seconds - self._seconds_left
-        return StepResult(0.0, True, metrics={**counts, "tool_seconds": seconds, "answered": float(why == "answered")})
+        return StepResult(
+            reward, True, metrics={**counts, "tool_seconds": seconds, "answered": float(why == "answered")}
+        )

@@ -17,6 +17,7 @@ from rlvr.envs.chat_template import render_chat
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
 from rlvr.envs.tools.builtin_tools import resolve_tool
+from rlvr.envs.tools.environment_class import EnvironmentClass
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
 from rlvr.envs.wrapped_source import WrappedSource
@@ -45,7 +46,8 @@ def find_call_format(tokenizer: Any, toolbox: Toolbox) -> ToolCallFormat:
 class ToolSource(WrappedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`; its reward judges the last turn.
 
-    `tools` are names (`python`, `search`), paths `package.module:function`, or {name, kwargs}. A call may take
+    `tools` are names (`python`, `search`), paths `package.module:function`, or {name, kwargs}; by default `python`,
+    or none with an `environment`: the path of a class whose public methods are tools with a state. A call may take
     `call_seconds` and its result `most_characters`; an episode has `max_turns` turns of the policy, of at most
     `most_calls` calls each, and its tools have `seconds` in all. A model with a chat template calls tools as that
     template writes calls. For prompts that are text `calls` are the words around a call, `{}` for <call> name arguments
@@ -56,18 +58,24 @@ class ToolSource(WrappedSource):
         self,
         inner: str,
         inner_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[str | Mapping[str, Any]] = ("python",),
+        tools: Sequence[str | Mapping[str, Any]] | None = None,
         max_turns: int = 4,
         seconds: float = 60.0,
         call_seconds: float = 10.0,
         most_calls: int = 8,
         most_characters: int = 4_000,
         calls: Mapping[str, str] | None = None,
+        environment: str | None = None,
         instruction: str = "You may call these tools, by {call}; their results come in {result}.\n{tools}\n\n",
     ) -> None:
         if isinstance(tools, (str, Mapping)):
             raise ValueError(f"tools={tools!r:.200}, expected a list of tools")
-        self.toolbox = Toolbox([resolve_tool(one) for one in tools], call_seconds, most_characters)
+        self._environment = EnvironmentClass(environment) if environment else None
+        given = ([] if environment else ["python"]) if tools is None else tools
+        own = self._environment.tools if self._environment else []
+        self.toolbox = Toolbox([*(resolve_tool(one) for one in given), *own], call_seconds, most_characters)
+        if self._environment and self._environment.has_reward:
+            self.environment_weight = 1.0
         self._budget, self.max_turns = ToolBudget(max_turns, seconds, most_calls), max_turns
         check_kwargs("tools: calls", WordCallFormat, dict(calls or {}))
         self._words = None if calls is None else WordCallFormat(**calls)
@@ -78,12 +86,19 @@ class ToolSource(WrappedSource):
 
     def env(self, task: Task, tokenizer: Any) -> ToolEnv:
         super().env(task, tokenizer)
-        calls = self._call_format(task, tokenizer)
-        return ToolEnv(self.complete_prompt(task, tokenizer), tokenizer, self.toolbox, calls, self._budget)
+        calls, toolbox, opened = self._call_format(task, tokenizer), self.toolbox, None
+        if self._environment:
+            opened = self._environment.open(task)
+            own, task = {tool.name: tool for tool in opened.tools}, opened.task
+            toolbox = replace(toolbox, tools=[own.get(tool.name, tool) for tool in toolbox.tools])
+        return ToolEnv(self._add_tools(task, calls), tokenizer, toolbox, calls, self._budget, opened)
 
     def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
+        task = self._environment.open(task).task if self._environment else task
+        return self._add_tools(task, self._call_format(task, tokenizer))
+
+    def _add_tools(self, task: Task, calls: CallFormat) -> Task:
         """The task with its tools: in the chat template's form, or in words before a prompt of text."""
-        calls = self._call_format(task, tokenizer)
         if isinstance(calls, WordCallFormat):
             return replace(task, shown_prompt=self._describe_tools(calls) + str(task.model_prompt))
         return self.toolbox.add_to(task)
