@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.envs.tools.builtin_tools import PassageIndex, python_tool, resolve_tool, search_tool, split_passages
+from rlvr.envs.tools.builtin_tools import PassageIndex, python_tool, resolve_tools, search_tool, split_passages
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.sandbox import NoTier, shared_sandbox
 
@@ -95,4 +95,4 @@ def test_bm25_is_its_formula() -> None:
 )
 def test_a_search_that_cannot_work_is_refused(folder: Path, kwargs: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        resolve_tool({"name": "search", "kwargs": {"folder": str(folder), **kwargs}})
+        resolve_tools({"name": "search", "kwargs": {"folder": str(folder), **kwargs}})

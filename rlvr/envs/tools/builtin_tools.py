@@ -1,4 +1,4 @@
-"""Tools that come with the project: `python` in the sandbox, and `search` over local text files.
+"""Tools that come with the project: `python` in the sandbox, `search` over local text files, those of an MCP server.
 
     env: {name: tools, kwargs: {inner: gsm8k, tools: [python, {name: search, kwargs: {folder: ./notes}}]}}
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from rlvr.core.registry import check_kwargs, did_you_mean, load_path
 from rlvr.core.types import Outcome
+from rlvr.envs.tools.mcp_tools import mcp_tools
 from rlvr.envs.tools.tool import Tool, ToolOutage, ToolProblem
 from rlvr.reward.reward_options import check_integer, check_number
 from rlvr.sandbox import shared_sandbox
@@ -152,11 +153,15 @@ def split_passages(text: str) -> list[str]:
     return passages
 
 
-BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": python_tool, "search": search_tool}
+BUILT_IN: Mapping[str, Callable[..., Tool | list[Tool]]] = {
+    "python": python_tool,
+    "search": search_tool,
+    "mcp": mcp_tools,
+}
 
 
-def resolve_tool(given: str | Mapping[str, Any]) -> Tool:
-    """A tool by its name or the path of a function, `package.module:function`, or as {name, kwargs}.
+def resolve_tools(given: str | Mapping[str, Any]) -> list[Tool]:
+    """A tool by its name or the path of a function, `package.module:function`, or as {name, kwargs}; `mcp` is several.
 
     ValueError for a name that is unknown, options that it does not take, or a function that is no tool.
     """
@@ -169,11 +174,12 @@ def resolve_tool(given: str | Mapping[str, Any]) -> Tool:
     if ":" in name:
         if kwargs:
             raise ValueError(f"tools: {name} is a function, which takes no kwargs; leave them out")
-        return Tool.of(load_path("tool", name))
+        return [Tool.of(load_path("tool", name))]
     if name not in BUILT_IN:
         raise ValueError(
             f"tools: unknown tool {name!r}{did_you_mean(name, BUILT_IN)}; known: {', '.join(BUILT_IN)}; or a path "
             "'package.module:function'"
         )
     check_kwargs(f"tool {name!r}", BUILT_IN[name], dict(kwargs))
-    return BUILT_IN[name](**kwargs)
+    made = BUILT_IN[name](**kwargs)
+    return made if isinstance(made, list) else [made]

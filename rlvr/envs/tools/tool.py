@@ -81,6 +81,11 @@ class Tool:
         return cls(name, description, function, model, has_own_limit)
 
     @property
+    def names(self) -> list[str]:
+        """The names of its arguments, in order."""
+        return list(self.arguments.model_fields)
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The tool as the `tools` of a chat template have it."""
         parameters = {k: v for k, v in self.arguments.model_json_schema().items() if k not in ("title", "description")}
@@ -92,17 +97,21 @@ class Tool:
 
     def check(self, given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
         """The arguments, by name or in order, with their types; ToolProblem for wrong ones."""
-        names = list(self.arguments.model_fields)
-        if not isinstance(given, Mapping):
-            if len(given) > len(names):
-                raise ToolProblem(f"{self.name} takes {', '.join(names) or 'nothing'}; {len(given)} arguments came")
-            given = dict(zip(names, given, strict=False))
+        names = self.names
         try:
-            checked = self.arguments.model_validate(dict(given))
+            checked = self.arguments.model_validate(self.name_arguments(given))
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()[:3]]
             raise ToolProblem(f"{self.name} takes {', '.join(names) or 'nothing'}; {'; '.join(faults)}") from None
         return {name: getattr(checked, name) for name in names if name in checked.model_fields_set}
+
+    def name_arguments(self, given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+        """Arguments by name; ToolProblem if there are more of them than names."""
+        if isinstance(given, Mapping):
+            return dict(given)
+        if len(given) > len(self.names):
+            raise ToolProblem(f"{self.name} takes {', '.join(self.names) or 'nothing'}; {len(given)} arguments came")
+        return dict(zip(self.names, given, strict=False))
 
     async def call(self, given: Mapping[str, Any] | Sequence[str], seconds: float) -> str:
         """The result as text; ToolProblem for wrong arguments, an exception of the tool, or a call that is late."""

@@ -16,7 +16,7 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import render_chat
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
-from rlvr.envs.tools.builtin_tools import resolve_tool
+from rlvr.envs.tools.builtin_tools import resolve_tools
 from rlvr.envs.tools.environment_class import EnvironmentClass
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
@@ -46,9 +46,9 @@ def find_call_format(tokenizer: Any, toolbox: Toolbox) -> ToolCallFormat:
 class ToolSource(WrappedSource):
     """The tasks of the environment `inner`, made with `inner_kwargs`; its reward judges the last turn.
 
-    `tools` are names (`python`, `search`), paths `package.module:function`, or {name, kwargs}; by default `python`,
-    or none with an `environment`: the path of a class whose public methods are tools with a state. A call may take
-    `call_seconds` and its result `most_characters`; an episode has `max_turns` turns of the policy, of at most
+    `tools` are names (`python`, `search`, `mcp`), paths `package.module:function`, or {name, kwargs}; by default
+    `python`, or none with an `environment`: the path of a class whose public methods are tools with a state. A call may
+    take `call_seconds` and its result `most_characters`; an episode has `max_turns` turns of the policy, of at most
     `most_calls` calls each, and its tools have `seconds` in all. A model with a chat template calls tools as that
     template writes calls. For prompts that are text `calls` are the words around a call, `{}` for <call> name arguments
     </call> and <result> ... </result>, and `instruction` comes before each prompt; {tools} in it is the list of tools.
@@ -73,7 +73,9 @@ class ToolSource(WrappedSource):
         self._environment = EnvironmentClass(environment) if environment else None
         given = ([] if environment else ["python"]) if tools is None else tools
         own = self._environment.tools if self._environment else []
-        self.toolbox = Toolbox([*(resolve_tool(one) for one in given), *own], call_seconds, most_characters)
+        self.toolbox = Toolbox(
+            [*(tool for one in given for tool in resolve_tools(one)), *own], call_seconds, most_characters
+        )
         if self._environment and self._environment.has_reward:
             self.environment_weight = 1.0
         self._budget, self.max_turns = ToolBudget(max_turns, seconds, most_calls), max_turns
@@ -121,9 +123,7 @@ class ToolSource(WrappedSource):
         return self._formats[id(tokenizer)][1]
 
     def _describe_tools(self, calls: WordCallFormat) -> str:
-        lines = [
-            f"{tool.name} {' '.join(tool.arguments.model_fields)}: {tool.description}" for tool in self.toolbox.tools
-        ]
+        lines = [f"{tool.name} {' '.join(tool.names)}: {tool.description}" for tool in self.toolbox.tools]
         call, result = f"{calls.begin} name arguments {calls.end}", f"{calls.result_begin} ... {calls.result_end}"
         text = self._instruction
         for place, words in (("{call}", call), ("{result}", result), ("{tools}", "\n".join(lines))):
