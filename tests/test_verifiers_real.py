@@ -25,7 +25,7 @@ from rlvr.engine.model_loading import build_model
 PYTHON = os.environ.get("RLVR_VERIFIERS", "")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not PYTHON, reason="RLVR_VERIFIERS names no python with verifiers: docs/works-with.md installs it"
     ),
@@ -63,7 +63,7 @@ def test_episodes_of_the_page_have_the_tokens_and_log_probs_of_the_model(tmp_pat
             },
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=500,
         )
     assert done.returncode == 0, done.stderr[-3000:]
     episodes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
