@@ -307,7 +307,7 @@ def command(line: str, words: list[str], serving: list[Server]) -> None:
     if words[0] == "rlvr":
         is_configured = words[1] in ("train", "config", "study") or any(w.startswith("--config") for w in words)
         small = sizes(words) if is_configured else []
-        if words[1] == "evaluate" and has_benchmarks(words[3:]):
+        if words[1] == "evaluate" and "--like" not in words and has_benchmarks(words[3:]):
             small = ["evaluation.tasks=2", "rollout.max_tokens=8", "engine.threads=1"]
         if words[1] == "push" and words[3] == "OWNER/REPO":  # tests/test_push.py has a hub
             words = [*words[:3], "./instead-of-the-hub"]

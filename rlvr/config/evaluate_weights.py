@@ -77,7 +77,7 @@ def evaluate_weights(
     run = _run_of(like.expanduser())
     if not (run / "resolved.yaml").exists():
         raise ValueError(f"--like {like}: no run is there (no resolved.yaml){find_near_folder(run)}; give a run folder")
-    _check_overrides(overrides, (*EVALUATION_KEYS, *(f"model.{key}" for key in (*MODEL_KEYS, "name"))))
+    _check_overrides(overrides, (*EVALUATION_KEYS, "model.tokenizer", "model.name"))
     return evaluate_model(place, load(None, str(run / "resolved.yaml"), overrides), console, like=run)
 
 
