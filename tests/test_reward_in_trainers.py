@@ -176,6 +176,20 @@ def test_an_argument_of_trl_that_is_not_a_column_is_refused() -> None:
         resolve_reward("gsm8k")(prompts=["p"] * 2, completions=["c"] * 2, answer=["4"])
 
 
+def test_an_answer_of_a_wrong_type_is_refused_in_both_trainers() -> None:
+    reward = resolve_reward("gsm8k")
+    with pytest.raises(ValueError, match=r"completions\[1\]=None is of type NoneType; expected the answer as text"):
+        reward(prompts=["p"] * 2, completions=["4", None], answer=["4"] * 2)
+    with pytest.raises(ValueError, match="completions='4', expected a list"):
+        reward(prompts=["p"], completions="4", answer=["4"])
+    with pytest.raises(ValueError, match=r"prompts=.*one entry for each of the 1 completions"):
+        reward(prompts=["p"] * 2, completions=["4"], answer=["4"])
+    with pytest.raises(ValueError, match="solution_str=4 is of type int; expected the answer as text"):
+        reward(data_source="d", solution_str=4, ground_truth="4")
+    with pytest.raises(ValueError, match=r"extra_info=.* is of type list; expected a dictionary"):
+        reward(data_source="d", solution_str="4", ground_truth="4", extra_info=["question"])
+
+
 def test_a_reward_is_verls_compute_score() -> None:
     """As verl's managers call it; the same keys for every answer, as those of the first are taken for all."""
     reward: Reward = resolve_reward("gsm8k")

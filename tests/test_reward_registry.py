@@ -232,6 +232,18 @@ def test_meta_and_trajectory_reach_the_function():
     assert reward.score([loose])[0].value == 4.0
 
 
+@pytest.mark.parametrize("name", ["math", "code", "draft"])
+def test_an_answer_or_a_meta_of_a_wrong_type_is_refused_before_the_function_is_called(name):
+    reward = resolve_reward(name)
+    for response in (None, 7, ["7"]):
+        with pytest.raises(ValueError, match=f"reward '{name}': response=.* is of type .*; expected the answer"):
+            reward("p", response, {"answer": "7"})
+    with pytest.raises(ValueError, match="meta='7' is of type str; expected a dictionary"):
+        reward("p", "7", "7")
+    with pytest.raises(ValueError, match=r"trajectories\[1\]='7' is of type str; expected a Trajectory"):
+        reward.score([trajectory(), "7"])
+
+
 def test_options_can_be_given_at_the_call():
     reward = resolve_reward("keyword_contains", keywords=["a", "b"])
     assert reward("p", "a") == 1.0

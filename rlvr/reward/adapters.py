@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.core.types import Outcome, Score, Task
-from rlvr.reward.signatures import Case
+from rlvr.reward.signatures import Case, check_answer
 
 _TRL_OWN = ("trainer_state", "log_extra", "log_metric", "environments")  # what TRL adds beside the data's columns
 _VERL_OWN = ("reward_router_address", "reward_model_tokenizer")  # what verl adds where it serves a reward model
@@ -57,26 +57,39 @@ class TrlReward:
     def __call__(
         self, *, completions: Sequence[Any], prompts: Any = None, completion_ids: Any = None, **given: Any
     ) -> list[float | None]:
-        count = len(completions)
+        answers = self._answers(completions)
+        count = len(answers)
         columns = {k: v for k, v in given.items() if k not in _TRL_OWN}
-        for column, values in columns.items():
+        per_answer = {"prompts": prompts or [""] * count, "completion_ids": completion_ids or [()] * count}
+        for column, values in {**per_answer, **columns}.items():
             if isinstance(values, (str, bytes)) or not hasattr(values, "__len__") or len(values) != count:
                 raise ValueError(
                     f"reward {self.name!r}, called as TRL does: {column}={str(values)[:80]!r}, expected a list with "
                     f"one entry for each of the {count} completions; options of a reward go to "
                     f"resolve_reward({self.name!r}, ...)"
                 )
-        rows = zip(prompts or [""] * count, completions, completion_ids or [()] * count, strict=True)
+        rows = zip(per_answer["prompts"], answers, per_answer["completion_ids"], strict=True)
         scores = self.judge_all(
             [
-                Case.of_task(
-                    Task("", prompt, {k: v[i] for k, v in columns.items()}), _last_answer(completion), tokens=list(ids)
-                )
-                for i, (prompt, completion, ids) in enumerate(rows)
+                Case.of_task(Task("", prompt, {k: v[i] for k, v in columns.items()}), answer, tokens=list(ids))
+                for i, (prompt, answer, ids) in enumerate(rows)
             ]
         )
         self._report(scores, given.get("log_metric"), given.get("log_extra"))
         return [score.value for score in scores]
+
+    def _answers(self, completions: Sequence[Any]) -> list[str]:
+        """The text of each completion; ValueError for one that is neither text nor messages."""
+        if isinstance(completions, str) or not hasattr(completions, "__len__"):
+            raise ValueError(
+                f"reward {self.name!r}, called as TRL does: completions={completions!r:.80}, expected a list"
+            )
+        for i, completion in enumerate(completions):
+            if not (
+                isinstance(completion, (list, tuple)) and all(isinstance(message, Mapping) for message in completion)
+            ):
+                check_answer(self.name, f"completions[{i}]", completion)
+        return [_last_answer(completion) for completion in completions]
 
     def _report(self, scores: Sequence[Score], log_metric: Any, log_extra: Any) -> None:
         errors = [score for score in scores if score.outcome is Outcome.ERROR]
@@ -122,6 +135,7 @@ class VerlReward:
                 f"reward {self.name!r}, called as verl does, does not take {unknown[0]!r}; options of a reward go to "
                 f"resolve_reward({self.name!r}, ...) in the file that verl loads, not to reward_kwargs"
             )
+        check_answer(self.name, "solution_str", solution_str, extra_info, "extra_info")
         extra = extra_info or {}
         own = {"data_source": data_source, "ground_truth": ground_truth}
         meta = {"answer": ground_truth, **extra, **own, **_tests_in(ground_truth)}

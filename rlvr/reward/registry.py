@@ -21,7 +21,7 @@ from rlvr.core.cancellation import raise_if_cancelled
 from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters, takes_any
 from rlvr.core.types import Outcome, Score, Trajectory
 from rlvr.reward.adapters import TrlReward, VerlReward
-from rlvr.reward.signatures import ACCEPTED, CallStyle, Case, InvalidReturn, Signature, to_score
+from rlvr.reward.signatures import ACCEPTED, CallStyle, Case, InvalidReturn, Signature, check_answer, to_score
 
 F = TypeVar("F", bound=Callable[..., Any])
 WaitsFor = Literal["", "processes", "network"]
@@ -196,6 +196,7 @@ class Reward:
     def _value(self, prompt: str, response: str, meta: dict[str, Any] | None = None, **kw: Any) -> float | None:
         if kw:
             return resolve_reward(self, **kw)._value(prompt, response, meta)
+        check_answer(self.name, "response", response, meta)
         return self.judge(Case(prompt, response, meta)).value
 
     def as_trl(self) -> TrlReward:
@@ -225,6 +226,13 @@ class Reward:
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """One `Score` per trajectory, in order; everything that the function does wrong becomes an `error` outcome."""
+        for i, trajectory in enumerate(trajectories):
+            if not isinstance(trajectory, Trajectory):
+                raise ValueError(
+                    f"reward {self.name!r}: trajectories[{i}]={trajectory!r:.80} is of type "
+                    f"{type(trajectory).__name__}; expected a Trajectory. To judge a text, call "
+                    "reward(prompt, response, meta)"
+                )
         return self.judge_all([Case.of(t) for t in trajectories])
 
     def judge_all(self, cases: Sequence[Case]) -> list[Score]:

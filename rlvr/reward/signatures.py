@@ -93,6 +93,17 @@ class Case:
         return self.trajectory.num_action_tokens if self.trajectory else len(self.tokens)
 
 
+def check_answer(reward: str, name: str, response: Any, meta: Any = None, meta_name: str = "meta") -> None:
+    """ValueError for an answer that is not text, or what is known of the task that is not a mapping."""
+    if not isinstance(response, str):
+        given, expected = response, "the answer as text"
+    elif meta is not None and not isinstance(meta, Mapping):
+        name, given, expected = meta_name, meta, "a dictionary, such as {'answer': '7'}, or None"
+    else:
+        return
+    raise ValueError(f"reward {reward!r}: {name}={given!r:.80} is of type {type(given).__name__}; expected {expected}")
+
+
 @dataclass(frozen=True)
 class Signature:
     """How to call a function. `names` are its parameters, `supplied` those that are filled for it.

@@ -25,6 +25,7 @@ FORMATS = (
     "MBPP's (test_list), HumanEval's (test, entry_point), APPS' (input_output) or our own (tests: a list of assert "
     'statements, or of {"input", "output"})'
 )
+_EACH_TEST = 'an assert statement as text, or {"input": text, "output": text}'
 _CALL = re.compile(r"\b([^\W\d]\w*)\s*\(")
 _CHECK = re.compile(r"^def[ \t]+check\b", re.MULTILINE)
 _WORDS = frozenset(("assert", "not", "in", "and", "or", "is", "if", "else", "lambda", "for", "candidate"))
@@ -97,16 +98,15 @@ def _own(row: Mapping[str, Any]) -> CodeProblem:
     given = row["tests"]
     tests: Any = [given] if isinstance(given, str) else given
     if not isinstance(tests, Sequence) or isinstance(tests, bytes):
-        raise ValueError(
-            f"tests: a {type(given).__name__}, expected a list of assert statements or of objects with input and output"
-        )
+        raise ValueError(f"tests={given!r:.60} is of type {type(given).__name__}; expected a list, each {_EACH_TEST}")
+    for i, test in enumerate(tests):
+        if not isinstance(test, (str, Mapping)):
+            raise ValueError(f"tests[{i}]={test!r:.60} is of type {type(test).__name__}; expected {_EACH_TEST}")
     stdio = [isinstance(test, Mapping) for test in tests]
     if any(stdio):
         if not all(stdio) or not all(isinstance(t.get(k), str) for t in tests for k in ("input", "output")):
             raise ValueError('tests: expected {"input": text, "output": text} throughout, or assert statements alone')
         tests = [{"input": test["input"], "output": test["output"]} for test in tests]
-    elif not all(isinstance(test, str) for test in tests):
-        raise ValueError("tests: expected a list of assert statements, each of them text")
     return CodeProblem(
         list(tests),
         _text(row, "statement"),
@@ -216,7 +216,7 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     if given is None:
         return ""
     if not isinstance(given, str):
-        raise ValueError(f"{name}: a {type(given).__name__}, expected text")
+        raise ValueError(f"{name}={given!r:.60} is of type {type(given).__name__}; expected text")
     return given
 
 
@@ -226,5 +226,5 @@ def _texts(row: Mapping[str, Any], name: str) -> list[str]:
         return []
     given = [given] if isinstance(given, str) else given
     if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"{name}: expected a list of texts")
+        raise ValueError(f"{name}={given!r:.80}: expected a list of texts")
     return list(given)
