@@ -60,8 +60,12 @@ def test_a_training_run_is_named_by_its_folder_and_one_checkpoint_by_its_own(tmp
     ("options", "said"),
     [
         (["--model", "."], "no config.json"),
-        (["--model", "./nowhere"], "holds no nowhere"),
-        (["--model", "model/nowhere"], "model holds no nowhere"),  # and is not asked for on the hub
+        (["--model", "./nowhere"], "there is no such folder"),
+        (["--model", "a=./modle"], "there is no such folder (did you mean 'model'?)"),
+        (
+            ["--model", "model/nowhere"],
+            "model/nowhere is not a folder with a model (there is no such folder)",
+        ),  # and is not asked for on the hub
         (["--model", "=x"], "name=folder"),
         (["--model", "MODEL", "--model", "MODEL"], "twice"),
         (["--model", "MODEL", "--alias", "stable_reinforce"], "name=loss"),

@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -82,14 +82,12 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code. Errors become messages here, and only here."""
     limit_spinning()
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="rlvr", standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except UsageError as mistake:
         message = mistake.format_message()  # pyright: ignore[reportAttributeAccessIssue] - it names the option
-        if message.startswith("No such option"):
-            message += " Settings are words without dashes: seed=3"
-        return _fail(message, 2) if message else 2  # the help was printed already
+        return _fail(message + _remedy(mistake, arguments), 2) if message else 2  # the help was printed already
     except ValueError as mistake:
         return _fail(mistake, 2)
     except RuntimeError as stop:
@@ -116,6 +114,24 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code or 0
+
+
+def _remedy(mistake: Any, arguments: list[str]) -> str:
+    """What to write instead of an option that the command does not have, or of a command that does not exist."""
+    name, context = getattr(mistake, "option_name", ""), mistake.ctx
+    if str(mistake.message).startswith("No such command"):
+        return f" `{context.command_path} --help` lists the commands and options"
+    if not name or mistake.possibilities:
+        return ""
+    given = next((i for i, argument in enumerate(arguments) if argument.split("=")[0] == name), -1)
+    _, has_value, value = arguments[given].partition("=") if given >= 0 else ("", "", "")
+    if not has_value:
+        value = next((word for word in arguments[given + 1 :][:1] if not word.startswith("-")), "VALUE")
+    setting = f"{name.lstrip('-').replace('-', '_')}={value}"
+    takes = {parameter.name for parameter in context.command.params}
+    if "reward_option" in takes:
+        return f". An option of the reward is given by --reward-option {setting}"
+    return f". Settings are words without dashes: {setting}" if takes & {"overrides", "words"} else ""
 
 
 def _fail(message: object, code: int) -> int:

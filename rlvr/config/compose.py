@@ -81,15 +81,19 @@ def load(config_name: str | None = None, config_path: str | None = None, overrid
                     f"config folder {config_path}: no config given; add --config-name; {_listing(composer.options(''))}"
                 )
         elif not path.is_file():
-            raise ValueError(f"config file {config_path} does not exist; to use one by its name, give --config-name")
+            raise ValueError(f"config file {config_path} does not exist{composer.suggest_file(path)}")
         elif config_name is not None:
             raise ValueError(
                 f"both a config file ({config_path}) and a config name ({config_name}) are given; drop one"
             )
+        elif path.suffix not in (".yaml", ".yml"):
+            raise ValueError(f"config file {config_path} has the suffix {path.suffix!r}; expected .yaml or .yml")
         else:
             folders.insert(0, path.parent)
             config_name = path.name
-    name = re.sub(r"\.ya?ml$", "", config_name or "")
+    name = re.sub(r"\.ya?ml$", "", config_name or "").removeprefix("./")
+    if config_path is None and config_name and not composer.find_file(name) and (file := _find_yaml(config_name)):
+        raise ValueError(f"config name {config_name}: {file} is a file, not a name; give --config={file}")
     if name:
         composer.add("", name, "")
     composer.apply_overrides()
@@ -131,6 +135,11 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(child, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _find_yaml(name: str) -> Path | None:
+    """The file that a name is the path of, perhaps without its suffix."""
+    return next((path for suffix in ("", ".yaml", ".yml") if (path := Path(f"{name}{suffix}")).is_file()), None)
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -247,6 +256,12 @@ class _Composer:
                     return path
         return None
 
+    def suggest_file(self, path: Path) -> str:
+        """The remedy for a file that does not exist: the config of its name, or the file with the nearest name."""
+        if path.parent == Path() and self.find_file(path.stem):
+            return f"; for the config of that name give --config-name={path.stem}"
+        return did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
+
     def add(self, group: str, name: str, package: str, optional: bool = False, asked_by: str = "") -> None:
         """Merge `group/name.yaml`, and first whatever its defaults name, under the dotted key `package`."""
         full = name.lstrip("/") if name.startswith("/") or not group else f"{group}/{name}"
@@ -264,7 +279,8 @@ class _Composer:
                 )
             what = f"option {stem!r} of group {parent!r}" if parent else f"config {stem!r}"
             asked = f" ({asked_by})" if asked_by else ""
-            raise ValueError(f"unknown {what}{asked}{did_you_mean(stem, known)}; {_listing(known)}")
+            files = "" if parent or asked_by else ". A config file is given as --config=FILE"
+            raise ValueError(f"unknown {what}{asked}{did_you_mean(stem, known)}; {_listing(known)}{files}")
         if full in self.stack:
             raise ValueError(f"{_display_path(path)}: its defaults go in a circle: {' -> '.join([*self.stack, full])}")
         config = _read(path)

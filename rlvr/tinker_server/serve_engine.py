@@ -145,7 +145,14 @@ def named_models(given: list[str]) -> dict[str, str]:
         # `runs/mine` next to a folder runs/ is a missing folder: it is not looked up on the hub.
         looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.parent.is_dir()
         if looks_local and not is_model(place) and not is_followed(Path(folder).expanduser()):
-            wrong = "no config.json there" if place.is_dir() else f"{place.parent} holds no {place.name}"
+            if place.is_dir():
+                wrong = "no config.json there"
+            elif place.exists():
+                wrong = "it is a file"
+            else:
+                from rlvr.config.build_client import find_near_folder  # here: no other part of serving needs configs
+
+                wrong = f"there is no such folder{find_near_folder(place)}"
             raise ValueError(
                 f"--model {text!r}: {folder} is not a folder with a model ({wrong}); expected one written "
                 "by save_pretrained or a download, a run of `rlvr train` or one of its checkpoints, or the name of a "
