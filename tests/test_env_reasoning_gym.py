@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
 
+from rlvr.config import load
+from rlvr.config.build_config import build_config
+from rlvr.config.run_tasks import check_demonstrations
 from rlvr.core.types import Outcome
 from rlvr.envs import resolve_environment
 from rlvr.reward import resolve_reward
@@ -180,3 +183,13 @@ def test_every_family_makes_tasks_at_both_ends_of_its_curriculum_and_scores_them
                 (score,) = reward.judge_all([Case.of_task(task, completion)])
                 assert score.value is not None, (name, level, score)
     assert refused == REFUSED_LEVELS
+
+
+def test_a_family_without_answers_is_named_when_it_is_to_be_imitated() -> None:
+    """Not the option `demonstration_field`, which this environment does not have."""
+    config = build_config(load("reasoning_gym", None, ["env.kwargs={family: boxnet}", "sft.steps=2"]))
+    with pytest.raises(
+        ValueError, match=r"\(family=boxnet\); let env.kwargs leave such tasks out.*sft.steps=0"
+    ) as refusal:
+        check_demonstrations(config, make(family="boxnet"))
+    assert "demonstration_field" not in str(refusal.value)

@@ -13,6 +13,8 @@ from typing import Any
 from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
+from rlvr.envs.registry import takes_option
+from rlvr.training.sft import name_task
 
 
 def count_tasks(source: TaskSource) -> int | None:
@@ -62,6 +64,12 @@ def check_demonstrations(config: RunConfig, source: TaskSource) -> None:
             if source.demonstration(task, 0) is None:
                 raise ValueError(
                     f"sft.steps={config.sft.steps}: the environment {config.env.name!r} has no demonstration to "
-                    f"imitate for task {task.id!r}; name a column of text by env.kwargs.demonstration_field where "
-                    "there is one, or give sft.steps=0"
+                    f"imitate for task {name_task(source, task)}; {_how_to_demonstrate(config.env.name)}, or give "
+                    "sft.steps=0"
                 )
+
+
+def _how_to_demonstrate(environment: str) -> str:
+    if takes_option(environment, "demonstration_field"):
+        return "name a column of text by env.kwargs.demonstration_field where there is one"
+    return "let env.kwargs leave such tasks out"

@@ -11,7 +11,7 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from rlvr.core.protocols import TaskSource
-from rlvr.core.registry import Registry, check_kwargs, load_path
+from rlvr.core.registry import Registry, check_kwargs, load_path, named_parameters
 
 F = TypeVar("F", bound=Callable[..., Any])
 _environments: Registry[Callable[..., TaskSource]] = Registry("environment")
@@ -47,6 +47,12 @@ def resolve_environment(name: str, /, **kwargs: Any) -> TaskSource:
     source = factory(**kwargs)
     _refuse_missing(name, type(source), [member for member in _REQUIRED if not hasattr(source, member)])
     return source if TaskSource in type(source).__mro__ else _add_defaults(source)
+
+
+def takes_option(name: str, option: str) -> bool:
+    """Whether the environment of that name or path has the option by name."""
+    factory = load_path("environment", name) if ":" in name else _environments.get(name)
+    return option in named_parameters(factory)
 
 
 def _refuse_missing(name: str, kind: Any, missing: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from rlvr.core import rng
 from rlvr.core.messages import Datum
 from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.core.types import Task
 from rlvr.envs.prompt import encode_prompt, encode_texts
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.training_options import LearningRateSchedule
@@ -45,6 +46,12 @@ class SftOptions:
             raise ValueError("sft.curriculum.by=pass_rate: demonstrations have no pass rate; use uniform or schedule")
 
 
+def name_task(source: TaskSource, task: Task) -> str:
+    """The task's id, with what the environment says of it: `'countdown-7' (family=countdown)`."""
+    words = ", ".join(f"{key}={value}" for key, value in source.describe_task(task).items())
+    return f"{task.id!r} ({words})" if words else repr(task.id)
+
+
 def sft_step(
     client: TrainingClient, source: TaskSource, curriculum: Curriculum, options: SftOptions, step: int, seed: int
 ) -> dict[str, float]:
@@ -57,7 +64,10 @@ def sft_step(
     ]
     episodes = [[shown] if isinstance(shown, str) else shown for shown in demonstrations if shown is not None]
     if len(episodes) < len(tasks):
-        raise ValueError("sft: this environment has no demonstrations to imitate; set sft.steps=0")
+        raise ValueError(
+            f"sft: there is no demonstration to imitate for task {name_task(source, tasks[demonstrations.index(None)])}"
+            "; let env.kwargs leave such tasks out, or set sft.steps=0"
+        )
     plain = [task.model_prompt for task in tasks if isinstance(task.model_prompt, str)]
     prompts = (
         encode_texts(plain, tokenizer) if len(plain) == len(tasks) else [encode_prompt(t, tokenizer) for t in tasks]
