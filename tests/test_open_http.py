@@ -265,6 +265,58 @@ def test_a_mistake_is_one_message(port: int, path: str, body: Any, status: int, 
     assert answer["error"]["type"] == "invalid_request_error" and answer["detail"] == answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (COMPLETIONS, {**PLAIN, "max_token": 2}, "max_token", "(did you mean 'max_tokens'?); leave it out"),
+        (COMPLETIONS, {**PLAIN, "max_new_tokens": 2}, "max_new_tokens", "(did you mean 'max_tokens'?)"),
+        (COMPLETIONS, {**PLAIN, "min_tokens": 2}, "min_tokens", "'min_tokens' is not supported by this server; leave"),
+        (COMPLETIONS, {**PLAIN, "model": "acme/small-1b"}, "model", f"(did you mean '{NAME}'?)"),
+        (COMPLETIONS, {**PLAIN, "temperature": "hot"}, "temperature", "temperature"),
+        (COMPLETIONS, {**PLAIN, "top_p": 3}, "top_p", "top_p=3.0"),
+        (COMPLETIONS, {**PLAIN, "n": 0}, "n", "n=0"),
+        (CHAT, {**MESSAGES, "messages": [{"role": "robot", "content": ""}]}, "messages", "messages.0.role"),
+        (CHAT, {**MESSAGES, "tool_choice": "required", "tools": [TOOL]}, "tool_choice", "cannot be forced"),
+        (CHAT, {**MESSAGES, "chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "is not read by"),
+        (GENERATE, {"model": NAME, "token_ids": [-1]}, "token_ids", "token_ids"),
+    ],
+)  # fmt: skip
+def test_an_error_names_its_field_and_the_nearest_name(
+    port: int, path: str, body: Any, param: str, message: str
+) -> None:
+    error = request(port, path, body)[1]["error"]
+    assert error["param"] == param and message in error["message"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_more_tokens_than_the_context_has_left_are_refused_with_numbers(port: int, field: str) -> None:
+    """As vLLM does. Without a limit of the client's own, a completion ends with the context."""
+    tokens = [5] * 500
+    if field == "max_tokens":
+        body: Any = {"model": NAME, "prompt": tokens, "return_token_ids": True, "ignore_eos": True}
+        path, room = COMPLETIONS, 12
+        assert len(request(port, path, body)[1]["choices"][0]["token_ids"]) == 12, "the default of 16 is cut"
+        assert len(request(port, path, body | {"max_tokens": None})[1]["choices"][0]["token_ids"]) == 12
+    else:
+        path, body = CHAT, {"model": NAME, "messages": USER, "ignore_eos": True, "return_token_ids": True}
+        answer = request(port, path, body)[1]
+        room = 512 - len(answer["prompt_token_ids"])
+        assert len(answer["choices"][0]["token_ids"]) == room
+    assert request(port, path, body | {field: room})[0] == 200
+    status, answer = request(port, path, body | {field: room + 1})
+    assert status == 400 and answer["error"]["param"] == field
+    assert f"{field}={room + 1} is too large: the prompt has {512 - room} tokens" in answer["error"]["message"]
+    assert f"context is 512, which leaves {room}" in answer["error"]["message"]
+
+
+def test_a_base_url_with_a_part_too_little_or_too_much_is_named(port: int) -> None:
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):
+        status, answer = request(port, path, MESSAGES)
+        assert status == 404 and "did you mean /v1/chat/completions?" in answer["error"]["message"]
+        assert "ends in /v1" in answer["error"]["message"]
+    assert "did you mean" not in request(port, "/v1/embeddings", {})[1]["error"]["message"]
+
+
 def test_harmless_fields_of_clients_are_taken(port: int) -> None:
     more = {"user": "me", "metadata": {"a": "b"}, "frequency_penalty": 0, "logit_bias": {}, "store": False}
     assert request(port, COMPLETIONS, {**PLAIN, **more, "suffix": None, "best_of": 1})[0] == 200

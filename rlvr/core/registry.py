@@ -54,10 +54,10 @@ class Registry(Generic[T]):
         return next((entry for entry, registered in self._entries.values() if registered is function), None)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'boxed'?)`, or "" if no known name is near."""
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """` (did you mean 'boxed'?)`, or "" if no known name is as near as `cutoff`, at most 1."""
     by_lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 

@@ -18,11 +18,12 @@ class TinkerServerError(HttpError):
     status = 400
     category = "user"
     code: str | None = None
+    param: str | None = None  # the field at fault, for the clients of the open endpoints
 
     def content(self, request_id: str) -> dict[str, Any]:
         """What the Tinker SDK reads, and `error` for the clients of the open endpoints."""
         kind = "invalid_request_error" if self.category == "user" else "server_error"
-        error = {"message": str(self), "type": kind, "param": None, "code": self.code}
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"detail": str(self), "category": self.category, "request_id": request_id, "error": error}
 
 

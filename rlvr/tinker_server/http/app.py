@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -58,6 +59,13 @@ def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastA
     return app
 
 
+def _suggest_path(path: str) -> str:
+    """What to write where the base URL of a client of the open endpoints has a part too little or too much."""
+    known = [route.path for route in open_routes.router.routes if isinstance(route, APIRoute)]
+    near = next((name for name in known if path != "/" and (name.endswith(path) or path.endswith(name))), "")
+    return f" (did you mean {near}?); the base URL of OpenAI's clients ends in /v1" if near else ""
+
+
 def describe_failure(request: Request, error: Exception) -> TinkerServerError:
     """The error that reports one of the framework, of the protocol, or of ours."""
     match error:
@@ -68,9 +76,13 @@ def describe_failure(request: Request, error: Exception) -> TinkerServerError:
                 f"{'.'.join(str(part) for part in e['loc'][1:]) or 'body'}: {e['msg'].removeprefix('Value error, ')}"
                 for e in error.errors()[:5]
             ]
-            return UserError("; ".join(faults)[:2_000])
+            fault = UserError("; ".join(faults)[:2_000])
+            place = error.errors()[0]["loc"][1:]
+            fault.param = str(place[0]) if place else open_routes.field_at_fault(faults[0].removeprefix("body: "))
+            return fault
         case HTTPException(status_code=404):
-            return StatusError(404, f"this server has no call {request.method} {request.url.path[:200]}")
+            path = request.url.path[:200]
+            return StatusError(404, f"this server has no call {request.method} {path}{_suggest_path(path)}")
         case HTTPException():
             return StatusError(error.status_code, str(error.detail))
         case ClientDisconnect():

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlvr.core.messages import SamplingParams
+from rlvr.core.registry import did_you_mean
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.schemas import Name, Whole, check_stops
 
@@ -20,6 +22,7 @@ _WITHOUT_EFFECT = {
     *("parallel_tool_calls", "request_id"),
     "routed_experts_prompt_start",  # verifiers sends it from the second turn on; routed experts are not returned
 }
+_NEAR = 0.82  # max_new_tokens is near to max_tokens, min_tokens is not
 Token = Annotated[int, Field(ge=0)]
 
 
@@ -42,7 +45,8 @@ class OpenRequest(BaseModel):
             known = {*cls.model_fields, *_WITHOUT_EFFECT}
             for name, value in given.items():
                 if name not in known and not _is_off(name, value):
-                    raise ValueError(f"{name!r:.100} is not supported by this server; leave it out")
+                    near = did_you_mean(str(name)[:100], cls.model_fields, _NEAR)
+                    raise ValueError(f"{name!r:.100} is not supported by this server{near}; leave it out")
         return given
 
 
@@ -139,6 +143,12 @@ class CompletionRequest(OpenSamplingFields):
         return self
 
     @property
+    def asked(self) -> tuple[str, int] | None:
+        """The limit that the client set, with its field. The default of 16 ends with the context."""
+        is_given = "max_tokens" in self.model_fields_set and self.max_tokens is not None
+        return ("max_tokens", self.max_tokens or 0) if is_given else None
+
+    @property
     def limit(self) -> int | None:
         """The most tokens that are sampled: one for `max_tokens=0`, which asks for the prompt's log-probs only."""
         return None if self.max_tokens is None else max(self.max_tokens, 1)
@@ -187,6 +197,11 @@ class ChatRequest(OpenSamplingFields):
         return self
 
     @property
+    def asked(self) -> tuple[str, int] | None:
+        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return None if self.limit is None else (name, self.limit)
+
+    @property
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -195,6 +210,10 @@ class GenerateParams(OpenSamplingFields):
     max_tokens: int | None = None
     logprobs: int | None = None
     skip_special_tokens: bool = False
+
+    @property
+    def asked(self) -> tuple[str, int] | None:
+        return None if self.max_tokens is None else ("sampling_params.max_tokens", self.max_tokens)
 
 
 class GenerateRequest(OpenRequest):
@@ -205,3 +224,15 @@ class GenerateRequest(OpenRequest):
     sampling_params: GenerateParams = GenerateParams()
     stream: Literal[False] = False
     return_token_ids: bool = False
+
+
+_FIELDS = {
+    name for kind in (CompletionRequest, ChatRequest, GenerateRequest, GenerateParams) for name in kind.model_fields
+}
+
+
+def field_at_fault(message: str) -> str | None:
+    """The field that a message begins with: `n=0, ...`, `prompt: ...`, `'suffix' is not supported ...`."""
+    match = re.match(r"(?P<quote>'?)(?P<field>[\w.]+)", message)
+    is_field = match is not None and (match["quote"] or match["field"].partition(".")[0] in _FIELDS)
+    return match["field"] if match is not None and is_field else None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.core import rng
 from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
+from rlvr.core.registry import did_you_mean
 from rlvr.tinker_server.client_sessions import ClientSessions
 from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.http.requested_targets import RequestedTargets
@@ -172,8 +173,9 @@ class SampleRequests:
         run = self._store.one("SELECT base_model FROM models WHERE id = ? AND owner = ?", name, owner)
         if run is None and not name.startswith("tinker://"):
             raise NotFound(
-                f"model {name[:200]!r} is not served here; served: {', '.join(self._engines)}, saved weights by their "
-                "tinker:// path, and training runs of yours by their id"
+                f"model {name[:200]!r} is not served here{did_you_mean(name[:200], self._engines)}; served: "
+                f"{', '.join(self._engines)}, saved weights by their tinker:// path, and training runs of yours by "
+                "their id"
             )
         sampler = self._store.one(
             "SELECT * FROM samplers WHERE model = ? AND folder != '' ORDER BY number DESC LIMIT 1", name
