@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import os
@@ -43,10 +44,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def close_sdk_connections() -> Iterator[None]:
-    """Collect the tinker SDK's connections, which it never closes, after the module that opened them. Otherwise a later
-    test fails, during which the collector happens to run."""
+    """Close the tinker SDK's clients after the module that opened them: the task of each one's heartbeat keeps it alive
+    and warns of the stopped server. Then collect their connections. Otherwise a later test fails, during which the
+    collector happens to run."""
     yield
     if "tinker" in sys.modules:
+        from tinker.lib.internal_client_holder import InternalClientHolder
+
+        for holder in [found for found in gc.get_objects() if type(found) is InternalClientHolder]:
+            asyncio.run_coroutine_threadsafe(holder.aclose(), holder.get_loop()).result(30)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

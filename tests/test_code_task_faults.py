@@ -24,7 +24,7 @@ def test_a_good_test_has_no_fault(problem: CodeProblem):
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (CodeProblem(["assert f(1) == 2", "assert f(1) =="]), "does not parse"),
+        (CodeProblem(["assert f(1) == 2", "assert f(1) =="]), "tests[1] does not parse"),
         (CodeProblem(["assert f(1) == 2"], setup="def g(:"), "does not parse"),
         (CodeProblem(["assert f(1) == 2"], imports=["import no_such"]), "standard library only"),
         (CodeProblem(["def check(candidate):\n    assert candidate(1) == 2"]), "entry_point"),

@@ -91,10 +91,28 @@ def test_a_wrong_body_names_the_field(service: RlvrService, path: str, body: Any
         ({**BASE, "verifiers": [{"name": "draft", "option": {}}]}, "(did you mean 'options'?)"),
         ({**BASE, "task_id": "two words"}, "task_id: expected letters, digits and"),
         ({**BASE, "verifiers": ["math"]}, "verifier 'math' compares with `answer`"),
+        ({**BASE, "answer": 7}, "answer: 7 given, expected text"),
+        ({**BASE, "prompt": ["a"]}, "prompt: a list given, expected text"),
+        ({**BASE, "min_confidence": True}, "min_confidence: true given, expected a number"),
+        ({**BASE, "min_confidence": 1.01}, "min_confidence: 1.01 given, expected less than or equal to 1"),
+        ({**BASE, "max_iterations": "3"}, "max_iterations: text given, expected a whole number"),
+        ({**BASE, "tests": "assert f(1) == 2"}, "tests: text given, expected a list, each entry an assert statement"),
+        ({**BASE, "tests": [5]}, "tests.0: 5 given, expected an assert statement as text, or an object with input"),
+        ({**BASE, "tests": ["assert f(1) == 2", "assert f(1) =="]}, "tests[1] does not parse"),
+        ({**BASE, "tests": [{"input": "1", "output": 2}]}, "tests.0.output: 2 given, expected text"),
+        ({**BASE, "verifiers": "math"}, "verifiers: text given, expected a list, each entry a verifier's name"),
+        ({**BASE, "verifiers": [5]}, "verifiers.0: 5 given, expected a verifier's name, or an object with name"),
+        ({**BASE, "grader": "python"}, "grader: text given, expected an object"),
     ],
 )
 def test_a_mistake_names_the_remedy(service: RlvrService, body: Any, words: str):
     assert words in service.post("/train", body).json()["detail"]
+
+
+def test_a_wrong_query_value_and_a_wrong_method_name_what_is_taken(service: RlvrService):
+    assert "background: 'yep' given, expected true or false" in service.post("/train?background=yep", BASE).text
+    answer = service.get("/train")
+    assert answer.status_code == 405 and "GET /train: this path takes POST; /openapi.json describes it" in answer.text
 
 
 @pytest.mark.parametrize("inner", ['"prompt": "a", "prompt": "b"', '"prompt": "p", "item": {"prompt": 1, "prompt": 2}'])

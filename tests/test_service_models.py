@@ -12,7 +12,7 @@ import pytest
 from rlvr.core.types import Task
 from rlvr.envs.prompt import PromptOptions, encode_prompt
 from rlvr.envs.rpn_arithmetic import RPNArithmetic
-from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions
+from rlvr.service.generators.engine_generator import EngineGenerator, EngineOptions, find_unknown_words
 from rlvr.service.generators.served_models import ServedModel, check_name, open_model, train_demo
 from rlvr.service.learning.session_learner import LearnerOptions
 from rlvr.service.service_options import SessionRequest
@@ -100,6 +100,13 @@ def test_a_tinker_server_trains_the_adapter_and_keeps_it(tmp_path: Path, monkeyp
     gc.collect()
 
 
+def test_words_outside_a_fixed_vocabulary_are_found():
+    from rlvr.engine.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer("words", ["2", "3", "+"], end="<end>", pad="<pad>")
+    assert find_unknown_words(Task("sum", "2 plus 3 + plus many"), tokenizer) == ["plus", "many"]
+
+
 @pytest.mark.slow
 def test_the_demo_is_trained_once_and_its_environment_makes_and_judges_tasks(tmp_path: Path):
     progress: list[str] = []
@@ -118,6 +125,7 @@ def test_the_demo_is_trained_once_and_its_environment_makes_and_judges_tasks(tmp
             assert answer["training_data"][0]["verifier_feedback"]["detailed_feedback"].startswith("combined:")
             strange, _ = await run_session(sessions, SessionRequest("sum", "two plus three"))
             assert strange.error is not None and strange.error["code"] == "prompt_not_understood"
+            assert "has others: 'two', 'plus', 'three'; use its words only" in strange.error["message"]
 
     asyncio.run(work())
 

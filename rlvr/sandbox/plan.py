@@ -101,12 +101,15 @@ class Plan:
 
 @lru_cache(1024)
 def make_plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_point: str | None) -> Plan:
+    trees: list[ast.Module] = []
     try:
-        trees = [ast.parse(test, "<test>") for test in tests]
+        for test in tests:
+            trees.append(ast.parse(test, "<test>"))
         before = ast.parse("\n".join(imports), "<imports>")
         after = ast.parse(setup, "<setup>")
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise BadTest(f"the test does not parse: {error}") from None
+        place = f"tests[{len(trees)}]" if len(trees) < len(tests) and len(tests) > 1 else "the test"
+        raise BadTest(f"{place} does not parse: {error}") from None
     imported = bound_names(before)
     check_imports(before, after)
     parts = Setup(after, imported)

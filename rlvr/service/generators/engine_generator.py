@@ -262,8 +262,9 @@ class EngineGenerator:
         tokenizer = model.client.get_tokenizer()
         task = model.prompt_writer.write(job.task)
         if not can_encode(task, tokenizer, model.reads_text):  # fails this session only
-            message = f"{model.name} has a fixed vocabulary of words, and the prompt has others; use its words only"
-            raise SessionFailure("prompt_not_understood", message)
+            words = ", ".join(repr(word[:40]) for word in find_unknown_words(task, tokenizer)[:8])
+            message = f"{model.name} has a fixed vocabulary of words, and the prompt has others{words and f': {words}'}"
+            raise SessionFailure("prompt_not_understood", f"{message}; use its words only")
         judge = BlendJudge(job.target.blend, job.owner)
         waiting.rewards.clear()
         waiting.envs = [
@@ -323,6 +324,19 @@ def can_encode(task: Task, tokenizer: Any, reads_text: bool) -> bool:
         return False
     text = task.model_prompt if isinstance(task.model_prompt, str) else task.prompt_text
     return tokenizer.decode(tokens, skip_special_tokens=False).split() == text.split()
+
+
+def find_unknown_words(task: Task, tokenizer: Any) -> list[str]:
+    """The words of the prompt, each once, that the tokenizer cannot encode and decode again."""
+
+    def is_known(word: str) -> bool:
+        try:
+            return tokenizer.decode(tokenizer.encode(word, add_special_tokens=False)).split() == [word]
+        except Exception:  # each library raises its own error for a word outside a fixed vocabulary
+            return False
+
+    text = task.model_prompt if isinstance(task.model_prompt, str) else task.prompt_text
+    return [word for word in dict.fromkeys(text.split()) if not is_known(word)]
 
 
 def _as_session_failure(error: Exception) -> SessionFailure:

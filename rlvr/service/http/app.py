@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from rlvr import __version__
 from rlvr.service.http import routes_read, routes_sessions, routes_train
 from rlvr.service.http.openapi_schema import build_openapi
-from rlvr.service.http.requests import describe_error
+from rlvr.service.http.requests import describe_error, find_field
 from rlvr.service.http.responses import ProblemResponse
 from rlvr.service.http.runtime import Service
 from rlvr.service.http.service_middleware import ServiceMiddleware, internal_error
@@ -93,9 +93,10 @@ def describe_failure(request: Request, error: Exception) -> HttpProblem:
             return _invalid(request, error)
         case HTTPException():
             where = f"{request.method} {request.url.path[:200]}"
+            allowed = (error.headers or {}).get("Allow") or "another method"
             status, code, detail = {
                 404: (404, "not_found", f"{where} does not exist; /openapi.json lists all paths"),
-                405: (405, "method_not_allowed", f"{where}: this path takes another method"),
+                405: (405, "method_not_allowed", f"{where}: this path takes {allowed}; /openapi.json describes it"),
                 400: (422, "invalid", f"the body cannot be read: {error.detail}; expected one JSON object"),
             }.get(error.status_code, (error.status_code, "refused", str(error.detail)))
             return HttpProblem(status, code, detail, headers=dict(error.headers or {}))
@@ -109,14 +110,7 @@ def _invalid(request: Request, error: RequestValidationError) -> HttpProblem:
     parameters = get_type_hints(request.scope["endpoint"]).values()
     body = next((kind for kind in parameters if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
     content_type = request.headers.get("content-type", "")
-    words = [f"{_field(one) or 'body'}: {describe_error(one, body, content_type)}" for one in errors[:5]]
-    field = next((name for one in errors if (name := _field(one))), "")
+    words = [f"{find_field(one) or 'body'}: {describe_error(one, body, content_type)}" for one in errors[:5]]
+    words = list(dict.fromkeys(words))  # the forms of a list's entry have one description
+    field = next((name for one in errors if (name := find_field(one))), "")
     return HttpProblem(422, "invalid", "; ".join(words)[:2_000], field=field)
-
-
-def _field(error: dict[str, Any]) -> str:
-    """`verifiers.0.weight` of what pydantic calls ('body', 'verifiers', 0, 'weight')."""
-    if error["type"] == "json_invalid":
-        return ""
-    # The path of a union has the name of its member too, which has other characters than a field.
-    return ".".join(str(part) for part in error["loc"][1:] if str(part).replace("_", "").isalnum())[:300]

@@ -6,6 +6,7 @@ Every text, list and number has a limit, and an unknown field is an error that n
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from itertools import count
@@ -263,8 +264,38 @@ def require_words(text: str) -> str:
     return text
 
 
+# What each of pydantic's types of error expects.
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_ENTRIES = {  # of the lists, which pydantic describes by each form on its own
+    "tests": "an assert statement as text, or an object with input and output",
+    "verifiers": "a verifier's name, or an object with name, weight and options",
+    "answers": "text",
+    "items": "an object with item and sample",
+}
+
+
+def find_field(error: Any) -> str:
+    """`verifiers.0.weight` of what pydantic calls ('body', 'verifiers', 0, 'weight')."""
+    if error["type"] == "json_invalid":
+        return ""
+    # The path of a union has the name of its member too, which has other characters than a field.
+    return ".".join(str(part) for part in error["loc"][1:] if str(part).replace("_", "").isalnum())[:300]
+
+
 def describe_error(error: Any, body: type[BaseModel] | None, content_type: str) -> str:
-    """Describe one of pydantic's errors and its remedy; not the value, which may be a secret."""
+    """Describe one of pydantic's errors and its remedy. Text of a body is not repeated: it may be a secret."""
     kind, place = error["type"], error["loc"][1:]
     if kind == "extra_forbidden" and body is not None and place:
         inner = {"verifiers": Verifier, "items": GradeItem}.get(str(place[0]), body) if len(place) > 1 else body
@@ -277,7 +308,24 @@ def describe_error(error: Any, body: type[BaseModel] | None, content_type: str) 
         given = f", not {content_type[:100]}" if content_type else ""
         header = "" if content_type.startswith("application/json") else " with Content-Type: application/json" + given
         return f"expected a JSON object{header}"
-    return error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
+    expected = _EXPECTED.get(kind) or message.removeprefix("Input should be ")
+    if expected == message or not place:
+        return message
+    field = find_field(error).split(".")
+    if field[0] in _ENTRIES and kind in _EXPECTED and len(field) < 3:
+        entry = _ENTRIES[field[0]]
+        expected = entry if len(field) == 2 else f"a list, each entry {entry}"
+    return f"{_describe_given(error['input'], error['loc'][0] == 'query')} given, expected {expected}"
+
+
+def _describe_given(value: Any, is_query: bool) -> str:
+    """A value in words; a text only if it comes from the address."""
+    if isinstance(value, str):
+        return repr(value[:80]) if is_query else "text"
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value)
 
 
 def _check_value(value: Any, path: str, depth: int, counter: Iterator[int]) -> None:
