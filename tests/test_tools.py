@@ -191,7 +191,7 @@ def test_a_function_that_is_no_tool_is_refused(function: Callable[..., Any], wor
 
 @pytest.mark.parametrize("tools", [[], [Tool.of(given.add), Tool.of(given.add)]])
 def test_a_toolbox_has_each_name_once(tools: list[Tool]) -> None:
-    with pytest.raises(ValueError, match="give at least one, and each name once"):
+    with pytest.raises(ValueError, match=r"give at least one.*and each name once"):
         Toolbox(tools)
 
 

@@ -18,6 +18,10 @@ class WrappedSource(TaskSource):
     """The environment `inner`, made with `inner_kwargs`, whose tasks are asked in one turn. `name` is for messages."""
 
     def __init__(self, name: str, inner: str, inner_kwargs: Mapping[str, Any] | None) -> None:
+        if not isinstance(inner, str):
+            raise ValueError(f"{name}: inner={inner!r:.80}, expected the name of an environment")
+        if inner_kwargs is not None and not isinstance(inner_kwargs, Mapping):
+            raise ValueError(f"{name}: inner_kwargs={inner_kwargs!r:.80}, expected a mapping of {inner}'s options")
         self.inner, self._name, self._inner_name = resolve_environment(inner, **(inner_kwargs or {})), name, inner
         if self.inner.group_builder:
             raise ValueError(self._refusal)

@@ -159,27 +159,28 @@ BUILT_IN: Mapping[str, Callable[..., Tool | list[Tool]]] = {
     "mcp": mcp_tools,
 }
 
+TOOL_FORMS = (
+    f"a name ({', '.join(BUILT_IN)}), the path of a function such as 'package.module:function', or "
+    "{name, kwargs}, such as {name: search, kwargs: {folder: ./docs}}"
+)
+
 
 def resolve_tools(given: str | Mapping[str, Any]) -> list[Tool]:
     """A tool by its name or the path of a function, `package.module:function`, or as {name, kwargs}; `mcp` is several.
 
     ValueError for a name that is unknown, options that it does not take, or a function that is no tool.
     """
-    entry = {"name": given} if isinstance(given, str) else dict(given)
+    entry = dict(given) if isinstance(given, Mapping) else {"name": given}
     name, kwargs = entry.pop("name", None), entry.pop("kwargs", None) or {}
     if entry or not isinstance(name, str) or not isinstance(kwargs, Mapping):
-        raise ValueError(
-            f"tools: {given!r:.200}, expected a name, a path 'package.module:function' or {{name, kwargs}}"
-        )
+        near = did_you_mean(str(next(iter(entry), "")), ("name", "kwargs")) if entry else ""
+        raise ValueError(f"tools: {given!r:.200} is no tool{near}; expected {TOOL_FORMS}")
     if ":" in name:
         if kwargs:
             raise ValueError(f"tools: {name} is a function, which takes no kwargs; leave them out")
         return [Tool.of(load_path("tool", name))]
     if name not in BUILT_IN:
-        raise ValueError(
-            f"tools: unknown tool {name!r}{did_you_mean(name, BUILT_IN)}; known: {', '.join(BUILT_IN)}; or a path "
-            "'package.module:function'"
-        )
+        raise ValueError(f"tools: unknown tool {name!r}{did_you_mean(name, BUILT_IN)}; expected {TOOL_FORMS}")
     check_kwargs(f"tool {name!r}", BUILT_IN[name], dict(kwargs))
     made = BUILT_IN[name](**kwargs)
     return made if isinstance(made, list) else [made]

@@ -191,7 +191,7 @@ class Toolbox:
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"tools={names}; give at least one, and each name once")
+            raise ValueError(f"tools={names}; give at least one, such as [python], and each name once")
         check_number("tools: call_seconds", self.seconds, 0, above=True)
         check_integer("tools: most_characters", self.most_characters, 1)
 

@@ -16,7 +16,7 @@ from rlvr.core.types import Task
 from rlvr.envs.chat_template import render_chat
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
-from rlvr.envs.tools.builtin_tools import resolve_tools
+from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
 from rlvr.envs.tools.environment_class import EnvironmentClass
 from rlvr.envs.tools.tool import Toolbox
 from rlvr.envs.tools.tool_env import ToolBudget, ToolEnv
@@ -68,10 +68,15 @@ class ToolSource(WrappedSource):
         environment: str | None = None,
         instruction: str = "You may call these tools, by {call}; their results come in {result}.\n{tools}\n\n",
     ) -> None:
-        if isinstance(tools, (str, Mapping)):
-            raise ValueError(f"tools={tools!r:.200}, expected a list of tools")
-        self._environment = EnvironmentClass(environment) if environment else None
         given = ([] if environment else ["python"]) if tools is None else tools
+        if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
+            raise ValueError(
+                f"tools={given!r:.200} is of type {type(given).__name__}; expected a list, such as [python], each "
+                f"entry {TOOL_FORMS}"
+            )
+        if calls is not None and not isinstance(calls, Mapping):
+            raise ValueError(f"tools: calls={calls!r:.80}; expected {{}} or a mapping with the words around a call")
+        self._environment = EnvironmentClass(environment) if environment else None
         own = self._environment.tools if self._environment else []
         self.toolbox = Toolbox(
             [*(tool for one in given for tool in resolve_tools(one)), *own], call_seconds, most_characters
