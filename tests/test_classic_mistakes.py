@@ -19,10 +19,13 @@ def batch_and_client() -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (lambda b, c, s: (b, s), "second argument is a MockRolloutSampler, expected a training client, e.g. sampler"),
-        (lambda b, c, s: (b, s.training_client), "second argument is a method, expected a training client"),
-        (lambda b, c, s: (c, b), "second argument is a TrajectoryBatch, expected a training client"),
-        (lambda b, c, s: (3, c), "the batch is a int, expected a TrajectoryBatch"),
+        (
+            lambda b, c, s: (b, s),
+            "second argument is of type MockRolloutSampler, expected a training client, e.g. sampler",
+        ),
+        (lambda b, c, s: (b, s.training_client), "second argument is of type method, expected a training client"),
+        (lambda b, c, s: (c, b), "second argument is of type TrajectoryBatch, expected a training client"),
+        (lambda b, c, s: (3, c), "the batch is of type int, expected a TrajectoryBatch"),
     ],
 )
 def test_arguments_that_were_mixed_up(arguments: Any, message: str) -> None:
@@ -48,7 +51,8 @@ def test_numpy_rewards_are_numbers() -> None:
 
 @pytest.mark.parametrize(("make", "config"), [(REINFORCE, PPOConfig()), (PPO, REINFORCEConfig()), (PPO, {"a": 1})])
 def test_the_config_of_another_class(make: Any, config: Any) -> None:
-    with pytest.raises(ValueError, match=f"the config is a {type(config).__name__}, expected a {make.name}Config"):
+    said = f"the config is of type {type(config).__name__}, expected a {make.name}Config"
+    with pytest.raises(ValueError, match=said):
         make(config)
 
 

@@ -160,7 +160,7 @@ FAILURES = {
     "bad reply: no text": (EndpointReply(raw='{"answer": "4"}'), "endpoint_bad_reply", "sent no"),
     "bad reply: a number": (
         EndpointReply(raw='{"text": 4, "choices": [{"message": {"content": 4}}]}'),
-        "endpoint_bad_reply", "content is a int",
+        "endpoint_bad_reply", "content is of type int",
     ),
     "bad reply: nested": (EndpointReply(raw="[" * 100_000), "endpoint_bad_reply", "sent no"),
     "bad reply: endless usage": (

@@ -131,13 +131,13 @@ def test_different_options_are_detected_without_storing_them(folder: Path, capsy
     assert run([*command, "--reward-option", "key=sesame-42"]) == 0
     assert "sesame-42" not in (folder / "v.jsonl.origin.json").read_text() + (folder / "v.jsonl").read_text()
     assert run([*command, "--reward-option", "key=another"]) == 2
-    assert "another options" in capsys.readouterr().err
+    assert "different value of: options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["answers.jsonl", "--reward", "verify_rewards:slow", "--out", "v.jsonl"], "another reward"),
+        (["answers.jsonl", "--reward", "verify_rewards:slow", "--out", "v.jsonl"], "different value of: reward"),
         (["absent.jsonl", *EXACT], "does not exist"),
         (["verify_rewards.py", *EXACT], "no usable row"),
         (["answers.jsonl", *EXACT, "--out", "answers.jsonl"], "the file of completions itself"),
@@ -198,7 +198,7 @@ def test_a_bad_row_names_its_line_of_the_file(folder: Path) -> None:
     assert [row.get("detail", "") for row in verdicts(folder / "v.jsonl")] == [
         "",
         "line 4 is not JSON (Expecting ',' delimiter at character 15)",
-        "line 5 is a list, expected an object",
+        "line 5 is of type list, expected an object",
         "line 6: the field 'response' holds no text (int)",
         "line 7: the field 'response' holds no text (missing)",
     ]

@@ -153,7 +153,7 @@ class _Classic:
     def __init__(self, config: REINFORCEConfig | PPOConfig) -> None:
         if type(config) is not self.settings:
             raise ValueError(
-                f"{self.name}: the config is a {type(config).__name__}, expected a {self.settings.__name__}(...)"
+                f"{self.name}: the config is of type {type(config).__name__}, expected a {self.settings.__name__}(...)"
             )
         self.config = config
         self.algorithm = config.row()
@@ -175,11 +175,13 @@ class _Classic:
         """
         if not callable(getattr(client, "forward_backward", None)):
             raise ValueError(
-                f"{self.name}.update: the second argument is a {type(client).__name__}, expected a training client, "
-                "e.g. sampler.training_client()"
+                f"{self.name}.update: the second argument is of type {type(client).__name__}, expected a training "
+                "client, e.g. sampler.training_client()"
             )
         if not isinstance(batch, (TrajectoryBatch, list, tuple)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"{self.name}.update: the batch is a {type(batch).__name__}, expected a TrajectoryBatch")
+            raise ValueError(
+                f"{self.name}.update: the batch is of type {type(batch).__name__}, expected a TrajectoryBatch"
+            )
         trajectories = list(batch)
         for number, t in enumerate(trajectories):
             if t.reward is None:

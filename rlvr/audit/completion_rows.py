@@ -89,7 +89,7 @@ def _why(error: Exception) -> str:
 
 
 def _not_an_object(where: str, row: Any) -> BadRow:
-    return BadRow(f"{where} is a {type(row).__name__}, expected an object")
+    return BadRow(f"{where} is of type {type(row).__name__}, expected an object")
 
 
 def _parse_json_array(text: bytes, path: Path) -> Iterator[tuple[str, Any]]:

@@ -267,8 +267,8 @@ def _open_output(
         stored = read_json(origin, "what the verdicts belong to", f"delete it and {out}, or give another --out")
         if different := [name for name in wanted if stored.get(name) != wanted[name]]:
             raise ValueError(
-                f"{out} holds verdicts of another {' and '.join(different)}; give another --out, or delete it and "
-                f"{origin.name}"
+                f"{out} was written with a different value of: {', '.join(different)}; give another --out, or delete "
+                f"it and {origin.name}"
             )
         _keep_whole_rows(out, tally)
         if limit is not None and tally.kept > limit:

@@ -282,7 +282,7 @@ class ChatClient:
             counts = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
             counts = [count if 0 <= count <= MOST_TOKENS else 0 for count in counts]  # anything else is not a count
             if text is not None and not isinstance(text, str):
-                raise TypeError(f"content is a {type(text).__name__}")
+                raise TypeError(f"content is of type {type(text).__name__}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = "chat completion" if dialect is Dialect.CHAT else "text"
             return ChatError("bad_reply", f"{where} sent no {what} ({type(error).__name__}: {error}): {detail[:200]}")

@@ -65,7 +65,7 @@ def load_path(kind: str, path: str) -> Callable[..., Any]:
     """The function at `package.module:function`; ValueError, with what to do, if it cannot be loaded."""
     found = load_object(kind, path)
     if not callable(found):
-        raise ValueError(f"{kind} {path!r}: it is a {type(found).__name__}, expected a function")
+        raise ValueError(f"{kind} {path!r}: it is of type {type(found).__name__}, expected a function")
     return found
 
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 
-from rlvr.core.messages import SampledSequence
+from rlvr.core.messages import SampledSequence, SampleResponse
 from rlvr.core.types import StopReason
 from rlvr.tinker_server.errors import TinkerServerError, UserError
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
@@ -116,7 +116,9 @@ async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
                 choice |= {"token_ids": sequence.tokens, "prompt_token_ids": prompt}
             choices.append(choice)
     total = replies.usage(sum(map(len, prompts)), spent)
-    return JSONResponse(head | {"choices": choices, "usage": total, "system_fingerprint": responses[0].fingerprint})
+    return JSONResponse(
+        head | {"choices": choices, "usage": total, "system_fingerprint": _fingerprint(row, responses[0])}
+    )
 
 
 @router.post("/v1/chat/completions")
@@ -160,7 +162,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
         choices.append(choice)
     total = replies.usage(len(prompt), sum(len(sequence.tokens) for sequence in response.sequences))
     more = {"prompt_token_ids": prompt} if body.return_token_ids else {}
-    found_at = {"system_fingerprint": response.fingerprint}
+    found_at = {"system_fingerprint": _fingerprint(row, response)}
     return JSONResponse(head | {"choices": choices, "usage": total} | found_at | more)
 
 
@@ -186,7 +188,7 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Json:
     ]
     total = replies.usage(len(body.token_ids), sum(len(sequence.tokens) for sequence in response.sequences))
     more: Json = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
-    more["system_fingerprint"] = response.fingerprint
+    more["system_fingerprint"] = _fingerprint(row, response)
     return {"request_id": f"gen-{secrets.token_hex(12)}", "model": name, "choices": choices, "usage": total} | more
 
 
@@ -212,6 +214,12 @@ def _head(kind: str, form: str, model: str, row: Row) -> Json:
     """What every part of an answer begins with; of a served run, also which checkpoint answers."""
     head = {"id": f"{kind}-{secrets.token_hex(12)}", "object": form, "created": int(time.time()), "model": model}
     return head | ({"system_fingerprint": row["snapshot"].fingerprint} if "snapshot" in row else {})
+
+
+def _fingerprint(row: Row, response: SampleResponse) -> str:
+    """Which weights answered: of a base model its name here, not the folder on this machine."""
+    is_base = "snapshot" not in row and row["model"] is None and row["path"] is None
+    return row["base_model"] if is_base else response.fingerprint
 
 
 def _reason(sequence: SampledSequence) -> str:
