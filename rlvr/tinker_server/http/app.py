@@ -78,7 +78,7 @@ def describe_failure(request: Request, error: Exception) -> TinkerServerError:
             ]
             fault = UserError("; ".join(faults)[:2_000])
             place = error.errors()[0]["loc"][1:]
-            fault.param = str(place[0]) if place else open_routes.field_at_fault(faults[0].removeprefix("body: "))
+            fault.param = str(place[0]) if place else open_routes.find_param(faults[0].removeprefix("body: "))
             return fault
         case HTTPException(status_code=404):
             path = request.url.path[:200]

@@ -143,7 +143,7 @@ class CompletionRequest(OpenSamplingFields):
         return self
 
     @property
-    def asked(self) -> tuple[str, int] | None:
+    def explicit_limit(self) -> tuple[str, int] | None:
         """The limit that the client set, with its field. The default of 16 ends with the context."""
         is_given = "max_tokens" in self.model_fields_set and self.max_tokens is not None
         return ("max_tokens", self.max_tokens or 0) if is_given else None
@@ -197,7 +197,7 @@ class ChatRequest(OpenSamplingFields):
         return self
 
     @property
-    def asked(self) -> tuple[str, int] | None:
+    def explicit_limit(self) -> tuple[str, int] | None:
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return None if self.limit is None else (name, self.limit)
 
@@ -212,7 +212,7 @@ class GenerateParams(OpenSamplingFields):
     skip_special_tokens: bool = False
 
     @property
-    def asked(self) -> tuple[str, int] | None:
+    def explicit_limit(self) -> tuple[str, int] | None:
         return None if self.max_tokens is None else ("sampling_params.max_tokens", self.max_tokens)
 
 
@@ -231,7 +231,7 @@ _FIELDS = {
 }
 
 
-def field_at_fault(message: str) -> str | None:
+def find_param(message: str) -> str | None:
     """The field that a message begins with: `n=0, ...`, `prompt: ...`, `'suffix' is not supported ...`."""
     match = re.match(r"(?P<quote>'?)(?P<field>[\w.]+)", message)
     is_field = match is not None and (match["quote"] or match["field"].partition(".")[0] in _FIELDS)

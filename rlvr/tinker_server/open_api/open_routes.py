@@ -21,7 +21,7 @@ from rlvr.tinker_server.errors import TinkerServerError, UserError
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
 from rlvr.tinker_server.http.tinker_middleware import internal_error
 from rlvr.tinker_server.open_api import open_replies as replies
-from rlvr.tinker_server.open_api.open_requests import ChatRequest, CompletionRequest, GenerateRequest, field_at_fault
+from rlvr.tinker_server.open_api.open_requests import ChatRequest, CompletionRequest, GenerateRequest, find_param
 from rlvr.tinker_server.open_api.open_sampling import OpenSampling, error_fields
 from rlvr.tinker_server.open_api.open_streams import stream_chat, stream_completions
 from rlvr.tinker_server.open_api.served_text import ServedText
@@ -40,7 +40,7 @@ class OpenRoute(APIRoute):
             try:
                 return await handle(request)
             except TinkerServerError as error:
-                error.param = error.param or field_at_fault(str(error))
+                error.param = error.param or find_param(str(error))
                 raise
 
         return handle_and_name
@@ -81,7 +81,7 @@ async def completions(body: CompletionRequest, caller: CallerDep) -> Response:
     scores_prompt = body.echo and body.logprobs is not None
     options = {"topk_sample": top, "prompt_logprobs": scores_prompt, "topk_prompt": top if scores_prompt else 0}
     sampling = OpenSampling(caller, row, prompts)
-    sampling.check_room(body.asked)
+    sampling.check_room(body.explicit_limit)
     await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
     head = _head("cmpl", "text_completion", body.model, row)
     name: Callable[[int], str] = (lambda one: f"token_id:{one}") if body.return_tokens_as_token_ids else text.token_text
@@ -134,7 +134,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> Response:
     prompt = await caller.call(lambda owner: text.render(messages, tools, body.chat_template_kwargs or {}))
     options = {"topk_sample": check_logprobs(caller, "top_logprobs", body.top_logprobs)}
     sampling = OpenSampling(caller, row, [prompt])
-    sampling.check_room(body.asked)
+    sampling.check_room(body.explicit_limit)
     await sampling.start(body.n, body.params(body.limit, sampling.end_tokens), options, is_streamed=body.stream)
     head = _head("chatcmpl", "chat.completion", body.model, row)
     if body.stream:
@@ -174,7 +174,7 @@ async def generate(body: GenerateRequest, caller: CallerDep) -> Json:
     sampling = OpenSampling(caller, row, [body.token_ids])
     params = wanted.params(wanted.max_tokens, sampling.end_tokens)
     top = check_logprobs(caller, "sampling_params.logprobs", wanted.logprobs)
-    sampling.check_room(wanted.asked)
+    sampling.check_room(wanted.explicit_limit)
     await sampling.start(wanted.n, params, {"topk_sample": max(0, top - 1)})
     [response] = await sampling.results()
     choices = [

@@ -35,14 +35,14 @@ class OpenSampling:
     def end_tokens(self) -> frozenset[int]:
         return self.caller.backend.engines[self.row["base_model"]].end_tokens
 
-    def check_room(self, asked: tuple[str, int] | None) -> None:
-        """UserError if a prompt with the tokens that the client asks for, by that field, exceeds the context."""
+    def check_room(self, limit: tuple[str, int] | None) -> None:
+        """UserError if a prompt with the limit that the client set, (field, tokens), exceeds the context."""
         context = self.caller.backend.engines[self.row["base_model"]].model.context
         for prompt in self.prompts:
             room = context - len(prompt)
-            if asked is not None and asked[1] > room > 0:
+            if limit is not None and limit[1] > room > 0:
                 raise UserError(
-                    f"{asked[0]}={asked[1]} is too large: the prompt has {len(prompt)} tokens and the model's context "
+                    f"{limit[0]}={limit[1]} is too large: the prompt has {len(prompt)} tokens and the model's context "
                     f"is {context}, which leaves {room}; give at most {room}, or shorten the prompt"
                 )
 
