@@ -26,7 +26,9 @@ _BUILT_IN = {
     "local": "rlvr.clients.local_engine:LOCAL",
     "mock": "rlvr.clients.mock.mock_client:MOCK",
     "tinker": "rlvr.clients.tinker:TINKER",
+    "skyrl": "rlvr.clients.skyrl:SKYRL",
 }
+AT_A_SERVER = ("tinker", "skyrl")  # clients of servers of the Tinker protocol
 _registered: dict[str, ClientSpec] = {}
 _ONE_CORE = CoreShares(1, 1, 1)
 
@@ -40,6 +42,7 @@ class ModelOptions:
     vocabulary. `lora` trains an adapter instead of all weights. `device` and `dtype`: auto, or cpu, cuda, float32,
     bfloat16. With client=tinker `name` and `start_from` (tinker://...) are the server's, at `base_url`; the `api_key`
     is never written down. Without them the `tinker` SDK looks where it always does (TINKER_BASE_URL, TINKER_API_KEY).
+    `timeout_s` is the longest wait for one answer of such a server.
     """
 
     name: str | None = None
@@ -51,8 +54,11 @@ class ModelOptions:
     start_from: str | None = None
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ValueError(f"model.timeout_s={self.timeout_s}, expected seconds above 0")
         if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:\d+)?", self.device):
             raise ValueError(
                 f"model.device={self.device!r}, expected one device: auto, cpu, cuda or cuda:N (a run computes on one)"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
@@ -24,14 +25,13 @@ from rlvr.clients.custom_loss import (
 )
 from rlvr.clients.local_engine import load_named_tokenizer
 from rlvr.clients.registry import ClientRequest, ClientSpec
+from rlvr.clients.tinker_sampler import TIMEOUT, TinkerSamplingClient
 from rlvr.clients.tinker_sdk import (
     RemoteFuture,
-    check_logprobs,
     end_session,
     from_output,
     import_sdk,
     to_datum,
-    to_input,
     translate_errors,
     wait_for,
 )
@@ -41,74 +41,14 @@ from rlvr.core.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
-    ModelInput,
     OptimStepResponse,
-    SampledSequence,
-    SampleResponse,
-    SamplingParams,
     SaveWeightsResponse,
 )
 from rlvr.core.protocols import ClientCapabilities, CustomLoss, Feature
-from rlvr.core.types import StopReason
 from rlvr.engine.engine_options import LoraConfig
 
 SCHEME = "tinker://"
-
-
-class TinkerSamplingClient:
-    """Samples from weights on a server. `fingerprint` says which, as far as this process knows."""
-
-    def __init__(self, client: Any, fingerprint: str, tokenizer: Any = None) -> None:
-        self._client, self.fingerprint, self._tokenizer = client, fingerprint, tokenizer
-
-    def sample(
-        self,
-        prompt: ModelInput,
-        num_samples: int,
-        sampling_params: SamplingParams,
-        include_prompt_logprobs: bool = False,
-    ) -> Future[SampleResponse]:
-        types, asked = import_sdk().types, sampling_params
-        if asked.min_p:
-            raise ValueError(f"sample: min_p={asked.min_p} has no place in the Tinker protocol; use top_p or top_k")
-        params = types.SamplingParams(
-            max_tokens=asked.max_tokens,
-            seed=asked.seed,
-            stop=asked.stop,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-        )
-        future = self._client.sample(to_input(prompt), num_samples, params, include_prompt_logprobs)
-        scored = prompt.length if include_prompt_logprobs else None
-        return RemoteFuture(future, lambda response: self._response(response, scored))
-
-    def _response(self, response: Any, scored: int | None) -> SampleResponse:
-        """`scored`: how many log-probs of the prompt were asked for."""
-        sequences = [
-            SampledSequence(
-                StopReason(s.stop_reason), s.tokens, check_logprobs(s.logprobs, len(s.tokens), "completion")
-            )
-            for s in response.sequences
-        ]
-        known = None if scored is None else check_logprobs(response.prompt_logprobs, scored, "prompt")
-        return SampleResponse(sequences, known, self.fingerprint)
-
-    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
-        if temperature != 1.0:
-            raise ValueError(
-                f"compute_logprobs: a Tinker server scores at temperature 1, not {temperature:g}; sample at "
-                "rollout.temperature=1, or leave out what compares with a reference (algorithm.kl_coef)"
-            )
-        length = prompt.length
-        return RemoteFuture(
-            self._client.compute_logprobs(to_input(prompt)), lambda known: check_logprobs(known, length, "prompt")
-        )
-
-    def get_tokenizer(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = self._client.get_tokenizer()
-        return self._tokenizer
+T = TypeVar("T")
 
 
 class TinkerTrainingClient:
@@ -125,14 +65,17 @@ class TinkerTrainingClient:
         is_remote=True,
     )
 
-    def __init__(self, service: Any, client: Any, *, tokenizer: Any = None) -> None:
-        self._service, self._client, self._tokenizer = service, client, tokenizer
+    named_losses = frozenset(LOSS_SPECS)
+    """The losses that the server computes by name; the others take two passes."""
+
+    def __init__(self, service: Any, client: Any, *, tokenizer: Any = None, timeout_s: float = TIMEOUT) -> None:
+        self._service, self._client, self._tokenizer, self._timeout_s = service, client, tokenizer, timeout_s
         self._steps = 0
         self._sampler: TinkerSamplingClient | None = None
 
     @property
     def base_model(self) -> str:
-        return str(self._client.get_info().model_data.model_name)
+        return str(self._wait(self._client.get_info).model_data.model_name)
 
     @property
     def fingerprint(self) -> str:
@@ -144,29 +87,32 @@ class TinkerTrainingClient:
     ) -> Future[ForwardBackwardOutput]:
         """One call, or two passes where the loss is given inputs that the wire does not know (`kl_weights`, say)."""
         _check_config(loss_fn_config)
-        if needs_two_passes(data):
+        if needs_two_passes(data) or loss_fn not in self.named_losses:
             loss = build_named_loss(loss_fn, loss_fn_config)
             return LazyFuture.from_value(two_passes(self, data, loss, _kl_config(loss_fn_config)))
-        return self._pass(self._client.forward_backward, data, loss_fn, loss_fn_config)
+        return self._pass(data, loss_fn, loss_fn_config, has_gradient=True)
 
     def forward(
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
         _check_config(loss_fn_config)
-        if needs_two_passes(data):
+        if needs_two_passes(data) or loss_fn not in self.named_losses:
             loss = build_named_loss(loss_fn, loss_fn_config)
             return LazyFuture.from_value(self._forward_custom(data, loss, _kl_config(loss_fn_config)))
-        return self._pass(self._client.forward, data, loss_fn, loss_fn_config)
+        return self._pass(data, loss_fn, loss_fn_config, has_gradient=False)
 
     def _pass(
-        self, call: Callable[..., Any], data: list[Datum], loss_fn: str, config: Mapping[str, float] | None
+        self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool
     ) -> Future[ForwardBackwardOutput]:
+        """A loss by the server's name for it."""
+        return self._future(self._submit(data, loss_fn, config, has_gradient), from_output)
+
+    def _submit(self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, has_gradient: bool) -> Any:
         if not data:
             raise ValueError("data is empty: there is nothing to compute (were all groups filtered out?)")
-        with translate_errors():
-            return RemoteFuture(
-                call([to_datum(datum) for datum in data], loss_fn, dict(config or {}) or None), from_output
-            )
+        call = self._client.forward_backward if has_gradient else self._client.forward
+        with translate_errors(of_run=True):
+            return call([to_datum(datum) for datum in data], loss_fn, dict(config or {}) or None)
 
     def _forward_custom(
         self, data: list[Datum], loss: CustomLoss, config: Mapping[str, float]
@@ -189,18 +135,21 @@ class TinkerTrainingClient:
         self._steps += 1
         with translate_errors():
             future = self._client.optim_step(import_sdk().types.AdamParams(**vars(adam_params)))
-        return RemoteFuture(future, lambda response: OptimStepResponse(dict(response.metrics or {})))
+        return self._future(future, self._read_step)
+
+    def _read_step(self, response: Any) -> OptimStepResponse:
+        return OptimStepResponse(dict(response.metrics or {}))
 
     def save_state(self, name: str) -> Future[SaveWeightsResponse]:
         """Weights and optimizer, in place of what this run saved by that name before."""
         check_name(name, "checkpoint name")
         with translate_errors():
-            return RemoteFuture(self._client.save_state(name, overwrite=True), _to_response)
+            return self._future(self._client.save_state(name, overwrite=True), _to_response)
 
     def save_weights_for_sampler(self, name: str) -> Future[SaveWeightsResponse]:
         check_name(name, "checkpoint name")
         with translate_errors():
-            return RemoteFuture(self._client.save_weights_for_sampler(name), _to_response)
+            return self._future(self._client.save_weights_for_sampler(name), _to_response)
 
     def load_state(self, path: str) -> Future[None]:
         return LazyFuture.from_value(self._load(self._service.create_training_client_from_state, path))
@@ -209,27 +158,35 @@ class TinkerTrainingClient:
         return LazyFuture.from_value(self._load(self._service.create_training_client_from_state_with_optimizer, path))
 
     def _load(self, make: Callable[[str], Any], path: str) -> None:
-        with translate_errors():
-            self._client = wait_for(make(_check_path(path)))
+        self._client = self._wait(lambda: make(check_path(path)))
         self._steps, self._sampler = 0, None
 
     def create_sampling_client(self, model_path: str | None = None) -> TinkerSamplingClient:
         """A sampler for the weights as they are now, or for those saved at `model_path`."""
         if model_path is None:
             return self.save_weights_and_get_sampling_client()
-        path = _check_path(model_path)
-        with translate_errors():
-            return TinkerSamplingClient(wait_for(self._client.create_sampling_client(path)), path, self._tokenizer)
+        path = check_path(model_path)
+        client = self._wait(lambda: self._client.create_sampling_client(path))
+        return TinkerSamplingClient(client, path, self._tokenizer, self._timeout_s)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> TinkerSamplingClient:
         """A sampler for the weights as they are now; the same one until they change. With a name they are saved too."""
         if name is not None:
             self.save_weights_for_sampler(name).result()
         if self._sampler is None or self._sampler.fingerprint != self.fingerprint:
-            with translate_errors():
-                client = wait_for(self._client.save_weights_and_get_sampling_client())
-            self._sampler = TinkerSamplingClient(client, self.fingerprint, self._tokenizer)
+            client = self._wait(self._client.save_weights_and_get_sampling_client)
+            self._sampler = self._make_sampler(client)
         return self._sampler
+
+    def _make_sampler(self, client: Any) -> TinkerSamplingClient:
+        return TinkerSamplingClient(client, self.fingerprint, self._tokenizer, self._timeout_s)
+
+    def _future(self, future: Any, read: Callable[[Any], T]) -> Future[T]:
+        return RemoteFuture(future, read, self._timeout_s)
+
+    def _wait(self, call: Callable[[], Any]) -> Any:
+        with translate_errors(of_run=True):
+            return wait_for(call, self._timeout_s)
 
     def get_tokenizer(self) -> Any:
         if self._tokenizer is None:
@@ -247,6 +204,9 @@ class TinkerTrainingClient:
         end_session(self._service)
 
 
+C = TypeVar("C", bound=TinkerTrainingClient)
+
+
 def connect(
     base_model: str | None,
     *,
@@ -256,7 +216,9 @@ def connect(
     base_url: str | None = None,
     api_key: str | None = None,
     tokenizer: Any = None,
-) -> TinkerTrainingClient:
+    timeout_s: float = TIMEOUT,
+    client_class: type[C] = TinkerTrainingClient,
+) -> C:
     """A client that trains a new adapter of `base_model`, or goes on from the weights at `start_from`.
 
     `base_url` and `api_key` None: where the SDK itself looks (TINKER_BASE_URL, TINKER_API_KEY, its credentials file).
@@ -267,19 +229,19 @@ def connect(
         raise ValueError(f"model.lora.targets={list(lora.targets)}: the Tinker protocol takes no list; leave it out")
     try:
         service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
+        new = {"rank": lora.rank, "seed": seed, "train_unembed": False}
         with translate_errors():
             if start_from is not None:
-                client = wait_for(service.create_training_client_from_state(_check_path(start_from)))
+                path = check_path(start_from)
+                client = wait_for(lambda: service.create_training_client_from_state(path), timeout_s)
             else:
-                client = wait_for(
-                    service.create_lora_training_client(base_model, rank=lora.rank, seed=seed, train_unembed=False)
-                )
+                client = wait_for(lambda: service.create_lora_training_client(base_model, **new), timeout_s)
     except tinker.TinkerError as error:
         raise ValueError(f"client=tinker: {error}") from error
-    return TinkerTrainingClient(service, client, tokenizer=tokenizer)
+    return client_class(service, client, tokenizer=tokenizer, timeout_s=timeout_s)
 
 
-def _build(request: ClientRequest) -> TinkerTrainingClient:
+def build_at_server(request: ClientRequest, client_class: type[C]) -> C:
     options = request.model
     if options.tokenizer:
         from rlvr.engine.tokenizer import silence_transformers
@@ -294,14 +256,16 @@ def _build(request: ClientRequest) -> TinkerTrainingClient:
         base_url=options.base_url,
         api_key=options.api_key,
         tokenizer=load_named_tokenizer(options.tokenizer, request) if options.tokenizer else None,
+        timeout_s=options.timeout_s,
+        client_class=client_class,
     )
     request.say(f"{client.base_model} at {options.base_url or 'the server that the tinker SDK finds'}")
     return client
 
 
-def _describe(request: ClientRequest) -> str:
+def describe_at_server(request: ClientRequest, name: str) -> str:
     model = _start_path(request) if request.model.start_from else request.model.name
-    return f"{model}, an adapter that {request.model.base_url or 'a Tinker server'} trains (client=tinker)"
+    return f"{model}, an adapter that {request.model.base_url or 'a Tinker server'} trains (client={name})"
 
 
 def _start_path(request: ClientRequest) -> str:
@@ -344,10 +308,14 @@ def _kl_config(config: Mapping[str, float] | None) -> dict[str, float]:
     return {key: value for key, value in (config or {}).items() if key == "kl_estimator"}
 
 
-def _check_path(path: str) -> str:
+def check_path(path: str) -> str:
     if not path.startswith(SCHEME):
         raise ValueError(f"{path}: a Tinker server keeps its weights at {SCHEME} paths; give what save_state returned")
     return path
 
 
-TINKER = ClientSpec(TinkerTrainingClient.capabilities, _build, _describe)
+TINKER = ClientSpec(
+    TinkerTrainingClient.capabilities,
+    partial(build_at_server, client_class=TinkerTrainingClient),
+    partial(describe_at_server, name="tinker"),
+)

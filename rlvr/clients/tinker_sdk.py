@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future as ThreadFuture
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +22,8 @@ from rlvr.core.tensors import TensorData
 T = TypeVar("T")
 EXTRA = "pip install 'rlvr[tinker]'"
 SETTLE_SECONDS = 0.05  # until the SDK's threads have passed on the last answer
+FAREWELL_SECONDS = 10.0  # for the end of a session at a server that may hang
+LOST = "it no longer has this training run or session; start the same command again to go on from the last checkpoint"
 
 
 def import_sdk() -> Any:
@@ -40,39 +44,85 @@ def end_session(service: Any) -> None:
     """
     if hasattr(service, "close"):  # with an SDK that has none the session ends when its heartbeats do
         with translate_errors():
-            wait_for(service.close("success"))
+            wait_for(lambda: service.close("success"), FAREWELL_SECONDS)
     time.sleep(SETTLE_SECONDS)
 
 
-def wait_for(client: Any) -> Any:
-    """The client that a call of the SDK makes: newer SDKs return a future of it, those up to 0.29 the client."""
-    return client.result() if hasattr(client, "result") else client
+def wait_for(call: Callable[[], Any], seconds: float) -> Any:
+    """The result of a call of the SDK that blocks, as those up to 0.29 do, or returns a future; RuntimeError when late.
+
+    The call has a thread of its own: the SDK repeats what failed for minutes, and cannot be stopped.
+    """
+    answer: ThreadFuture[Any] = ThreadFuture()
+
+    def run() -> None:
+        try:
+            made = call()
+            answer.set_result(made.result() if hasattr(made, "result") else made)
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise _late(seconds) from None
 
 
 class RemoteFuture(Generic[T]):
-    """A future of the SDK whose result `read` translates; its errors become ours."""
+    """A future of the SDK whose result `read` translates; its errors become ours. RuntimeError after `seconds`.
 
-    def __init__(self, future: Any, read: Callable[[Any], T]) -> None:
-        self._future, self._read = future, read
+    `of_run`: the request is for a training run or sampling session, which the server may have ended.
+    """
+
+    def __init__(self, future: Any, read: Callable[[Any], T], seconds: float, *, of_run: bool = True) -> None:
+        self._future, self._read, self._seconds, self._of_run = future, read, seconds, of_run
 
     def result(self, timeout: float | None = None) -> T:
-        with translate_errors():
-            return self._read(self._future.result(timeout))
+        with translate_errors(of_run=self._of_run), self._deadline(timeout):
+            answer = self._future.result(self._seconds if timeout is None else timeout)
+        return self._translate(answer)
 
     async def result_async(self, timeout: float | None = None) -> T:
-        with translate_errors():
+        wait = self._seconds if timeout is None else timeout
+        with translate_errors(of_run=self._of_run), self._deadline(timeout):
             if hasattr(self._future, "result_async"):
-                return self._read(await self._future.result_async(timeout))
-            # A sampling client of the SDK 0.25 returns a future of `concurrent.futures`.
-            return self._read(await asyncio.wait_for(asyncio.wrap_future(self._future), timeout))
+                answer = await self._future.result_async(wait)
+            else:  # a sampling client of the SDK 0.25 returns a future of `concurrent.futures`
+                answer = await asyncio.wait_for(asyncio.wrap_future(self._future), wait)
+        return self._translate(answer)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()
 
+    def _translate(self, answer: Any) -> T:
+        with translate_errors():
+            return self._read(answer)
+
+    @contextlib.contextmanager
+    def _deadline(self, timeout: float | None) -> Generator[None]:
+        """Replace the TimeoutError of a caller that gave none."""
+        try:
+            yield
+        except TimeoutError:
+            if timeout is not None:
+                raise
+            raise _late(self._seconds) from None
+
+
+def _late(seconds: float) -> RuntimeError:
+    return RuntimeError(
+        f"the Tinker server gave no answer in {seconds:g} s; see whether it works, then start the same command again "
+        "to go on from the last checkpoint, or give a larger model.timeout_s"
+    )
+
 
 @contextlib.contextmanager
-def translate_errors() -> Generator[None]:
-    """Translate the SDK's errors: ValueError for what the server refuses, RuntimeError for what it could not do."""
+def translate_errors(*, of_run: bool = False) -> Generator[None]:
+    """Translate the SDK's errors: ValueError for what the server refuses, RuntimeError for what it could not do.
+
+    With `of_run` an unknown model or session is one that the server has lost.
+    """
     tinker = import_sdk()
     try:
         yield
@@ -83,11 +133,27 @@ def translate_errors() -> Generator[None]:
         kind = ValueError if error.category == "user" else RuntimeError
         raise kind(f"the Tinker server: {text}") from error
     except tinker.APIStatusError as error:
-        detail = error.body.get("detail") if isinstance(error.body, dict) else None
-        kind = ValueError if error.status_code < 500 else RuntimeError
-        raise kind(f"the Tinker server refused ({error.status_code}): {detail or error}") from error
+        raise _translate_status(error, of_run) from error
     except tinker.APIConnectionError as error:
         raise RuntimeError(f"the Tinker server cannot be reached: {error}") from error
+    except ValueError as error:  # the SDK's own, of a result that the server refuses to give
+        if isinstance(error.__cause__, tinker.APIStatusError):
+            raise _translate_status(error.__cause__, of_run) from error
+        raise
+    except Exception as error:
+        if type(error).__name__ == "RetryableException":  # status 410: the SDK has no public name for it
+            raise RuntimeError(f"the Tinker server: {error}; {LOST}") from error
+        raise
+
+
+def _translate_status(error: Any, of_run: bool) -> Exception:
+    detail = error.body.get("detail") if isinstance(error.body, dict) else None
+    text = f"the Tinker server refused ({error.status_code}): {detail or error}"
+    if of_run and (error.status_code in (404, 410) or "not loaded" in text):
+        return RuntimeError(f"{text}; {LOST}")
+    if error.status_code == 422 and "protobuf" in str(error.request.headers.get("content-type", "")):
+        text += "; this server may read JSON only, which the SDK posts up to 0.24: see docs/other-tinker-servers.md"
+    return (ValueError if error.status_code < 500 else RuntimeError)(text)
 
 
 def check_logprobs(logprobs: Any, length: int, what: str) -> list[Any]:
@@ -115,14 +181,16 @@ def to_datum(datum: Datum) -> Any:
     return types.Datum(model_input=to_input(datum.model_input), loss_fn_inputs=inputs)
 
 
-def from_output(output: Any) -> ForwardBackwardOutput:
+def from_output(output: Any, own: Mapping[str, float] | None = None) -> ForwardBackwardOutput:
+    """The answer to a forward or forward-backward pass; `own` metrics are added to the server's."""
     rows = [{name: TensorData(t.to_numpy()) for name, t in row.items()} for row in output.loss_fn_outputs]
     bad = [i for i, row in enumerate(rows) if "logprobs" in row and not np.isfinite(row["logprobs"].data).all()]
-    metrics = dict(output.metrics)
+    metrics = {**(output.metrics or {}), **(own or {})}
     if "loss:sum" not in metrics:
         raise ValueError(
             "the Tinker server's answer has no metric loss:sum, which the protocol requires: its losses may be no sums "
-            "over tokens, and then its gradient is another one; see docs/other-tinker-servers.md for servers that work"
+            "over tokens, and then its gradient is another one; give client=skyrl for a server of SkyRL, and see "
+            "docs/other-tinker-servers.md for others"
         )
     if bad or not math.isfinite(metrics["loss:sum"]):
         raise NonFiniteError("a loss on the server", bad)

@@ -43,7 +43,8 @@ from rlvr.training.training_job import TrainingJob
 
 # Servers, their key and patience: they do not change what a run computes.
 CONNECTION_KEYS = (
-    "model.base_url", "model.api_key", "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency"
+    "model.base_url", "model.api_key", "model.timeout_s",
+    "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency",
 )  # fmt: skip
 READ_AS_TEXT = PromptOptions(chat="off")
 
@@ -126,11 +127,20 @@ def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
 
 
 def _check_optimizers(config: RunConfig) -> None:
-    """ValueError if a phase of the run is to use Muon where there is none."""
+    """ValueError if a phase of the run needs what the optimizer of its client does not have."""
     phases = [*(["sft"] if config.sft.steps else []), *(["training"] if config.training.mode == "rlvr" else [])]
+    client = resolve_client(config.client).capabilities
     muon = [f"{name}.optimizer.name" for name in phases if getattr(config, name).optimizer.name == "muon"]
+    clipped = [f"{name}.optimizer.grad_clip=0" for name in phases if getattr(config, name).optimizer.grad_clip]
     instead = " and ".join(f"{key}=adamw" for key in muon)
-    if muon and Feature.MUON not in resolve_client(config.client).capabilities.features:
+    if clipped and not client.clips_gradients:
+        raise ValueError(f"client={config.client} does not bound the norm of a gradient; give {' and '.join(clipped)}")
+    if config.training.num_minibatches > 1 and not client.accumulates:
+        raise ValueError(
+            f"training.num_minibatches={config.training.num_minibatches}: client={config.client} takes one "
+            "forward-backward call for each optimizer step; leave it out"
+        )
+    if muon and Feature.MUON not in client.features:
         raise ValueError(f"{muon[0]}=muon is not supported by client={config.client}, which has AdamW; use {instead}")
     if muon and config.model.lora:
         raise ValueError(

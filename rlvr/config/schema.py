@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, make_dataclass
 from typing import Any, get_type_hints
 
 from rlvr.algorithms.specs import FIELDS, Algorithm, resolve_algorithm
-from rlvr.clients.registry import ModelOptions, check_client
+from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
@@ -107,14 +107,14 @@ class RunConfig:
         if self.evaluation.report == "best" and not self.run.keep_best:
             raise ValueError("evaluation.report=best needs the best checkpoint; leave run.keep_best=false out")
         check_client(self.client)
-        if self.sampler.name == "vllm" and self.client in ("tinker", "mock"):
+        if self.sampler.name == "vllm" and self.client in (*AT_A_SERVER, "mock"):
             raise ValueError(
                 f"sampler.name=vllm with client={self.client}: the servers are given folders of weights, which that "
                 "client does not write; use client=local"
             )
-        if self.client == "tinker" and not (self.model.name or self.model.start_from):
+        if self.client in AT_A_SERVER and not (self.model.name or self.model.start_from):
             raise ValueError(
-                "client=tinker: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"
+                f"client={self.client}: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"
             )
         if self.client == "local" and self.model.name and self.model.config:
             raise ValueError(

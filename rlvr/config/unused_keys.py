@@ -13,6 +13,7 @@ from typing import Any
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.algorithms.specs import find_algorithm
+from rlvr.clients.registry import AT_A_SERVER
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
 from rlvr.reward import known_rewards, options_of
@@ -102,13 +103,14 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         idle.append((_ENVIRONMENT_REWARD, f"reward.type={config.reward.type} is given"))
     if config.client == "mock":
         idle += [(key, "client=mock is a table of logits, without a model") for key in ("model", "engine")]
-    if config.client == "tinker":
+    if config.client in AT_A_SERVER:
         there = ("model.config", "model.device", "model.dtype", "model.lora.alpha", "engine")
-        idle += [(key, "client=tinker: the model is at a server, which decides this") for key in there]
+        idle += [(key, f"client={config.client}: the model is at a server, which decides this") for key in there]
         if config.model.start_from:
             idle.append(("model.lora", "the weights of model.start_from bring their adapter"))
     else:
-        idle += [(key, "only client=tinker connects to a server") for key in ("model.base_url", "model.api_key")]
+        there = ("model.base_url", "model.api_key", "model.timeout_s")
+        idle += [(key, "only client=tinker and client=skyrl connect to a server") for key in there]
     if config.sampler.name == "trainer":
         there = ("urls", "timeout_s", "wait_s", "concurrency", "importance_cap")
         idle += [(f"sampler.{key}", "sampler.name is trainer: the client samples") for key in there]

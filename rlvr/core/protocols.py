@@ -58,6 +58,8 @@ class ClientCapabilities:
     - `can_overlap`: sampling goes on while a step is made, because the model is not in this process.
     - `runs_in_process`: the model computes here, so its threads share the cores with the sandbox's workers.
     - `is_remote`: a server keeps the weights, and a checkpoint is their path there.
+    - `clips_gradients`: `AdamParams.grad_clip_norm` is taken.
+    - `accumulates`: an optimizer step may add up several forward-backward calls.
     - `world_size`: how many processes share one optimizer step.
     """
 
@@ -68,12 +70,19 @@ class ClientCapabilities:
     can_overlap: bool = False
     runs_in_process: bool = False
     is_remote: bool = False
+    clips_gradients: bool = True
+    accumulates: bool = True
     world_size: int = 1
 
     def check_optimizer(self, params: AdamParams) -> None:
-        """ValueError if a step with these parameters needs an optimizer that the client does not have."""
+        """ValueError if a step with these parameters needs what the client's optimizer does not have."""
         if isinstance(params, MuonParams) and Feature.MUON not in self.features:
             raise ValueError(f"optim_step: client={self.name} has no Muon, its optimizer is AdamW; use AdamParams")
+        if params.grad_clip_norm and not self.clips_gradients:
+            raise ValueError(
+                f"optim_step: grad_clip_norm={params.grad_clip_norm:g}, but client={self.name} does not bound the norm "
+                "of a gradient; give 0"
+            )
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlvr.clients.registry import AT_A_SERVER
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.envs.prompt import PromptOptions, PromptWriter
 from rlvr.envs.prompted_source import make_writer
@@ -117,7 +118,7 @@ def _open_run(place: Path, folder: Path, variable: str) -> ServedModel:
     source, notes = build_source(config), list[str]()
     client = build_client(config, source, folder, lambda text: None, notes.append, fresh=False)
     client.load_state(journal.weights_path(checkpoint)).result()
-    kind = "tinker" if config.client == "tinker" else "local"
+    kind = "tinker" if config.client in AT_A_SERVER else "local"
     return ServedModel(
         client, f"run {place.name}", kind, source, config.rollout.max_tokens, prompt_options(config, place), notes
     )
