@@ -15,24 +15,35 @@ def doctor(
     vllm: Annotated[
         list[str] | None, typer.Option("--vllm", help="The address of a vLLM server to check; may be repeated.")
     ] = None,
+    tinker: Annotated[str | None, typer.Option("--tinker", help="The address of a Tinker server to try.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="With --tinker: the model's name there.")] = None,
+    rank: Annotated[int, typer.Option("--rank", help="With --tinker: the adapter's rank (model.lora.rank).")] = 32,
 ) -> None:
-    """Diagnose why a run learns nothing; without a run, check this installation, or the vLLM servers of a run.
+    """Diagnose why a run learns nothing; without a run, check this installation, or the servers of a run.
 
     rlvr doctor runs/arithmetic
 
     rlvr doctor --vllm http://127.0.0.1:8790
+
+    rlvr doctor --tinker http://127.0.0.1:8000 --model my-model --rank 8
     """
-    from rlvr.cli.doctor import format_checks, format_lines, installation, report
+    from rlvr.cli.doctor import Check, format_checks, format_lines, installation, report
     from rlvr.tracking import RunConsole
 
     with RunConsole(live=False) as console:
         if run is not None:
             console.note(report(run))
             return
-        if vllm:
-            from rlvr.cli.doctor_vllm import check_vllm
+        if vllm or tinker:
+            checks: list[Check] = []
+            if vllm:
+                from rlvr.cli.doctor_vllm import check_vllm
 
-            checks = [check for url in vllm for check in check_vllm(url)]
+                checks += [check for url in vllm for check in check_vllm(url)]
+            if tinker:
+                from rlvr.cli.doctor_tinker import check_tinker
+
+                checks += check_tinker(tinker, model, rank)
             console.note(format_lines(checks))
         else:
             checks = installation()

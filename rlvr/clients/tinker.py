@@ -247,7 +247,7 @@ def build_at_server(request: ClientRequest, client_class: type[C]) -> C:
         from rlvr.engine.tokenizer import silence_transformers
 
         silence_transformers()
-    _check_reachable(options.base_url or os.environ.get("TINKER_BASE_URL"))
+    check_reachable(options.base_url or os.environ.get("TINKER_BASE_URL"))
     client = connect(
         options.name,
         start_from=_start_path(request) if request.fresh and options.start_from else None,
@@ -279,7 +279,7 @@ def _start_path(request: ClientRequest) -> str:
     return path
 
 
-def _check_reachable(address: str | None) -> None:
+def check_reachable(address: str | None) -> None:
     """ValueError if no server listens at the address: the SDK would retry for five minutes before it says so."""
     if address is None:
         return  # the SDK's own choice
