@@ -253,7 +253,7 @@ def test_a_server_that_says_nan_stops_the_step():
     rows = [{"logprobs": types.TensorData.from_numpy(np.array([-1.0, value], np.float32))} for value in (0, np.nan)]
     output = types.ForwardBackwardOutput("x", rows, {"loss:sum": 1.0})  # pyright: ignore
     with pytest.raises(NonFiniteError, match="rows") as error:
-        RemoteFuture(FinishedFuture(output), from_output).result()
+        RemoteFuture(FinishedFuture(output), from_output, 60).result()
     assert error.value.rows == [1]
     said = "Request failed: a gradient is not finite for self.request_id='1' and"
     with pytest.raises(NonFiniteError, match=r"^a gradient is not finite$"), translate_errors():
@@ -339,7 +339,7 @@ def test_settings_of_the_server_cannot_be_set_by_the_client(here: Path):
         config_of("model.lora.alpha=7")
     with pytest.raises(ValueError, match=r"model\.lora\.rank \(the weights of model.start_from bring"):
         config_of("model.start_from=tinker://a/weights/b", "model.lora.rank=4")
-    with pytest.raises(ValueError, match=r"base_url \(only client=tinker connects to a server"):
+    with pytest.raises(ValueError, match=r"base_url \(only client=tinker and client=skyrl connect to"):
         config_of("client=local", "base_url=http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"client=tinker: model.name is missing"):
         config_of("model.name=null")

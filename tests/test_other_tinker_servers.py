@@ -64,9 +64,9 @@ def test_a_server_without_the_sum_of_its_loss_is_refused():
 
 
 def test_clients_and_futures_of_older_sdks_are_read():
-    assert wait_for("client") == "client" and wait_for(finished("client")) == "client"
+    assert wait_for(lambda: "client", 60) == "client" and wait_for(lambda: finished("client"), 60) == "client"
 
     async def read() -> int:
-        return await RemoteFuture(finished([1, 2]), len)
+        return await RemoteFuture(finished([1, 2]), len, 60)
 
     assert asyncio.run(read()) == 2

@@ -153,7 +153,7 @@ class SkyrlTrainingClient(TinkerTrainingClient):
         if model_path is None:
             return self.save_weights_and_get_sampling_client()
         path = check_path(model_path)
-        run = self._wait(lambda: self._service.create_training_client_from_state(path))
+        run = self._wait(lambda: self._service.create_training_client_from_state(path), of_run=False)
         client = self._wait(run.save_weights_and_get_sampling_client)
         return SkyrlSamplingClient(client, path, self._tokenizer, self._timeout_s)
 

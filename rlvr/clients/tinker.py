@@ -158,7 +158,7 @@ class TinkerTrainingClient:
         return LazyFuture.from_value(self._load(self._service.create_training_client_from_state_with_optimizer, path))
 
     def _load(self, make: Callable[[str], Any], path: str) -> None:
-        self._client = self._wait(lambda: make(check_path(path)))
+        self._client = self._wait(lambda: make(check_path(path)), of_run=False)
         self._steps, self._sampler = 0, None
 
     def create_sampling_client(self, model_path: str | None = None) -> TinkerSamplingClient:
@@ -166,7 +166,7 @@ class TinkerTrainingClient:
         if model_path is None:
             return self.save_weights_and_get_sampling_client()
         path = check_path(model_path)
-        client = self._wait(lambda: self._client.create_sampling_client(path))
+        client = self._wait(lambda: self._client.create_sampling_client(path), of_run=False)
         return TinkerSamplingClient(client, path, self._tokenizer, self._timeout_s)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> TinkerSamplingClient:
@@ -184,8 +184,8 @@ class TinkerTrainingClient:
     def _future(self, future: Any, read: Callable[[Any], T]) -> Future[T]:
         return RemoteFuture(future, read, self._timeout_s)
 
-    def _wait(self, call: Callable[[], Any]) -> Any:
-        with translate_errors(of_run=True):
+    def _wait(self, call: Callable[[], Any], *, of_run: bool = True) -> Any:
+        with translate_errors(of_run=of_run):
             return wait_for(call, self._timeout_s)
 
     def get_tokenizer(self) -> Any:

@@ -70,22 +70,19 @@ def wait_for(call: Callable[[], Any], seconds: float) -> Any:
 
 
 class RemoteFuture(Generic[T]):
-    """A future of the SDK whose result `read` translates; its errors become ours. RuntimeError after `seconds`.
+    """A future of the SDK whose result `read` translates; its errors become ours. RuntimeError after `seconds`."""
 
-    `of_run`: the request is for a training run or sampling session, which the server may have ended.
-    """
-
-    def __init__(self, future: Any, read: Callable[[Any], T], seconds: float, *, of_run: bool = True) -> None:
-        self._future, self._read, self._seconds, self._of_run = future, read, seconds, of_run
+    def __init__(self, future: Any, read: Callable[[Any], T], seconds: float) -> None:
+        self._future, self._read, self._seconds = future, read, seconds
 
     def result(self, timeout: float | None = None) -> T:
-        with translate_errors(of_run=self._of_run), self._deadline(timeout):
+        with translate_errors(of_run=True), self._deadline(timeout):
             answer = self._future.result(self._seconds if timeout is None else timeout)
         return self._translate(answer)
 
     async def result_async(self, timeout: float | None = None) -> T:
         wait = self._seconds if timeout is None else timeout
-        with translate_errors(of_run=self._of_run), self._deadline(timeout):
+        with translate_errors(of_run=True), self._deadline(timeout):
             if hasattr(self._future, "result_async"):
                 answer = await self._future.result_async(wait)
             else:  # a sampling client of the SDK 0.25 returns a future of `concurrent.futures`
