@@ -25,6 +25,7 @@ from tinker_server import serving
 from tiny import PROMPTS, data
 
 from rlvr.clients.tinker import TinkerTrainingClient, connect
+from rlvr.clients.tinker_sdk import translate_errors
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.tinker_server.backend import TinkerBackend
@@ -177,8 +178,13 @@ def test_a_client_that_is_not_made_meets_a_deadline(remote: Callable[..., Any], 
 
 
 def test_a_server_that_reads_json_only_is_named(remote: Callable[..., Any], server: FaultyServer):
-    """What SkyRL 0.3.0 answers to the protobuf of the SDK 0.25 and newer."""
+    """What SkyRL 0.3.0 answers to the protobuf of the SDK 0.25 and newer, and what the SDK says of its JSON."""
     client = remote()
     server.refusals["forward_backward"] = (422, "Input should be a valid dictionary")
     with pytest.raises(ValueError, match=r"422.*JSON only.*0\.24.*other-tinker-servers"):
         client.forward_backward(ROWS, "ppo").result()
+    with (
+        pytest.raises(ValueError, match=r"gave JSON where the SDK reads protobuf.*tinker==0\.24\.1"),
+        translate_errors(),
+    ):
+        raise ValueError("Server returned a JSON payload, which this SDK version only supports as proto")

@@ -36,7 +36,7 @@ def _check(url: str, model: str | None, rank: int) -> Iterator[Check]:
         with translate_errors():
             offered = wait_for(lambda: _list_models(tinker, url), PATIENCE).supported_models
     except Exception as error:  # the SDK's own for a key, say
-        yield Check("fails", "server", str(error))
+        yield _describe_refusal(error, "server", "")
         return
     names = [str(entry.model_name) for entry in offered]
     yield Check("ok", "server", f"{url} answers; SDK {tinker.__version__}")
@@ -61,10 +61,7 @@ def _check_client(url: str, model: str, rank: int) -> Iterator[Check]:
         try:
             client = connect(model, base_url=url, lora=LoraConfig(rank=rank), timeout_s=PATIENCE, client_class=kind)
         except (ValueError, RuntimeError) as error:
-            if "(401)" in str(error) or "(403)" in str(error):
-                yield Check("fails", "key", f"{error}; give the server's key as TINKER_API_KEY")
-            else:
-                yield Check("fails", "adapter", f"none of rank {rank} (model.lora.rank): {error}")
+            yield _describe_refusal(error, "adapter", f"none of rank {rank} (model.lora.rank): ")
             return
         try:
             problem = _try_loss(client, "cross_entropy")
@@ -78,6 +75,12 @@ def _check_client(url: str, model: str, rank: int) -> Iterator[Check]:
         finally:
             client.close()
     yield from tried
+
+
+def _describe_refusal(error: Exception, name: str, said: str) -> Check:
+    if "(401)" in str(error) or "(403)" in str(error):
+        return Check("fails", "key", f"{error}; give the server's key as TINKER_API_KEY")
+    return Check("fails", name, f"{said}{error}")
 
 
 def _losses(client: TinkerTrainingClient) -> Check:

@@ -104,8 +104,9 @@ class TinkerTrainingClient:
     def _pass(
         self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool
     ) -> Future[ForwardBackwardOutput]:
-        """A loss by the server's name for it."""
-        return self._future(self._submit(data, loss_fn, config, has_gradient), from_output)
+        """A loss by the server's name for it, with every setting: servers have other defaults than ours."""
+        settings = {**LOSS_SPECS[loss_fn].config, **(config or {})}
+        return self._future(self._submit(data, loss_fn, settings, has_gradient), from_output)
 
     def _submit(self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, has_gradient: bool) -> Any:
         if not data:

@@ -23,6 +23,10 @@ T = TypeVar("T")
 EXTRA = "pip install 'rlvr[tinker]'"
 SETTLE_SECONDS = 0.05  # until the SDK's threads have passed on the last answer
 FAREWELL_SECONDS = 10.0  # for the end of a session at a server that may hang
+JSON_ONLY = (
+    "this server may speak JSON only, which the SDK does up to 0.24: pip install tinker==0.24.1 in an environment of its "
+    "own, or use a newer server; see docs/other-tinker-servers.md"
+)
 LOST = "it no longer has this training run or session; start the same command again to go on from the last checkpoint"
 
 
@@ -136,6 +140,8 @@ def translate_errors(*, of_run: bool = False) -> Generator[None]:
     except ValueError as error:  # the SDK's own, of a result that the server refuses to give
         if isinstance(error.__cause__, tinker.APIStatusError):
             raise _translate_status(error.__cause__, of_run) from error
+        if "only supports as proto" in str(error):
+            raise ValueError(f"the Tinker server gave JSON where the SDK reads protobuf; {JSON_ONLY}") from error
         raise
     except Exception as error:
         if type(error).__name__ == "RetryableException":  # status 410: the SDK has no public name for it
@@ -149,7 +155,7 @@ def _translate_status(error: Any, of_run: bool) -> Exception:
     if of_run and (error.status_code in (404, 410) or "not loaded" in text):
         return RuntimeError(f"{text}; {LOST}")
     if error.status_code == 422 and "protobuf" in str(error.request.headers.get("content-type", "")):
-        text += "; this server may read JSON only, which the SDK posts up to 0.24: see docs/other-tinker-servers.md"
+        text += f"; {JSON_ONLY}"
     return (ValueError if error.status_code < 500 else RuntimeError)(text)
 
 
