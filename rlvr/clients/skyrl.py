@@ -155,12 +155,12 @@ class SkyrlTrainingClient(TinkerTrainingClient):
         path = check_path(model_path)
         run = self._wait(lambda: self._service.create_training_client_from_state(path), of_run=False)
         client = self._wait(run.save_weights_and_get_sampling_client)
-        return SkyrlSamplingClient(client, path, self._tokenizer, self._timeout_s)
+        return SkyrlSamplingClient(client, path, self._tokenizer, self.timeout_s)
 
     def _make_sampler(self, client: Any) -> TinkerSamplingClient:
         made = self.fingerprint
         return SkyrlSamplingClient(
-            client, made, self._tokenizer, self._timeout_s, is_current=lambda: self.fingerprint == made
+            client, made, self._tokenizer, self.timeout_s, is_current=lambda: self.fingerprint == made
         )
 
     def _load(self, make: Callable[[str], Any], path: str) -> None:

@@ -55,6 +55,7 @@ class TinkerTrainingClient:
     """Trains an adapter on a server, which keeps what is saved: paths are `tinker://` paths.
 
     The SDK loads weights by making a new training run of them: after `load_state` this client speaks to another one.
+    Every call raises RuntimeError after `timeout_s`.
     """
 
     capabilities = ClientCapabilities(
@@ -69,7 +70,7 @@ class TinkerTrainingClient:
     """The losses that the server computes by name; the others take two passes."""
 
     def __init__(self, service: Any, client: Any, *, tokenizer: Any = None, timeout_s: float = TIMEOUT) -> None:
-        self._service, self._client, self._tokenizer, self._timeout_s = service, client, tokenizer, timeout_s
+        self._service, self._client, self._tokenizer, self.timeout_s = service, client, tokenizer, timeout_s
         self._steps = 0
         self._sampler: TinkerSamplingClient | None = None
 
@@ -168,7 +169,7 @@ class TinkerTrainingClient:
             return self.save_weights_and_get_sampling_client()
         path = check_path(model_path)
         client = self._wait(lambda: self._client.create_sampling_client(path), of_run=False)
-        return TinkerSamplingClient(client, path, self._tokenizer, self._timeout_s)
+        return TinkerSamplingClient(client, path, self._tokenizer, self.timeout_s)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> TinkerSamplingClient:
         """A sampler for the weights as they are now; the same one until they change. With a name they are saved too."""
@@ -180,14 +181,14 @@ class TinkerTrainingClient:
         return self._sampler
 
     def _make_sampler(self, client: Any) -> TinkerSamplingClient:
-        return TinkerSamplingClient(client, self.fingerprint, self._tokenizer, self._timeout_s)
+        return TinkerSamplingClient(client, self.fingerprint, self._tokenizer, self.timeout_s)
 
     def _future(self, future: Any, read: Callable[[Any], T]) -> Future[T]:
-        return RemoteFuture(future, read, self._timeout_s)
+        return RemoteFuture(future, read, self.timeout_s)
 
     def _wait(self, call: Callable[[], Any], *, of_run: bool = True) -> Any:
         with translate_errors(of_run=of_run):
-            return wait_for(call, self._timeout_s)
+            return wait_for(call, self.timeout_s)
 
     def get_tokenizer(self) -> Any:
         if self._tokenizer is None:

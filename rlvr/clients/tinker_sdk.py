@@ -24,8 +24,8 @@ EXTRA = "pip install 'rlvr[tinker]'"
 SETTLE_SECONDS = 0.05  # until the SDK's threads have passed on the last answer
 FAREWELL_SECONDS = 10.0  # for the end of a session at a server that may hang
 JSON_ONLY = (
-    "this server may speak JSON only, which the SDK does up to 0.24: pip install tinker==0.24.1 in an environment of its "
-    "own, or use a newer server; see docs/other-tinker-servers.md"
+    "this server may speak JSON only, which the SDK does up to 0.24: pip install tinker==0.24.1 in an environment of "
+    "its own, or use a newer server; see docs/other-tinker-servers.md"
 )
 LOST = "it no longer has this training run or session; start the same command again to go on from the last checkpoint"
 
