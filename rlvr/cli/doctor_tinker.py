@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.cli.doctor import Check
+from rlvr.clients.registry import close_client
 from rlvr.clients.skyrl import SkyrlTrainingClient
 from rlvr.clients.tinker import TinkerTrainingClient, check_reachable, connect
 from rlvr.clients.tinker_sdk import import_sdk, translate_errors, wait_for
@@ -73,7 +74,7 @@ def _check_client(url: str, model: str, rank: int) -> Iterator[Check]:
                 yield from _sampling(client)
                 return
         finally:
-            client.close()
+            close_client(client)  # SkyRL has no call for it
     yield from tried
 
 
