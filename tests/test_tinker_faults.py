@@ -193,3 +193,8 @@ def test_a_server_that_reads_json_only_is_named(remote: Callable[..., Any], serv
         translate_errors(),
     ):
         raise ValueError("Server returned a JSON payload, which this SDK version only supports as proto")
+    with (
+        pytest.raises(RuntimeError, match=r"does not take this server's answer.*older SDK"),
+        translate_errors(of_run=True),
+    ):
+        raise AssertionError("asample promises always carry sample_sequence_ids")

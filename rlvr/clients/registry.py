@@ -40,9 +40,9 @@ class ModelOptions:
     `start_from` is where the weights start instead: a run or checkpoint of ours, a model folder or a peft adapter.
     `tokenizer` is a folder or hub name, or `words`, `characters` or `pieces` for one built from the environment's
     vocabulary. `lora` trains an adapter instead of all weights. `device` and `dtype`: auto, or cpu, cuda, float32,
-    bfloat16. With client=tinker and client=skyrl `name` and `start_from` (tinker://...) are the server's, at `base_url`;
-    the `api_key` is never written down. Without them the `tinker` SDK looks where it always does (TINKER_BASE_URL,
-    TINKER_API_KEY). `timeout_s` is the longest wait for one answer of such a server.
+    bfloat16. With client=tinker and client=skyrl `name` and `start_from` (tinker://...) are the server's, at
+    `base_url`; the `api_key` is never written down. Without them the `tinker` SDK looks where it always does
+    (TINKER_BASE_URL, TINKER_API_KEY). `timeout_s` is the longest wait for one answer of such a server.
     """
 
     name: str | None = None

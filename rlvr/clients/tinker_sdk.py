@@ -143,6 +143,13 @@ def translate_errors(*, of_run: bool = False) -> Generator[None]:
         if "only supports as proto" in str(error):
             raise ValueError(f"the Tinker server gave JSON where the SDK reads protobuf; {JSON_ONLY}") from error
         raise
+    except AssertionError as error:  # the SDK's, of an answer without something that it needs
+        if not of_run:
+            raise
+        raise RuntimeError(
+            f"the tinker SDK {tinker.__version__} does not take this server's answer ({error}); try an older SDK, and "
+            "see docs/other-tinker-servers.md"
+        ) from error
     except Exception as error:
         if type(error).__name__ == "RetryableException":  # status 410: the SDK has no public name for it
             raise RuntimeError(f"the Tinker server: {error}; {LOST}") from error
