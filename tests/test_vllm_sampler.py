@@ -1,7 +1,6 @@
 """`sampler.name=vllm`: completions of exactly the published weights, or an error that says what is wrong.
 
-Against a small server with vLLM's HTTP (`tests/vllm_server.py`); the last tests run against vLLM itself where
-RLVR_VLLM names the python of its environment (`make test-vllm`).
+Against a small server with vLLM's HTTP (`tests/vllm_server.py`); `tests/test_vllm_real.py` runs against vLLM itself.
 """
 
 from __future__ import annotations
@@ -14,57 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tiny import END, LLAMA_LIKE, PAD, WORDS
+from tiny import WORDS
+from vllm_runs import PROMPT, Run, make_engine
 from vllm_server import FakeVllm, serve_vllm
 
 from rlvr.cli.doctor_vllm import check_vllm
-from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.vllm import SamplerOptions
-from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.core.messages import ModelInput, SamplingParams
-from rlvr.engine.engine import Engine
-from rlvr.engine.engine_options import LoraConfig
-from rlvr.engine.model_loading import build_model
-from rlvr.engine.tokenizer import build_tokenizer
-
-MODEL = {"model_type": "qwen3", **LLAMA_LIKE, "head_dim": 16, "tie_word_embeddings": False, "initializer_range": 0.2}
-PROMPT = [1, 10, 2, 13]
-
-
-def make_engine(seed: int = 0, words: list[str] = WORDS) -> Engine:
-    tokenizer = build_tokenizer("words", words, end=END, pad=PAD)
-    return Engine(build_model(MODEL, tokenizer, seed=seed, device="cpu", dtype="float32"))
-
-
-class Run:
-    """A trainer whose completions come from fake servers."""
-
-    def __init__(self, folder: Path, fakes: list[FakeVllm], urls: list[str], rank: int | None = 4, **options: Any):
-        self.engine = make_engine()
-        lora = LoraConfig(rank) if rank else None
-        self.policy = self.engine.create_policy("policy", lora=lora, seed=1)
-        self.trainer = LocalTrainingClient(self.engine, self.policy, folder)
-        self.fakes, self.folder = fakes, folder
-        settings = {"wait_s": 0.2, "timeout_s": 5.0, **options}
-        self.client = sample_from_vllm(
-            self.trainer, SamplerOptions("vllm", urls, **settings), has_adapter=rank is not None, keep=2
-        )
-
-    def step(self, seed: int = 0) -> None:
-        """Change the weights by much, as an optimizer step would by little."""
-        self.policy.preserve_snapshots()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for p in self.policy.parameters.values():
-                p.add_(0.2 * torch.randn(p.shape, generator=generator))
-        self.policy.version += 1
-
-    def sample(self, **more: Any) -> Any:
-        sampler = self.client.save_weights_and_get_sampling_client()
-        params = SamplingParams(**{"max_tokens": 8, "seed": 3, **more})
-        return sampler.sample(ModelInput(PROMPT), 3, params).result()
 
 
 @pytest.fixture
@@ -146,7 +102,7 @@ def test_an_adapter_that_is_loaded_and_not_applied_is_caught_before_the_first_co
         return answer
 
     fake.fault = serve_stale
-    with pytest.raises(SamplerError, match=r"scores a probe .* apart"):
+    with pytest.raises(SamplerError, match=rf"scores a probe as {stale} does"):
         run.sample()
 
 

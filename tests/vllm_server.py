@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -108,12 +108,16 @@ class FakeVllm:
             max_tokens=asked["max_tokens"], seed=asked.get("seed", 0), stop=stop,
             temperature=asked.get("temperature", 1.0),
         )  # fmt: skip
-        scored = asked.get("prompt_logprobs") is not None
+        scored, chosen = asked.get("prompt_logprobs") is not None, asked.get("logprob_token_ids")
         response = engine.sample(
             snapshot, ModelInput(tokens), asked.get("n", 1), params,
-            prompt_logprobs=scored, topk_sample=asked.get("logprobs") or 0,
+            prompt_logprobs=scored, topk_sample=0 if chosen else asked.get("logprobs") or 0,
         ).result()  # fmt: skip
         choices = [self._choice(i, s, asked.get("stop") or []) for i, s in enumerate(response.sequences)]
+        if chosen:  # as vLLM does: the sampled token first, which takes the place of the last
+            found = [engine.logprobs(snapshot, ModelInput([*tokens, token])).result()[-1] for token in chosen[:-1]]
+            content = choices[0]["logprobs"]["content"][0]
+            content["top_logprobs"] += as_entries(list(zip(chosen[:-1], found, strict=True)))
         rows = None
         if scored:
             assert response.prompt_logprobs is not None
@@ -138,7 +142,7 @@ class FakeVllm:
         }
 
 
-def as_entries(top: list[tuple[int, float]]) -> list[dict[str, Any]]:
+def as_entries(top: Sequence[tuple[int, Any]]) -> list[dict[str, Any]]:
     return [{"token_id": token, "logprob": value} for token, value in top]
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from rlvr.clients.endpoint import RequestFuture
 from rlvr.clients.vllm.vllm_options import SamplerOptions
-from rlvr.clients.vllm.vllm_publisher import PublishedWeights, VllmPublisher
+from rlvr.clients.vllm.vllm_publisher import FOLDER, PublishedWeights, VllmPublisher
 from rlvr.clients.vllm.vllm_server import VllmServer, read_completion, read_prompt_logprobs
 from rlvr.core import rng
 from rlvr.core.futures import Future
@@ -27,7 +27,6 @@ from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.reward.coroutines import start_coroutine
 
 PROBE_TOKENS = 16
-FOLDER = "published-"  # begins the names of published folders, beside the run's checkpoints
 
 
 class VllmSamplingClient:
@@ -77,7 +76,7 @@ class VllmSamplingClient:
         answer = await self._publisher.generate(self.fingerprint, tokens, params, place)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         assert len(choices) == params["n"], "vLLM answers every sample of a request"
-        # Apart: vLLM 0.32 for CPUs dies of several completions of an adapter with log-probs of the prompt.
+        # Apart: vLLM 0.32 for CPUs dies of log-probs of a prompt beside completions of an adapter.
         prompt = await self._score(tokens) if scored else None
         return SampleResponse([read_completion(choice) for choice in choices], prompt, self.fingerprint)
 
@@ -152,16 +151,16 @@ class VllmTrainingClient:
 
     def _save(self, fingerprint: str) -> PublishedWeights:
         path = Path(self._trainer.save_weights_for_sampler(FOLDER + fingerprint).result().path).absolute()
-        tokenizer: Any = self._trainer.get_tokenizer()
-        vocabulary = len(tokenizer)
-        tokens = [rng.integer(vocabulary, rng.key("probe"), i) for i in range(self._probe_length())]
-        row = Datum.from_completion(tokens[:1], tokens[1:], weight=0.0)
-        output = self._trainer.forward([row], "cross_entropy").result()
-        logprobs = [float(value) for value in output.loss_fn_outputs[0]["logprobs"].data]
-        return PublishedWeights(fingerprint, path, self._has_adapter, tokens, logprobs)
+        length = min(PROBE_TOKENS, *(server.max_model_len - 1 for server in self._publisher.servers))
+        prompt, tokens = (self._draw_tokens(name, n) for name, n in (("probe", length), ("probe-next", PROBE_TOKENS)))
+        rows = [Datum.from_completion(prompt, [token], weight=0.0) for token in tokens]
+        outputs = self._trainer.forward(rows, "cross_entropy").result().loss_fn_outputs
+        scores = {t: float(output["logprobs"].data[-1]) for t, output in zip(tokens, outputs, strict=True)}
+        return PublishedWeights(fingerprint, path, self._has_adapter, prompt, scores)
 
-    def _probe_length(self) -> int:
-        return min(PROBE_TOKENS, *(server.max_model_len - 1 for server in self._publisher.servers))
+    def _draw_tokens(self, purpose: str, count: int) -> list[int]:
+        tokenizer: Any = self._trainer.get_tokenizer()
+        return [rng.integer(len(tokenizer), rng.key(purpose), i) for i in range(count)]
 
     def close(self) -> None:
         """Unload what was published, and close the trainer."""

@@ -1,9 +1,10 @@
 """Gives vLLM servers new weights, and asks them for completions of exactly these weights.
 
 `publish` and `retire` are the seam: today a folder that every server can read, an adapter under a new name per version
-or all weights by `reload_weights`. After each publish the servers score a few tokens that the trainer scores too: an
-adapter that is listed and not applied, another base model and another dtype show there. A server that restarted has
-lost its weights and is given them again. Exercised by `python -m pytest tests/test_vllm_sampler.py`.
+or all weights by `reload_weights`. After each publish the servers score a few next tokens that the trainer scores too:
+an adapter that is listed and not applied, old weights, another base model and another dtype show there. A server that
+restarted has lost its weights and is given them again. Exercised by `python -m pytest tests/test_vllm_sampler.py
+tests/test_vllm_faults.py`.
 Left out on purpose: transfer by NCCL.
 """
 
@@ -23,7 +24,9 @@ from rlvr.clients.vllm.vllm_server import ServerDownError, ServerRefusedError, V
 
 T = TypeVar("T")
 
+FOLDER = "published-"  # begins the names of published folders, beside the run's checkpoints
 PROBE_GAP = 0.1  # nats a token between server and trainer after a publish: far more than any rounding
+STALE_FACTOR = 4.0  # a probe that fits an older version this much better than the new one was scored by the older
 FIRST_WAIT, LONGEST_WAIT = 0.25, 4.0  # seconds before servers that are all down are asked again
 STARTED = "default"  # the version of a server that was given no weights since its start
 LOADING = "loading-"  # begins the version of a server while its weights are replaced
@@ -31,13 +34,13 @@ LOADING = "loading-"  # begins the version of a server while its weights are rep
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A folder of weights, and the log-probs [N - 1] that the trainer gives `probe_tokens` [N] under them."""
+    """A folder of weights, and the log-probs that the trainer gives some tokens after `probe_prompt` [N] under them."""
 
     fingerprint: str
     folder: Path
     is_adapter: bool
-    probe_tokens: Sequence[int]
-    probe_logprobs: Sequence[float]
+    probe_prompt: Sequence[int]
+    probe_logprobs: Mapping[int, float]
 
 
 class VllmPublisher:
@@ -50,6 +53,7 @@ class VllmPublisher:
         self.servers, self._options, self._keep = list(servers), options, keep
         self.published: dict[str, PublishedWeights] = {}
         self._known = {STARTED}  # versions that this process or a fresh start may have left at a server
+        self._first: PublishedWeights | None = None  # an adapter that does nothing yet, in a new run
 
     async def check(self) -> None:
         """Check every server; SamplerError or ValueError for the first that cannot serve."""
@@ -58,6 +62,9 @@ class VllmPublisher:
 
     async def publish(self, weights: PublishedWeights) -> None:
         """Give the weights to every server that can be reached, and verify that they serve them."""
+        if self._first is None:
+            self._first = weights
+            await self._drop_leftovers(weights.folder)
         self.published[weights.fingerprint] = weights
         self._known |= {weights.fingerprint, LOADING + weights.fingerprint}
         results = await asyncio.gather(*(self._provide(s, weights) for s in self.servers), return_exceptions=True)
@@ -67,6 +74,18 @@ class VllmPublisher:
                 raise error
         while len(self.published) > self._keep:
             await self.retire(next(iter(self.published)))
+
+    async def _drop_leftovers(self, new: Path) -> None:
+        """Delete what a killed attempt of this run published: the folders beside `new`, and the adapters of them."""
+        for server in self.servers:
+            listed = await _try(server.call("GET", "/v1/models"))
+            for model in listed["data"] if isinstance(listed, dict) else ():
+                place = Path(str(model.get("root")))
+                if model.get("parent") and place.parent == new.parent and place.name.startswith(FOLDER):
+                    await _try(server.call("POST", "/v1/unload_lora_adapter", {"lora_name": model["id"]}))
+        for folder in new.parent.glob(f"{FOLDER}*"):
+            if folder != new:
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def retire(self, fingerprint: str) -> None:
         """Unload a version everywhere and delete its folder."""
@@ -111,12 +130,13 @@ class VllmPublisher:
         expected, served = weights.fingerprint, ""
         for _ in range(2):
             await self._provide(server, weights)
+            loads = server.loads
             try:
                 answer = await server.generate(_model_name(server, weights), tokens, params, expected)
             except ServerRefusedError as error:
                 if error.status != 404:
                     raise
-                server.loaded.discard(expected)  # the server restarted, or another process unloaded it
+                _forget(server, expected, loads)  # the server restarted, or another process unloaded it
                 served = "no such weights"
                 continue
             served = describe_served(server, answer, weights)
@@ -124,7 +144,7 @@ class VllmPublisher:
                 return answer
             if served not in self._known:
                 break
-            server.loaded.discard(expected)
+            _forget(server, expected, loads)
         raise SamplerError(
             f"{server.url} sampled with the weights {served!r}, expected {expected!r}; does another process load "
             "weights into this server? Give each run with all weights a server of its own"
@@ -138,10 +158,31 @@ class VllmPublisher:
             if not weights.folder.is_dir():  # vLLM's engine would end over a missing folder
                 raise SamplerError(f"{weights.folder} is missing: {server.url} cannot be given {weights.fingerprint}")
             await (_load_adapter if weights.is_adapter else _load_all)(server, weights)
-            await _verify(server, weights)
+            await self._verify(server, weights)
             if not weights.is_adapter:
                 server.loaded.clear()
             server.loaded.add(weights.fingerprint)
+            server.loads += 1
+
+    async def _verify(self, server: VllmServer, weights: PublishedWeights) -> None:
+        """SamplerError unless the server scores the probe as the trainer does, and not as with older weights."""
+        model, tokens = _model_name(server, weights), list(weights.probe_logprobs)
+        scored = await server.score_next(model, weights.probe_prompt, tokens, weights.fingerprint)
+        gap = _mean_gap(weights.probe_logprobs, scored)
+        others = {w.fingerprint: w for w in (self._first, *self.published.values()) if w and w is not weights}
+        for old in others.values():
+            if STALE_FACTOR * _mean_gap(old.probe_logprobs, scored) < gap:
+                raise SamplerError(
+                    f"{server.url} was given the weights {weights.fingerprint} and scores a probe as "
+                    f"{old.fingerprint} does: it serves old weights. Restart it; if that does not help, check that it "
+                    f"reads the run's files as they are now ({weights.folder})"
+                )
+        if not gap <= PROBE_GAP:
+            raise SamplerError(
+                f"{server.url} was given the weights {weights.fingerprint} and scores a probe {gap:.3g} nats a token "
+                f"apart from the trainer (at most {PROBE_GAP:g} is rounding): it serves other weights, another base "
+                "model or another dtype. Start it with the run's model.name and dtype"
+            )
 
     async def aclose(self) -> None:
         """Retire everything, and drop the connections."""
@@ -153,6 +194,12 @@ class VllmPublisher:
 
 def _model_name(server: VllmServer, weights: PublishedWeights) -> str:
     return weights.fingerprint if weights.is_adapter else server.base
+
+
+def _forget(server: VllmServer, fingerprint: str, loads: int) -> None:
+    """The server had lost the weights after `loads` loads. Another request may have given them again since."""
+    if server.loads == loads:
+        server.loaded.discard(fingerprint)
 
 
 def describe_served(server: VllmServer, answer: Mapping[str, Any], weights: PublishedWeights) -> str:
@@ -200,20 +247,12 @@ async def _load_all(server: VllmServer, weights: PublishedWeights) -> None:
         await _try(server.call("POST", "/resume"))
 
 
-async def _verify(server: VllmServer, weights: PublishedWeights) -> None:
-    """SamplerError unless the server scores the probe as the trainer does."""
-    scored = await server.score(_model_name(server, weights), weights.probe_tokens, weights.fingerprint)
-    pairs = list(zip(scored, weights.probe_logprobs, strict=True))
-    gap = sum(abs(theirs - ours) for theirs, ours in pairs) / len(pairs)
-    if not gap <= PROBE_GAP:
-        raise SamplerError(
-            f"{server.url} was given the weights {weights.fingerprint} and scores a probe {gap:.3g} nats a token apart "
-            f"from the trainer (at most {PROBE_GAP:g} is rounding): it serves other weights, another base model or "
-            "another dtype. Start it with the run's model.name and dtype"
-        )
+def _mean_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """The mean difference of the log-probs of the tokens in `theirs`, in nats."""
+    return sum(abs(ours[token] - value) for token, value in theirs.items()) / len(theirs)
 
 
-async def _try(call: Awaitable[Any]) -> None:
-    """Make a call that may fail."""
+async def _try(call: Awaitable[T]) -> T | None:
+    """The answer to a call that may fail, or None."""
     with suppress(SamplerError):
-        await call
+        return await call

@@ -39,8 +39,8 @@ class ServerRefusedError(SamplerError):
 class VllmServer:
     """The server at `url`. Opens its connections at the first call; `aclose` drops them.
 
-    `loaded` are the fingerprints that this process gave it and believes to be there; `base` is the name of the model
-    that it was started with, `base_version` the version of its weights at that moment.
+    `loaded` are the fingerprints that this process gave it and believes to be there, after `loads` loads; `base` is the
+    name of the model that it was started with, `base_version` the version of its weights at that moment.
     """
 
     def __init__(self, url: str, options: SamplerOptions) -> None:
@@ -48,7 +48,7 @@ class VllmServer:
 
         self.url, self.options, self._http = url.rstrip("/"), options, httpx2
         self.base, self.base_version, self.max_model_len = "", "", 0
-        self.loaded = set[str]()
+        self.loaded, self.loads = set[str](), 0
         self.publishing = asyncio.Lock()
         self._gate = asyncio.Semaphore(options.concurrency)
         limits = httpx2.Limits(max_connections=options.concurrency + 4)
@@ -138,10 +138,23 @@ class VllmServer:
                 f"distribution that was sampled: start the server with {MODE_FLAG}"
             )
 
-    async def score(self, model: str, tokens: Sequence[int], salt: str) -> list[float]:
-        """The log-probs of the prompt's tokens but the first, at temperature 1."""
-        answer = await self.generate(model, tokens, {"max_tokens": 1, "prompt_logprobs": 0}, salt)
-        return read_prompt_logprobs(answer, tokens)
+    async def score_next(self, model: str, prompt: Sequence[int], tokens: Sequence[int], salt: str) -> dict[int, float]:
+        """The log-probs of `tokens`, each as the next after the prompt, at temperature 1.
+
+        One may be left out, since vLLM makes room for the token that it samples. Not by log-probs of a prompt: vLLM
+        0.32 for CPUs dies of them while it samples from an adapter.
+        """
+        params = {"max_tokens": 1, "temperature": 1.0, "logprobs": len(tokens), "logprob_token_ids": list(tokens)}
+        answer = await self.generate(model, prompt, params, salt)
+        entries = (answer["choices"][0].get("logprobs") or {}).get("content") or [{}]
+        scored = {top["token_id"]: _check_logprob(top.get("logprob")) for top in entries[0].get("top_logprobs", ())}
+        found = {token: scored[token] for token in tokens if token in scored}
+        if len(found) < len(tokens) - 1:
+            raise SamplerError(
+                f"{self.url} sent log-probs of {len(found)} tokens, {len(tokens)} were asked for; use vLLM 0.32 or "
+                f"newer, and leave --max-logprobs at {len(tokens)} or more"
+            )
+        return found
 
 
 def read_versions(answer: Mapping[str, Any]) -> list[str]:
