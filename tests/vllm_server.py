@@ -34,6 +34,7 @@ class FakeVllm:
         self.make_engine, self.max_model_len, self.rank = make_engine, max_model_len, rank
         self.fault: Callable[[str, dict[str, Any], Any], Any] = lambda path, body, answer: answer
         self.missing = set[str]()  # paths that the server does not have
+        self.settings: dict[str, Any] = {}  # of /server_info, with paths that a server in development mode lists
         self.delay = 0.0
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self._lock = _one_at_a_time
@@ -60,6 +61,10 @@ class FakeVllm:
         match path:
             case "/v1/models":
                 return 200, {"data": [{"id": BASE, "parent": None, "max_model_len": self.max_model_len}]}
+            case "/server_info" if self.settings:
+                return 200, {"vllm_config": self.settings}
+            case "/openapi.json" if self.settings:
+                return 200, {"paths": {"/v1/load_lora_adapter": {}}}
             case "/detokenize":
                 return 200, {"prompt": self.engine.model.tokenizer.decode(body["tokens"], skip_special_tokens=False)}
             case "/v1/load_lora_adapter":

@@ -1,28 +1,44 @@
-"""`rlvr doctor --vllm URL` checks a vLLM server before a run: what it serves, its log-probs, adapters and new weights.
+"""`rlvr doctor --vllm URL` checks a vLLM server before a run; with a config, also what the run needs of it.
 
-Only reads: a few tokens are sampled, nothing is loaded. Whether model and tokenizer are the run's own is checked when a
-run starts, with the run's weights. Exercised by `python -m pytest tests/test_vllm_sampler.py`.
+Without a config it only reads: a few tokens are sampled, nothing is loaded. With one it builds the run's model,
+publishes trial weights from a folder in `run.root`, samples from them, and takes them back: the adapter is unloaded,
+all weights are the model's own again. Exercised by `python -m pytest tests/test_doctor_vllm.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlvr.cli.doctor import Check
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
 from rlvr.clients.vllm.vllm_server import GENERATE, MODE_FLAG, VllmServer
+from rlvr.config.build_client import build_client
+from rlvr.config.build_run import build_source
+from rlvr.config.schema import RunConfig
+from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
+from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.envs.prompted_source import apply_prompt_options
 
 PATIENCE = 120.0  # seconds: the first request of a fresh server compiles
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention on CPUs
+TRIAL_RATE = 0.01  # a step that changes log-probs by much more than rounding
+TRIAL_TASKS = 64  # whose prompts are measured
 
 
-def check_vllm(url: str) -> list[Check]:
+def check_vllm(url: str, config: RunConfig | None = None) -> list[Check]:
     """The checks of the server at `url`, as lines of the report. ValueError for what is no address."""
-    return asyncio.run(_check(url))
+    return asyncio.run(_check(url, config))
 
 
-async def _check(url: str) -> list[Check]:
+async def _check(url: str, config: RunConfig | None) -> list[Check]:
     server = VllmServer(url, SamplerOptions("vllm", [url], timeout_s=PATIENCE))
     try:
         try:
@@ -35,8 +51,8 @@ async def _check(url: str) -> list[Check]:
             Check("ok", "server", f"{url} serves {server.base!r}, max_model_len {server.max_model_len}"),
             Check("ok", "tokens", f"{GENERATE} takes and gives token ids, and says which weights sampled"),
             Check("ok", "log-probs", f"at the sampling temperature ({MODE_FLAG})"),
-            _adapters(paths, settings.get("lora_config")),
-            _all_weights(paths),
+            _adapters(paths, settings.get("lora_config"), config),
+            _all_weights(paths, config),
         ]
     finally:
         await server.aclose()
@@ -52,17 +68,97 @@ async def _read(server: VllmServer, path: str, key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _adapters(paths: dict[str, Any], lora: Any) -> Check:
+def _adapters(paths: dict[str, Any], lora: Any, config: RunConfig | None) -> Check:
+    asked = config.model.lora if config else None
     if "/v1/load_lora_adapter" not in paths:
-        return Check("note", "adapters", "cannot be loaded; VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora")
+        remedy = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
+        return Check("fails" if asked and paths else "note", "adapters", f"cannot be loaded; {remedy}")
     if not isinstance(lora, dict):
         return Check("note", "adapters", "not said whether they can be loaded; --enable-lora is needed")
-    said = f"rank up to {lora.get('max_lora_rank')} (model.lora.rank), {lora.get('max_loras')} at once"
-    return Check("ok", "adapters", f"{said} (training.max_steps_off_policy + 2)")
+    rank, count = lora.get("max_lora_rank") or 0, lora.get("max_loras") or 0
+    said = f"rank up to {rank} (model.lora.rank), {count} at once (training.max_steps_off_policy + 2)"
+    if config and asked:
+        versions = config.training.max_steps_off_policy + 2
+        if asked.rank > rank:
+            return Check("fails", "adapters", f"{said}: the run has rank {asked.rank}; --max-lora-rank {asked.rank}")
+        if versions > count:
+            return Check("note", "adapters", f"{said}: the run holds {versions}; --max-loras {versions}")
+    return Check("ok", "adapters", said)
 
 
-def _all_weights(paths: dict[str, Any]) -> Check:
-    needed = {"/pause", "/resume", "/collective_rpc", "/update_weight_version"}
-    if needed <= paths.keys():
+def _all_weights(paths: dict[str, Any], config: RunConfig | None) -> Check:
+    if {"/pause", "/resume", "/collective_rpc", "/update_weight_version"} <= paths.keys():
         return Check("ok", "all weights", "can be replaced (VLLM_SERVER_DEV_MODE=1): keep the port private")
-    return Check("note", "all weights", "cannot be replaced; VLLM_SERVER_DEV_MODE=1")
+    is_needed = config is not None and config.model.lora is None and bool(paths)
+    return Check("fails" if is_needed else "note", "all weights", "cannot be replaced; VLLM_SERVER_DEV_MODE=1")
+
+
+def check_run(config: RunConfig, urls: Sequence[str]) -> list[Check]:
+    """The checks of the servers of a run, those of `urls` if there are any, and of a trial publish to them."""
+    if urls:
+        config = replace(config, sampler=replace(config.sampler, name="vllm", urls=list(urls)))
+    if config.sampler.name != "vllm":
+        raise ValueError("doctor: this run samples by itself; add sampler.name=vllm, or give --vllm URL")
+    checks = [*_head_size(config), *(check for url in config.sampler.urls for check in check_vllm(url, config))]
+    if any(check.state == "fails" for check in checks):
+        return checks
+    source, said = build_source(config), list[str]()
+    folder = Path(config.run.root).expanduser().absolute() / f"doctor-{os.getpid()}"
+    folder.mkdir(parents=True)
+    client: TrainingClient | None = None
+    try:
+        client = build_client(config, source, folder, said.append, said.append)
+        checks.append(Check("ok", "tokenizer", "reads a sample of tokens as the run's does"))
+        checks += [_lengths(config, source, client), _publish(client)]
+    except (SamplerError, ValueError, OSError) as error:
+        checks.append(Check("fails", "publish" if client else "run", str(error)))
+    finally:
+        if client is not None:
+            client.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return checks
+
+
+def _head_size(config: RunConfig) -> list[Check]:
+    """A note if vLLM has no attention on CPUs for the model, which the server says only as it fails to start."""
+    values: dict[str, Any] = dict(config.model.config)
+    if config.model.name and (file := Path(config.model.name).expanduser() / "config.json").is_file():
+        values = json.loads(file.read_text(encoding="utf-8"))
+    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+    size = values.get("head_dim") or (width // heads if heads and width else None)
+    if not isinstance(size, int) or size in CPU_HEAD_SIZES:
+        return []
+    known = ", ".join(map(str, CPU_HEAD_SIZES))
+    return [Check("note", "head size", f"{size}: vLLM on CPUs starts with {known} only; choose another model there")]
+
+
+def _lengths(config: RunConfig, source: TaskSource, client: TrainingClient) -> Check:
+    tokenizer: Any = client.get_tokenizer()
+    prompted = apply_prompt_options(source, tokenizer, config.prompt)
+    levels = source.levels
+    tasks = [prompted.train(config.seed, i, levels[i % len(levels)]) for i in range(TRIAL_TASKS)] if levels else []
+    longest = max((len(tokenizer.encode(task.prompt, add_special_tokens=False)) for task in tasks), default=1)
+    room = min(server.max_model_len for server in client.servers)  # pyright: ignore[reportAttributeAccessIssue]
+    needed = longest + (config.rollout.max_tokens or 1)
+    said = f"prompts of up to {longest} tokens ({len(tasks)} tasks) and rollout.max_tokens need {needed} of {room}"
+    if needed > room:
+        return Check("fails", "lengths", f"{said}; start the server with --max-model-len {needed} or more")
+    return Check("ok", "lengths", said)
+
+
+def _publish(client: TrainingClient) -> Check:
+    """Publish the weights as they are, changed by a step, and as they were; sample each time."""
+    start = client.save_state("doctor-start").result().path
+    names: list[str] = []
+    for trial in range(3):
+        if trial == 1:
+            row = Datum.from_completion([1, 2, 3], [4, 5, 6], weight=1.0)
+            client.forward_backward([row], "cross_entropy").result()
+            client.optim_step(AdamParams(learning_rate=TRIAL_RATE)).result()
+        elif trial == 2:
+            client.load_state(start).result()
+        sampler = client.create_sampling_client()
+        response = sampler.sample(ModelInput([1, 2, 3]), 1, SamplingParams(max_tokens=4, seed=trial)).result()
+        names.append(response.fingerprint)
+    said = f"{names[1]} was sampled after {names[0]}, with the trainer's log-probs; {names[2]} is there again"
+    return Check("ok", "publish", said)

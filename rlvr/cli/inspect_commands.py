@@ -1,4 +1,7 @@
-"""`rlvr doctor` and `rlvr view`. Exercised by tests/test_doctor.py and tests/test_dashboard_runs.py."""
+"""`rlvr doctor` and `rlvr view`.
+
+Exercised by tests/test_doctor.py, tests/test_doctor_vllm.py and tests/test_dashboard_runs.py.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,26 @@ from typing import Annotated
 
 import typer
 
+from rlvr.cli.train_commands import ConfigFile, ConfigName, ConfigPath, load_run_config
 from rlvr.cli.user_messages import print_message
 
 
 def doctor(
-    run: Annotated[Path | None, typer.Argument(help="A run folder; without one the installation is checked.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN | key=value ...]", help="A run folder, or settings of a run that is to sample with vLLM."
+        ),
+    ] = None,
     vllm: Annotated[
         list[str] | None, typer.Option("--vllm", help="The address of a vLLM server to check; may be repeated.")
     ] = None,
     tinker: Annotated[str | None, typer.Option("--tinker", help="The address of a Tinker server to try.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="With --tinker: the model's name there.")] = None,
     rank: Annotated[int, typer.Option("--rank", help="With --tinker: the adapter's rank (model.lora.rank).")] = 32,
+    config_name: ConfigName = None,
+    config: ConfigFile = None,
+    config_path: ConfigPath = None,
 ) -> None:
     """Diagnose why a run learns nothing; without a run, check this installation, or the servers of a run.
 
@@ -25,25 +37,34 @@ def doctor(
 
     rlvr doctor --vllm http://127.0.0.1:8790
 
+    rlvr doctor --vllm http://127.0.0.1:8790 --config-name=dataset model.name=./my-model env.kwargs.path=tasks.jsonl
+
     rlvr doctor --tinker http://127.0.0.1:8000 --model my-model --rank 8
     """
     from rlvr.cli.doctor import Check, format_checks, format_lines, installation, report
     from rlvr.tracking import RunConsole
 
     with RunConsole(live=False) as console:
-        if run is not None:
-            console.note(report(run))
+        if words and not (config_name or config):
+            if len(words) > 1 or "=" in words[0] or vllm or tinker:
+                raise ValueError("doctor: settings need a config: --config-name=NAME or --config=FILE")
+            console.note(report(Path(words[0])))
             return
-        if vllm or tinker:
-            checks: list[Check] = []
-            if vllm:
-                from rlvr.cli.doctor_vllm import check_vllm
+        checks: list[Check] = []
+        if config_name or config:
+            from rlvr.cli.doctor_vllm import check_run
 
-                checks += [check for url in vllm for check in check_vllm(url)]
-            if tinker:
-                from rlvr.cli.doctor_tinker import check_tinker
+            _, settings = load_run_config(config_name, config, config_path, words)
+            checks += check_run(settings, vllm or [])
+        elif vllm:
+            from rlvr.cli.doctor_vllm import check_vllm
 
-                checks += check_tinker(tinker, model, rank)
+            checks += [check for url in vllm for check in check_vllm(url)]
+        if tinker:
+            from rlvr.cli.doctor_tinker import check_tinker
+
+            checks += check_tinker(tinker, model, rank)
+        if checks:
             console.note(format_lines(checks))
         else:
             checks = installation()

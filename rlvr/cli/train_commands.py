@@ -29,7 +29,7 @@ Overrides = Annotated[
 _MOST = 4_000  # characters of the reason why a run stopped
 
 
-def _load_config(
+def load_run_config(
     name: str | None, file: str | None, path: str | None, overrides: list[str] | None
 ) -> tuple[LoadedConfig, RunConfig]:
     from rlvr.config import load
@@ -70,7 +70,7 @@ def train(
     from rlvr.training.loop import TrainingInterruptedError, TrainingLoop
     from rlvr.training.run_diagnosis import closing_remark
 
-    loaded, settings = _load_config(config_name, config, config_path, overrides)
+    loaded, settings = load_run_config(config_name, config, config_path, overrides)
     with announce_if_slow(f"reading the tasks of {settings.env.name}"):
         source = build_source(settings)
     loaded, settings = resolve_epochs(loaded, settings, source)
@@ -230,7 +230,7 @@ def show_config(
     from rlvr.config.epochs import resolve_epochs
     from rlvr.tracking import RunConsole
 
-    loaded, settings = _load_config(config_name, config, config_path, overrides)
+    loaded, settings = load_run_config(config_name, config, config_path, overrides)
     source: TaskSource | None = None
     if settings.training.epochs is not None:  # the tasks say how many steps there are
         source = build_source(settings)

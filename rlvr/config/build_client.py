@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlvr.clients.local_engine import is_model
 from rlvr.clients.registry import ClientRequest, resolve_client
@@ -116,4 +116,4 @@ def build_client(
         return client
     keep = config.training.max_steps_off_policy + 2
     has_adapter = config.model.lora is not None
-    return sample_from_vllm(client, config.sampler, has_adapter=has_adapter, keep=keep)
+    return cast(TrainingClient, sample_from_vllm(client, config.sampler, has_adapter=has_adapter, keep=keep, warn=warn))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rlvr.clients.endpoint import RequestFuture
 from rlvr.clients.vllm.vllm_options import SamplerOptions
@@ -32,8 +32,8 @@ PROBE_TOKENS = 16
 class VllmSamplingClient:
     """Samples from one version of the weights at the servers. Satisfies `rlvr.core.protocols.SamplingClient`."""
 
-    def __init__(self, publisher: VllmPublisher, fingerprint: str, tokenizer: Any) -> None:
-        self._publisher, self.fingerprint, self._tokenizer = publisher, fingerprint, tokenizer
+    def __init__(self, publisher: VllmPublisher, fingerprint: str, tokenizer: Any, warn: Callable[[str], None]) -> None:
+        self._publisher, self.fingerprint, self._tokenizer, self._warn = publisher, fingerprint, tokenizer, warn
         self._unseeded = itertools.count()
 
     def sample(
@@ -52,6 +52,11 @@ class VllmSamplingClient:
             raise ValueError(
                 f"sample: a prompt of {len(tokens)} tokens leaves no room in the servers' "
                 f"--max-model-len={room + len(tokens)}"
+            )
+        if room < (asked.max_tokens or 0):
+            self._warn(
+                f"completions are cut after {room} tokens, not rollout.max_tokens={asked.max_tokens}: a prompt of "
+                f"{len(tokens)} tokens leaves no more in the servers' --max-model-len={room + len(tokens)} (said once)"
             )
         for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
             if (given := getattr(asked, name)) != off:
@@ -114,14 +119,21 @@ class VllmTrainingClient:
     A sampler of a saved state (`create_sampling_client(path)`, the reference of a KL) stays the trainer's own.
     """
 
-    def __init__(self, trainer: TrainingClient, publisher: VllmPublisher, *, has_adapter: bool) -> None:
-        self._trainer, self._publisher, self._has_adapter = trainer, publisher, has_adapter
+    def __init__(
+        self, trainer: TrainingClient, publisher: VllmPublisher, *, has_adapter: bool, warn: Callable[[str], None]
+    ) -> None:
+        self._trainer, self._publisher, self._has_adapter, self._warn = trainer, publisher, has_adapter, warn
+        self._has_warned = False
         self._sampler: VllmSamplingClient | None = None
         # Versions of adapters live side by side; all weights are replaced, so a batch must end before.
         self.capabilities = replace(trainer.capabilities, can_overlap=has_adapter)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
+
+    @property
+    def servers(self) -> list[VllmServer]:
+        return self._publisher.servers
 
     def create_sampling_client(self, model_path: str | None = None) -> SamplingClient:
         """A sampler at the servers for the weights as they are now, or the trainer's own for those at a path."""
@@ -137,8 +149,14 @@ class VllmTrainingClient:
         if self._sampler is None or self._sampler.fingerprint != fingerprint:
             weights = self._save(fingerprint)
             RequestFuture(start_coroutine(self._publisher.publish(weights))).result()
-            self._sampler = VllmSamplingClient(self._publisher, fingerprint, self._trainer.get_tokenizer())
+            tokenizer = self._trainer.get_tokenizer()
+            self._sampler = VllmSamplingClient(self._publisher, fingerprint, tokenizer, self._warn_once)
         return self._sampler
+
+    def _warn_once(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(text)
 
     def _fingerprint(self) -> str:
         if not (digest := self._trainer.weights_sha256()):
@@ -169,8 +187,13 @@ class VllmTrainingClient:
 
 
 def sample_from_vllm(
-    trainer: TrainingClient, options: SamplerOptions, *, has_adapter: bool, keep: int
-) -> TrainingClient:
+    trainer: TrainingClient,
+    options: SamplerOptions,
+    *,
+    has_adapter: bool,
+    keep: int,
+    warn: Callable[[str], None] = lambda text: None,
+) -> VllmTrainingClient:
     """A training client that is `trainer` and samples at the servers of `options`, where `keep` versions stay.
 
     ValueError for a server that cannot sample for this trainer, SamplerError for one that cannot be reached.
@@ -181,7 +204,7 @@ def sample_from_vllm(
     except BaseException:
         RequestFuture(start_coroutine(publisher.aclose())).result()
         raise
-    return cast(TrainingClient, VllmTrainingClient(trainer, publisher, has_adapter=has_adapter))
+    return VllmTrainingClient(trainer, publisher, has_adapter=has_adapter, warn=warn)
 
 
 async def _connect(options: SamplerOptions, keep: int) -> VllmPublisher:

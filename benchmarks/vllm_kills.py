@@ -1,0 +1,197 @@
+"""Whether a run with `sampler.name=vllm` loses a step or trains one twice when the run and the server are killed.
+
+    RLVR_VLLM=.venv-vllm/bin/python python benchmarks/vllm_kills.py                     # 10 kills of each, adapters
+    RLVR_VLLM=.venv-vllm/bin/python python benchmarks/vllm_kills.py --all-weights --run-kills 15 --server-kills 5
+
+A small run trains against vLLM for CPUs. In turns the run and the server are killed by SIGKILL, at a random moment
+after a step was recorded, and started again: the run by the same command, the server with the weights of its first
+start. Then the journal, the metrics, the stored completions and the last checkpoint are compared with each other and
+with an undisturbed run. Exits with 1 if a step is missing, was trained twice or was sampled by other weights than those
+that it trained. Needs vLLM in an environment of its own (`make vllm-env`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess  # noqa: E402
+from benchmarks.workloads import build_folder  # noqa: E402
+from rlvr.envs import resolve_environment  # noqa: E402
+
+MODEL = {
+    "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+TASKS: dict[str, Any] = {"complexity": [1, 2], "flaw": 0.3}
+CONFIG = """
+seed: 3
+env: {{name: rpn_arithmetic, kwargs: {tasks}}}
+model: {{name: {model}, device: cpu{lora}}}
+sampler: {{name: vllm, urls: [{url}], wait_s: 900}}
+rollout: {{max_tokens: 10}}
+sft: {{steps: 150, batch_size: 32, optimizer: {{learning_rate: 0.01}}}}
+training: {{steps: {steps}, prompts_per_step: 8, group_size: 8, optimizer: {{learning_rate: 0.002}}}}
+evaluation: {{tasks: 100, samples: 4}}
+run: {{root: {root}, checkpoint_every: 2, rollouts_per_step: 64}}
+engine: {{threads: 1}}
+"""
+
+
+class KillableRun:
+    """The run and its command, which starts it and continues it."""
+
+    def __init__(self, config: Path) -> None:
+        self.folder = config.parent / "runs" / config.stem
+        self._command = [sys.executable, "-m", "rlvr", "train", f"--config={config}"]
+        self._log = config.parent / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with open(self._log, "a") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def is_over(self) -> bool:
+        """Whether it ended; RuntimeError if it failed."""
+        assert self._process is not None
+        if self._process.poll():
+            raise RuntimeError(f"the run failed ({self._process.returncode}):\n{self._log.read_text()[-3000:]}")
+        return self._process.returncode is not None
+
+    def count_events(self) -> int:
+        """Lines of the journal and of the metrics: grows with every step and checkpoint."""
+        files = (self.folder / name for name in ("journal.jsonl", "metrics.jsonl"))
+        return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
+
+    def finish(self) -> None:
+        while not self.is_over():
+            time.sleep(0.2)
+
+
+def kill_in_turns(
+    run: KillableRun, server: VllmProcess, kinds: list[str], dice: random.Random, say: Callable[[str], None]
+) -> Counter[str]:
+    """Kill what `kinds` lists, each after the run got further by an event; how often each was killed."""
+    done = Counter[str]()
+    for kind in kinds:
+        before = run.count_events()
+        while run.count_events() <= before and not run.is_over():
+            time.sleep(0.02)
+        time.sleep(dice.uniform(0.0, 1.0))
+        if run.is_over():
+            break
+        began = time.monotonic()
+        if kind == "run":
+            run.kill()
+            run.start()
+        else:
+            server.stop(signal.SIGKILL)
+            server.launch()
+            server.wait_until_ready()
+        done[kind] += 1
+        say(f"kill {done.total()}: the {kind}, after {before} events; {time.monotonic() - began:.0f} s")
+    return done
+
+
+def find_differences(folder: Path, steps: int) -> list[str]:
+    """Where the run's own records contradict each other or the number of steps."""
+    found: list[str] = []
+    rows = _read_lines(folder / "metrics.jsonl")
+    numbers = {phase: [row["step"] for row in rows if row["phase"] == phase] for phase in ("sft", "rl")}
+    if numbers["rl"] != list(range(steps)):
+        found.append(f"steps of reinforcement learning in the metrics: {numbers['rl']}")
+    version = len(numbers["sft"])
+    for row in (row for row in rows if row["phase"] == "rl"):
+        names = {c["policy_fingerprint"] for c in _read_lines(folder / "rollouts" / f"rl-{row['step']:06d}.jsonl")}
+        if len(names) != 1 or not next(iter(names)).startswith(f"policy-{version}-"):
+            found.append(f"step {row['step']} was sampled by {sorted(names)}, expected version {version}")
+        version += int(row["updates"])
+    policy = json.loads((folder / "checkpoints" / "done-000000" / "policy.json").read_text())
+    if policy["version"] != version or set(policy["optimizer_steps"].values()) != {version}:
+        found.append(f"the last checkpoint has version {policy['version']}, the metrics count {version} updates")
+    events = [event["event"] for event in _read_lines(folder / "journal.jsonl")]
+    if events.count("finished") != 1 or events[-1] != "finished":
+        found.append("the journal does not end with one `finished`")
+    if left := [place.name for place in (folder / "checkpoints").glob("*published-*")]:
+        found.append(f"published weights were left: {left}")
+    return found
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def describe(folder: Path) -> str:
+    summary = json.loads((folder / "summary.json").read_text())
+    rates = [summary[when]["pass@1"] for when in ("baseline", "final")]
+    before, after = (f"{100 * r['value']:.1f}% [{100 * r['low']:.1f}, {100 * r['high']:.1f}]" for r in rates)
+    return f"{before}, then {after}; weights {summary['weights_sha256'][:12]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run-kills", type=int, default=10)
+    parser.add_argument("--server-kills", type=int, default=10)
+    parser.add_argument("--all-weights", action="store_true", help="train all weights instead of an adapter")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    if not PYTHON:
+        raise SystemExit(MISSING)
+    dice = random.Random(asked.seed)
+    kinds = ["run"] * asked.run_kills + ["server"] * asked.server_kills
+    dice.shuffle(kinds)
+    source = resolve_environment("rpn_arithmetic", **TASKS)
+    vocabulary = [*source.vocabulary]
+    with tempfile.TemporaryDirectory() as scratch:
+        model = build_folder(Path(scratch) / "model", MODEL, "words", vocabulary)
+        flags = () if asked.all_weights else ADAPTERS
+        with VllmProcess(model, Path(scratch) / "server", *flags, max_model_len=64) as server:
+            runs: list[KillableRun] = []
+            for name in ("calm", "killed"):
+                config = Path(scratch) / f"{name}.yaml"
+                lora = "" if asked.all_weights else ", lora: {rank: 8}"
+                config.write_text(
+                    CONFIG.format(
+                        tasks=json.dumps(TASKS), model=model, lora=lora, url=server.url, steps=asked.steps,
+                        root=config.parent / "runs",
+                    )
+                )  # fmt: skip
+                runs.append(KillableRun(config))
+            for run in runs:
+                run.start()
+                if run is runs[1]:
+                    done = kill_in_turns(run, server, kinds, dice, lambda text: print(text, flush=True))
+                run.finish()
+        differ = find_differences(runs[0].folder, asked.steps) + find_differences(runs[1].folder, asked.steps)
+        print(f"{dict(done)} kills in {asked.steps} steps of {'all weights' if asked.all_weights else 'an adapter'}")
+        print(f"undisturbed: {describe(runs[0].folder)}")
+        print(f"killed:      {describe(runs[1].folder)}")
+        print(f"differences: {len(differ)}", *differ, sep="\n  ")
+        if done.total() < len(kinds):
+            print(f"the run ended before {len(kinds) - done.total()} more kills: give a larger --steps")
+    return int(bool(differ))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
