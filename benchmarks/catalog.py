@@ -31,6 +31,7 @@ BENCHMARKS = {
         Benchmark("end-to-end", "end_to_end", "whole steps of training beside TRL's GRPOTrainer", True, True),
         Benchmark("accuracy", "accuracy", "held-out accuracy over time beside TRL's GRPOTrainer"),
         Benchmark("sampler", "sampler", "sampling beside transformers' generate", True, True),
+        Benchmark("vllm", "vllm_sampler", "sampling beside vLLM for CPUs, which has an environment of its own"),
         Benchmark("learner", "learner", "forward, backward and optimizer beside a padded plain step", True, True),
         Benchmark("savings", "savings", "each saving switched on and off", False, True),
         Benchmark("overlap", "overlap", "verification beside sampling; threads beside a busy process"),

@@ -90,7 +90,7 @@ def _work(shape: SamplingShape) -> str:
     return f"{shape.prompts} prompts of {prompt} tokens x {shape.samples} answers of at most {shape.new}{ends}"
 
 
-def _folder(setting: BenchSettings, shape: SamplingShape) -> Path:
+def build_shape_folder(setting: BenchSettings, shape: SamplingShape) -> Path:
     if setting.model is not None:
         return setting.model
     words = [f"w{i}" for i in range(shape.vocabulary)] if shape.vocabulary > len(WORDS) else WORDS
@@ -98,7 +98,7 @@ def _folder(setting: BenchSettings, shape: SamplingShape) -> Path:
     return build_folder(setting.scratch / f"sampler-{config['hidden_size']}-{len(words)}", config, "words", words)
 
 
-def _prompts(shape: SamplingShape, vocabulary: int) -> list[list[int]]:
+def draw_prompts(shape: SamplingShape, vocabulary: int) -> list[list[int]]:
     span = shape.most - shape.least + 1
     lengths = [shape.least + rng.integer(span, rng.key("bench-length"), i) for i in range(shape.prompts)]
     return [[rng.integer(vocabulary, rng.key("bench-tokens", i), t) for t in range(n)] for i, n in enumerate(lengths)]
@@ -119,11 +119,11 @@ def ours(setting: BenchSettings, shape: SamplingShape) -> Turn:
     from rlvr.engine.tokenizer import load_tokenizer
 
     torch.set_num_threads(setting.threads)
-    folder = str(_folder(setting, shape))
+    folder = str(build_shape_folder(setting, shape))
     model = load_model(folder, load_tokenizer(folder), device="auto", dtype=setting.dtype)
     engine = Engine(model, EngineLimits(threads=setting.threads))
     snapshot = engine.base_snapshot()
-    prompts, ends = _prompts(shape, model.vocabulary), _ends(shape, model.vocabulary)
+    prompts, ends = draw_prompts(shape, model.vocabulary), _ends(shape, model.vocabulary)
     head = model.module.get_output_embeddings().weight.numel()
     tables = {
         id(table.weight): table.weight.numel()
@@ -175,11 +175,13 @@ def _peer(
 
     torch.set_num_threads(setting.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(_folder(setting, shape), dtype=getattr(torch, setting.dtype))
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        build_shape_folder(setting, shape), dtype=getattr(torch, setting.dtype)
+    )
     model = loaded.to(device).eval().requires_grad_(False)
     model.generation_config.eos_token_id = None
     vocabulary = model.get_input_embeddings().num_embeddings
-    prompts, ends = _prompts(shape, vocabulary), _ends(shape, vocabulary)
+    prompts, ends = draw_prompts(shape, vocabulary), _ends(shape, vocabulary)
     torch.manual_seed(0)
     return lambda: TurnResult(sum(run(model, prompts, ends)))
 
