@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import rlvr.cli.main  # noqa: E402
+import rlvr.clients.local  # noqa: E402 - what a run imports
+import rlvr.config.build_run  # noqa: E402
+import rlvr.training.loop  # noqa: E402
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess  # noqa: E402
 from benchmarks.workloads import build_folder  # noqa: E402
 from rlvr.envs import resolve_environment  # noqa: E402
@@ -53,30 +56,38 @@ engine: {{threads: 1}}
 
 
 class KillableRun:
-    """The run and its command, which starts it and continues it."""
+    """The run and its command, which starts it and continues it.
+
+    Its process is forked from this one, which has imported torch, so that imports are not what is killed.
+    """
 
     def __init__(self, config: Path) -> None:
         self.folder = config.parent / "runs" / config.stem
-        self._command = [sys.executable, "-m", "rlvr", "train", f"--config={config}"]
+        self._command = ["train", f"--config={config}"]
         self._log = config.parent / "log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process, self._status = 0, None
 
     def start(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with open(self._log, "a") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        self._status = None
+        self._process = os.fork()
+        if self._process == 0:
+            log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os._exit(rlvr.cli.main.run(self._command))
 
     def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
 
     def is_over(self) -> bool:
         """Whether it ended; RuntimeError if it failed."""
-        assert self._process is not None
-        if self._process.poll():
-            raise RuntimeError(f"the run failed ({self._process.returncode}):\n{self._log.read_text()[-3000:]}")
-        return self._process.returncode is not None
+        if self._status is None:
+            ended, status = os.waitpid(self._process, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if ended else None
+        if self._status:
+            raise RuntimeError(f"the run failed ({self._status}):\n{self._log.read_text()[-3000:]}")
+        return self._status is not None
 
     def count_events(self) -> int:
         """Lines of the journal and of the metrics: grows with every step and checkpoint."""

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 PYTHON = os.environ.get("RLVR_VLLM", "")
 MISSING = "RLVR_VLLM names no python with vLLM: `make vllm-env` installs one (3.4 GB)"
-START_SECONDS = 300.0
+START_SECONDS = 900.0
 ADAPTERS = ("--enable-lora", "--max-lora-rank", "16", "--max-loras", "4")
 PROCESSED, RAW = "processed_logprobs", "raw_logprobs"
 

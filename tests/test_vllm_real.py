@@ -13,6 +13,7 @@ from tiny import END, LLAMA_LIKE, PAD, WORDS
 
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, RAW, VllmProcess
 from rlvr.cli.doctor_vllm import check_vllm
+from rlvr.clients.endpoint import EndpointSamplingClient, text_endpoint
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.clients.vllm.vllm_clients import sample_from_vllm
@@ -29,6 +30,7 @@ from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 MODEL = {**LLAMA_LIKE, "model_type": "qwen3", "hidden_size": 64, "head_dim": 32, "tie_word_embeddings": False}
 PROMPT = [1, 10, 2, 13]
+CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}="
 RANKS = pytest.mark.parametrize("rank", [8, None], ids=["adapter", "all weights"])
 
 
@@ -45,7 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int | None, VllmProcess]]:
     """One for adapters, one for all weights."""
     log = tmp_path_factory.mktemp("logs")
-    with VllmProcess(model, log / "adapter", *ADAPTERS) as adapter, VllmProcess(model, log / "all") as weights:
+    chat = ("--chat-template", CHAT)
+    with VllmProcess(model, log / "adapter", *ADAPTERS, *chat) as adapter, VllmProcess(model, log / "all") as weights:
         yield {8: adapter, None: weights}
 
 
@@ -153,6 +156,8 @@ def test_another_process_that_loads_weights_is_found_at_the_next_completion(
     ours, theirs = [client.save_weights_and_get_sampling_client() for client in clients]
     with pytest.raises(SamplerError, match=rf"{theirs.fingerprint}.*{ours.fingerprint}"):
         ours.sample(ModelInput(PROMPT), 1, SamplingParams(max_tokens=4, seed=1)).result()
+    for client in clients:
+        client.close()
 
 
 def test_a_publish_beside_completions_leaves_the_server_alive(
@@ -169,6 +174,17 @@ def test_a_publish_beside_completions_leaves_the_server_alive(
     new = client.save_weights_and_get_sampling_client()
     assert new.sample(ModelInput(PROMPT), 1, asked).result().fingerprint == new.fingerprint
     assert {future.result().fingerprint for future in running} == {old.fingerprint}
+    client.close()
+
+
+def test_a_frozen_model_is_a_generator_of_the_service(servers: dict[int | None, VllmProcess]) -> None:
+    """What LLM_ENDPOINT=.../v1 LLM_MODEL=base makes of it: completions without token ids or weights."""
+    client = EndpointSamplingClient(text_endpoint(f"{servers[8].url}/v1", "base"))
+    response = client.sample(
+        ModelInput(client.get_tokenizer().encode("1 2 +")), 2, SamplingParams(max_tokens=6)
+    ).result()
+    texts = [client.get_tokenizer().decode(s.tokens) for s in response.sequences]
+    assert len(texts) == 2 and all({*text.split()} <= {*WORDS} for text in texts)
     client.close()
 
 
