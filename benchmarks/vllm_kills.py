@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,22 +34,28 @@ import rlvr.clients.local  # noqa: E402 - what a run imports
 import rlvr.config.build_run  # noqa: E402
 import rlvr.training.loop  # noqa: E402
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess  # noqa: E402
-from benchmarks.workloads import build_folder  # noqa: E402
-from rlvr.envs import resolve_environment  # noqa: E402
 
-MODEL = {
-    "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
-TASKS: dict[str, Any] = {"complexity": [1, 2], "flaw": 0.3}
+TASKS = "{complexity: [1, 2], flaw: 0.3}"
+WARM_UP = """
+env: {{name: rpn_arithmetic, kwargs: {tasks}}}
+model:
+  tokenizer: words
+  device: cpu
+  config: {{model_type: qwen3, hidden_size: 64, intermediate_size: 192, num_hidden_layers: 2, num_attention_heads: 2,
+           num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 64, tie_word_embeddings: false}}
+sft: {{steps: 300, batch_size: 32, optimizer: {{learning_rate: 0.004}}}}
+training: {{mode: sft}}
+evaluation: {{tasks: 50, samples: 1}}
+run: {{root: {root}}}
+engine: {{threads: 1}}
+"""
 CONFIG = """
 seed: 3
 env: {{name: rpn_arithmetic, kwargs: {tasks}}}
 model: {{name: {model}, device: cpu{lora}}}
 sampler: {{name: vllm, urls: [{url}], wait_s: 900}}
 rollout: {{max_tokens: 10}}
-sft: {{steps: 150, batch_size: 32, optimizer: {{learning_rate: 0.01}}}}
-training: {{steps: {steps}, prompts_per_step: 8, group_size: 8, optimizer: {{learning_rate: 0.002}}}}
+training: {{steps: {steps}, prompts_per_step: 8, group_size: 8, optimizer: {{learning_rate: 0.001}}}}
 evaluation: {{tasks: 100, samples: 4}}
 run: {{root: {root}, checkpoint_every: 2, rollouts_per_step: 64}}
 engine: {{threads: 1}}
@@ -99,6 +106,11 @@ class KillableRun:
             time.sleep(0.2)
 
 
+def prepare(file: Path, config: str) -> KillableRun:
+    file.write_text(config)
+    return KillableRun(file)
+
+
 def kill_in_turns(
     run: KillableRun, server: VllmProcess, kinds: list[str], dice: random.Random, say: Callable[[str], None]
 ) -> Counter[str]:
@@ -128,11 +140,10 @@ def find_differences(folder: Path, steps: int) -> list[str]:
     """Where the run's own records contradict each other or the number of steps."""
     found: list[str] = []
     rows = _read_lines(folder / "metrics.jsonl")
-    numbers = {phase: [row["step"] for row in rows if row["phase"] == phase] for phase in ("sft", "rl")}
-    if numbers["rl"] != list(range(steps)):
-        found.append(f"steps of reinforcement learning in the metrics: {numbers['rl']}")
-    version = len(numbers["sft"])
-    for row in (row for row in rows if row["phase"] == "rl"):
+    numbers, version = [row["step"] for row in rows], 0
+    if numbers != list(range(steps)):
+        found.append(f"steps in the metrics: {numbers}")
+    for row in rows:
         names = {c["policy_fingerprint"] for c in _read_lines(folder / "rollouts" / f"rl-{row['step']:06d}.jsonl")}
         if len(names) != 1 or not next(iter(names)).startswith(f"policy-{version}-"):
             found.append(f"step {row['step']} was sampled by {sorted(names)}, expected version {version}")
@@ -172,28 +183,23 @@ def main() -> int:
     dice = random.Random(asked.seed)
     kinds = ["run"] * asked.run_kills + ["server"] * asked.server_kills
     dice.shuffle(kinds)
-    source = resolve_environment("rpn_arithmetic", **TASKS)
-    vocabulary = [*source.vocabulary]
-    with tempfile.TemporaryDirectory() as scratch:
-        model = build_folder(Path(scratch) / "model", MODEL, "words", vocabulary)
+    scratch = Path(tempfile.mkdtemp(prefix="rlvr-kills-"))
+    try:
+        warm_up = prepare(scratch / "warm-up.yaml", WARM_UP.format(tasks=TASKS, root=scratch / "runs"))
+        warm_up.start()
+        warm_up.finish()
+        model = warm_up.folder / "checkpoints" / "done-000000"
         flags = () if asked.all_weights else ADAPTERS
-        with VllmProcess(model, Path(scratch) / "server", *flags, max_model_len=64) as server:
-            runs: list[KillableRun] = []
-            for name in ("calm", "killed"):
-                config = Path(scratch) / f"{name}.yaml"
-                lora = "" if asked.all_weights else ", lora: {rank: 8}"
-                config.write_text(
-                    CONFIG.format(
-                        tasks=json.dumps(TASKS), model=model, lora=lora, url=server.url, steps=asked.steps,
-                        root=config.parent / "runs",
-                    )
-                )  # fmt: skip
-                runs.append(KillableRun(config))
-            for run in runs:
-                run.start()
-                if run is runs[1]:
-                    done = kill_in_turns(run, server, kinds, dice, lambda text: print(text, flush=True))
-                run.finish()
+        with VllmProcess(model, scratch / "server", *flags, max_model_len=64) as server:
+            lora = "" if asked.all_weights else ", lora: {rank: 8}"
+            settings = {"tasks": TASKS, "model": model, "lora": lora, "url": server.url, "steps": asked.steps}
+            config = CONFIG.format(**settings, root=scratch / "runs")
+            runs = [prepare(scratch / f"{name}.yaml", config) for name in ("calm", "killed")]
+            runs[0].start()
+            runs[0].finish()
+            runs[1].start()
+            done = kill_in_turns(runs[1], server, kinds, dice, lambda text: print(text, flush=True))
+            runs[1].finish()
         differ = find_differences(runs[0].folder, asked.steps) + find_differences(runs[1].folder, asked.steps)
         print(f"{dict(done)} kills in {asked.steps} steps of {'all weights' if asked.all_weights else 'an adapter'}")
         print(f"undisturbed: {describe(runs[0].folder)}")
@@ -201,6 +207,8 @@ def main() -> int:
         print(f"differences: {len(differ)}", *differ, sep="\n  ")
         if done.total() < len(kinds):
             print(f"the run ended before {len(kinds) - done.total()} more kills: give a larger --steps")
+    finally:
+        shutil.rmtree(scratch)
     return int(bool(differ))
 
 

@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+from rlvr.clients.vllm.vllm_server import WHOLE_PROMPTS
+
 PYTHON = os.environ.get("RLVR_VLLM", "")
 MISSING = "RLVR_VLLM names no python with vLLM: `make vllm-env` installs one (3.4 GB)"
 START_SECONDS = 900.0
@@ -37,7 +39,14 @@ class VllmProcess:
             "--dtype": "float32", "--max-model-len": str(max_model_len), "--logprobs-mode": mode,
         }  # fmt: skip
         words = [word for option in options.items() for word in option]
-        module = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--enable-scale-out"]
+        module = [
+            PYTHON,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--enforce-eager",
+            "--enable-scale-out",
+            WHOLE_PROMPTS,
+        ]
         self._command = [*module, *words, *flags]
         self._environment = {
             **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},

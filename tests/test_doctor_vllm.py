@@ -90,6 +90,8 @@ def test_what_does_not_fit_the_run_fails_with_the_option_of_the_server(
         return read_output(capsys)
 
     assert "the run has rank 4; --max-lora-rank 4" in ask("model.lora.rank=4")
+    own.settings = {"device_config": {"device": "cpu"}, "scheduler_config": {"enable_chunked_prefill": True}}
+    assert "FAILS prompts" in (said := ask()) and "--no-enable-chunked-prefill" in said
     own.settings = {}
     assert "rank 32" in ask("model.lora.rank=32") and not list((tmp_path / "runs").iterdir())
     assert "--max-model-len 104" in ask("rollout.max_tokens=100")

@@ -177,14 +177,26 @@ def test_a_publish_beside_completions_leaves_the_server_alive(
     client.close()
 
 
+def test_more_tokens_of_prompts_than_a_step_takes_leave_the_server_alive(
+    tmp_path: Path, model: Path, servers: dict[int | None, VllmProcess]
+) -> None:
+    """vLLM 0.32 for CPUs dies of a prompt with a seed that it splits: the servers here split none."""
+    trainer, _ = build_trainer(model, tmp_path, 8)
+    client = sample_from_vllm(trainer, SamplerOptions("vllm", [servers[8].url]), has_adapter=True, keep=2)
+    sampler = client.save_weights_and_get_sampling_client()
+    asked = SamplingParams(max_tokens=2, seed=1, stop=[])
+    futures = [sampler.sample(ModelInput([i % 10] * 100), 4, asked) for i in range(32)]  # 12,800 tokens, 2,048 a step
+    assert sum(len(future.result().sequences) for future in futures) == 128
+    client.close()
+
+
 def test_a_frozen_model_is_a_generator_of_the_service(servers: dict[int | None, VllmProcess]) -> None:
     """What LLM_ENDPOINT=.../v1 LLM_MODEL=base makes of it: completions without token ids or weights."""
     client = EndpointSamplingClient(text_endpoint(f"{servers[8].url}/v1", "base"))
-    response = client.sample(
-        ModelInput(client.get_tokenizer().encode("1 2 +")), 2, SamplingParams(max_tokens=6)
-    ).result()
+    prompt = ModelInput(client.get_tokenizer().encode("1 2 +"))
+    response = client.sample(prompt, 2, SamplingParams(max_tokens=6)).result()
     texts = [client.get_tokenizer().decode(s.tokens) for s in response.sequences]
-    assert len(texts) == 2 and all({*text.split()} <= {*WORDS} for text in texts)
+    assert len(texts) == 2 and all({*text.split()} <= {*WORDS, END, PAD} for text in texts)
     client.close()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rlvr.cli.doctor import Check
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.clients.vllm.vllm_options import SamplerError
-from rlvr.clients.vllm.vllm_server import GENERATE, MODE_FLAG, VllmServer
+from rlvr.clients.vllm.vllm_server import GENERATE, MODE_FLAG, WHOLE_PROMPTS, VllmServer
 from rlvr.config.build_client import build_client
 from rlvr.config.build_run import build_source
 from rlvr.config.schema import RunConfig
@@ -51,6 +51,7 @@ async def _check(url: str, config: RunConfig | None) -> list[Check]:
             Check("ok", "server", f"{url} serves {server.base!r}, max_model_len {server.max_model_len}"),
             Check("ok", "tokens", f"{GENERATE} takes and gives token ids, and says which weights sampled"),
             Check("ok", "log-probs", f"at the sampling temperature ({MODE_FLAG})"),
+            *_prompts(settings),
             _adapters(paths, settings.get("lora_config"), config),
             _all_weights(paths, config),
         ]
@@ -66,6 +67,14 @@ async def _read(server: VllmServer, path: str, key: str) -> dict[str, Any]:
         return {}
     value = answer.get(key) if isinstance(answer, dict) else None
     return value if isinstance(value, dict) else {}
+
+
+def _prompts(settings: dict[str, Any]) -> list[Check]:
+    """A failure for a server on CPUs that may split prompts: its engine ends at the first that has a seed."""
+    device = (settings.get("device_config") or {}).get("device")
+    if device != "cpu" or not (settings.get("scheduler_config") or {}).get("enable_chunked_prefill"):
+        return []
+    return [Check("fails", "prompts", f"vLLM for CPUs dies when it splits one; start it with {WHOLE_PROMPTS}")]
 
 
 def _adapters(paths: dict[str, Any], lora: Any, config: RunConfig | None) -> Check:

@@ -21,6 +21,7 @@ GENERATE = "/inference/v1/generate"
 CONNECT_SECONDS = 5.0
 MISSING = -9999.0  # what vLLM writes for a log-prob that it does not have
 MODE_FLAG = "--logprobs-mode processed_logprobs"
+WHOLE_PROMPTS = "--no-enable-chunked-prefill"  # vLLM 0.32 for CPUs dies of a prompt with a seed that it splits
 PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # whatever the server's own defaults are
 
 
@@ -75,6 +76,8 @@ class VllmServer:
             raise ServerDownError(f"{where} cannot be reached: {type(error).__name__}: {error}") from error
         if response.status_code != 200:
             message = f"{where} answered {response.status_code}: {response.text.strip()[:500]}"
+            if "EngineCore" in response.text:
+                message += f"; its engine died, see its log. On CPUs, start it with {WHOLE_PROMPTS}"
             if 400 <= response.status_code < 500 and response.status_code not in (408, 429):
                 raise ServerRefusedError(message, response.status_code)
             raise ServerDownError(message)
