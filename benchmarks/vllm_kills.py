@@ -188,7 +188,8 @@ def main() -> int:
         warm_up = prepare(scratch / "warm-up.yaml", WARM_UP.format(tasks=TASKS, root=scratch / "runs"))
         warm_up.start()
         warm_up.finish()
-        model = warm_up.folder / "checkpoints" / "done-000000"
+        trained, model = warm_up.folder / "checkpoints" / "done-000000", scratch / "model"
+        shutil.copytree(trained, model, ignore=shutil.ignore_patterns("optimizer.*"))  # vLLM loads every safetensors
         flags = () if asked.all_weights else ADAPTERS
         with VllmProcess(model, scratch / "server", *flags, max_model_len=64) as server:
             lora = "" if asked.all_weights else ", lora: {rank: 8}"
