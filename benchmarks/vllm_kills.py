@@ -35,7 +35,7 @@ import rlvr.config.build_run  # noqa: E402
 import rlvr.training.loop  # noqa: E402
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, VllmProcess  # noqa: E402
 
-TASKS = "{complexity: [1, 2], flaw: 0.3}"
+TASKS = "{p: 5, complexity: [1, 2], flaw: 0.3}"
 WARM_UP = """
 env: {{name: rpn_arithmetic, kwargs: {tasks}}}
 model:
@@ -43,7 +43,7 @@ model:
   device: cpu
   config: {{model_type: qwen3, hidden_size: 64, intermediate_size: 192, num_hidden_layers: 2, num_attention_heads: 2,
            num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 64, tie_word_embeddings: false}}
-sft: {{steps: 300, batch_size: 32, optimizer: {{learning_rate: 0.004}}}}
+sft: {{steps: 300, batch_size: 32, optimizer: {{learning_rate: 0.01}}}}
 training: {{mode: sft}}
 evaluation: {{tasks: 50, samples: 1}}
 run: {{root: {root}}}
@@ -154,6 +154,8 @@ def find_differences(folder: Path, steps: int) -> list[str]:
     events = [event["event"] for event in _read_lines(folder / "journal.jsonl")]
     if events.count("finished") != 1 or events[-1] != "finished":
         found.append("the journal does not end with one `finished`")
+    if version < steps / 2:
+        found.append(f"{version} updates in {steps} steps: too few to see one that was lost or made twice")
     if left := [place.name for place in (folder / "checkpoints").glob("*published-*")]:
         found.append(f"published weights were left: {left}")
     return found

@@ -13,7 +13,6 @@ from tiny import END, LLAMA_LIKE, PAD, WORDS
 
 from benchmarks.vllm_process import ADAPTERS, MISSING, PYTHON, RAW, VllmProcess
 from rlvr.cli.doctor_vllm import check_vllm
-from rlvr.clients.endpoint import EndpointSamplingClient, text_endpoint
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.clients.vllm.vllm_clients import sample_from_vllm
@@ -30,7 +29,6 @@ from rlvr.engine.tokenizer import build_tokenizer, load_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 MODEL = {**LLAMA_LIKE, "model_type": "qwen3", "hidden_size": 64, "head_dim": 32, "tie_word_embeddings": False}
 PROMPT = [1, 10, 2, 13]
-CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}="
 RANKS = pytest.mark.parametrize("rank", [8, None], ids=["adapter", "all weights"])
 
 
@@ -47,8 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int | None, VllmProcess]]:
     """One for adapters, one for all weights."""
     log = tmp_path_factory.mktemp("logs")
-    chat = ("--chat-template", CHAT)
-    with VllmProcess(model, log / "adapter", *ADAPTERS, *chat) as adapter, VllmProcess(model, log / "all") as weights:
+    with VllmProcess(model, log / "adapter", *ADAPTERS) as adapter, VllmProcess(model, log / "all") as weights:
         yield {8: adapter, None: weights}
 
 
@@ -187,16 +184,6 @@ def test_more_tokens_of_prompts_than_a_step_takes_leave_the_server_alive(
     asked = SamplingParams(max_tokens=2, seed=1, stop=[])
     futures = [sampler.sample(ModelInput([i % 10] * 100), 4, asked) for i in range(32)]  # 12,800 tokens, 2,048 a step
     assert sum(len(future.result().sequences) for future in futures) == 128
-    client.close()
-
-
-def test_a_frozen_model_is_a_generator_of_the_service(servers: dict[int | None, VllmProcess]) -> None:
-    """What LLM_ENDPOINT=.../v1 LLM_MODEL=base makes of it: completions without token ids or weights."""
-    client = EndpointSamplingClient(text_endpoint(f"{servers[8].url}/v1", "base"))
-    prompt = ModelInput(client.get_tokenizer().encode("1 2 +"))
-    response = client.sample(prompt, 2, SamplingParams(max_tokens=6)).result()
-    texts = [client.get_tokenizer().decode(s.tokens) for s in response.sequences]
-    assert len(texts) == 2 and all({*text.split()} <= {*WORDS, END, PAD} for text in texts)
     client.close()
 
 
