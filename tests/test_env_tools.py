@@ -130,9 +130,9 @@ def test_budgets_end_an_episode(rows: str) -> None:
     again = [use("add", a=1)] * 5
     t, sampler = play(source(rows, max_turns=3), *again)
     assert len(sampler.prompts) == 3 and t.metadata["answered"] == 0 and t.metadata["tool_calls"] == 2
-    slow = source(rows, tools=["tools_of_tests:sleep"], seconds=0.2, max_turns=9)
-    t, sampler = play(slow, *[use("sleep", seconds=0.15)] * 9)
-    assert len(sampler.prompts) == 3 and t.metadata["tool_errors"] == 1 and t.metadata["tool_seconds"] >= 0.2
+    slow = source(rows, tools=["tools_of_tests:sleep"], seconds=0.6, max_turns=9)
+    t, sampler = play(slow, *[use("sleep", seconds=0.45)] * 9)
+    assert len(sampler.prompts) == 3 and t.metadata["tool_errors"] == 1 and t.metadata["tool_seconds"] >= 0.6
     t, sampler = play(source(rows), use("add", a=1), ends=False, most=5)
     assert len(sampler.prompts) == 1 and t.metadata["answered"] == 0
 
