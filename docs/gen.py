@@ -25,24 +25,10 @@ from stubs import ROOT, find_home, make_stub, read_docstring
 
 _FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
 
-# Published configs, for the table of memory.
-_QWEN2 = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True}
-_LLAMA = {"model_type": "llama", "vocab_size": 128256}
-_NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-MODELS: dict[str, dict[str, Any]] = {
-    "Qwen2.5-0.5B": {**_QWEN2, **dict(zip(_NAMES, (896, 4864, 24, 14, 2), strict=True))},
-    "Llama-3.2-1B": {**_LLAMA, **dict(zip(_NAMES, (2048, 8192, 16, 32, 8), strict=True)), "tie_word_embeddings": True},
-    "Qwen2.5-1.5B": {**_QWEN2, **dict(zip(_NAMES, (1536, 8960, 28, 12, 2), strict=True))},
-    "Qwen2.5-3B": {**_QWEN2, **dict(zip(_NAMES, (2048, 11008, 36, 16, 2), strict=True))},
-    "Qwen3-4B": {
-        **_QWEN2, **dict(zip(_NAMES, (2560, 9728, 36, 32, 8), strict=True)), "model_type": "qwen3", "head_dim": 128,
-    },
-    "Qwen2.5-7B": {
-        **_QWEN2, **dict(zip(_NAMES, (3584, 18944, 28, 28, 4), strict=True)), "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-    "Llama-3.1-8B": {**_LLAMA, **dict(zip(_NAMES, (4096, 14336, 32, 32, 8), strict=True))},
-}  # fmt: skip
+# Of the known models, those in the table of memory: they train on one GPU, in one of the two ways.
+MODELS = (
+    "Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen3-4B", "Qwen2.5-7B", "Llama-3.1-8B",
+)  # fmt: skip
 GPUS = (8, 16, 24, 40, 48, 80, 141)  # GB, usual sizes
 
 REQUIRED = ("rollout.max_tokens",)  # null where an answer is sampled by hand; a run refuses it
@@ -270,12 +256,13 @@ def _names(names: Iterable[str]) -> str:
 def memory() -> str:
     """What known models take, and the smallest usual GPU for each, under the conditions of docs/hardware.md."""
     from rlvr.engine.engine_options import EngineLimits, LoraConfig
+    from rlvr.engine.known_models import KNOWN_MODELS
     from rlvr.engine.memory import GIB, estimate_memory, read_shape
 
     limits = EngineLimits(gradient_checkpointing=True)
     rows: list[list[str]] = []
-    for name, config in MODELS.items():
-        shape = read_shape(config)
+    for name in MODELS:
+        shape = read_shape(KNOWN_MODELS[name])
         assert shape is not None
         adapter, adamw, muon = (
             estimate_memory(shape, limits, dtype="bfloat16", row_tokens=1024, rows=64, lora=lora, optimizer=optimizer)

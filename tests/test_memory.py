@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from doc_pages import load_gen
 from peak_memory import make_engine, make_rows
 
 from rlvr.core.messages import AdamParams, Datum, ModelInput, MuonParams, TensorData
 from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
+from rlvr.engine.known_models import KNOWN_MODELS
 from rlvr.engine.memory import ModelShape, estimate_memory, read_shape
 
 # As their makers publish them.
@@ -29,6 +29,11 @@ PARAMETERS = {
     "Llama-3.2-1B": 1_235_814_400,
     "Llama-3.1-8B": 8_030_261_248,
     "Qwen3-4B": 4_022_468_096,
+    "Qwen3-0.6B": 596_049_920,
+    "Qwen2.5-14B": 14_770_033_664,
+    "Qwen3-32B": 32_762_123_264,
+    "Llama-3.1-70B": 70_553_706_496,
+    "Qwen2.5-72B": 72_706_203_648,
 }
 SIZES = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -54,7 +59,7 @@ def count_bytes(tensors: Any) -> int:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_known_models_have_their_published_number_of_parameters(name: str) -> None:
-    assert shape_of(load_gen().MODELS[name]).parameters == PARAMETERS[name]
+    assert shape_of(KNOWN_MODELS[name]).parameters == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -245,7 +250,7 @@ def test_the_plan_has_the_memory_of_a_model_whose_config_is_here(tmp_path: Path)
 
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(load_gen().MODELS["Qwen2.5-1.5B"]))
+    (folder / "config.json").write_text(json.dumps(KNOWN_MODELS["Qwen2.5-1.5B"]))
     words = [f"model.name={folder}", "model.device=cpu", "training.max_prompt_tokens=100", "env.kwargs.path=x"]
     said = describe_memory(build_config(load("jsonl", None, words)))
     held = (1_543_714_304 * 4 + 36_929_536 * 16) / 2**30  # in fp32; the adapter's rank is 32

@@ -12,6 +12,7 @@
     rlvr doctor runs/arithmetic
     rlvr bench end-to-end --quick
     rlvr config --config-name=gsm8k model.name=./my-model
+    rlvr plan model.name=Qwen2.5-7B rollout.max_tokens=2048 cluster.trainers=8
 
 A user's mistake is one message without a traceback and exit code 2; a run that had to stop is 1; Ctrl-C is 130. The
 commands are in the other files of this folder. Exercised by `python -m pytest tests/test_cli.py`.
@@ -31,6 +32,7 @@ from rlvr.cli.bench import bench
 from rlvr.cli.evaluate_service import evaluate_service
 from rlvr.cli.grading_commands import audit, verify
 from rlvr.cli.inspect_commands import doctor, view
+from rlvr.cli.plan_command import plan
 from rlvr.cli.push_command import push
 from rlvr.cli.serve_commands import serve_app
 from rlvr.cli.study_command import study
@@ -50,7 +52,14 @@ UsageError: type[Exception] = typer.BadParameter.mro()[1]
 
 # In the order of the help, under the heading of each group.
 _COMMANDS = {
-    "Train and evaluate": {"train": train, "evaluate": evaluate, "study": study, "push": push, "config": show_config},
+    "Train and evaluate": {
+        "train": train,
+        "evaluate": evaluate,
+        "study": study,
+        "push": push,
+        "config": show_config,
+        "plan": plan,
+    },
     "Look at runs": {"view": view, "doctor": doctor},
     "Verifiers": {"verify": verify, "audit": audit},
     "Measure": {"bench": bench, "evaluate-service": evaluate_service},

@@ -18,6 +18,7 @@ from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
 from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.core.ray_cluster import LOCAL
 from rlvr.core.registry import did_you_mean
 from rlvr.reward import resolve_reward
 from rlvr.training.initial_weights import resolve_start
@@ -48,23 +49,24 @@ def core_shares(config: RunConfig, source: TaskSource, total: int | None = None)
     rewards = [resolve_reward(config.reward.type or source.reward, **config.reward.kwargs)]
     rewards += [resolve_reward(name) for name in config.reward.watch]
     in_process = resolve_client(config.client).capabilities.runs_in_process
-    concurrent = in_process and any(reward.waits_for == "processes" for reward in rewards)
-    workers = max(_worker_counts(config.reward.kwargs), default=0)
+    sandboxes = list(_sandbox_settings(config.reward.kwargs))
+    is_elsewhere = any(sandbox.get("ray") not in (None, LOCAL) for sandbox in sandboxes)
+    concurrent = in_process and not is_elsewhere and any(reward.waits_for == "processes" for reward in rewards)
+    workers = max((n for sandbox in sandboxes if isinstance(n := sandbox.get("workers"), int)), default=0)
     device = concurrent and uses_device(config)
     total = total or available_cores()
     return split_cores(total, config.engine.threads, workers, concurrent=concurrent, device=device)
 
 
-def _worker_counts(value: Any) -> Iterator[int]:
-    """The `sandbox.workers` in a reward's options, those of its parts too."""
+def _sandbox_settings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The mappings `sandbox` in a reward's options, those of its parts too."""
     if isinstance(value, Mapping):
-        sandbox = value.get("sandbox")
-        if isinstance(sandbox, Mapping) and isinstance(count := sandbox.get("workers"), int):
-            yield count
+        if isinstance(sandbox := value.get("sandbox"), Mapping):
+            yield sandbox
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for part in value:
-            yield from _worker_counts(part)
+            yield from _sandbox_settings(part)
 
 
 def uses_device(config: RunConfig) -> bool:

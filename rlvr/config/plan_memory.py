@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rlvr.clients.registry import resolve_client
 from rlvr.config.build_client import uses_device
@@ -19,6 +20,12 @@ PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
 
 def find_shape(name: str) -> ModelShape | None:
     """The shape of a model in a folder, or of a hub's model that was downloaded before; None if it is not known."""
+    config = find_config(name)
+    return None if config is None else read_shape(config)
+
+
+def find_config(name: str) -> dict[str, Any] | None:
+    """The config of a model in a folder, or of a hub's model that was downloaded before; None if there is none."""
     file: object = Path(name).expanduser() / "config.json"
     if not Path(str(file)).is_file() and find_spec("huggingface_hub"):
         from huggingface_hub import try_to_load_from_cache
@@ -32,7 +39,7 @@ def find_shape(name: str) -> ModelShape | None:
         config = json.loads(Path(str(file)).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return read_shape(config) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else None
 
 
 def describe_memory(config: RunConfig) -> str:

@@ -28,7 +28,10 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a dense decoder; `queries` and `keys` are widths: heads x the width of a head."""
+    """The sizes of a decoder; `queries` and `keys` are widths: heads x the width of a head.
+
+    `experts` in each layer, of `inner` each, `active_experts` of which a token passes; 1 and 1 if it is dense.
+    """
 
     vocabulary: int
     width: int
@@ -40,6 +43,8 @@ class ModelShape:
     is_tied: bool
     has_biases: bool
     has_head_norms: bool
+    experts: int = 1
+    active_experts: int = 1
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -57,7 +62,18 @@ class ModelShape:
     @property
     def matrices(self) -> int:
         """Weights of the linear layers of all blocks, which Muon steps."""
-        return self.layers * sum(width_in * width_out for width_in, width_out in self.linears.values())
+        return self.layers * self._count_block(self.experts)
+
+    @property
+    def active_weights(self) -> int:
+        """Weights that a token is multiplied by: the linear layers of its experts, and the head."""
+        return self.layers * self._count_block(self.active_experts) + self.vocabulary * self.width
+
+    def _count_block(self, experts: int) -> int:
+        sizes = {name: width_in * width_out for name, (width_in, width_out) in self.linears.items()}
+        inner = sum(sizes.pop(name) for name in ("gate_proj", "up_proj", "down_proj"))
+        router = self.width * self.experts if self.experts > 1 else 0
+        return sum(sizes.values()) + experts * inner + router
 
     @property
     def parameters(self) -> int:
@@ -77,7 +93,10 @@ class ModelShape:
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape from a `transformers` config, as `config.json` has it; None for a model of another kind."""
+    """The shape from a `transformers` config, as `config.json` has it; None for a model of another kind.
+
+    One with experts is none of those: `rlvr.engine.capacity` reads it, for a coarser estimate.
+    """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or not all(isinstance(config.get(name), int) for name in _SIZES):
         return None

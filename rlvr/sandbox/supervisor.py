@@ -33,7 +33,7 @@ from rlvr.sandbox.processes import Pair, ZygoteLost, ZygoteStartError
 from rlvr.sandbox.protocol import NO_PROGRAM, OUT_OF_MEMORY
 from rlvr.sandbox.verdict import Limits, TestResult, Verdict
 from rlvr.sandbox.verification_job import Judgement, TestFault, VerificationJob
-from rlvr.sandbox.worker_pool import WorkerPool
+from rlvr.sandbox.worker_pool import VerificationPool, WorkerPool
 
 TIERS = ("namespaces", "landlock")
 SIGXCPU, SIGKILL = 24, 9
@@ -58,19 +58,14 @@ class Sandbox:
         *,
         allow_unsafe: bool = False,
     ) -> None:
-        unknown = [tier for tier in tiers if tier not in TIERS]
-        if isinstance(tiers, str) or unknown or not (tiers or allow_unsafe):
-            raise ValueError(f"tiers={tiers!r}: give some of {TIERS}, in the order in which to try them")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: at least 1 is needed; None means the cores that are left")
         self.limits = limits if limits is not None else Limits()
-        _check_limits(self.limits)
+        check_sandbox(tiers, workers, self.limits, allow_unsafe)
         self.workers = workers or default_workers()
         self.tier, first = _choose_tier(tiers, self.limits, allow_unsafe)
         self._pairs = [first, *(Pair(self.tier, self.limits) for _ in range(self.workers - 1))]
-        self._pool = WorkerPool(self._pairs, self._judge)
+        self._pool: VerificationPool = WorkerPool(self._pairs, self._judge)
         weakref.finalize(self, _stop, self._pairs)  # also when this process ends
-        _sandboxes.add(self)
+        live_sandboxes.add(self)
 
     def verify(
         self,
@@ -270,7 +265,13 @@ def _require_clean_exit(results: list[TestResult], ending: dict[str, Any]) -> li
     return [failure if result.passed or result.reason == "wrong_output" else result for result in results]
 
 
-def _check_limits(limits: Limits) -> None:
+def check_sandbox(tiers: Sequence[str], workers: int | None, limits: Limits, allow_unsafe: bool) -> None:
+    """Raise ValueError for arguments with which no sandbox can be made."""
+    unknown = [tier for tier in tiers if tier not in TIERS]
+    if isinstance(tiers, str) or unknown or not (tiers or allow_unsafe):
+        raise ValueError(f"tiers={tiers!r}: give some of {TIERS}, in the order in which to try them")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers}: at least 1 is needed; None means the cores that are left")
     for name, least in (("memory", 64 << 20), ("source", 1), ("output", 1), ("scratch", 4096), ("files", 1)):
         if getattr(limits, name) < least:
             raise ValueError(f"limits.{name}={getattr(limits, name)}: at least {least} is needed")
@@ -318,7 +319,7 @@ def shared_sandbox() -> Sandbox:
 
 _shared: Sandbox | None = None
 _lock = threading.Lock()
-_sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+live_sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 
 
 def _stop(pairs: list[Pair]) -> None:
@@ -331,7 +332,7 @@ def _stop(pairs: list[Pair]) -> None:
 def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
-    for sandbox in list(_sandboxes):
+    for sandbox in list(live_sandboxes):
         sandbox._forget()
 
 

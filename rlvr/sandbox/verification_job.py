@@ -81,6 +81,13 @@ class VerificationJob:
         self.limits, self.solution, self.setup, self.imports = limits, solution, setup, list(imports)
         self.entry_point, self.path = entry_point, path
 
+    def arguments(self) -> dict[str, Any]:
+        """What makes the same job elsewhere, as plain data, if `refusal` has none against it."""
+        return {
+            "solution": self.solution, "tests": self.tests, "timeout_s": self.seconds, "setup": self.setup,
+            "imports": self.imports, "entry_point": self.entry_point, "path": self.path,
+        }  # fmt: skip
+
     def refusal(self) -> tuple[str, str] | None:
         """The reason and detail for an answer that need not be run; None if it must be."""
         source = self.solution

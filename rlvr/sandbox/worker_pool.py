@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rlvr.core.fair_queue import FairQueue, current_owner
 from rlvr.sandbox.processes import Pair
@@ -25,6 +26,23 @@ class QueuedVerification:
     job: VerificationJob
     future: Future[Verdict] = field(default_factory=Future[Verdict])
     pair: Pair | None = None
+
+
+class VerificationPool(Protocol):
+    """What a `Sandbox` needs of the workers that judge: here or on a Ray cluster (`rlvr.sandbox.ray_pool`)."""
+
+    closed: bool
+
+    @property
+    def running(self) -> int: ...
+
+    def submit(self, jobs: Sequence[VerificationJob]) -> list[Any]: ...
+
+    def cancel(self, verifications: Sequence[Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def renew(self) -> None: ...
 
 
 class WorkerPool:

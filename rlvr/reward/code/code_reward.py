@@ -28,7 +28,7 @@ from rlvr.sandbox.supervisor import TIERS
 
 FAILURE = -0.5
 DEFAULT_MAX_CHARS = 100  # of a program that earns the efficiency bonus
-_SETTINGS = ("tiers", "workers", "limits", "allow_unsafe")
+_SETTINGS = ("tiers", "workers", "limits", "allow_unsafe", "ray", "wait_s")
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def code(cases: Sequence[Case], options: CodeOptions) -> list[Score]:
     then it is the whole response. `partial=false` gives -0.5 unless all tests pass; `syntax_error_reward` is what a
     program that does not compile gets. `efficiency_bonus` is added to passed programs of fewer than
     `efficiency_max_chars` (100) characters: it pays for golfing. `timeout_s` is wall time for all tests of an answer.
-    `sandbox` is a mapping of what `Sandbox` takes (`tiers`, `workers`, `limits`, `allow_unsafe`); without it the
-    process's shared one is used.
+    `sandbox` is a mapping of what `Sandbox` takes (`tiers`, `workers`, `limits`, `allow_unsafe`), with `ray` (and
+    `wait_s`) of what `RaySandbox` takes; without it the process's shared one is used.
 
     A sandbox that breaks is an error and a broken test an invalid task: neither has a value. Parts: `tests_passed` (the
     share), `num_tests`, `compiles`, and `short` (whether the bonus was earned).
@@ -191,6 +191,13 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         check_choice("sandbox.tiers", tier, TIERS)
     if workers is not None:
         check_integer("sandbox.workers", workers, 1)
+    address = settings.get("ray")
+    if address is not None and (not isinstance(address, str) or not address):
+        raise ValueError(f"sandbox.ray={address!r}, expected auto, local or host:port")
+    if "wait_s" in settings:
+        check_number("sandbox.wait_s", settings["wait_s"], 0, above=True)
+        if address is None:
+            raise ValueError("sandbox.wait_s has no effect without sandbox.ray; leave it out, or set both")
     known = [field.name for field in fields(Limits)]
     if not isinstance(limits, Mapping):
         raise ValueError(f"sandbox.limits={limits!r}, expected a mapping with some of {', '.join(known)}")
@@ -216,7 +223,13 @@ def _sandbox_from_settings(settings: str) -> Sandbox:
     arguments = json.loads(settings)
     if "limits" in arguments:
         arguments["limits"] = Limits(**arguments["limits"])
-    sandbox = Sandbox(**arguments)
+    if arguments.get("ray") is None:
+        arguments.pop("ray", None)
+        sandbox = Sandbox(**arguments)
+    else:
+        from rlvr.sandbox.ray_sandbox import RaySandbox
+
+        sandbox = RaySandbox(**arguments)
     atexit.register(sandbox.close)
     return sandbox
 

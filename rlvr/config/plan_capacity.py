@@ -1,0 +1,169 @@
+"""The plan of a run on many devices, as `rlvr plan` prints it: memory, time, bottleneck, each figure with its formula.
+
+Nothing is computed on a device and nothing is downloaded. Exercised by `python -m pytest tests/test_capacity.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlvr.config import load
+from rlvr.config.build_config import build_config
+from rlvr.config.plan_memory import PROMPT, find_config
+from rlvr.config.schema import RunConfig
+from rlvr.config.validate import validate
+from rlvr.engine.capacity import (
+    ClusterOptions,
+    Part,
+    StepEstimate,
+    StepWork,
+    count_needed,
+    estimate_step,
+    read_planned_shape,
+)
+from rlvr.engine.known_models import KNOWN_MODELS, find_known_config
+from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What `rlvr plan` takes beside a run's settings."""
+
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+
+
+def read_words(
+    words: Sequence[str], config_name: str | None, config: str | None, warn: Callable[[str], None]
+) -> tuple[RunConfig, ClusterOptions]:
+    """The run and the cluster of what was typed: `cluster.KEY=VALUE`, and settings as for `rlvr train`."""
+    ours = [word for word in words if word.startswith("cluster.")]
+    others = [word for word in words if word not in ours]
+    loaded = load(None, None, ours)
+    options = validate(loaded.values, PlanOptions, loaded.origin, loaded.typed)
+    if config_name is None and config is None and not any(word.startswith("env") for word in others):
+        others.append("env.name=dataset")  # a run has tasks; which ones says nothing about its capacity
+    return build_config(load(config_name, config, others), warn), options.cluster
+
+
+def find_planned_shape(config: RunConfig) -> ModelShape:
+    """The shape of the run's model; ValueError if it is not known."""
+    name = config.model.name or ""
+    found = config.model.config or find_config(name) or find_known_config(name)
+    shape = read_planned_shape(found) if found else None
+    if shape is None:
+        raise ValueError(
+            f"model.name={name or None}: its shape is not known. Give a folder with a config.json of llama, mistral, "
+            f"qwen2, qwen3 or qwen3_moe, or one of {', '.join(KNOWN_MODELS)}"
+        )
+    return shape
+
+
+def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
+    """What a step of this run does; ValueError if a length is not known."""
+    training, dtype = config.training, config.model.dtype
+    if config.rollout.max_tokens is None:
+        raise ValueError("rollout.max_tokens is missing: the plan needs the longest completion")
+    longest = config.rollout.max_tokens
+    if (mean := cluster.completion_tokens or longest) > longest:
+        raise ValueError(f"cluster.completion_tokens={mean:g} is a mean, and rollout.max_tokens={longest} the longest")
+    if dtype == "auto":
+        dtype = "float32" if cluster.device == "cpu" else "bfloat16"
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"model.dtype={dtype}: expected auto, {' or '.join(DTYPE_BYTES)}")
+    if dtype == "float32" and cluster.tflops is None:
+        raise ValueError("model.dtype=float32: known devices have bfloat16's figures; give cluster.tflops of float32")
+    return StepWork(
+        prompts=training.prompts_per_step,
+        group_size=training.group_size,
+        prompt_tokens=cluster.prompt_tokens or training.max_prompt_tokens or PROMPT,
+        completion_tokens=mean,
+        longest_completion=longest,
+        dtype=dtype,
+        lora=config.model.lora,
+        optimizer=training.optimizer.name,
+        epochs=training.ppo_epochs,
+        updates=training.ppo_epochs * training.num_substeps,
+        references=int(bool(config.algorithm.resolve().kl_coef)),
+        ahead=bool(training.max_steps_off_policy),
+    )
+
+
+def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
+    """The whole plan as text; ValueError where it cannot be made."""
+    shape, work = find_planned_shape(config), describe_work(config, cluster)
+    estimate = estimate_step(shape, work, config.engine, cluster)
+    memory, tflops, speed = cluster.figures
+    active = f"{shape.parameters / 1e9:.3g} B weights, {shape.active_weights / 1e9:.3g} B multiplied for a token"
+    trained = f"an adapter of rank {work.lora.rank}" if work.lora else "all weights"
+    engines = (
+        f"{cluster.samplers} samplers on {cluster.tensor_parallel} each" if cluster.samplers else "which also sample"
+    )
+    lines = [
+        f"model    {active}, {work.dtype}; {trained} trained",
+        f"a step   {work.prompts} prompts x {work.group_size} completions; prompts of {work.prompt_tokens:,.4g} "
+        f"tokens, completions of {work.completion_tokens:,.5g}, the longest {work.longest_completion:,.5g}",
+        f"devices  {cluster.trainers} trainers, {engines}; each {memory / GIB:.0f} GiB, {tflops / 1e12:.3g} TFLOP/s "
+        f"and {speed / 1e9:,.4g} GB/s reached",
+    ]
+    for name, parts in (("trainer", estimate.trainer), ("sampler", estimate.sampler)):
+        if parts:
+            needed = count_needed(parts)
+            fit = "" if needed <= memory else ": DOES NOT FIT"
+            head = f"{needed / GIB:.1f} of {memory / GIB:.0f} GiB, with 10 % for the allocator and 1 GiB{fit}"
+            lines += ["", f"memory of a {name}: {head}", *_list_parts(parts, GIB, "GiB")]
+    total = sum(estimate.phases.values())
+    order = "sampling and training at once, then transfer" if work.ahead and cluster.samplers else (
+        "sampling (verification at the same time), then training, then transfer"
+    )  # fmt: skip
+    lines += ["", f"time of a step: {estimate.seconds:,.1f} s; {order}"]
+    for phase, parts in estimate.details.items():
+        lines += [f"  {phase} {estimate.phases[phase]:,.2f} s", *_list_parts(parts, 1.0, "s")]
+    tokens = work.rows * (work.prompt_tokens + work.completion_tokens) / estimate.seconds
+    share = estimate.phases[estimate.bottleneck] / total if total else 0.0
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{tokens:,.0f} tokens/s, {tokens / cluster.devices:,.0f} for each of {cluster.devices} devices; "
+            f"{config.training.steps} steps take {config.training.steps * estimate.seconds / 3600:.3g} hours",
+            f"bottleneck: {estimate.bottleneck}, {100 * share:.0f} % of the time of all parts. "
+            f"{advise(estimate, work, cluster)}",
+            *([_TOO_LARGE] if not estimate.fits(cluster) else []),
+        ]
+    )
+
+
+def _list_parts(parts: Sequence[Part], unit: float, word: str) -> list[str]:
+    return [f"    {part.name:24} {part.value / unit:8.2f} {word:3}  {part.formula}" for part in parts if part.value]
+
+
+_TOO_LARGE = (
+    "It does not fit: more cluster.trainers, engine.gradient_checkpointing=true, a lower engine.micro_tokens, "
+    "model.lora, or cluster.samplers of its own if the cache takes the room."
+)
+
+
+def advise(estimate: StepEstimate, work: StepWork, cluster: ClusterOptions) -> str:
+    """What would make the bottleneck shorter."""
+    slowest = max(estimate.details[estimate.bottleneck], key=lambda part: part.value).name
+    if estimate.bottleneck == "verification":
+        return "More cores verify in less time: reward.kwargs.sandbox={ray: auto, workers: N}, cluster.verifiers=N."
+    if estimate.bottleneck == "transfer":
+        return "An adapter (model.lora) is a hundredth of the weights; or a faster way to the samplers."
+    if estimate.bottleneck == "training":
+        if slowest == "waiting for the network":
+            return (
+                "Fewer, larger micro-batches gather the weights less often: engine.micro_tokens; or a faster network."
+            )
+        return "More cluster.trainers; an adapter (model.lora) saves a third of the work."
+    if slowest == "the longest":
+        return "Few long completions hold up the step: a lower rollout.max_tokens, or training.schedule=completion."
+    if estimate.rows_at_once < work.rows / cluster.engines:
+        return (
+            f"An engine samples {estimate.rows_at_once} completions at a time: more cluster.samplers, or more memory."
+        )
+    step = 1e3 * estimate.details["sampling"][1].value / work.completion_tokens
+    if cluster.overhead_ms > step / 2:
+        return "Its steps cost about the same for more completions: a larger training.group_size or fewer samplers."
+    return "More cluster.samplers, or shorter completions."

@@ -1,0 +1,134 @@
+"""A Ray cluster: joining it, waiting for its actors no longer than agreed, and whether they run the same code.
+
+    join_cluster("auto")                                  # the one that `ray start` made; or "local", for one of ours
+    actors = [ray.remote(Mine).options(num_cpus=1).remote() for _ in range(8)]
+    wait_for_all([actor.describe.remote() for actor in actors], 60, "8 workers with 1 CPU each")
+
+Ray waits for ever for resources that a cluster does not have; `wait_for_all` says what is missing. Ray moves pickles
+between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Exercised by
+`python -m pytest tests/test_ray_sandbox.py`. Left out on purpose: starting Ray on other machines, which `ray start` and
+KubeRay do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import rlvr
+from rlvr.core.cpu_budget import available_cores
+
+# Ray's own switch between clusters and one machine: it is meant for other systems, and holds for all.
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+INSTALL = "pip install 'rlvr[ray]'"
+LOCAL = "local"
+
+
+class RayError(RuntimeError):
+    """The Ray cluster is not there, lacks resources, or runs other code; the message says which."""
+
+
+def join_cluster(address: str) -> None:
+    """Join the cluster at `address` (`auto` or `host:port`), or start one on this machine alone (`local`).
+
+    A process joins one cluster: if it has joined one already, that one is used. One that this process started ends with
+    it, and listens on the loopback address unless ray was imported before.
+    """
+    if address == LOCAL:
+        os.environ.setdefault(_LOOPBACK, "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise RayError(f"ray={address}: the package ray is not installed: {INSTALL}") from error
+    if ray.is_initialized():
+        return
+    try:
+        if address == LOCAL:
+            ray.init(
+                LOCAL, num_cpus=available_cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+            )
+        else:
+            _try_to_reach(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+            ray.init(address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: of another version of Ray or Python
+        raise RayError(
+            f"ray={address}: no cluster could be joined: {error}. Start one with `ray start --head`, join it on this "
+            "machine with `ray start --address=HOST:PORT`, or give ray=local for one on this machine alone"
+        ) from error
+
+
+def _try_to_reach(address: str) -> None:
+    """Raise OSError at once if nothing listens there: Ray itself tries for a quarter of an hour."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    elif address != "auto":
+        raise ValueError(f"{address!r} is not auto, local or host:port")
+
+
+def count_free_cpus() -> int:
+    """The CPUs of the cluster that no actor or task holds."""
+    import ray
+
+    return int(ray.available_resources().get("CPU", 0))
+
+
+def describe_resources() -> str:
+    """What the cluster has and what of it is free, e.g. `8 CPU (2 free), 4 GPU (0 free) on 2 machines`."""
+    import ray
+
+    total, free = ray.cluster_resources(), ray.available_resources()
+    shown = [f"{total.get(name, 0):g} {name} ({free.get(name, 0):g} free)" for name in ("CPU", "GPU") if name in total]
+    machines = sum(node["Alive"] for node in ray.nodes())
+    return f"{', '.join(shown) or 'no CPU'} on {machines} machine{'' if machines == 1 else 's'}"
+
+
+def wait_for_all(refs: Sequence[Any], seconds: float, request: str) -> list[Any]:
+    """The results of all `refs`; RayError if one failed, or if they are not all there in `seconds`.
+
+    `request` says what they need, for the message: `4 workers with 1 CPU each`.
+    """
+    import ray
+
+    done, missing = ray.wait(list(refs), num_returns=len(refs), timeout=seconds)
+    try:
+        results = dict(zip(done, ray.get(done), strict=True))
+    except ray.exceptions.RayError as error:
+        raise RayError(f"of {request} one did not start: {error}") from error
+    if missing:
+        raise RayError(
+            f"{request} were asked for, and {len(done)} of {len(refs)} started in {seconds:g} s: the cluster has "
+            f"{describe_resources()}. Ask for fewer, or add a machine (`ray start --address=HOST:PORT`)"
+        )
+    return [results[ref] for ref in refs]
+
+
+def describe_code() -> dict[str, str]:
+    """The versions that have to be equal on all machines: of Python, and of the package with a hash of its files."""
+    return {"python": platform.python_version(), "rlvr": f"{rlvr.__version__} ({hash_package()})"}
+
+
+@cache
+def hash_package() -> str:
+    """A short hash of the package's Python files, names and contents."""
+    root, digest = Path(rlvr.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def check_same_code(theirs: dict[str, str], machine: str) -> None:
+    """Raise RayError, with both versions, if a process on `machine` runs other code than this one."""
+    ours = describe_code()
+    for name in ours:
+        if theirs.get(name) != ours[name]:
+            raise RayError(
+                f"the worker on {machine} has {name} {theirs.get(name)}, this process has {name} {ours[name]}; install "
+                "the same on every machine"
+            )

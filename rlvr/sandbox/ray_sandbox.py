@@ -1,0 +1,52 @@
+"""`RaySandbox`: a `Sandbox` whose workers are on the machines of a Ray cluster.
+
+    with RaySandbox("auto", workers=64) as sandbox:         # the cluster that `ray start` made
+        verdicts = sandbox.verify_many(jobs)                # as of `Sandbox`: the same verdicts, order and limits
+
+Needs `pip install 'rlvr[ray]'`, on every machine of the cluster with the same code and Python.
+`python -m pytest tests/test_ray_sandbox.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+
+from rlvr.sandbox.ray_pool import RayPool
+from rlvr.sandbox.supervisor import TIERS, Sandbox, check_sandbox, live_sandboxes
+from rlvr.sandbox.verdict import Limits
+
+WAIT_SECONDS = 120.0
+
+
+class RaySandbox(Sandbox):
+    """Verifies answers on `workers` CPUs of the cluster at `ray` (None: on those that are free now).
+
+    `ray` is `auto` (the cluster that this machine has joined), `host:port`, or `local`, which starts one here.
+    `wait_s` is how long a worker may take to start: give minutes to a cluster that adds machines when asked.
+    """
+
+    def __init__(
+        self,
+        ray: str,
+        tiers: Sequence[str] = TIERS,
+        workers: int | None = None,
+        limits: Limits | None = None,
+        *,
+        allow_unsafe: bool = False,
+        wait_s: float = WAIT_SECONDS,
+    ) -> None:
+        self.limits = limits if limits is not None else Limits()
+        check_sandbox(tiers, workers, self.limits, allow_unsafe)
+        if not 0 < wait_s < math.inf:
+            raise ValueError(f"wait_s={wait_s!r}: a number of seconds above 0 is expected")
+        pool = RayPool(ray, workers, self.limits, tiers, allow_unsafe, wait_s)
+        self._pairs, self._pool, self.tier, self.workers = [], pool, pool.tier, pool.count
+        weakref.finalize(self, pool.close)
+        live_sandboxes.add(self)
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes, each on its machine."""
+        return self._pool.pids
