@@ -251,11 +251,9 @@ def _time_sampling(
 
 def count_read(shape: ModelShape, rows: float) -> float:
     """Weights that a step of decoding reads: all but the embedding, and of the experts those that a row has chosen."""
-    dense = replace(shape, experts=1, active_experts=1)
-    block = dense.active_weights - shape.vocabulary * shape.width
     expert = 3 * shape.width * shape.inner * shape.layers
     chosen = shape.experts * (1 - (1 - shape.active_experts / shape.experts) ** rows)
-    return block - expert + chosen * expert + shape.vocabulary * shape.width
+    return shape.active_weights + (chosen - shape.active_experts) * expert
 
 
 def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, cluster: ClusterOptions) -> list[Part]:
