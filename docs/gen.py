@@ -21,6 +21,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import published_runs
 from stubs import ROOT, find_home, make_stub, read_docstring
 
 _FILLED = re.compile(r"^<!-- filled: (\S+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
@@ -278,6 +279,42 @@ def memory() -> str:
     return _table([*head, "weights", "KV cache", "activations", "logits"], rows)
 
 
+def known_models() -> str:
+    """The names of the known shapes."""
+    from rlvr.engine.known_models import KNOWN_MODELS
+
+    return _names(KNOWN_MODELS)
+
+
+def published() -> str:
+    """What others published beside the plan's figures."""
+    runs = published_runs
+    rows: list[list[str]] = []
+
+    def add(what: str, unit: str, measured: float, planned: float) -> None:
+        shown = [f"{number:,.{0 if measured > 1000 else 1}f} {unit}" for number in (measured, planned)]
+        rows.append([what, *shown, f"{planned / measured:.2f}"])
+
+    for name, row, gpus, has_adapter, rate in runs.TRAINING:
+        kind = "adapter of rank 16" if has_adapter else "all weights"
+        what = f"train {name}, {kind}, rows of {row:,}, {gpus} H100 (prime-rl)"
+        add(what, "tokens/s", rate, runs.predict_training(name, row, gpus, has_adapter))
+    for at_once, rate in runs.SAMPLING:
+        add(f"sample Qwen3-4B, {at_once} at once, 1 B200 (vLLM)", "tokens/s", rate, runs.predict_sampling(at_once))
+    for name, gpus, wide, mean, seconds in runs.STEPS:
+        what = f"a step of {name}, {gpus} H100 (NeMo RL)"
+        add(what, "s", seconds, runs.predict_step(name, gpus, wide, mean))
+    return _table(["what", "published", "planned", "planned / published"], rows)
+
+
+def cluster_settings() -> str:
+    """The settings that `rlvr plan` adds to a run's."""
+    from rlvr.config.plan_capacity import PlanOptions
+
+    hints = typing.get_type_hints(PlanOptions)
+    return "\n\n".join(_section(hints["cluster"], "cluster.", "`cluster`"))
+
+
 def sections() -> str:
     """The sections of other systems."""
     from rlvr.config.aliases import SECTIONS
@@ -373,7 +410,7 @@ PARTS: dict[str, Callable[..., str]] = {
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
         environments, settings, service_settings, engine_server_settings, spellings, sections, configs, foreign_words,
-        refused_words, models, memory, reasoning_gym_audit, api,
+        refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit, api,
     )
 }  # fmt: skip
 

@@ -134,11 +134,11 @@ SHOWN = {
 PORTS = {"engine": "8000"}  # where a server listens of which the page gives no --port
 
 
-def load_gen() -> Any:
-    """The program that fills the pages, docs/gen.py."""
+def load_gen(name: str = "gen") -> Any:
+    """The program that fills the pages, docs/gen.py, or one beside it."""
     if str(ROOT / "docs") not in sys.path:
         sys.path.append(str(ROOT / "docs"))
-    return importlib.import_module("gen")
+    return importlib.import_module(name)
 
 
 @dataclass(frozen=True)

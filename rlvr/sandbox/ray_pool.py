@@ -37,6 +37,7 @@ from rlvr.sandbox.verification_job import Judgement, VerificationJob
 
 BATCH = 8  # programs that a worker gets at once: a call costs as much as half a program
 GRACE = 60.0  # seconds beyond three times its programs' limits that a worker may take for a batch
+PROBE = 15.0  # seconds that an idle worker may take to say that it is there
 LOOK = 1.0  # seconds between looks at the deadlines
 PAUSE = 5.0  # seconds until a worker that was lost at its start is asked for again
 MOST_LOSSES = 3
@@ -221,7 +222,7 @@ class RayPool:
             if not worker.batch:
                 self._free.append(worker)
             elif worker.batch[0].losses:  # only to one that is still there, so that a dead machine costs one loss
-                self._call(worker, self._wait_s, self._send, worker.actor.describe.remote())
+                self._call(worker, PROBE, self._send, worker.actor.describe.remote())
             else:
                 self._send(worker)
 
