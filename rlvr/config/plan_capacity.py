@@ -96,15 +96,13 @@ def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
     memory, tflops, speed = cluster.figures
     active = f"{shape.parameters / 1e9:.3g} B weights, {shape.active_weights / 1e9:.3g} B multiplied for a token"
     trained = f"an adapter of rank {work.lora.rank}" if work.lora else "all weights"
-    engines = (
-        f"{cluster.samplers} samplers on {cluster.tensor_parallel} each" if cluster.samplers else "which also sample"
-    )
+    engines = f"{cluster.samplers} samplers of {cluster.tensor_parallel}" if cluster.samplers else "which also sample"
     lines = [
         f"model    {active}, {work.dtype}; {trained} trained",
         f"a step   {work.prompts} prompts x {work.group_size} completions; prompts of {work.prompt_tokens:,.4g} "
         f"tokens, completions of {work.completion_tokens:,.5g}, the longest {work.longest_completion:,.5g}",
-        f"devices  {cluster.trainers} trainers, {engines}; each {memory / GIB:.0f} GiB, {tflops / 1e12:.3g} TFLOP/s "
-        f"and {speed / 1e9:,.4g} GB/s reached",
+        f"devices  {cluster.trainers} trainers, {engines}; each device has {memory / GIB:.0f} GiB, {tflops / 1e12:.3g} "
+        f"TFLOP/s and {speed / 1e9:,.4g} GB/s reached",
     ]
     for name, parts in (("trainer", estimate.trainer), ("sampler", estimate.sampler)):
         if parts:

@@ -95,7 +95,7 @@ class ModelShape:
 def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape from a `transformers` config, as `config.json` has it; None for a model of another kind.
 
-    One with experts is none of those: `rlvr.engine.capacity` reads it, for a coarser estimate.
+    This estimate leaves out models with experts: `rlvr.engine.capacity` reads them, for a coarser one.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or not all(isinstance(config.get(name), int) for name in _SIZES):
