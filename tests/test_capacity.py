@@ -132,11 +132,13 @@ def test_a_trainer_holds_its_share_and_a_sampler_all_weights() -> None:
     alone, shared = ({part.name: part.value for part in each.trainer} for each in (one, four))
     assert alone["weights"] == TINY.parameters * 2 and shared["weights"] == TINY.parameters / 2
     assert alone["optimizer state"] == TINY.parameters * 12 and shared["optimizer state"] == TINY.parameters * 3
-    assert alone["gathered layers"] == 0 and shared["gathered layers"] == 2 * 2_000 * 2  # both tables: 2 x 100 x 10
+    # Both tables (2 x 100 x 10) and two blocks of 880; the gradients of the tables and of a block.
+    assert alone["gathered layers"] == 0 and shared["gathered layers"] == (2_000 + 1_760 + 2_000 + 880) * 2
     assert [(part.name, part.value) for part in four.sampler] == [("weights", 7_620), ("KV cache", 32 * 150 * 32)]
     adapter = estimate(replace(WORK, lora=LoraConfig(1)), trainers=4, samplers=1)
     held = {part.name: part.value for part in adapter.trainer}
     assert held["weights"] == TINY.parameters / 2 + 316 * 4 and held["optimizer state"] == 316 * 8
+    assert held["gathered layers"] == (2_000 + 1_760) * 2  # the base has no gradients
 
 
 def test_experts_are_all_held_and_a_few_are_multiplied() -> None:

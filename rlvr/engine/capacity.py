@@ -307,14 +307,15 @@ def _estimate_devices(
         optimizer=work.optimizer, copies=work.references,
     )  # fmt: skip
     mine = 1 if work.lora else n  # adapters are replicated, with their gradients and moments
-    unit = max(shape.matrices / shape.layers, shape.vocabulary * shape.width * (1 if shape.is_tied else 2))
+    block, tables = shape.matrices // shape.layers, shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
+    gathered = tables + 2 * block + (0 if work.lora else tables + block)  # weights, and gradients not yet added up
     experts = shape.active_experts * 4 * shape.inner * size * shape.layers if shape.experts > 1 else 0
     micro = min(max(limits.micro_tokens, row), math.ceil(work.rows / n) * row)
     trainer = [
         Part("weights", one.weights / n + one.adapter, f"{_count(shape.parameters)} x {size} bytes / {n}"),
         Part("optimizer state", (one.state + one.copies) / mine, f"moments, fp32 masters and copies / {mine}"),
         Part("gradients", one.gradients / mine, f"of what is trained / {mine}"),
-        Part("gathered layers", 2 * unit * size if n > 1 else 0, "two units at a time, of the size of the largest"),
+        Part("gathered layers", gathered * size if n > 1 else 0, "embedding, head and two blocks, with gradients"),
         Part("activations", one.activations + (0 if limits.gradient_checkpointing else micro * experts),
              f"of {micro:,} tokens at a time"),
         Part("logits", one.logits, "of a chunk of tokens"),
