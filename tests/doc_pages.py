@@ -126,7 +126,7 @@ SHOWN = {
     "python -m rlvr.store": "tests/test_store_migrate.py",
     "python -m tinker_cookbook.recipes.math_rl.train env=arithmetic": "tests/test_tinker_cookbook.py",
     "python -m venv": "installs",
-    "ray start": "tests/test_ray_sandbox.py",
+    "ray start": "needs several machines",
     "rlvr train --config-name=mbpp model.name=./my-model 'reward.kwargs.sandbox={ray": "tests/test_ray_sandbox.py",
     "rlvr serve --demo": "tests/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",

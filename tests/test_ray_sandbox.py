@@ -5,7 +5,6 @@ The tests marked slow start Ray for real, on the loopback address, with more wor
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -336,55 +335,3 @@ def test_the_reward_code_is_judged_on_the_cluster(cluster: Any) -> None:
     reward = resolve_reward("code", sandbox={"ray": "local", "workers": 1, "limits": {"timeout_s": 2.0}})
     assert reward("", ADD, {"tests": JOB["tests"]}) == 1.0
     assert join_cluster("local") is None
-
-
-MACHINES = """
-import json, os, signal, sys, threading
-from rlvr.sandbox.ray_sandbox import RaySandbox
-job = {"solution": "import time\\ndef f():\\n    time.sleep(0.2)", "tests": ["assert f() is None"], "timeout_s": 20}
-with RaySandbox(sys.argv[1], workers=2, wait_s=200) as sandbox:
-    warm = all(verdict.passed for verdict in sandbox.verify_many([job] * 4))
-    threading.Timer(1.0, os.killpg, (int(sys.argv[2]), signal.SIGKILL)).start()
-    verdicts = sandbox.verify_many([job] * 40)
-print(json.dumps([warm, sum(verdict.passed for verdict in verdicts), sorted({v.outcome.value for v in verdicts})]))
-"""
-
-
-@pytest.mark.slow
-def test_a_machine_that_is_lost_costs_no_verdict() -> None:
-    """A cluster of `ray start`: two nodes of one CPU each, one of which is killed with all its processes."""
-    pytest.importorskip("ray")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_memory_monitor_refresh_ms": "0"}
-    start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
-    quiet: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    head = ["--head", f"--port={address.rpartition(':')[2]}", "--include-dashboard=false"]
-    nodes: list[subprocess.Popen[bytes]] = []
-    try:
-        for more in (head, [f"--address={address}"]):
-            nodes.append(subprocess.Popen([*start, *more], start_new_session=True, **quiet))
-            wait_until_open(address)
-        done = subprocess.run(
-            [sys.executable, "-c", MACHINES, address, str(nodes[1].pid)], env=environment, capture_output=True,
-            text=True, timeout=500,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout.splitlines()[-1]) == [True, 40, ["passed"]]
-    finally:
-        for node in nodes:
-            with suppress(ProcessLookupError):
-                os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
-
-
-def wait_until_open(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return socket.create_connection((host, int(port)), timeout=1).close()
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
