@@ -173,7 +173,7 @@ def test_mbpp_and_its_mutants_get_the_verdicts_of_this_machine(sandbox: Sandbox)
     # A program that computes for about as long as it may passes or not by how busy the machine is.
     assert [one for one in differing if Outcome.TIMEOUT not in (one[1].outcome, one[2].outcome)] == []
     assert len(differing) <= len(jobs) // 200
-    assert all(verdict.passed for verdict in expected[: len(jobs) // 2])
+    assert {verdict.outcome for verdict in expected[: len(jobs) // 2]} <= {Outcome.PASSED, Outcome.TIMEOUT}
     assert sum(not verdict.passed for verdict in got[len(jobs) // 2 :]) / (len(jobs) // 2) > 0.3
 
 
@@ -244,19 +244,18 @@ def test_a_cancelled_call_kills_its_programs(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.slow
-def test_throughput_grows_with_the_workers(cluster: Any, sandbox: Sandbox) -> None:
+def test_throughput_grows_with_the_workers(cluster: Any) -> None:
     """Programs that sleep need no processor of this machine's."""
     from rlvr.sandbox.ray_sandbox import RaySandbox
 
-    def seconds(of: Sandbox) -> float:
-        begun = time.monotonic()
-        assert all(verdict.passed for verdict in of.verify_many([SLEEP] * 24))
-        return time.monotonic() - begun
+    def time_programs(workers: int) -> float:
+        with RaySandbox("local", workers=workers) as made:
+            made.verify_many([SLEEP] * 2)
+            begun = time.monotonic()
+            assert all(verdict.passed for verdict in made.verify_many([SLEEP] * 24))
+            return time.monotonic() - begun
 
-    with RaySandbox("local", workers=1) as single:
-        single.verify(**SLEEP)
-        alone = seconds(single)
-    assert alone / seconds(sandbox) > 1.5
+    assert time_programs(1) / time_programs(2) > 1.5
 
 
 @pytest.mark.slow
@@ -290,7 +289,7 @@ def test_a_cluster_that_lacks_the_cpus_says_so_in_time(cluster: Any, sandbox: Sa
     begun = time.monotonic()
     with pytest.raises(RayError, match=r"99 workers with 1 CPU each .* 4 CPU \(\d free\) on 1 machine") as refusal:
         RaySandbox("local", workers=99, wait_s=2.0)
-    assert time.monotonic() - begun < 60 and "ray start --address" in str(refusal.value)
+    assert time.monotonic() - begun < 120 and "ray start --address" in str(refusal.value)
     assert sandbox.verify(**JOB).passed
 
 
