@@ -42,11 +42,12 @@ class RaySandbox(Sandbox):
         if not 0 < wait_s < math.inf:
             raise ValueError(f"wait_s={wait_s!r}: a number of seconds above 0 is expected")
         pool = RayPool(ray, workers, self.limits, tiers, allow_unsafe, wait_s)
-        self._pairs, self._pool, self.tier, self.workers = [], pool, pool.tier, pool.count
+        self._pairs, self._pool, self._workers = [], pool, pool
+        self.tier, self.workers = pool.tier, pool.count
         weakref.finalize(self, pool.close)
         live_sandboxes.add(self)
 
     @property
     def pids(self) -> list[int]:
         """The workers' processes, each on its machine."""
-        return self._pool.pids
+        return self._workers.pids
