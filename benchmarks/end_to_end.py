@@ -171,7 +171,7 @@ def tasks_and_reward(shape: StepShape, tokenizer: Any) -> tuple[list[Task], Call
 
 
 def ours(setting: BenchSettings, shape: StepShape) -> TrainerTurn:
-    from rlvr.algorithms.specs import resolve_algorithm
+    from rlvr.algorithms.registry import resolve_algorithm
     from rlvr.core.messages import SamplingParams
     from rlvr.reward import resolve_reward
     from rlvr.training.curriculum import Curriculum, CurriculumOptions

@@ -64,7 +64,7 @@ def collect_turn(setting: BenchSettings, kind: str, waits_for: Any) -> Turn:
     """The turn that samples and verifies a step's completions."""
     import torch
 
-    from rlvr.algorithms.specs import resolve_algorithm
+    from rlvr.algorithms.registry import resolve_algorithm
     from rlvr.clients.local import LocalTrainingClient
     from rlvr.core.messages import SamplingParams
     from rlvr.core.types import Outcome

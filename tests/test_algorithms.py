@@ -17,9 +17,9 @@ from advantage_batch import MAX_TOKENS, REWARDS, batch, groups_of, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm, specs
+from rlvr.algorithms import ALGORITHMS, Algorithm, register_algorithm, registry, resolve_algorithm
 from rlvr.algorithms.advantages import REDUCTIONS
-from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.algorithms.loss_specs import PREFERENCE_SPECS, RL_LOSSES, find_loss_spec
 from rlvr.core.types import StopReason, Trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -67,6 +67,11 @@ ROWS_BY_HAND = {
         [(0, GROUP_A, 1 / 15), (2, -GROUP_A, 1 / 15), (3, -GROUP_A, 1 / 15)],
         {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
     ),
+    # Only a0 is above 0.5: the others are in no denominator.
+    "raft": ([(0, 1.0, 1 / 2)], {}),
+    # Group b has no pair. a1 made two trajectories, which are one completion.
+    **dict.fromkeys(("dpo", "ipo"), ([(0, 1.0, 1 / 2), (2, -1.0, 1 / 2), (3, -1.0, 1 / 2)], {})),
+    "kto": ([(i, -1.0 if i else 1.0, 1 / 4) for i in (0, 1, 2, 3, 5)], {}),
     # dro's pull towards the sampler is a gradient without any advantage: group b is sent too.
     "dro": ([(0, 0.5, 1 / 15), (1, 0.0, 1 / 15), (2, -0.5, 1 / 15), (3, -0.5, 1 / 15), (5, 0.0, 1 / 15)], {}),
 }
@@ -197,9 +202,9 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("reinforce", {"drop_equal_groups": True}, "set it to false"),
         ("reinforce_ema", {"drop_equal_groups": True}, "set it to false"),
         ("ppo", {"beta": 0.1}, "no other loss has one"),
-        ("dro", {"beta": None}, "dro needs a beta above 0"),
-        ("dro", {"beta": 0.0}, "dro needs a beta above 0"),
-        ("dro", {"beta": math.inf}, "dro needs a beta above 0"),
+        ("dro", {"beta": None}, "need a beta above 0"),
+        ("dro", {"beta": 0.0}, "need a beta above 0"),
+        ("dro", {"beta": math.inf}, "need a beta above 0"),
         ("ppo", {"kl_estimator": "k4"}, "known: k1, k2, k3"),
         ("ppo", {"kl_in": "rewards"}, r"did you mean 'reward'\?.*known: reward, loss"),
         ("ppo", {"entropy": "full"}, "known: sampled, exact"),
@@ -211,6 +216,17 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("ppo", {"importance_cap": 0.5}, r"algorithm.importance_cap=0.5, expected at least 1 \(2 is usual\), or null"),
         ("ppo", {"overlong_buffer": 0}, "algorithm.overlong_buffer=0, expected at least 1 token, or null"),
         ("ppo", {"overlong_penalty": -1.0}, "algorithm.overlong_penalty=-1.0"),
+        ("ppo", {"accept_above": 0.5}, "acceptance and verdict need a finite threshold"),
+        ("raft", {"accept_above": None}, "acceptance and verdict need a finite threshold"),
+        ("raft", {"accept_above": math.nan}, "algorithm.accept_above=nan"),
+        ("raft", {"drop_equal_groups": True}, "set it to false"),
+        ("dpo", {"advantage": "group_mean"}, "use advantage=verdict"),
+        ("dpo", {"reduction": "token_mean"}, "sequence_sum.*sequence_mean"),
+        ("kto", {"entropy_coef": 0.1}, "algorithm.entropy_coef=0.1 has no effect on the loss 'kto'"),
+        ("ipo", {"importance_cap": 2.0}, "algorithm.importance_cap=2.0 has no effect"),
+        ("dpo", {"kl_coef": 0.1}, "algorithm.kl_coef=0.1 has no effect"),
+        ("dpo", {"beta": None}, "dro, dpo, ipo, kto need a beta above 0"),
+        ("dpo", {"clip_low": 0.1}, "does not clip"),
         ("reinforce_ema", {"baseline_decay": 1.5}, "algorithm.baseline_decay=1.5"),
     ],
 )
@@ -221,7 +237,9 @@ def test_cells_that_would_compute_something_else_are_refused(name: str, cells: d
 
 def test_an_unknown_algorithm_names_the_nearest() -> None:
     """A misspelling is answered with the likely word and all known ones."""
-    with pytest.raises(ValueError, match=r"'grp0' is unknown \(did you mean 'grpo'\?\); known: cispo, dapo, dr_grpo"):
+    with pytest.raises(
+        ValueError, match=r"'grp0' is unknown \(did you mean 'grpo'\?\); known: cispo, dapo, dpo, dr_grpo"
+    ):
         resolve_algorithm("grp0")
     with pytest.raises(ValueError, match=r"algorithm.advantage='group_men' is unknown \(did you mean 'group_mean'\?\)"):
         resolve_algorithm("ppo", advantage="group_men")
@@ -286,9 +304,9 @@ def test_every_row_names_a_loss_of_the_engine() -> None:
     """The table and the engine's dictionary agree on names and on which losses clip."""
     from rlvr.engine.losses import TERMS
 
-    assert set(RL_LOSSES) == set(TERMS) - {"cross_entropy"}  # which is for demonstrations
+    assert set(RL_LOSSES) == set(TERMS) | set(PREFERENCE_SPECS)
     assert {row.loss for row in ALGORITHMS.values()} <= set(RL_LOSSES)
-    assert {n for n in RL_LOSSES if LOSS_SPECS[n].has_clip} == {"ppo", "cispo", "gspo"}
+    assert {n for n in RL_LOSSES if find_loss_spec(n).has_clip} == {"ppo", "cispo", "gspo"}
     assert all(row.source for row in ALGORITHMS.values())
 
 
@@ -301,8 +319,8 @@ def test_a_row_stops_filtering_where_equal_groups_have_a_gradient(option: dict[s
         assert resolve_algorithm(name, **option, drop_equal_groups=True).drop_equal_groups
 
 
-@pytest.mark.parametrize("name", ["dpo", "KTO"])
+@pytest.mark.parametrize("name", ["orpo", "SimPO"])
 def test_an_algorithm_of_preferences_is_not_taken_for_a_typing_error(name: str):
-    with pytest.raises(ValueError, match="learns from pairs of preferred completions") as caught:
-        specs.find_algorithm(name)
+    with pytest.raises(ValueError, match="there are dpo, ipo and kto") as caught:
+        registry.find_algorithm(name)
     assert "did you mean" not in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 from rlvr.algorithms import ALGORITHMS, Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported, list_options, support_table
-from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.algorithms.loss_specs import LOSS_SPECS, PREFERENCE_SPECS, RL_LOSSES
 from rlvr.algorithms.update import Passes, update
 from rlvr.clients.local import LocalTrainingClient
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
@@ -24,9 +24,10 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 # The table's first column, and a row of the algorithm table that uses just this option.
 OPTIONS: dict[str, Algorithm] = {
     **{
-        f"loss={name}": resolve_algorithm("reinforce", loss=name, **(CLIP if LOSS_SPECS[name].has_clip else {}))
-        for name in RL_LOSSES
+        f"loss={name}": resolve_algorithm("reinforce", loss=name, **(CLIP if spec.has_clip else {}))
+        for name, spec in LOSS_SPECS.items()
     },
+    **{f"loss={name}": resolve_algorithm(name) for name in PREFERENCE_SPECS},
     "loss=package.module:function": resolve_algorithm("reinforce", loss="own_losses:ppo_form"),
     "kl_in=reward": resolve_algorithm("reinforce", kl_coef=0.1),
     "kl_in=loss": resolve_algorithm("reinforce", kl_coef=0.1, kl_in="loss"),

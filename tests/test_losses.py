@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS, RL_LOSSES
+from rlvr.algorithms.loss_specs import LOSS_SPECS
 from rlvr.engine.losses import TERMS, kl_penalty, token_logprobs
 
 NAMES = sorted(LOSS_SPECS)
@@ -221,11 +221,11 @@ def test_dro_alone_keeps_a_gradient_at_zero_advantage() -> None:
 
     _, grad = run("dro", [-1.0], logprobs=[-3.0], advantages=[0.0])
     assert grad == pytest.approx([0.05 * 2.0])
-    for name in RL_LOSSES:
+    for name in LOSS_SPECS:
         clip = (0.2, 0.2) if "clip_low_threshold" in LOSS_SPECS[name].config else (None, None)
         row = Algorithm("x", "group_mean", name, "token_mean", *clip, beta=0.05 if name == "dro" else None)
         assert row.has_gradient_at_zero == (name == "dro")
-        _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0], sequence_ratio_mask=[1.0])
+        _, grad = run(name, [-1.0], logprobs=[-3.0], advantages=[0.0], weights=[0.0], sequence_ratio_mask=[1.0])
         assert (grad == [0.0]) == (name != "dro")
 
 

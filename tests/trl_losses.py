@@ -19,7 +19,8 @@ import torch
 from tiny import END_ID
 from torch import Tensor
 
-from rlvr.algorithms.specs import Algorithm, resolve_algorithm
+from rlvr.algorithms.registry import resolve_algorithm
+from rlvr.algorithms.specs import Algorithm
 from rlvr.core.types import StopReason, Trajectory
 
 BUDGET = 24  # tokens an answer may have

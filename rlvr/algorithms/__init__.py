@@ -10,7 +10,8 @@ from rlvr.algorithms.classic import (
     load_checkpoint,
     save_checkpoint,
 )
-from rlvr.algorithms.specs import ALGORITHMS, Algorithm, register_algorithm, resolve_algorithm
+from rlvr.algorithms.registry import ALGORITHMS, register_algorithm, resolve_algorithm
+from rlvr.algorithms.specs import Algorithm
 
 __all__ = [
     "ALGORITHMS",

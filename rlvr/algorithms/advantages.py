@@ -34,7 +34,7 @@ class RunningBaseline:
         self.value = now if self.value is None else self.decay * self.value + (1 - self.decay) * now
 
 
-Estimator = Callable[[Sequence[Trajectory], RunningBaseline], None]
+Estimator = Callable[..., None]  # (trajectories, running baseline, and what its field of a spec gives it)
 Values = Callable[[list[float]], Sequence[float]]
 
 
@@ -121,6 +121,22 @@ def raw(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
     _assign(trajectories, 0.0)
 
 
+def acceptance(trajectories: Sequence[Trajectory], baseline: RunningBaseline, above: float = 0.5) -> None:
+    """A_i = 1 if r_i > `accept_above`; the others leave the batch and its denominators.
+
+    Rejection sampling: RAFT, arXiv:2304.06767, and ReST, arXiv:2308.08998, with a threshold on the reward.
+    """
+    for t in trajectories:
+        t.advantage = float(t.reward is not None and t.reward - t.penalty > above)
+
+
+def verdict(trajectories: Sequence[Trajectory], baseline: RunningBaseline, above: float = 0.5) -> None:
+    """A_i = 1 if r_i > `accept_above`, else -1: which completions a preference loss prefers to which."""
+    acceptance(trajectories, baseline, above)
+    for t in trajectories:
+        t.advantage = 2 * t.advantage - 1 if t.reward is not None else 0.0
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "group_mean": group_mean,
     "group_normalized": group_normalized,
@@ -130,9 +146,12 @@ ESTIMATORS: dict[str, Estimator] = {
     "batch_normalized": batch_normalized,
     "ema": ema,
     "raw": raw,
+    "acceptance": acceptance,
+    "verdict": verdict,
 }
+WITH_THRESHOLD = ("acceptance", "verdict")  # these take `above`, the field `accept_above` of a spec
 # Their baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
-BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw"}
+BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw", *WITH_THRESHOLD}
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvr.algorithms.loss_specs import RL_LOSSES, find_loss_spec, is_custom_loss
+from rlvr.algorithms.loss_specs import PREFERENCE_SPECS, RL_LOSSES, find_loss_spec, is_custom_loss
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.protocols import ClientCapabilities, Feature
 
@@ -26,7 +26,7 @@ class UsedOption:
 
     def is_supported(self, client: ClientCapabilities) -> bool:
         loss = self.key.removeprefix("loss=")
-        has_loss = loss == self.key or is_custom_loss(loss) or loss in client.losses
+        has_loss = loss == self.key or is_custom_loss(loss) or loss in PREFERENCE_SPECS or loss in client.losses
         return has_loss and client.features.issuperset(self.needs)
 
 
@@ -37,6 +37,8 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
     needs = (Feature.EXTRA_INPUTS,) if a.loss_spec.weight_inputs else ()
     if a.has_custom_loss:
         needs = (Feature.OWN_LOSS,)
+    if a.is_preference:
+        needs = (Feature.OWN_LOSS, Feature.REFERENCE)
     used = [UsedOption(f"loss={a.loss}", needs, "use another loss")]
     if a.kl_coef and a.kl_in == "reward":
         used.append(UsedOption("kl_in=reward", (Feature.REFERENCE,), "set kl_coef=0"))
@@ -86,4 +88,12 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
 
 def _with_loss(base: Algorithm, name: str) -> Algorithm:
     clip = 0.2 if find_loss_spec(name).has_clip else None
-    return replace(base, loss=name, clip_low=clip, clip_high=clip, beta=0.05 if name == "dro" else None)
+    changed: dict[str, Any] = {"clip_low": clip, "clip_high": clip, "beta": find_loss_spec(name).config.get("beta")}
+    if name in PREFERENCE_SPECS:
+        changed |= {
+            "advantage": "verdict",
+            "reduction": "sequence_sum",
+            "accept_above": 0.5,
+            "drop_equal_groups": False,
+        }
+    return replace(base, loss=name, **changed)

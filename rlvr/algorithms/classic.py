@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.specs import Algorithm, resolve_algorithm
+from rlvr.algorithms.registry import resolve_algorithm
+from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update import Passes, loss_config, measure_divergence, update
 from rlvr.core import rng
 from rlvr.core.files import write_atomic

@@ -90,7 +90,23 @@ LOSS_SPECS: dict[str, LossSpec] = {
     ),
 }
 _KNOWN_INPUTS = {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in LOSS_SPECS.values()))
-RL_LOSSES = tuple(name for name, spec in LOSS_SPECS.items() if spec.uses_advantages)
+
+# Losses of all rows of an optimizer step at once, not sums over tokens: `rlvr.algorithms.preferences` computes them,
+# and a client takes them by `forward_backward_custom`.
+_PREFERENCE: dict[str, Any] = {"inputs": ("reference_logprobs",), "masks": ("mask",), "config": {"beta": 0.1}}
+PREFERENCE_SPECS: dict[str, LossSpec] = {
+    "dpo": LossSpec("-log sigmoid(beta (h_w - h_l)). Rafailov et al. 2023, arXiv:2305.18290, eq. 7.", **_PREFERENCE),
+    "ipo": LossSpec("(h_w - h_l - 1 / (2 beta))^2. Azar et al. 2023, arXiv:2310.12036, eq. 17.", **_PREFERENCE),
+    "kto": LossSpec(
+        "1 - sigmoid(beta (h - z)) of a preferred completion, 1 - sigmoid(beta (z - h)) of another one; "
+        "z = max(0, mean of h), without a gradient. Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8; there z is "
+        "estimated from completions of other prompts, here from the policy's own.",
+        **_PREFERENCE,
+    ),
+}
+PAIR_LOSSES = ("dpo", "ipo")  # of two completions of a group; kto is of single ones
+# Those of an algorithm: its cross-entropy has the advantages as weights.
+RL_LOSSES = (*LOSS_SPECS, *PREFERENCE_SPECS)
 
 # A function of the user's, `algorithm.loss=package.module:function`, that a client takes by `forward_backward_custom`.
 # It may have terms without A: `weights` [T] carry the reduction for them.
@@ -116,7 +132,7 @@ def find_pull_weights(inputs: Mapping[str, Any]) -> Any:
 
 def find_loss_spec(name: str) -> LossSpec:
     """The spec of a named loss, or that of all functions of the user's."""
-    return OWN_LOSS if is_custom_loss(name) else LOSS_SPECS[name]
+    return OWN_LOSS if is_custom_loss(name) else {**LOSS_SPECS, **PREFERENCE_SPECS}[name]
 
 
 def list_inputs(data: Sequence[Datum], spec: LossSpec) -> tuple[str, ...]:

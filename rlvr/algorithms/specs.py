@@ -1,29 +1,37 @@
-"""Algorithms as specs: advantage estimator x token loss x reduction x clip bounds x group filter, and options.
+"""The spec of an algorithm: advantage estimator x token loss x reduction x clip bounds x group filter, and options.
 
-A new algorithm is a new spec, here with a golden file or by `register_algorithm` in a user's code. A config can
-override any field (`algorithm.name=dr_grpo algorithm.reduction=token_mean`), and the fields alone decide what is
-computed. Losses are sums (`rlvr.algorithms.loss_specs`); the reduction is a weight per trajectory that folds into its
-advantage, so splitting a batch never changes a gradient. Exercised by `python -m pytest tests/test_algorithms.py`.
-
-The specs follow their papers, but for `grpo`, the default: the group's mean as the baseline and PPO's clip (GRPO,
-arXiv:2402.03300), no division by the standard deviation (Dr. GRPO, arXiv:2503.20783); token mean over the batch, the
-asymmetric clip 0.2 / 0.28, and groups with equal rewards left out (DAPO, arXiv:2503.14476). The first paper's own form
-is `grpo_original`. `ppo` is `grpo` by another name until there is a critic: PPO's clip without a value model.
+The fields alone decide what is computed. Losses are sums (`rlvr.algorithms.loss_specs`); the reduction is a weight per
+trajectory that folds into its advantage, so splitting a batch never changes a gradient. The specs by name are in
+`rlvr.algorithms.registry`. Exercised by `python -m pytest tests/test_algorithms.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from rlvr.algorithms.advantages import BATCH_ESTIMATORS, ESTIMATORS, REDUCTIONS, RunningBaseline, has_signal
-from rlvr.algorithms.loss_specs import KL_ESTIMATORS, LOSS_SPECS, RL_LOSSES, LossSpec, find_loss_spec, is_custom_loss
-from rlvr.core.registry import did_you_mean, load_object
+from rlvr.algorithms.advantages import (
+    BATCH_ESTIMATORS,
+    ESTIMATORS,
+    REDUCTIONS,
+    WITH_THRESHOLD,
+    RunningBaseline,
+    has_signal,
+)
+from rlvr.algorithms.loss_specs import (
+    KL_ESTIMATORS,
+    LOSS_SPECS,
+    PAIR_LOSSES,
+    PREFERENCE_SPECS,
+    RL_LOSSES,
+    LossSpec,
+    find_loss_spec,
+    is_custom_loss,
+)
+from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Trajectory, group_by
-
-PREFERENCE = ("dpo", "ipo", "kto", "orpo", "simpo")  # not to be taken for a typing error: "did you mean dapo?"
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,9 @@ class Algorithm:
     - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators. Setting `kl_coef` or
       `entropy_coef` turns this off, since such groups then have a gradient, unless it is set too.
     - `mask_truncated`: completions that ran out of tokens are not learned from (DAPO's overlong filtering).
-    - `beta`: the weight of dro's quadratic term; for that loss only.
+    - `beta`: the weight of dro's quadratic term, or the strength of the pull to the reference of dpo, ipo and kto; for
+      these losses only.
+    - `accept_above`: the return above which a completion is accepted; of the advantages `acceptance` and `verdict`.
     - `baseline_decay`: the decay of the running baseline `ema`.
     - `kl_coef` weighs the divergence from the policy as RL began, estimated by `kl_estimator`: with d = log reference -
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
@@ -71,6 +81,7 @@ class Algorithm:
     importance_cap: float | None = None
     overlong_buffer: int | None = None
     overlong_penalty: float = 1.0
+    accept_above: float | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
@@ -114,11 +125,42 @@ class Algorithm:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 raise ValueError(f"algorithm.{name}={value!r}, expected {expected}")
-        if (self.beta is None) == (self.loss == "dro") or (self.beta is not None and not 0 < self.beta < inf):
+        if (self.accept_above is None) == (self.advantage in WITH_THRESHOLD) or not -inf < (
+            self.accept_above or 0
+        ) < inf:
             raise ValueError(
-                f"algorithm.beta={self.beta!r} with the loss {self.loss!r}: dro needs a beta above 0 (0.05 is usual), "
-                "and no other loss has one"
+                f"algorithm.accept_above={self.accept_above!r} with the advantage {self.advantage!r}: "
+                f"{' and '.join(WITH_THRESHOLD)} need a finite threshold (0.5 is usual), and no other advantage has one"
             )
+        if (self.beta is None) == ("beta" in self.loss_spec.config) or (
+            self.beta is not None and not 0 < self.beta < inf
+        ):
+            takes = [name for name in RL_LOSSES if "beta" in find_loss_spec(name).config]
+            raise ValueError(
+                f"algorithm.beta={self.beta!r} with the loss {self.loss!r}: {', '.join(takes)} need a beta above 0 "
+                "(0.05 and 0.1 are usual), and no other loss has one"
+            )
+        if self.is_preference:
+            self._check_preference()
+
+    def _check_preference(self) -> None:
+        """Refuse what a preference loss does not read."""
+        if self.advantage != "verdict":
+            raise ValueError(
+                f"algorithm.advantage={self.advantage} with the loss {self.loss!r}, which compares completions above "
+                "algorithm.accept_above with those below; use advantage=verdict"
+            )
+        if self.reduction not in ("sequence_sum", "sequence_mean"):
+            raise ValueError(
+                f"algorithm.reduction={self.reduction} with the loss {self.loss!r}, which takes a whole completion's "
+                "log-probs: their sum (sequence_sum, as in the paper) or their mean (sequence_mean)"
+            )
+        for name in ("kl_coef", "entropy_coef", "importance_cap"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"algorithm.{name}={getattr(self, name)} has no effect on the loss {self.loss!r}, which has no "
+                    "advantages and its own pull to the reference (algorithm.beta); leave it out"
+                )
 
     def _check_clip(self) -> None:
         for bound, most in (("clip_low", 1.0), ("clip_high", math.inf)):
@@ -142,13 +184,38 @@ class Algorithm:
         return is_custom_loss(self.loss)
 
     @property
+    def is_preference(self) -> bool:
+        """Whether the loss compares completions (`rlvr.algorithms.preferences`)."""
+        return self.loss in PREFERENCE_SPECS
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the loss compares completions of one group in pairs."""
+        return self.loss in PAIR_LOSSES
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether the loss is one function of all rows of an optimizer step."""
+        return self.has_custom_loss or self.is_preference
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probs under the policy as RL began are needed."""
+        return self.kl_coef > 0 or self.is_preference
+
+    @property
     def loss_spec(self) -> LossSpec:
         return find_loss_spec(self.loss)
 
     @property
     def has_group_baseline(self) -> bool:
         """Whether the baseline is a group's own: then a group of one has no signal."""
-        return self.advantage not in BATCH_ESTIMATORS
+        return self.advantage not in BATCH_ESTIMATORS or self.is_paired
+
+    @property
+    def estimator_options(self) -> dict[str, Any]:
+        """What the advantage takes of this spec."""
+        return {} if self.accept_above is None else {"above": self.accept_above}
 
     @property
     def has_gradient_at_zero(self) -> bool:
@@ -178,9 +245,11 @@ class Algorithm:
         baseline) and groups with equal rewards under `drop_equal_groups`. The batch then updates `baseline`.
         """
         baseline = baseline or RunningBaseline(self.baseline_decay)
-        ESTIMATORS[self.advantage](trajectories, baseline)
+        ESTIMATORS[self.advantage](trajectories, baseline, **self.estimator_options)
         baseline.observe(trajectories)
         known = [t for t in trajectories if t.reward is not None]
+        if self.advantage == "acceptance":
+            known = [t for t in known if t.advantage]
         if self.drop_equal_groups:
             known = [t for group in group_by(known, lambda t: t.group_id).values() if has_signal(group) for t in group]
         if self.mask_truncated:
@@ -198,108 +267,6 @@ class Algorithm:
         weights = REDUCTIONS[self.reduction](selected, max_tokens)
         rows = [(t, w) for t, w in zip(selected, weights, strict=True) if t.num_action_tokens]
         return rows if self.has_gradient_at_zero else [(t, w) for t, w in rows if t.advantage != 0.0]
-
-
-ALGORITHMS: dict[str, Algorithm] = {}
-
-
-def register_algorithm(spec: Algorithm) -> Algorithm:
-    """Add a spec under its name, for `resolve_algorithm` and `algorithm.name=...`; a name is registered once."""
-    if ALGORITHMS.get(spec.name, spec) != spec:
-        raise ValueError(f"algorithm {spec.name!r} is registered already; choose another name")
-    ALGORITHMS[spec.name] = spec
-    return spec
-
-
-for _spec in (
-    Algorithm(
-        "reinforce", "batch_mean", "importance_sampling", "sequence_sum", drop_equal_groups=False,
-        source="Williams 1992; on-policy the importance ratio is 1",
-    ),
-    Algorithm(
-        "reinforce_ema", "ema", "importance_sampling", "token_mean", drop_equal_groups=False,
-        source="Williams 1992 with a moving baseline",
-    ),
-    Algorithm(
-        "reinforce_pp", "batch_normalized", "ppo", "token_mean", 0.2, 0.2, drop_equal_groups=False,
-        source="arXiv:2501.03262; its KL penalty is kl_coef with k1 in the reward",
-    ),
-    Algorithm(
-        "rloo", "leave_one_out", "importance_sampling", "sequence_sum", drop_equal_groups=False,
-        source="arXiv:2402.14740",
-    ),
-    Algorithm(
-        "grpo_original", "group_normalized", "ppo", "sequence_mean", 0.2, 0.2, drop_equal_groups=False,
-        source="arXiv:2402.03300; its KL is kl_coef with k3 in the loss",
-    ),
-    Algorithm(
-        "dr_grpo", "group_mean", "ppo", "constant", 0.2, 0.2, drop_equal_groups=False,
-        source="arXiv:2503.20783",
-    ),
-    Algorithm(
-        "dapo", "group_normalized", "ppo", "token_mean", 0.2, 0.28,
-        source="arXiv:2503.14476; with training.dynamic_sampling and overlong_buffer",
-    ),
-    Algorithm(
-        "grpo", "group_mean", "ppo", "token_mean", 0.2, 0.28,
-        source="the default: arXiv:2402.03300, without std as in arXiv:2503.20783, mean and clip of arXiv:2503.14476",
-    ),
-    Algorithm(
-        "ppo", "group_mean", "ppo", "token_mean", 0.2, 0.28,
-        source="arXiv:1707.06347, its clip without a critic: the same as grpo",
-    ),
-    Algorithm(
-        "gspo", "group_normalized", "gspo", "sequence_mean", 3e-4, 4e-4, drop_equal_groups=False,
-        source="arXiv:2507.18071, section 5.1",
-    ),
-    Algorithm(
-        "cispo", "group_normalized", "cispo", "token_mean", 1.0, 3.0, drop_equal_groups=False,
-        source="arXiv:2506.13585; weights clipped to 0 ... 4, the Tinker protocol's default",
-    ),
-    Algorithm(
-        "dro", "group_mean", "dro", "token_mean", drop_equal_groups=False, beta=0.05,
-        source="arXiv:2405.19107, with the group's mean as the value",
-    ),
-    Algorithm(
-        "importance_sampling", "group_mean", "importance_sampling", "token_mean",
-        source="the Tinker cookbook's default: group mean, no clip",
-    ),
-):  # fmt: skip
-    register_algorithm(_spec)
-
-
-def find_algorithm(name: str) -> Algorithm:
-    """The registered spec, or the one at `package.module:SPEC`; ValueError with the nearest name for an unknown one."""
-    if ":" in name:
-        spec = load_object("algorithm", name)
-        if not isinstance(spec, Algorithm):
-            raise ValueError(f"algorithm {name!r}: it is of type {type(spec).__name__}, expected an Algorithm(...)")
-        return spec
-    if name not in ALGORITHMS:
-        known = sorted(ALGORITHMS)
-        near = did_you_mean(name, known)
-        if name.lower() in PREFERENCE:
-            near = " here: it learns from pairs of preferred completions, and the algorithms here learn from rewards"
-        raise ValueError(f"algorithm {name!r} is unknown{near}; known: {', '.join(known)}")
-    return ALGORITHMS[name]
-
-
-def resolve_algorithm(name: str, **overrides: Any) -> Algorithm:
-    """The spec `name` with some fields replaced; ValueError for a name or a field that does not exist."""
-    spec = find_algorithm(name)
-    if unknown := [field for field in overrides if field not in FIELDS]:
-        raise ValueError(
-            f"algorithm {name!r} has no field {unknown[0]!r}{did_you_mean(unknown[0], FIELDS)}; "
-            f"fields: {', '.join(FIELDS)}"
-        )
-    if overrides.get("loss", spec.loss) != spec.loss:  # another loss leaves the spec's own settings behind
-        # A bound fits the kind of ratio it was made for: only cispo may take over what ppo has.
-        clip = {} if (spec.loss, overrides["loss"]) == ("ppo", "cispo") else {"clip_low": None, "clip_high": None}
-        overrides = {**clip, "beta": 0.05 if overrides["loss"] == "dro" else None, **overrides}
-    has_gradient = any(overrides.get(option) for option in ("kl_coef", "entropy_coef"))
-    if has_gradient or overrides.get("advantage") in BATCH_ESTIMATORS:  # groups of equal rewards have a gradient then
-        overrides = {"drop_equal_groups": False, **overrides}
-    return replace(spec, **overrides)
 
 
 FIELDS = [f.name for f in fields(Algorithm) if f.name not in ("name", "source")]

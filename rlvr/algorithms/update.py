@@ -16,6 +16,7 @@ import numpy as np
 
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.loss_specs import KL_ESTIMATORS
+from rlvr.algorithms.preferences import build_preference_loss, keep_comparable
 from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update_statistics import Tokens, UpdateStatistics
@@ -24,7 +25,7 @@ from rlvr.core.futures import Future
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput
 from rlvr.core.protocols import TrainingClient
 from rlvr.core.registry import load_path
-from rlvr.core.types import Trajectory
+from rlvr.core.types import Trajectory, group_by
 
 Rows = Sequence[tuple[Trajectory, float]]
 
@@ -89,23 +90,28 @@ def update(
     config = loss_config(algorithm, client, temperature)
     selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference)
     statistics = UpdateStatistics(algorithm)
+    # Pairs of completions are within a group, so an optimizer step has whole groups.
+    units = list(group_by(selected, lambda t: t.group_id).values()) if algorithm.is_paired else [[t] for t in selected]
     for epoch in range(passes.epochs):
-        order = rng.permutation(len(selected), rng.key("minibatches", key, epoch))
-        count = min(passes.substeps, len(selected))
+        order = rng.permutation(len(units), rng.key("minibatches", key, epoch))
+        count = min(passes.substeps, len(units))
         for index in range(count):
-            rows = algorithm.weigh([selected[i] for i in sorted(order[index::count])], max_tokens)
+            rows = algorithm.weigh([t for i in sorted(order[index::count]) for t in units[i]], max_tokens)
+            if algorithm.is_preference:
+                rows, equal = keep_comparable(algorithm, rows)
+                statistics.equal_pairs += equal
             if not rows:
                 continue
             data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
             if passes.target_kl and statistics.updates:
-                if algorithm.has_custom_loss:
+                if algorithm.needs_whole_step:
                     output = _score(client, [t for t, _ in rows], config)
                 else:
                     output = client.forward(data, algorithm.loss, config).result()
                 statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
                 if statistics.approx_kl > passes.target_kl:
                     return statistics
-            output = _forward_backward(client, algorithm, data, config).result()
+            output = _forward_backward(client, algorithm, rows, data, config).result()
             statistics.add(rows, data, output, again=epoch > 0)
             _step(client, statistics, adam, check)
     return statistics
@@ -127,10 +133,10 @@ def update_streamed(
     """Like `update`, but takes minibatches of whole groups from `arriving` one at a time and sends each at once.
 
     Gradients equal those of one call over the substep's groups: losses are sums, and no weight depends on what has not
-    arrived. An optimizer step without a row to learn from is not made. ValueError for a loss of the user's: it need not
-    be a sum over rows, so it gets those of an optimizer step at once (`update`).
+    arrived. An optimizer step without a row to learn from is not made. ValueError for a loss of preferences or of the
+    user's: it need not be a sum over rows, so it gets those of an optimizer step at once (`update`).
     """
-    if algorithm.has_custom_loss:
+    if algorithm.needs_whole_step:
         raise ValueError(f"algorithm.loss={algorithm.loss} needs all rows of an optimizer step at once; use update")
     config = loss_config(algorithm, client, temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
@@ -142,7 +148,7 @@ def update_streamed(
             rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, max_tokens)]
             if rows:
                 data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
-                sent.append((rows, data, _forward_backward(client, algorithm, data, config)))
+                sent.append((rows, data, _forward_backward(client, algorithm, rows, data, config)))
         for number, (rows, data, output) in enumerate(sent):
             statistics.add(rows, data, output.result(), joined=number > 0)
         if sent:
@@ -161,11 +167,12 @@ def _select(
     reference: Any,
 ) -> tuple[list[Trajectory], OldLogprobs]:
     """The trajectories to learn from, with advantages set, and the trainer's log-probs if an option needs them."""
-    if algorithm.kl_coef:
+    if algorithm.needs_reference:
         if reference is None:
+            option = f"loss={algorithm.loss}" if algorithm.is_preference else f"kl_coef={algorithm.kl_coef}"
             raise ValueError(
-                f"algorithm.kl_coef={algorithm.kl_coef} without a reference: give update(reference=...) a sampling "
-                "client at the weights to compare with"
+                f"algorithm.{option} without a reference: give update(reference=...) a sampling client at the weights "
+                "to compare with"
             )
         fill_reference_logprobs(batch, reference, temperature)
     old = OldLogprobs()
@@ -181,9 +188,11 @@ def _select(
 
 
 def _forward_backward(
-    client: TrainingClient, algorithm: Algorithm, data: list[Datum], config: dict[str, float]
+    client: TrainingClient, algorithm: Algorithm, rows: Rows, data: list[Datum], config: dict[str, float]
 ) -> Future[ForwardBackwardOutput]:
-    """Add the gradient of the loss, a named one or a function of the user's, which gets all of `data` in one call."""
+    """Add the gradient of the loss: a named one, or a function that gets all of `data`, made of `rows`, in one call."""
+    if algorithm.is_preference:
+        return client.forward_backward_custom(data, build_preference_loss(algorithm, [t for t, _ in rows]), config)
     if algorithm.has_custom_loss:
         return client.forward_backward_custom(data, load_path("algorithm.loss", algorithm.loss), config)
     return client.forward_backward(data, algorithm.loss, config)
@@ -209,7 +218,7 @@ def loss_config(algorithm: Algorithm, client: TrainingClient, temperature: float
     config = dict(algorithm.thresholds)
     if client.capabilities.scores_at_temperature:
         config["temperature"] = temperature
-    if algorithm.beta is not None:
+    if algorithm.beta is not None and not algorithm.is_preference:
         config["beta"] = algorithm.beta
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         config["kl_estimator"] = float(1 + KL_ESTIMATORS.index(algorithm.kl_estimator))
@@ -233,10 +242,13 @@ def make_datum(
     ones = np.ones(len(q))
     spec = algorithm.loss_spec
     inputs: dict[str, Any] = {name: ones for name in spec.masks}
+    if algorithm.needs_reference and (algorithm.is_preference or algorithm.kl_in == "loss"):
+        inputs["reference_logprobs"] = trajectory.reference_logprobs
     inputs |= {name: weight * ones for name in spec.weight_inputs}  # 0 where the policy did not act
+    if "weights" in spec.inputs:
+        inputs["weights"] = weight * advantages
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         inputs["kl_weights"] = algorithm.kl_coef * weight * ones
-        inputs["reference_logprobs"] = trajectory.reference_logprobs
     if algorithm.entropy_coef and algorithm.entropy == "exact":
         inputs["entropy_weights"] = algorithm.entropy_coef * weight * ones
     return Datum.from_trajectory(trajectory, weight, advantages=advantages, logprobs=old, **inputs)

@@ -113,6 +113,7 @@ class UpdateStatistics:
         self._last = Differences()  # of the optimizer step under way
         self._kl = Differences()  # what the reference adds, of the same step
         self._target_divergence: float | None = None  # measured without a step
+        self.equal_pairs = 0  # left out of a preference loss: the same tokens, preferred and not
         self._own: dict[str, list[float]] = {}  # what a loss of the user's reported, a value an optimizer step
 
     @property
@@ -170,7 +171,7 @@ class UpdateStatistics:
         self.clipped["high"] += int(((ratio > self.high) & up).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
         self._losses(rows, tokens, output, joined)
-        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.has_custom_loss else ():
+        for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.needs_whole_step else ():
             self._own.setdefault(name, []).append(output.metrics[name])
 
     def _ratio(
@@ -209,6 +210,8 @@ class UpdateStatistics:
     def metrics(self) -> dict[str, float]:
         """The metrics of the update; only counts of work if there was no optimizer step."""
         done = {"updates": float(self.updates), "tokens_trained": float(self.tokens)}
+        if self.algorithm.is_paired:
+            done["equal_pairs"] = float(self.equal_pairs)
         if not self.updates:
             return done  # a zero divergence would look like a perfect score
         low, high = self.clipped["low"] / max(1, self.tokens), self.clipped["high"] / max(1, self.tokens)

@@ -61,7 +61,7 @@ def describe_memory(config: RunConfig) -> str:
         rows=training.prompts_per_step * training.group_size,
         lora=model.lora,
         optimizer=training.optimizer.name,
-        copies=bool(config.algorithm.resolve().kl_coef) + bool(training.max_steps_off_policy),
+        copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
     )
     cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
     return (

@@ -10,7 +10,8 @@ import math
 from dataclasses import asdict, dataclass, field, make_dataclass
 from typing import Any, get_type_hints
 
-from rlvr.algorithms.specs import FIELDS, Algorithm, resolve_algorithm
+from rlvr.algorithms.registry import resolve_algorithm
+from rlvr.algorithms.specs import FIELDS, Algorithm
 from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.core.messages import SamplingParams

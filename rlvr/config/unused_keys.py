@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS
-from rlvr.algorithms.specs import find_algorithm
+from rlvr.algorithms.advantages import WITH_THRESHOLD
+from rlvr.algorithms.loss_specs import RL_LOSSES, find_loss_spec
+from rlvr.algorithms.registry import find_algorithm
 from rlvr.clients.registry import AT_A_SERVER
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
 from rlvr.config.schema import RunConfig
@@ -42,10 +43,13 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     row = find_algorithm(cells.name)
     loss = cells.loss or row.loss
     dropped: dict[str, Any] = {}
-    if not (loss in LOSS_SPECS and LOSS_SPECS[loss].has_clip):
+    config_of_loss = find_loss_spec(loss).config if loss in RL_LOSSES else {}
+    if "clip_low_threshold" not in config_of_loss:
         dropped |= dict.fromkeys(("clip_low", "clip_high"), f"the loss {loss} does not clip")
-    if loss != "dro":
+    if "beta" not in config_of_loss:
         dropped["beta"] = f"the loss {loss} has no beta"
+    if (advantage := cells.advantage or row.advantage) not in WITH_THRESHOLD:
+        dropped["accept_above"] = f"the advantage {advantage} has no threshold"
     dropped = {cell: why for cell, why in dropped.items() if getattr(cells, cell) is not None}
     if dropped:
         idle += [(f"algorithm.{cell}", why) for cell, why in dropped.items()]

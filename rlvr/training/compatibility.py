@@ -11,15 +11,16 @@ from rlvr.core.messages import SamplingParams
 from rlvr.training.training_options import TrainingOptions
 
 # Advantages computed within a group: minibatches that are learned from as they arrive need no others.
-GROUPWISE = frozenset({"group_mean", "group_normalized", "leave_one_out", "raw"})
+GROUPWISE = frozenset({"group_mean", "group_normalized", "leave_one_out", "raw", "acceptance", "verdict"})
 
 
 def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:
     """Raise ValueError if algorithm, sampling and sizes contradict each other or nothing could be learned."""
     updates = options.ppo_epochs * options.num_substeps
-    if algorithm.loss == "importance_sampling" and updates > 1:
+    pushes_down = algorithm.loss == "cross_entropy" and algorithm.advantage != "acceptance"
+    if (algorithm.loss == "importance_sampling" or pushes_down) and updates > 1:
         raise ValueError(
-            f"algorithm.loss=importance_sampling does not clip, and {updates} updates a step make "
+            f"algorithm.loss={algorithm.loss} does not clip, and {updates} updates a step make "
             "the later ones stale; use a loss that clips (algorithm.name=ppo), or one substep and one epoch"
         )
     if options.dynamic_sampling and not (algorithm.has_group_baseline and algorithm.drop_equal_groups):
@@ -98,7 +99,7 @@ def _check_staleness(algorithm: Algorithm, options: TrainingOptions) -> None:
 def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
     """Refuse what needs the whole batch: minibatches are learned from as they arrive."""
     wrong: list[str] = []
-    if algorithm.has_custom_loss:
+    if algorithm.needs_whole_step:
         wrong.append(
             f"algorithm.loss={algorithm.loss} gets all rows of an optimizer step in one call (use num_substeps)"
         )

@@ -21,7 +21,7 @@ from rlvr.training.journal import Checkpoint, Journal, Position, describe_mismat
 from rlvr.training.schedules import Schedule
 from rlvr.training.training_job import TrainingJob
 
-REFERENCE = "reference"  # the checkpoint that a KL compares with
+REFERENCE = "reference"  # the checkpoint that a KL or a preference loss compares with
 
 
 class RunCheckpoints:
@@ -93,14 +93,17 @@ class RunCheckpoints:
             store_remote_path(self.job.folder / "checkpoints" / name, path)
 
     def save_reference(self, first: int) -> None:
-        """Save the policy before step 0 of RL if a KL compares with it; a resumed run (`first` > 0) reads it back."""
+        """Save the policy before step 0 of RL if the algorithm compares with it.
+
+        A resumed run (`first` > 0) reads it back.
+        """
         job, client = self.job, self.job.parts.client
-        if not job.parts.algorithm.kl_coef:
+        if not job.parts.algorithm.needs_reference:
             return
         folder = job.folder / "checkpoints" / REFERENCE
         if first and (damage := find_damage(folder)):
             raise TrainingStoppedError(
-                f"{folder}, the policy that algorithm.kl_coef compares with, is damaged or missing ({damage}); put it "
+                f"{folder}, the policy that the algorithm compares with, is damaged or missing ({damage}); put it "
                 "back: it cannot be made again from later weights. Or start anew under another run.name"
             )
         if not folder.exists():

@@ -35,7 +35,7 @@ class Trainer:
         self.passes = Passes(parts.options.ppo_epochs, parts.options.num_substeps, parts.options.target_kl)
         self.current_batch: list[Trajectory] = []  # of the step in progress: written to a file if the step fails
         self.baseline = RunningBaseline(parts.algorithm.baseline_decay)
-        self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.kl_coef` is not 0
+        self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.needs_reference`
         if parts.options.mode == "rlvr":
             check_compatibility(parts.algorithm, parts.params, parts.options)
             check_supported(parts.algorithm, parts.client.capabilities)
