@@ -71,6 +71,8 @@ ROWS_BY_HAND = {
     "raft": ([(0, 1.0, 1 / 2)], {}),
     # Group b has no pair. a1 made two trajectories, which are one completion.
     **dict.fromkeys(("dpo", "ipo"), ([(0, 1.0, 1 / 2), (2, -1.0, 1 / 2), (3, -1.0, 1 / 2)], {})),
+    # No advantage of the rewards: what is sent is decided by the teacher, whose advantages `update` adds.
+    "distillation": ([], {}),
     "kto": ([(i, -1.0 if i else 1.0, 1 / 4) for i in (0, 1, 2, 3, 5)], {}),
     # dro's pull towards the sampler is a gradient without any advantage: group b is sent too.
     "dro": ([(0, 0.5, 1 / 15), (1, 0.0, 1 / 15), (2, -0.5, 1 / 15), (3, -0.5, 1 / 15), (5, 0.0, 1 / 15)], {}),
@@ -238,7 +240,7 @@ def test_cells_that_would_compute_something_else_are_refused(name: str, cells: d
 def test_an_unknown_algorithm_names_the_nearest() -> None:
     """A misspelling is answered with the likely word and all known ones."""
     with pytest.raises(
-        ValueError, match=r"'grp0' is unknown \(did you mean 'grpo'\?\); known: cispo, dapo, dpo, dr_grpo"
+        ValueError, match=r"'grp0' is unknown \(did you mean 'grpo'\?\); known: cispo, dapo, distillation"
     ):
         resolve_algorithm("grp0")
     with pytest.raises(ValueError, match=r"algorithm.advantage='group_men' is unknown \(did you mean 'group_mean'\?\)"):

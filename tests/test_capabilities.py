@@ -33,6 +33,7 @@ OPTIONS: dict[str, Algorithm] = {
     "kl_in=loss": resolve_algorithm("reinforce", kl_coef=0.1, kl_in="loss"),
     "entropy=sampled": resolve_algorithm("reinforce", entropy_coef=0.1),
     "entropy=exact": resolve_algorithm("reinforce", entropy_coef=0.1, entropy="exact"),
+    "teacher_coef": resolve_algorithm("reinforce", teacher_coef=0.1),
     "importance_cap": resolve_algorithm("reinforce", importance_cap=2.0),
     "mask_truncated": resolve_algorithm("reinforce", mask_truncated=True),
     "overlong_buffer": resolve_algorithm("reinforce", overlong_buffer=1),
@@ -61,6 +62,7 @@ def train(trainer: Any, row: Algorithm) -> Any:
         baseline=RunningBaseline(),
         max_tokens=2,
         reference=reference,
+        teacher=reference,
     )
 
 

@@ -121,6 +121,12 @@ def raw(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
     _assign(trajectories, 0.0)
 
 
+def zero(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+    """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
+    for t in trajectories:
+        t.advantage = 0.0
+
+
 def acceptance(trajectories: Sequence[Trajectory], baseline: RunningBaseline, above: float = 0.5) -> None:
     """A_i = 1 if r_i > `accept_above`; the others leave the batch and its denominators.
 
@@ -146,12 +152,13 @@ ESTIMATORS: dict[str, Estimator] = {
     "batch_normalized": batch_normalized,
     "ema": ema,
     "raw": raw,
+    "zero": zero,
     "acceptance": acceptance,
     "verdict": verdict,
 }
 WITH_THRESHOLD = ("acceptance", "verdict")  # these take `above`, the field `accept_above` of a spec
 # Their baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
-BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw", *WITH_THRESHOLD}
+BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw", "zero", *WITH_THRESHOLD}
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:

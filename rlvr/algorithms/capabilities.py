@@ -47,7 +47,11 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
     if a.entropy_coef:
         needs = (Feature.FULL_LOGITS,) if a.entropy == "exact" else ()
         used.append(UsedOption(f"entropy={a.entropy}", needs, "use entropy=sampled"))
-    used += [UsedOption(name) for name in ("importance_cap", "mask_truncated", "overlong_buffer") if getattr(a, name)]
+    used += [
+        UsedOption(name)
+        for name in ("teacher_coef", "importance_cap", "mask_truncated", "overlong_buffer")
+        if getattr(a, name)
+    ]
     return used
 
 
@@ -74,6 +78,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
         {"kl_coef": 0.1, "kl_in": "loss"},
         {"entropy_coef": 0.1},
         {"entropy_coef": 0.1, "entropy": "exact"},
+        {"teacher_coef": 1.0},
         {"importance_cap": 2.0},
         {"mask_truncated": True},
         {"overlong_buffer": 1},

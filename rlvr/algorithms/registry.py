@@ -90,6 +90,10 @@ for _spec in (
         source="rejection-sampling fine-tuning on what the verifier accepts: arXiv:2304.06767, arXiv:2308.08998",
     ),
     Algorithm(
+        "distillation", "zero", "importance_sampling", "token_mean", drop_equal_groups=False, teacher_coef=1.0,
+        source="on-policy distillation: arXiv:2306.13649, https://thinkingmachines.ai/blog/on-policy-distillation/",
+    ),
+    Algorithm(
         "dpo", "verdict", "dpo", "sequence_sum", accept_above=0.5, beta=0.1,
         source="arXiv:2305.18290, over the pairs of each group: accepted and refused",
     ),
@@ -138,7 +142,7 @@ def resolve_algorithm(name: str, **overrides: Any) -> Algorithm:
     if overrides.get("advantage", spec.advantage) != spec.advantage:
         overrides = {"accept_above": 0.5 if overrides["advantage"] in WITH_THRESHOLD else None, **overrides}
     is_paired = overrides.get("loss", spec.loss) in PAIR_LOSSES
-    has_gradient = any(overrides.get(option) for option in ("kl_coef", "entropy_coef"))
+    has_gradient = any(overrides.get(option) for option in ("kl_coef", "entropy_coef", "teacher_coef"))
     if has_gradient or (
         overrides.get("advantage") in BATCH_ESTIMATORS and not is_paired
     ):  # groups of equal rewards have a gradient then

@@ -55,6 +55,8 @@ class Algorithm:
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` subtracts coefficient x log-prob from each token's
       advantage (on-policy its expected gradient is the entropy's; later updates of a step clip it like any advantage),
       `exact` needs full logits, so the local client.
+    - `teacher_coef` weighs on-policy distillation: every token's advantage loses coefficient x (log policy - log
+      teacher), the reverse KL to the run's `teacher` (arXiv:2306.13649). `advantage=zero` learns from it alone.
     - `importance_cap`: advantages are multiplied by min(exp(p_old - q), cap), p_old the trainer's log-probs before the
       step and q the sampler's, and ratios are taken to p_old: truncated importance sampling for a sampler that differs
       from the trainer (https://fengyao.notion.site/off-policy-rl). None: the sampler's log-probs are trusted.
@@ -82,6 +84,7 @@ class Algorithm:
     overlong_buffer: int | None = None
     overlong_penalty: float = 1.0
     accept_above: float | None = None
+    teacher_coef: float = 0.0
 
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
@@ -105,6 +108,8 @@ class Algorithm:
                 f"algorithm.entropy=exact needs full logits, and algorithm.loss={self.loss} is a function of the "
                 "sampled tokens' log-probs; use entropy=sampled"
             )
+        if self.advantage == "zero" and not self.teacher_coef:
+            raise ValueError("algorithm.advantage=zero learns from a teacher alone; give algorithm.teacher_coef=1")
         if self.drop_equal_groups and not self.has_group_baseline:
             raise ValueError(
                 f"algorithm.drop_equal_groups=true with the batch baseline {self.advantage!r} would drop groups with "
@@ -117,6 +122,7 @@ class Algorithm:
             "baseline_decay": (0.0, 1.0, "0 to 1 (1 never moves)"),
             "kl_coef": (0.0, inf, "at least 0"),
             "entropy_coef": (0.0, inf, "at least 0"),
+            "teacher_coef": (0.0, inf, "at least 0"),
             "importance_cap": (1.0, inf, "at least 1 (2 is usual), or null"),
             "overlong_buffer": (1, inf, "at least 1 token, or null"),
             "overlong_penalty": (0.0, inf, "at least 0"),
@@ -155,7 +161,7 @@ class Algorithm:
                 f"algorithm.reduction={self.reduction} with the loss {self.loss!r}, which takes a whole completion's "
                 "log-probs: their sum (sequence_sum, as in the paper) or their mean (sequence_mean)"
             )
-        for name in ("kl_coef", "entropy_coef", "importance_cap"):
+        for name in ("kl_coef", "entropy_coef", "importance_cap", "teacher_coef"):
             if getattr(self, name):
                 raise ValueError(
                     f"algorithm.{name}={getattr(self, name)} has no effect on the loss {self.loss!r}, which has no "
@@ -245,6 +251,8 @@ class Algorithm:
         baseline) and groups with equal rewards under `drop_equal_groups`. The batch then updates `baseline`.
         """
         baseline = baseline or RunningBaseline(self.baseline_decay)
+        for t in trajectories:
+            t.token_advantages = []
         ESTIMATORS[self.advantage](trajectories, baseline, **self.estimator_options)
         baseline.observe(trajectories)
         known = [t for t in trajectories if t.reward is not None]
@@ -266,7 +274,7 @@ class Algorithm:
             return []
         weights = REDUCTIONS[self.reduction](selected, max_tokens)
         rows = [(t, w) for t, w in zip(selected, weights, strict=True) if t.num_action_tokens]
-        return rows if self.has_gradient_at_zero else [(t, w) for t, w in rows if t.advantage != 0.0]
+        return rows if self.has_gradient_at_zero else [(t, w) for t, w in rows if t.has_advantage]
 
 
 FIELDS = [f.name for f in fields(Algorithm) if f.name not in ("name", "source")]

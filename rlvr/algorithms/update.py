@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.distillation import add_teacher_advantages
 from rlvr.algorithms.loss_specs import KL_ESTIMATORS
 from rlvr.algorithms.preferences import build_preference_loss, keep_comparable
 from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
@@ -79,16 +80,17 @@ def update(
     temperature: float = 1.0,
     key: int = 0,
     reference: Any = None,
+    teacher: Any = None,
     check: Callable[[UpdateStatistics], None] = lambda statistics: None,
 ) -> UpdateStatistics:
     """Compute penalties and advantages and make every optimizer step of the batch; returns the statistics.
 
     `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of a completion, `key`
-    the randomness of the substeps, `reference` the sampling client that a KL compares with. `check` is called with the
-    statistics before the first optimizer step, and may raise.
+    the randomness of the substeps, `reference` the sampling client that a KL compares with, `teacher` that of a
+    distillation. `check` is called with the statistics before the first optimizer step, and may raise.
     """
     config = loss_config(algorithm, client, temperature)
-    selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference)
+    selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher)
     statistics = UpdateStatistics(algorithm)
     # Pairs of completions are within a group, so an optimizer step has whole groups.
     units = list(group_by(selected, lambda t: t.group_id).values()) if algorithm.is_paired else [[t] for t in selected]
@@ -128,6 +130,7 @@ def update_streamed(
     max_tokens: int,
     temperature: float = 1.0,
     reference: Any = None,
+    teacher: Any = None,
     check: Callable[[UpdateStatistics], None] = lambda statistics: None,
 ) -> UpdateStatistics:
     """Like `update`, but takes minibatches of whole groups from `arriving` one at a time and sends each at once.
@@ -143,7 +146,9 @@ def update_streamed(
     for _ in range(stream.substeps):
         sent: list[tuple[Rows, list[Datum], Future[ForwardBackwardOutput]]] = []
         for batch in islice(parts, stream.minibatches):
-            selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference)
+            selected, old = _select(
+                client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher
+            )
             share = len({t.rollout_id or str(id(t)) for t in selected}) / stream.completions
             rows = [(t, weight * share) for t, weight in algorithm.weigh(selected, max_tokens)]
             if rows:
@@ -165,6 +170,7 @@ def _select(
     max_tokens: int,
     temperature: float,
     reference: Any,
+    teacher: Any,
 ) -> tuple[list[Trajectory], OldLogprobs]:
     """The trajectories to learn from, with advantages set, and the trainer's log-probs if an option needs them."""
     if algorithm.needs_reference:
@@ -181,6 +187,13 @@ def _select(
         old = OldLogprobs(known, compute_current_logprobs(client, known, config))
     penalize(batch, algorithm, max_tokens, old.of)
     selected = algorithm.select(batch, baseline)
+    if algorithm.teacher_coef:
+        if teacher is None:
+            raise ValueError(
+                f"algorithm.teacher_coef={algorithm.teacher_coef} without a teacher: set teacher.model or teacher.url, "
+                "or give update(teacher=...) a sampling client"
+            )
+        add_teacher_advantages(selected, teacher, algorithm.teacher_coef, temperature, old.of)
     for trajectory in selected:
         if not trajectory.is_empty:
             trajectory.require_trainable()
@@ -233,7 +246,8 @@ def make_datum(
     `weight` is the reduction; `old` [R] are the trainer's log-probs before the step, for the importance correction.
     """
     q = np.asarray(trajectory.logprobs)
-    advantages = np.full(len(q), trajectory.advantage)
+    own = trajectory.token_advantages
+    advantages = np.asarray(own) if own else np.full(len(q), trajectory.advantage)
     if algorithm.entropy_coef and algorithm.entropy == "sampled":
         advantages = advantages - algorithm.entropy_coef * (q if old is None else np.asarray(old))
     if algorithm.importance_cap is not None:

@@ -187,7 +187,7 @@ class EndpointSamplingClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.usage = endpoint, Usage()
         self.temperature: float | None = None
-        self._connection = _Connection(endpoint)
+        self._connection = EndpointConnection(endpoint)
         self._tokenizer = CodePointTokenizer()
 
     @property
@@ -242,7 +242,7 @@ class EndpointSamplingClient:
         try:
             reply = await self._connection.line().ask(self._request(text, asked, stops, index), cost)
         except ChatError as failure:
-            error = _error(failure)
+            error = describe_failure(failure)
             self._connection.status = EndpointStatus(time.time(), error)
             raise error from failure
         finally:
@@ -288,7 +288,7 @@ class EndpointSamplingClient:
         self._connection.close()
 
 
-class _Connection:
+class EndpointConnection:
     """The connections, opened on the event loop of the caller (another one after a fork), and the last status."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -306,7 +306,7 @@ class _Connection:
 
     async def ping(self) -> EndpointStatus:
         failure = await self.line().ping()
-        self.status = EndpointStatus(time.time(), failure and _error(failure))
+        self.status = EndpointStatus(time.time(), failure and describe_failure(failure))
         return self.status
 
     def close(self) -> None:
@@ -316,7 +316,8 @@ class _Connection:
             asyncio.run_coroutine_threadsafe(held[1].aclose(), held[0]).result(5)
 
 
-def _error(failure: ChatError) -> EndpointError:
+def describe_failure(failure: ChatError) -> EndpointError:
+    """The failure of a request as users of the sampler see it."""
     return EndpointError(_CODES[failure.reason], str(failure), failure.retry_after)
 
 

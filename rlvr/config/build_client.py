@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from rlvr.clients.local_engine import is_model
+from rlvr.clients.local_engine import is_hub_name, is_model
 from rlvr.clients.registry import ClientRequest, resolve_client
 from rlvr.clients.vllm.vllm_clients import sample_from_vllm
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import CoreShares, available_cores, split_cores
+from rlvr.core.files import read_json
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.ray_cluster import LOCAL
 from rlvr.core.registry import did_you_mean
@@ -42,6 +43,17 @@ def find_near_folder(missing: Path) -> str:
         place = place.parent
     near = did_you_mean(place.name, [entry.name for entry in place.parent.iterdir() if entry.is_dir()])
     return near if place == missing.absolute() or not near else f" {place.name}{near}"
+
+
+def find_base(adapter: Path, given: str | None) -> str:
+    """The model that an adapter belongs to: the one that is given, else the one that it names itself."""
+    named = read_json(adapter / "adapter_config.json", "the config of an adapter").get("base_model_name_or_path")
+    base = given or named
+    if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
+        raise ValueError(
+            f"{adapter} names the base model {base!r}, which was not found; give model.name=<its base model>"
+        )
+    return base
 
 
 def core_shares(config: RunConfig, source: TaskSource, total: int | None = None) -> CoreShares:

@@ -18,6 +18,7 @@ from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, read
 from rlvr.config.build_client import build_client, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
+from rlvr.config.build_teacher import build_teacher, check_teacher, has_teacher
 from rlvr.config.plan_memory import describe_memory
 from rlvr.config.run_tasks import check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.config.schema import RunConfig
@@ -45,6 +46,7 @@ from rlvr.training.training_job import TrainingJob
 CONNECTION_KEYS = (
     "model.base_url", "model.api_key", "model.timeout_s",
     "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency",
+    "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
 )  # fmt: skip
 READ_AS_TEXT = PromptOptions(chat="off")
 
@@ -165,6 +167,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)
+        check_teacher(config)
         if algorithm.has_custom_loss:
             try_custom_loss(algorithm)
     completions = t.prompts_per_step * t.group_size
@@ -199,7 +202,8 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}"
             f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' else ''}, {algorithm.reduction}"
             + (f", KL {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.kl_coef else "")
-            + (f", entropy bonus {algorithm.entropy_coef:g}" if algorithm.entropy_coef else ""),
+            + (f", entropy bonus {algorithm.entropy_coef:g}" if algorithm.entropy_coef else "")
+            + (f", teacher {config.teacher} at {algorithm.teacher_coef:g}" if algorithm.teacher_coef else ""),
             "training": f"{t.steps} steps x {t.prompts_per_step} prompts x {t.group_size} completions = "
             f"{t.steps * completions:,} completions, at most {tokens:,} tokens"
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
@@ -274,8 +278,9 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
     curriculum = Curriculum(source, config.curriculum, config.seed)
     for text in curriculum.advice() if config.training.mode == "rlvr" else ():
         warn(text)
+    teacher = build_teacher(config, source, client.get_tokenizer(), say) if has_teacher(config) else None
     parts = TrainerParts(
-        client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, watched
+        client, source, reward, algorithm, config.rollout, config.training, curriculum, config.seed, watched, teacher
     )
     return TrainingJob(
         trainer=Trainer(parts, Monitor(config.training, warn)),

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr.clients.local_engine import build_sampler, is_hub_name, is_model
 from rlvr.config import CLI, LoadedConfig, load
-from rlvr.config.build_client import build_client, client_request, core_shares, find_near_folder
+from rlvr.config.build_client import build_client, client_request, core_shares, find_base, find_near_folder
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import (
     build_reward,
@@ -149,7 +149,7 @@ def with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> Loaded
     model["name"] = (
         str(Path(place).expanduser())
         if adapter is None
-        else _base_of(adapter, given["name"] if "model.name" in typed else None)
+        else find_base(adapter, given["name"] if "model.name" in typed else None)
     )
     if "model.tokenizer" in typed:
         model["tokenizer"] = given["tokenizer"]
@@ -157,17 +157,6 @@ def with_model(loaded: LoadedConfig, place: str, adapter: Path | None) -> Loaded
         model["tokenizer"] = str(adapter)
     origin = {key: source for key, source in loaded.origin.items() if not key.startswith("model.") or key in typed}
     return replace(loaded, values={**loaded.values, "model": model, "client": "local"}, origin=origin)
-
-
-def _base_of(adapter: Path, given: str | None) -> str:
-    """The model that an adapter belongs to: the one that is given, else the one that it names itself."""
-    named = read_json(adapter / "adapter_config.json", "the config of an adapter").get("base_model_name_or_path")
-    base = given or named
-    if not isinstance(base, str) or not (is_hub_name(base) or is_model(Path(base).expanduser())):
-        raise ValueError(
-            f"{adapter} names the base model {base!r}, which was not found; give model.name=<its base model>"
-        )
-    return base
 
 
 def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -> dict[str, Any]:

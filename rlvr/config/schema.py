@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from rlvr.algorithms.registry import resolve_algorithm
 from rlvr.algorithms.specs import FIELDS, Algorithm
 from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
+from rlvr.clients.teacher import TeacherOptions
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.core.messages import SamplingParams
 from rlvr.engine.engine_options import EngineLimits
@@ -85,6 +86,7 @@ class RunConfig:
     prompt: PromptOptions = field(default_factory=PromptOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
     algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
+    teacher: TeacherOptions = field(default_factory=TeacherOptions)
     rollout: SamplingParams = field(default_factory=SamplingParams)
     training: TrainingOptions = field(default_factory=TrainingOptions)
     sft: SftOptions = field(default_factory=SftOptions)

@@ -156,9 +156,10 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.training.mode == "sft":
         used = ("mode", "error_budget", "max_prompt_tokens", "long_prompts")  # of evaluation, and of all prompts
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]
+        sections = ("algorithm", "teacher", "curriculum")
         idle += [
             (key, "training.mode is sft, which reads sft.*")
-            for key in (*learned, "algorithm", "curriculum", "evaluation.every", "evaluation.report", "run.keep_best")
+            for key in (*learned, *sections, "evaluation.every", "evaluation.report", "run.keep_best")
         ]
         return idle
     return idle + _unused_algorithm_keys(config)
@@ -171,12 +172,14 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
         idle.append(("algorithm.baseline_decay", f"the advantage {row.advantage} has no moving average"))
     if not row.kl_coef:
         idle += [(f"algorithm.{key}", "algorithm.kl_coef is 0") for key in ("kl_estimator", "kl_in")]
+    if not row.teacher_coef:
+        idle.append(("teacher", "algorithm.teacher_coef is 0"))
     if not row.entropy_coef:
         idle.append(("algorithm.entropy", "algorithm.entropy_coef is 0"))
     if row.overlong_buffer is None:
         idle.append(("algorithm.overlong_penalty", "algorithm.overlong_buffer is not given"))
     # What a row can do without: a file may say the default aloud.
-    return [(key, why) for key, why in idle if getattr(cells, key.partition(".")[2]) is not None]
+    return [(key, why) for key, why in idle if getattr(cells, key.partition(".")[2] or key, key) is not None]
 
 
 def report_unused(

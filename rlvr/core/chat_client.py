@@ -4,12 +4,14 @@
     async with ChatClient(endpoint) as client:
         reply = await client.ask({"messages": messages, "temperature": 0}, cost)      # raises ChatError
 
-Two dialects: OpenAI's chat completions, and a plain one, `{"prompt": ...}` in and `{"text": ...}` out. Retried are
+Dialects: OpenAI's chat completions, a plain one, `{"prompt": ...}` in and `{"text": ...}` out, and OpenAI's older
+completions, whose answers the caller reads (`fetch`). Retried are
 refused and broken connections, 408, 429, 5xx and malformed replies, after growing random waits or after `Retry-After`;
 a time-out is retried once. Everything else is final. Redirects are never followed: they would carry the key and the
 texts elsewhere. The key comes from an environment variable and is redacted in what the endpoint says.
 
-Used by the judge (`rlvr.reward.judge`) and the sampler of text endpoints (`rlvr.clients.endpoint`). Left out on
+Used by the judge (`rlvr.reward.judge`), the sampler of text endpoints (`rlvr.clients.endpoint`) and a teacher behind
+an endpoint (`rlvr.clients.teacher`). Left out on
 purpose: streaming, tools, images, and limits by tokens per minute (the endpoint answers 429).
 `python -m pytest tests/test_reward_judge.py tests/test_clients_endpoint.py` exercises it against real servers.
 """
@@ -21,14 +23,16 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
 
 MAX_REPLY = 4 << 20  # bytes of one reply, unpacked
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds before the second attempt, and between any two
@@ -91,6 +95,7 @@ class Dialect(str, Enum):
 
     CHAT = "chat"  # POST {base_url}/chat/completions, as OpenAI has it
     PLAIN = "plain"  # POST {base_url}, {"prompt": ...} in, {"text": ...} out
+    COMPLETIONS = "completions"  # POST {base_url}/completions, as OpenAI had it: here, to score tokens
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,9 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        return self.base_url.rstrip("/") + "/chat/completions" if self.dialect is Dialect.CHAT else self.base_url
+        paths = {Dialect.CHAT: "/chat/completions", Dialect.COMPLETIONS: "/completions"}
+        path = paths.get(self.dialect)
+        return self.base_url.rstrip("/") + path if path else self.base_url
 
     @property
     def key(self) -> str:
@@ -127,7 +134,7 @@ class Endpoint:
         except (ValueError, AttributeError, TypeError):
             parts, sound = None, False
         if not sound or parts is None or parts.query or parts.fragment:
-            tail = "v1" if self.dialect is Dialect.CHAT else "generate"
+            tail = "generate" if self.dialect is Dialect.PLAIN else "v1"
             raise ValueError(
                 f"{what}: base_url={_bare(self.base_url)!r}, expected one like 'http://127.0.0.1:8000/{tail}'"
             )
@@ -136,7 +143,7 @@ class Endpoint:
                 f"{what}: base_url holds a password, which a run's files would show; put the key into an environment "
                 "variable and name that with api_key_env"
             )
-        if self.dialect is Dialect.CHAT and (not isinstance(self.model, str) or not self.model):
+        if self.dialect is not Dialect.PLAIN and (not isinstance(self.model, str) or not self.model):
             raise ValueError(f"{what}: model={self.model!r}, expected the name under which {self.base_url} serves it")
         if self.key_variable and not self.key:
             raise ValueError(
@@ -197,6 +204,13 @@ class ChatClient:
 
     async def ask(self, request: Mapping[str, Any], cost: Cost) -> ChatReply:
         """The reply, never empty; ChatError once no further attempt is allowed or would help."""
+        reply = await self.fetch(request, self._read, cost)
+        cost.prompt_tokens += reply.prompt_tokens
+        cost.completion_tokens += reply.completion_tokens
+        return reply
+
+    async def fetch(self, request: Mapping[str, Any], read: Callable[[bytes], T | ChatError], cost: Cost) -> T:
+        """What `read` makes of the body of the answer; ChatError as for `ask`, or as `read` returns it."""
         named = {"model": self.endpoint.model} if self.endpoint.model else {}
         fields = {**named, **request, **self.endpoint.body}
         content = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
@@ -206,10 +220,8 @@ class ChatClient:
                 if self._down is not None:
                     raise self._down
                 cost.requests += 1
-                reply, wait = await self._once(content)
-            if isinstance(reply, ChatReply):
-                cost.prompt_tokens += reply.prompt_tokens
-                cost.completion_tokens += reply.completion_tokens
+                reply, wait = await self._once(content, read)
+            if not isinstance(reply, ChatError):
                 return reply
             late += reply.reason == "timeout"
             if wait is None or attempt == self.endpoint.retries or late == 2:
@@ -219,7 +231,7 @@ class ChatClient:
             await asyncio.sleep(max(wait, random.uniform(0.5, 1) * min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, content: bytes) -> tuple[ChatReply | ChatError, float | None]:
+    async def _once(self, content: bytes, read: Callable[[bytes], T | ChatError]) -> tuple[T | ChatError, float | None]:
         """One attempt: a reply, or an error and the least wait before the next attempt; None if it is final."""
         where, http = self.endpoint.url, self._http
         try:
@@ -239,10 +251,10 @@ class ChatClient:
             return ChatError("unreachable", f"{where} cannot be reached: {type(error).__name__}: {detail}"), 0.0
         except (http.HTTPError, http.InvalidURL, http.StreamError) as error:
             return ChatError("bad_reply", f"{where}: {type(error).__name__}: {self._redact(str(error))}"), None
-        status, detail = response.status_code, self._redact(body[:2000].decode("utf-8", "replace")).strip()[:500]
+        status, detail = response.status_code, self._show(body)
         if status == 200:
-            read = self._read(body, detail)
-            return read, 0.0 if isinstance(read, ChatError) and self._again(read) else None
+            reply = read(body)
+            return reply, 0.0 if isinstance(reply, ChatError) and self._again(reply) else None
         if 300 <= status < 400:
             return ChatError("redirected", f"{where} answered {status}, a redirect, which is not followed"), None
         message = f"{where} answered {status}: {detail}"
@@ -273,8 +285,8 @@ class ChatClient:
             return ChatError("unreachable", f"{where} cannot be reached: {type(error).__name__}: {detail}")
         return ChatError("unreachable", f"{where} answered {status}") if status in (502, 503, 504) else None
 
-    def _read(self, body: bytes, detail: str) -> ChatReply | ChatError:
-        where, dialect = self.endpoint.url, self.endpoint.dialect
+    def _read(self, body: bytes) -> ChatReply | ChatError:
+        where, dialect, detail = self.endpoint.url, self.endpoint.dialect, self._show(body)
         try:
             message = json.loads(body)
             text, ended = _text_of(message, dialect)
@@ -297,7 +309,13 @@ class ChatClient:
 
     def _again(self, failure: ChatError) -> bool:
         """Whether a 200 without a usable reply is worth another request."""
+        if failure.reason == "refused":
+            return False
         return self.endpoint.retry_empty if failure.reason == "empty" else not failure.text_at_fault
+
+    def _show(self, body: bytes) -> str:
+        """The beginning of an answer, for messages."""
+        return self._redact(body[:2000].decode("utf-8", "replace")).strip()[:500]
 
     def _redact(self, text: str) -> str:
         key = self.endpoint.key

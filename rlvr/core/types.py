@@ -104,8 +104,10 @@ class Trajectory:
     `answer` is what verifiers judge: the policy's last turn if an environment spoke in between, None for the whole
     response. `penalty` is what an algorithm subtracts from the reward before the advantage
     (a KL penalty, an overlong one); `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those
-    under a reference policy, where asked for. `turn_starts` are the places in the response where the policy began to
-    speak, `reports` what the environment measured, a mapping a turn. `reward` is 0.0 until scored and None after a
+    under a reference policy and `teacher_logprobs` [R] those under a teacher, where asked for. `token_advantages` [R]
+    are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
+    where the policy began to speak, `reports` what the environment measured, a mapping a turn. `reward` is 0.0 until
+    scored and None after a
     verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
     leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens`
     where it is not `prompt`: after a chat template, or in an episode that writes its prompts anew.
@@ -139,6 +141,8 @@ class Trajectory:
     turn_starts: list[int] = field(default_factory=list[int])
     reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     rendered_prompt: str = ""
+    teacher_logprobs: list[float] = field(default_factory=list[float])
+    token_advantages: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)
@@ -188,6 +192,11 @@ class Trajectory:
     def is_empty(self) -> bool:
         """Whether the episode ended before the policy sampled anything: it may have a reward, but no tokens."""
         return not self.prompt_tokens and not self.response_tokens and not self.response
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether the advantage of some token is not 0."""
+        return any(self.token_advantages) if self.token_advantages else self.advantage != 0.0
 
     @property
     def truncated(self) -> bool:

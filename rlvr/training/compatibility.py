@@ -11,7 +11,7 @@ from rlvr.core.messages import SamplingParams
 from rlvr.training.training_options import TrainingOptions
 
 # Advantages computed within a group: minibatches that are learned from as they arrive need no others.
-GROUPWISE = frozenset({"group_mean", "group_normalized", "leave_one_out", "raw", "acceptance", "verdict"})
+GROUPWISE = frozenset({"group_mean", "group_normalized", "leave_one_out", "raw", "zero", "acceptance", "verdict"})
 
 
 def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:

@@ -11,7 +11,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -83,10 +83,12 @@ class TrainingLoop:
         self.best.restore(rows, is_over, self.console.warn)
         self.best.publish(self.checkpoints.kept_steps())
         self.job.trainer.monitor.restore(rows, lambda step: stored_groups(self.job.folder, step))
+        teacher = self.job.parts.teacher
         with (
             freeze_collector(),
             self.log,
             closing(self.schedule),
+            closing(teacher) if hasattr(teacher, "close") else nullcontext(),  # one behind an endpoint
             self._handle_interrupts(),
             self.job.trackers.running(rows, (TrainingInterruptedError, KeyboardInterrupt)),
         ):

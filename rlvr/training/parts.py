@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlvr.algorithms import Algorithm
 from rlvr.core.messages import SamplingParams
@@ -16,7 +17,10 @@ from rlvr.training.training_options import TrainingOptions
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """What reinforcement learning is made of. The verifiers in `watched` judge too, and change no reward."""
+    """What reinforcement learning is made of. The verifiers in `watched` judge too, and change no reward.
+
+    `teacher` is what distillation learns from: a sampling client, or another with its `compute_logprobs`.
+    """
 
     client: TrainingClient
     source: TaskSource
@@ -27,6 +31,7 @@ class TrainerParts:
     curriculum: Curriculum
     seed: int
     watched: Sequence[Reward] = ()
+    teacher: Any = None
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.distillation import measure_teacher_kl
 from rlvr.algorithms.update import Passes, StreamPlan, loss_config, measure_divergence, update, update_streamed
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.core import rng
@@ -112,6 +113,7 @@ class Trainer:
             "max_tokens": self.parts.params.max_tokens or 0,
             "temperature": self.parts.params.temperature,
             "reference": self.reference,
+            "teacher": self.parts.teacher,
         }
 
     def _metrics(self, step: int, collected: StepBatch, statistics: UpdateStatistics) -> dict[str, float]:
@@ -119,6 +121,8 @@ class Trainer:
         completions = answer_statistics(collected.all, self.parts.reward.name)
         if self.parts.algorithm.has_penalty:
             completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
+        if self.parts.algorithm.teacher_coef:
+            completions["teacher/kl"] = measure_teacher_kl(collected.batch)
         progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
         updates = statistics.metrics()
         self.monitor.watch_drift(step, updates)

@@ -1,0 +1,49 @@
+"""On-policy distillation: every token that the policy sampled has an advantage by what a teacher thinks of it.
+
+A_t <- A_t - coefficient x (log policy - log teacher) of the sampled token: the gradient is that of the reverse KL
+divergence, token by token, over the policy's own completions (Agarwal et al. 2024, arXiv:2306.13649, with the reverse
+KL; https://thinkingmachines.ai/blog/on-policy-distillation/).
+Exercised by `python -m pytest tests/test_distillation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr.algorithms.shaping import compute_sampler_logprobs
+from rlvr.core.types import Trajectory
+
+
+def add_teacher_advantages(
+    trajectories: Sequence[Trajectory],
+    teacher: Any,
+    coefficient: float,
+    temperature: float,
+    old_logprobs: Callable[[Trajectory], Sequence[float] | None] = lambda trajectory: None,
+) -> None:
+    """Set `teacher_logprobs` and `token_advantages` [R] of every trajectory, by the sampling client `teacher`.
+
+    `old_logprobs` gives the trainer's log-probs [R] before the step, if there are any: they take the sampler's place.
+    """
+    rows = [t for t in trajectories if not t.is_empty]
+    for t, logprobs in zip(rows, compute_sampler_logprobs(rows, teacher, temperature), strict=True):
+        t.teacher_logprobs = logprobs
+        own = old_logprobs(t)
+        gap = np.asarray(t.logprobs if own is None else own) - np.asarray(logprobs)
+        base = np.asarray(t.token_advantages) if t.token_advantages else np.full(len(gap), t.advantage)
+        t.token_advantages = (base - coefficient * gap).tolist()
+
+
+def measure_teacher_kl(trajectories: Sequence[Trajectory]) -> float:
+    """The mean over sampled tokens of log policy - log teacher, which estimates the reverse KL; 0 without a token."""
+    gaps = [
+        q - teacher
+        for t in trajectories
+        if t.teacher_logprobs
+        for q, teacher, acted in zip(t.logprobs, t.teacher_logprobs, t.action_mask, strict=True)
+        if acted
+    ]
+    return float(np.mean(gaps)) if gaps else 0.0

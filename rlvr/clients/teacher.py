@@ -1,0 +1,147 @@
+"""The teacher of on-policy distillation: where it is, and the client of one behind an endpoint.
+
+    teacher = EndpointTeacher(TeacherOptions(url="http://127.0.0.1:8000/v1", name="large"))
+    teacher.check(tokenizer)                                          # ValueError if it cannot teach this policy
+    logprobs = teacher.compute_logprobs(ModelInput(tokens)).result()
+
+An endpoint is asked for the log-probs of a prompt that it is given as token ids: `POST /completions` with `echo` and
+`logprobs`, which our engine server and vLLM answer. Exercised by `python -m pytest tests/test_teacher.py`. Left out on
+purpose: a temperature other than 1, which no such endpoint applies to a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.clients.endpoint import EndpointConnection, EndpointError, RequestFuture, describe_failure
+from rlvr.core import rng
+from rlvr.core.chat_client import ChatError, Cost, Dialect, Endpoint
+from rlvr.core.futures import Future
+from rlvr.core.messages import ModelInput
+from rlvr.reward.coroutines import start_coroutine
+
+PROBES = 64  # tokens by which two tokenizers are compared
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """The teacher of `algorithm.teacher_coef`: `model` or `url`.
+
+    `model` is a run, one of its checkpoints, a model folder, an adapter or a hub name, loaded into this process beside
+    the policy. `url` is the base of an API with `/completions` (http://127.0.0.1:8000/v1) whose model is called `name`
+    there; the variable `api_key_env` holds its key. A call may take `timeout_s` and is tried again up to `retries`
+    times; at most `concurrency` are in flight.
+    """
+
+    model: str | None = None
+    url: str | None = None
+    name: str | None = None
+    api_key_env: str = ""
+    timeout_s: float = 120.0
+    retries: int = 4
+    concurrency: int = 16
+
+    def __post_init__(self) -> None:
+        if self.model and self.url:
+            raise ValueError(f"teacher: model={self.model!r} and url={self.url!r} are both given; give one of them")
+        if bool(self.url) != bool(self.name):
+            raise ValueError(
+                f"teacher: url={self.url!r} and name={self.name!r} belong together: the base of the API, such as "
+                "http://127.0.0.1:8000/v1, and the model's name there"
+            )
+        if self.url:
+            self.endpoint.check("teacher")
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.url}" if self.url else str(self.model)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        limits = {"timeout_s": self.timeout_s, "retries": self.retries, "concurrency": self.concurrency}
+        url, name = str(self.url), str(self.name)
+        return Endpoint(url, name, self.api_key_env, dialect=Dialect.COMPLETIONS, **limits)
+
+
+class EndpointTeacher:
+    """Log-probs of given tokens under a model behind an endpoint."""
+
+    def __init__(self, options: TeacherOptions) -> None:
+        self.options = options
+        self._connection = EndpointConnection(options.endpoint)
+
+    def compute_logprobs(self, prompt: ModelInput, temperature: float = 1.0) -> Future[list[float | None]]:
+        """The log-prob of every token given those before it, [P] in nats; None for the first."""
+        if temperature != 1.0:
+            raise ValueError(
+                f"rollout.temperature={temperature:g} with the teacher {self.options}: an endpoint scores a prompt at "
+                "temperature 1; use rollout.temperature=1, or a teacher in this process (teacher.model)"
+            )
+        return RequestFuture(start_coroutine(self._score(prompt.to_ints())))
+
+    async def _score(self, tokens: list[int]) -> list[float | None]:
+        return [None, *(logprob for _, logprob in (await self._ask(tokens))[1:])]
+
+    async def _ask(self, tokens: list[int]) -> list[tuple[str, float]]:
+        """The text and the log-prob of every token; the first has 0."""
+        client = self._connection.line()
+        request = {"prompt": tokens, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 1.0}
+        where, count = client.where, len(tokens)
+        try:
+            return await client.fetch(request, lambda body: read_prompt(body, count, where), Cost())
+        except ChatError as failure:
+            raise describe_failure(failure) from failure
+
+    def close(self) -> None:
+        """Drop the connections; a later request opens new ones."""
+        self._connection.close()
+
+    def check(self, tokenizer: Any) -> None:
+        """ValueError if the endpoint gives no log-probs, or its model reads tokens as other texts than `tokenizer`."""
+        last = len(tokenizer) - 1
+        drawn = (rng.integer(last + 1, rng.key("teacher"), i) for i in range(PROBES))
+        tokens = sorted({0, last, *drawn})
+        try:
+            theirs = RequestFuture(start_coroutine(self._ask(tokens))).result()
+        except EndpointError as error:
+            raise ValueError(
+                f"teacher {self.options}: it cannot score {len(tokens)} tokens of the policy's {last + 1:,}: {error}"
+            ) from error
+        for token, (text, _) in zip(tokens, theirs, strict=True):
+            own = tokenizer.decode([token], skip_special_tokens=False)
+            if own.isascii() and own.strip() != text.strip():
+                raise ValueError(describe_difference(str(self.options), text, token, own))
+
+
+def read_prompt(body: bytes, count: int, where: str) -> list[tuple[str, float]] | ChatError:
+    """The text and the log-prob of the first `count` tokens of an answer; an error that says what is missing."""
+    try:
+        found = json.loads(body)["choices"][0]["logprobs"]
+        texts, logprobs = found["tokens"][:count], found["token_logprobs"][:count]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ChatError("refused", f"{where} sent no log-probs of a prompt (echo=true, logprobs=0)")
+    known = [0.0, *logprobs[1:]]
+    if len(texts) != count or len(known) != count or not all(map(_is_logprob, known)):
+        return ChatError("refused", f"{where} sent no log-prob of each of the {count} tokens of a prompt")
+    return list(zip(map(str, texts), map(float, known), strict=True))
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value <= 1e-3
+
+
+def check_same_tokens(ours: Any, theirs: Any, teacher: str) -> None:
+    """ValueError if a token of the policy's tokenizer is another one, or none, of the teacher's."""
+    known = {number: text for text, number in theirs.get_vocab().items()}
+    for number, text in sorted((number, text) for text, number in ours.get_vocab().items()):
+        if known.get(number) != text:
+            raise ValueError(describe_difference(teacher, known.get(number), number, text))
+
+
+def describe_difference(teacher: str, theirs: str | None, token: int, ours: str) -> str:
+    return (
+        f"teacher {teacher} has another tokenizer than the policy: token {token} is {theirs!r} for the teacher and "
+        f"{ours!r} for the policy, so their log-probs are not of the same text; use a teacher of the same family"
+    )
