@@ -26,6 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 GROUP_A = 0.5 / 0.500001
+TWO_THIRDS = (2 / 3) / (math.sqrt(2) / 3 + 1e-6)
 ROWS_BY_HAND = {
     # (position in the batch, advantage, weight) of what is sent to the loss, and its thresholds
     "reinforce": ([(0, 0.625, 0.25), (1, -0.125, 0.25), (2, -0.375, 0.25), (3, -0.375, 0.25), (5, -0.125, 0.25)], {}),
@@ -71,6 +72,13 @@ ROWS_BY_HAND = {
     "raft": ([(0, 1.0, 1 / 2)], {}),
     # Group b has no pair. a1 made two trajectories, which are one completion.
     **dict.fromkeys(("dpo", "ipo"), ([(0, 1.0, 1 / 2), (2, -1.0, 1 / 2), (3, -1.0, 1 / 2)], {})),
+    # Group a has two known rewards, too few for the best of 4; b has no difference.
+    "pass_at_k": ([], {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
+    # Turns: a0 earned 1, a1 nothing in two turns (one a trajectory): mean 1/3, std sqrt(2) / 3.
+    "grpo_process": (
+        [(0, TWO_THIRDS, 1 / 8), (2, -TWO_THIRDS, 1 / 16), (3, -TWO_THIRDS / 2, 1 / 16)],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    ),
     # No advantage of the rewards: what is sent is decided by the teacher, whose advantages `update` adds.
     "distillation": ([], {}),
     "kto": ([(i, -1.0 if i else 1.0, 1 / 4) for i in (0, 1, 2, 3, 5)], {}),
@@ -221,6 +229,10 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("ppo", {"accept_above": 0.5}, "acceptance and verdict need a finite threshold"),
         ("raft", {"accept_above": None}, "acceptance and verdict need a finite threshold"),
         ("raft", {"accept_above": math.nan}, "algorithm.accept_above=nan"),
+        ("ppo", {"pass_k": 4}, "pass_at_k needs it"),
+        ("pass_at_k", {"pass_k": None}, "pass_at_k needs it"),
+        ("pass_at_k", {"pass_k": 1}, "algorithm.pass_k=1, expected at least 2, or null"),
+        ("grpo_process", {"drop_equal_groups": True}, "set it to false"),
         ("raft", {"drop_equal_groups": True}, "set it to false"),
         ("dpo", {"advantage": "group_mean"}, "use advantage=verdict"),
         ("dpo", {"reduction": "token_mean"}, "sequence_sum.*sequence_mean"),

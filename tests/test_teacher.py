@@ -6,6 +6,7 @@ The engine's open endpoint is one teacher; another is a small server whose answe
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -49,16 +50,15 @@ def test_the_engines_endpoint_gives_the_log_probs_of_its_own_sampler(tmp_path: P
     engine = text_engine()
     tokenizer = engine.model.tokenizer
     tokens = tokenizer.encode("What is 4 + 5?\nassistant\n9")
-    with (
-        open_endpoints({"small": engine}, tmp_path) as (_, port),
-        asking(f"http://127.0.0.1:{port}/v1", "small") as teacher,
-    ):
-        teacher.check(tokenizer)
-        found = teacher.compute_logprobs(ModelInput(tokens)).result()
-        with pytest.raises(ValueError, match=r"another tokenizer than the policy: token \d+ is '.*' for the teacher"):
-            EndpointTeacher(teacher.options).check(
-                build_tokenizer("words", [*"abcdefgh"] * 1, end="<end>", pad="<pad>")
-            )
+    with open_endpoints({"small": engine}, tmp_path) as (_, port):
+        with asking(f"http://127.0.0.1:{port}/v1", "small") as teacher:
+            teacher.check(tokenizer)
+            found = teacher.compute_logprobs(ModelInput(tokens)).result()
+            with pytest.raises(
+                ValueError, match=r"another tokenizer than the policy: token \d+ is '.*' for the teacher"
+            ):
+                teacher.check(build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>"))
+        time.sleep(0.2)  # the server sees that the connection is closed before it ends itself
     own = engine.logprobs(engine.base_snapshot(), ModelInput(tokens)).result()
     assert found[0] is None and found[1:] == pytest.approx(own[1:], abs=1e-6)
 

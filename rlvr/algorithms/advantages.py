@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlvr.algorithms.process import process_normalized
 from rlvr.core.types import Trajectory, group_by, mean, std
 
 EPSILON = 1e-6  # verl's addend to a standard deviation
@@ -121,6 +122,27 @@ def raw(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
     _assign(trajectories, 0.0)
 
 
+def pass_at_k(trajectories: Sequence[Trajectory], baseline: RunningBaseline, k: int = 2) -> None:
+    """A_i = k x mean over the sets T of k - 1 others of its group of max(0, r_i - max_T(r)), k = `pass_k`.
+
+    With a policy gradient averaged over completions it is an unbiased gradient of the expected best of k: each of k
+    samples is paid what it adds to the best of the others. Tang et al. 2025, arXiv:2503.19595, over all sets of k. A
+    group with fewer than k known rewards has advantage 0.
+    """
+    for group in _groups(trajectories):
+        returns = rollout_values(group)
+        ranked, n = sorted(returns.values()), len(returns)
+        sets = math.comb(n - 1, k - 1) if n >= k else 1
+        for i, t in enumerate(group):
+            t.advantage = 0.0
+            if t.reward is None or n < k:
+                continue
+            own = returns[_rollout(i, t)]
+            # Of the others the m-th from below, m from 0, is the best of T in C(m, k - 2) sets.
+            gains = [math.comb(m, k - 2) * (own - r) for m, r in enumerate(ranked) if r < own]
+            t.advantage = k * math.fsum(gains) / sets
+
+
 def zero(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
     """A_i = 0: rewards teach nothing. For distillation from a teacher alone (`teacher_coef`)."""
     for t in trajectories:
@@ -152,13 +174,15 @@ ESTIMATORS: dict[str, Estimator] = {
     "batch_normalized": batch_normalized,
     "ema": ema,
     "raw": raw,
+    "pass_at_k": pass_at_k,
+    "process_normalized": process_normalized,
     "zero": zero,
     "acceptance": acceptance,
     "verdict": verdict,
 }
 WITH_THRESHOLD = ("acceptance", "verdict")  # these take `above`, the field `accept_above` of a spec
 # Their baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
-BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw", "zero", *WITH_THRESHOLD}
+BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw", "zero", "process_normalized", *WITH_THRESHOLD}
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:

@@ -86,6 +86,14 @@ for _spec in (
         source="the Tinker cookbook's default: group mean, no clip",
     ),
     Algorithm(
+        "pass_at_k", "pass_at_k", "ppo", "token_mean", 0.2, 0.28, pass_k=4,
+        source="arXiv:2503.19595: the expected best of k completions instead of one",
+    ),
+    Algorithm(
+        "grpo_process", "process_normalized", "ppo", "sequence_mean", 0.2, 0.2, drop_equal_groups=False,
+        source="arXiv:2402.03300, section 4.1.3: a reward for each turn",
+    ),
+    Algorithm(
         "raft", "acceptance", "cross_entropy", "token_mean", drop_equal_groups=False, accept_above=0.5,
         source="rejection-sampling fine-tuning on what the verifier accepts: arXiv:2304.06767, arXiv:2308.08998",
     ),
@@ -140,7 +148,8 @@ def resolve_algorithm(name: str, **overrides: Any) -> Algorithm:
         beta = find_loss_spec(overrides["loss"]).config.get("beta") if is_known else None
         overrides = {**clip, "beta": beta, **overrides}
     if overrides.get("advantage", spec.advantage) != spec.advantage:
-        overrides = {"accept_above": 0.5 if overrides["advantage"] in WITH_THRESHOLD else None, **overrides}
+        above = 0.5 if overrides["advantage"] in WITH_THRESHOLD else None
+        overrides = {"accept_above": above, "pass_k": 4 if overrides["advantage"] == "pass_at_k" else None, **overrides}
     is_paired = overrides.get("loss", spec.loss) in PAIR_LOSSES
     has_gradient = any(overrides.get(option) for option in ("kl_coef", "entropy_coef", "teacher_coef"))
     if has_gradient or (

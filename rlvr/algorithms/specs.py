@@ -45,6 +45,7 @@ class Algorithm:
     - `beta`: the weight of dro's quadratic term, or the strength of the pull to the reference of dpo, ipo and kto; for
       these losses only.
     - `accept_above`: the return above which a completion is accepted; of the advantages `acceptance` and `verdict`.
+    - `pass_k`: how many completions the advantage `pass_at_k` takes the best of; at least 2, and for it only.
     - `baseline_decay`: the decay of the running baseline `ema`.
     - `kl_coef` weighs the divergence from the policy as RL began, estimated by `kl_estimator`: with d = log reference -
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
@@ -85,6 +86,7 @@ class Algorithm:
     overlong_penalty: float = 1.0
     accept_above: float | None = None
     teacher_coef: float = 0.0
+    pass_k: int | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
@@ -122,6 +124,7 @@ class Algorithm:
             "baseline_decay": (0.0, 1.0, "0 to 1 (1 never moves)"),
             "kl_coef": (0.0, inf, "at least 0"),
             "entropy_coef": (0.0, inf, "at least 0"),
+            "pass_k": (2, inf, "at least 2, or null"),
             "teacher_coef": (0.0, inf, "at least 0"),
             "importance_cap": (1.0, inf, "at least 1 (2 is usual), or null"),
             "overlong_buffer": (1, inf, "at least 1 token, or null"),
@@ -137,6 +140,11 @@ class Algorithm:
             raise ValueError(
                 f"algorithm.accept_above={self.accept_above!r} with the advantage {self.advantage!r}: "
                 f"{' and '.join(WITH_THRESHOLD)} need a finite threshold (0.5 is usual), and no other advantage has one"
+            )
+        if (self.pass_k is None) == (self.advantage == "pass_at_k"):
+            raise ValueError(
+                f"algorithm.pass_k={self.pass_k} with the advantage {self.advantage!r}: pass_at_k needs it (4 is "
+                "usual), and no other advantage has one"
             )
         if (self.beta is None) == ("beta" in self.loss_spec.config) or (
             self.beta is not None and not 0 < self.beta < inf
@@ -221,7 +229,9 @@ class Algorithm:
     @property
     def estimator_options(self) -> dict[str, Any]:
         """What the advantage takes of this spec."""
-        return {} if self.accept_above is None else {"above": self.accept_above}
+        if self.accept_above is not None:
+            return {"above": self.accept_above}
+        return {} if self.pass_k is None else {"k": self.pass_k}
 
     @property
     def has_gradient_at_zero(self) -> bool:

@@ -34,7 +34,7 @@ from rlvr.reward import Reward, resolve_reward
 from rlvr.tracking.tracker import mask_settings
 from rlvr.tracking.trackers import Trackers
 from rlvr.training import journal
-from rlvr.training.compatibility import check_compatibility
+from rlvr.training.compatibility import check_compatibility, check_temperatures
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import heldout_split
 from rlvr.training.monitor import Monitor
@@ -167,6 +167,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)
+        check_temperatures(t, resolve_client(config.client).capabilities)
         check_teacher(config)
         if algorithm.has_custom_loss:
             try_custom_loss(algorithm)

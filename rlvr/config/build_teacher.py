@@ -40,10 +40,11 @@ def check_teacher(config: RunConfig) -> None:
             f"algorithm.teacher_coef={coefficient:g} without a teacher; give teacher.model (a run, a model folder or a "
             "hub name), or teacher.url and teacher.name (an endpoint)"
         )
-    if options.url and config.rollout.temperature != 1:
+    if options.url and (config.rollout.temperature != 1 or config.training.temperature_end is not None):
         raise ValueError(
             f"rollout.temperature={config.rollout.temperature:g} with teacher.url: an endpoint scores a prompt at "
-            "temperature 1; use rollout.temperature=1, or a teacher in this process (teacher.model)"
+            "temperature 1; use rollout.temperature=1 without training.temperature_end, or a teacher in this process "
+            "(teacher.model)"
         )
 
 

@@ -50,6 +50,8 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         dropped["beta"] = f"the loss {loss} has no beta"
     if (advantage := cells.advantage or row.advantage) not in WITH_THRESHOLD:
         dropped["accept_above"] = f"the advantage {advantage} has no threshold"
+    if advantage != "pass_at_k":
+        dropped["pass_k"] = f"the advantage {advantage} takes no best of k"
     dropped = {cell: why for cell, why in dropped.items() if getattr(cells, cell) is not None}
     if dropped:
         idle += [(f"algorithm.{cell}", why) for cell, why in dropped.items()]
@@ -150,7 +152,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         idle.append(("training.stale", "training.schedule is not completion: no group is ever too old"))
     elif config.training.max_steps_off_policy == 0:
         idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
-    if config.training.control != "none":
+    if config.training.is_control:
         stops = ("training.until", "training.patience")
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
     if config.training.mode == "sft":

@@ -39,7 +39,8 @@ class Score:
 
     `value` is the reward, None exactly when the outcome is `error` or `invalid`. `reason` is a short code to group by
     (`no_answer`, `wrong_value`, ...); `parts` are named components, e.g. `{"boxed": 1.0, "correct": 0.0}`. `detail`
-    holds a traceback or a message for people.
+    holds a traceback or a message for people. `turns` are the parts of `value` that single turns earned, one for each
+    turn of the episode, where a verifier scores them.
     """
 
     value: float | None
@@ -47,6 +48,7 @@ class Score:
     reason: str = ""
     parts: dict[str, float] = field(default_factory=dict[str, float])
     detail: str = ""
+    turns: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         has_no_value = self.outcome in (Outcome.ERROR, Outcome.INVALID)
@@ -58,8 +60,10 @@ class Score:
         # Plain floats: what a verifier computed with numpy must still be JSON.
         object.__setattr__(self, "value", None if self.value is None else float(self.value))
         object.__setattr__(self, "parts", {name: float(part) for name, part in self.parts.items()})
-        if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(f"Score: value {self.value} is not finite; return an 'error' outcome instead")
+        object.__setattr__(self, "turns", tuple(float(turn) for turn in self.turns))
+        for name, value in (("value", self.value or 0.0), *(("turns", turn) for turn in self.turns)):
+            if not math.isfinite(value):
+                raise ValueError(f"Score: {name} {value} is not finite; return an 'error' outcome instead")
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class Trajectory:
     (a KL penalty, an overlong one); `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those
     under a reference policy and `teacher_logprobs` [R] those under a teacher, where asked for. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
-    where the policy began to speak, `reports` what the environment measured, a mapping a turn. `reward` is 0.0 until
+    where the policy began to speak, `reports` what the environment measured, a mapping a turn.
+    `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward` is 0.0 until
     scored and None after a
     verifier error or an invalid task: then the trajectory enters no statistic and no gradient. A text-only endpoint
     leaves the token fields empty; such a trajectory cannot train. `rendered_prompt` is the text of `prompt_tokens`
@@ -142,6 +147,7 @@ class Trajectory:
     reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     rendered_prompt: str = ""
     teacher_logprobs: list[float] = field(default_factory=list[float])
+    turn_rewards: list[float] = field(default_factory=list[float])
     token_advantages: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:

@@ -72,6 +72,7 @@ class _Episode:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     turn_starts: list[int] = field(default_factory=list[int])
     reports: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    turn_rewards: list[float] = field(default_factory=list[float])
     closed: list[Trajectory] = field(default_factory=list[Trajectory])
     done: bool = False
     last: Trajectory | None = None  # the trajectory that was open when the episode ended
@@ -307,6 +308,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, para
         episode.end_tokens = answer.end_tokens
     result = await episode.env.step(answer.tokens, extra={"stop_reason": answer.stop_reason.value})
     episode.reward += result.reward
+    episode.turn_rewards.append(result.reward)
     episode.metrics.update(result.metrics)
     episode.reports.append(dict(result.metrics))
     if result.episode_done or result.next_observation is None:
@@ -321,7 +323,7 @@ async def _step(episode: _Episode, answer: SampledSequence, tokenizer: Any, para
     else:  # history was rewritten: what came before is a trajectory of its own
         episode.closed.append(_close(episode, tokenizer, params))
         episode.prompt, episode.tokens, episode.logprobs, episode.mask = now, [], [], []
-        episode.turn_starts, episode.reports = [], []
+        episode.turn_starts, episode.reports, episode.turn_rewards = [], [], []
     episode.stop = result.next_stop_condition or episode.stop
 
 
@@ -353,4 +355,5 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
         policy_fingerprint="+".join(episode.fingerprints),
         turn_starts=episode.turn_starts,
         reports=episode.reports,
+        turn_rewards=episode.turn_rewards,
     )

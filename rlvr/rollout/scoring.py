@@ -25,7 +25,7 @@ from types import TracebackType
 from rlvr.core.cancellation import run_with
 from rlvr.core.types import Score, Trajectory, group_by
 from rlvr.reward import Reward
-from rlvr.reward.environment import combine
+from rlvr.reward.environment import NAME, combine
 
 CALLS = 32  # at once, one group each: enough to keep many workers busy while one completion of a group never ends
 
@@ -120,6 +120,25 @@ def _record(verifier: Reward, trajectories: Sequence[Trajectory], verdicts: Sequ
 def _add_rewards(trajectories: Sequence[Trajectory], last: Mapping[str, Trajectory], reward: Reward) -> None:
     for trajectory in last.values():
         trajectory.reward = combine(trajectory, reward)
+    weight = 1.0 if reward.name == NAME else reward.environment_weight or 0.0
     for trajectory in trajectories:
         if trajectory is not last[trajectory.rollout_id]:
             trajectory.reward = last[trajectory.rollout_id].reward
+        trajectory.turn_rewards = [weight * given for given in trajectory.turn_rewards] if weight else []
+    for id, judged in last.items():
+        if turns := judged.scores[reward.name].turns:
+            _add_turns([t for t in trajectories if t.rollout_id == id], turns, reward.name)
+
+
+def _add_turns(parts: Sequence[Trajectory], turns: Sequence[float], name: str) -> None:
+    """Add what a verifier says of each turn of a rollout to what the environment gave for it."""
+    counts = [len(t.turn_starts or [0]) for t in parts]
+    if len(turns) != sum(counts):
+        raise ValueError(
+            f"the reward {name!r} scored {len(turns)} turns of an episode of {sum(counts)} (Score.turns); expected one "
+            "value for each turn, or none"
+        )
+    rest = iter(turns)
+    for t, count in zip(parts, counts, strict=True):
+        given = t.turn_rewards or [0.0] * count
+        t.turn_rewards = [value + next(rest) for value in given]

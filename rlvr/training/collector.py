@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.core import rng
+from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Task, Trajectory
 from rlvr.rollout import Group, open_groups, play, rollout
 from rlvr.rollout.scoring import CALLS, Scoring, score
 from rlvr.training.errors import TrainingStoppedError
 from rlvr.training.parts import TrainerParts
+from rlvr.training.verifier_noise import add_noise
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,14 @@ class Collector:
         """Groups that may be scored at the same time: one, unless all verifiers wait for other processes."""
         return CALLS if all(v.waits_for for v in (self._parts.reward, *self._parts.watched)) else 1
 
+    def params(self, step: int) -> SamplingParams:
+        """How the completions of a step are sampled: at its temperature."""
+        given, end = self._parts.params, self.options.temperature_end
+        if end is None:
+            return given
+        share = step / max(1, self.options.steps - 1)
+        return replace(given, temperature=given.temperature + share * (end - given.temperature))
+
     def current_sampler(self) -> SamplingClient:
         """A sampler with the weights as they are now."""
         return self._parts.client.save_weights_and_get_sampling_client()
@@ -66,7 +76,7 @@ class Collector:
             sampled = rollout(
                 groups,
                 sampler,
-                self._parts.params,
+                self.params(version),
                 on_group_end=score_early if scoring.can_overlap else None,
                 **self._rollout_options(version),
             )
@@ -78,7 +88,7 @@ class Collector:
 
     async def play(self, group: Group, sampler: SamplingClient, version: int) -> list[Trajectory]:
         """Sample one group on an event loop that has others to play meanwhile; nothing is scored."""
-        return await play(group, sampler, self._parts.params, **self._rollout_options(version))
+        return await play(group, sampler, self.params(version), **self._rollout_options(version))
 
     def score(self, trajectories: Sequence[Trajectory], sampler: SamplingClient) -> None:
         """Score sampled trajectories, after checking which weights sampled them."""
@@ -103,10 +113,13 @@ class Collector:
     def _apply_control(self, trajectories: Sequence[Trajectory]) -> None:
         if self.options.control == "random_reward":
             flip_coins(trajectories, self._parts.seed)
+        if self.options.has_noise:
+            add_noise(trajectories, self._parts.reward.name, self.options, self._parts.seed)
 
 
 def flip_coins(trajectories: Sequence[Trajectory], seed: int) -> None:
     """Replace every known reward by 0 or 1 with equal chance, the same for all parts of a rollout (a control run)."""
     for t in trajectories:
         if t.reward is not None:
+            t.turn_rewards = []
             t.reward = float(rng.uniform(rng.key("coin", seed, t.rollout_id), 0) < 0.5)

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from rlvr.algorithms import Algorithm
 from rlvr.core.messages import SamplingParams
+from rlvr.core.protocols import ClientCapabilities
 from rlvr.training.training_options import TrainingOptions
 
 # Advantages computed within a group: minibatches that are learned from as they arrive need no others.
-GROUPWISE = frozenset({"group_mean", "group_normalized", "leave_one_out", "raw", "zero", "acceptance", "verdict"})
+GROUPWISE = frozenset(
+    {
+        "group_mean",
+        "group_normalized",
+        "leave_one_out",
+        "raw",
+        "zero",
+        "pass_at_k",
+        "process_normalized",
+        "acceptance",
+        "verdict",
+    }
+)
 
 
 def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: TrainingOptions) -> None:
@@ -33,6 +46,13 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             f"training.group_size=1 has no signal under the group baseline {algorithm.advantage!r}: a group of "
             "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
         )
+    if algorithm.pass_k is not None and algorithm.pass_k > options.group_size:
+        raise ValueError(
+            f"algorithm.pass_k={algorithm.pass_k} is more than training.group_size={options.group_size}: there is no "
+            "best of so many in a group; raise group_size or lower pass_k"
+        )
+    if options.temperature_end is not None:
+        _check_temperatures(params, options)
     if params.temperature == 0:
         raise ValueError(
             "rollout.temperature=0 samples the same completion every time: all rewards of a group are equal and "
@@ -49,6 +69,28 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
     _check_staleness(algorithm, options)
     if options.num_minibatches > 1:
         _check_streaming(algorithm, options)
+
+
+def _check_temperatures(params: SamplingParams, options: TrainingOptions) -> None:
+    if options.order != "sync":
+        raise ValueError(
+            f"training.temperature_end={options.temperature_end:g} with schedule={options.order}: a batch would hold "
+            "completions of several temperatures; use schedule=sync, or leave it out"
+        )
+    if options.temperature_end == params.temperature:
+        raise ValueError(
+            f"training.temperature_end={options.temperature_end:g} is rollout.temperature too, so nothing changes; "
+            "leave it out"
+        )
+
+
+def check_temperatures(options: TrainingOptions, client: ClientCapabilities) -> None:
+    """ValueError if the temperature is to change and the client scores at temperature 1 alone."""
+    if options.temperature_end is not None and not client.scores_at_temperature:
+        raise ValueError(
+            f"training.temperature_end={options.temperature_end:g} is not supported by client={client.name}, which "
+            "scores at temperature 1; leave it out"
+        )
 
 
 def _check_sizes(options: TrainingOptions) -> None:

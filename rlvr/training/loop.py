@@ -161,7 +161,7 @@ class TrainingLoop:
         if row["phase"] == "sft":
             reached = 0 < sft.until <= rate and row["test/kinds/lowest"] >= sft.until_each
             return f"{passing} (sft.until={sft.until:g})" if reached else ""
-        if options.control != "none":  # a control run must not stop by the verifier's verdicts
+        if options.is_control:  # it must not stop by the verifier's verdicts
             return ""
         if 0 < options.until <= rate:
             return f"{passing} (training.until={options.until:g})"

@@ -20,7 +20,7 @@ from rlvr.core.messages import AdamParams
 from rlvr.core.protocols import SamplingClient
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
 from rlvr.training.collector import Collector
-from rlvr.training.compatibility import check_compatibility, list_advice
+from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
 from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level
 from rlvr.training.monitor import Monitor
@@ -40,13 +40,14 @@ class Trainer:
         if parts.options.mode == "rlvr":
             check_compatibility(parts.algorithm, parts.params, parts.options)
             check_supported(parts.algorithm, parts.client.capabilities)
+            check_temperatures(parts.options, parts.client.capabilities)
             for text in list_advice(parts.algorithm, parts.params):
                 monitor.warn(text)
 
     def accept(self, step: int, batch: TrajectoryBatch) -> None:
         """Check a batch against the error budget, and let the curriculum see its verdicts."""
         self._check_error_budget(step, batch)
-        if self.options.control == "none":  # a control run must learn nothing from the verifier, by the curriculum too
+        if not self.options.is_control:  # a control run must learn nothing from the verifier, by the curriculum too
             self.parts.curriculum.observe(verdicts_by_level(batch, self.parts.reward.name))
 
     def update(self, step: int, collected: StepBatch) -> dict[str, float]:
@@ -60,7 +61,7 @@ class Trainer:
             self.passes,
             key=rng.key(self.parts.seed, step),
             check=lambda first: self._check_gap(step, first.gap, collected.batch),
-            **self._update_options(),
+            **self._update_options(step),
         )
         return self._metrics(step, collected, statistics)
 
@@ -97,7 +98,7 @@ class Trainer:
             self._adam(step),
             stream,
             check=lambda first: self._check_gap(step, first.gap, batch),
-            **self._update_options(),
+            **self._update_options(step),
         )
         collected = StepBatch(TrajectoryBatch(batch), batch)
         return self._metrics(step, collected, statistics), collected
@@ -107,11 +108,11 @@ class Trainer:
         rates, steps = self.options.optimizer, self.options.steps * per_step
         return lambda number: rates.at(step * per_step + number, steps)
 
-    def _update_options(self) -> dict[str, Any]:
+    def _update_options(self, step: int) -> dict[str, Any]:
         return {
             "baseline": self.baseline,
             "max_tokens": self.parts.params.max_tokens or 0,
-            "temperature": self.parts.params.temperature,
+            "temperature": self.collector.params(step).temperature,
             "reference": self.reference,
             "teacher": self.parts.teacher,
         }
@@ -123,6 +124,8 @@ class Trainer:
             completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
         if self.parts.algorithm.teacher_coef:
             completions["teacher/kl"] = measure_teacher_kl(collected.batch)
+        if self.options.temperature_end is not None:
+            completions["rollout/temperature"] = self.collector.params(step).temperature
         progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
         updates = statistics.metrics()
         self.monitor.watch_drift(step, updates)
@@ -136,7 +139,7 @@ class Trainer:
         scored = [t for t in collected.batch if t.reward is not None and not t.is_empty]
         groups = list(group_by(scored, lambda t: t.group_id).values())
         few = [t for group in groups[:: max(1, len(groups) // max(2, len(groups) // 16))] for t in group]
-        config = loss_config(self.parts.algorithm, self.parts.client, self.parts.params.temperature)
+        config = loss_config(self.parts.algorithm, self.parts.client, self.collector.params(step).temperature)
         change = measure_divergence(self.parts.client, few, config)
         self.monitor.watch_policy_change(step, change)
         return {"optim/kl_after": change}
@@ -145,7 +148,9 @@ class Trainer:
         """Raise TrainingStoppedError if sampler and trainer give too different log-probs for the same tokens."""
         if any(t.policy_version < step for t in batch):
             return  # stale completions differ on purpose: only those of this version say how well both agree
-        comparable = self.parts.params.temperature == 1 or self.parts.client.capabilities.scores_at_temperature
+        comparable = (
+            self.collector.params(step).temperature == 1 or self.parts.client.capabilities.scores_at_temperature
+        )
         if gap > self.options.gap_stop and comparable:
             raise TrainingStoppedError(
                 f"step {step}: sampler and trainer disagree by {gap:.3g} nats a token on average, more than "

@@ -121,6 +121,14 @@ class TrainingOptions:
     `max_steps_off_policy`). None means sync if both numbers have their minimum, else fixed_lag. Under completion a
     group that would become too old is waited for (`stale=pace`) or discarded (`stale=discard`).
 
+    With `temperature_end` the temperature of sampling goes from `rollout.temperature` to it, in equal steps from the
+    first step to the last. Evaluations keep `rollout.temperature`.
+
+    `false_positives` and `false_negatives` are the chances that a completion which fails is rewarded like one that
+    passes (1), and one that passes like one that fails (0), the same completion of a task always alike;
+    `noise_correction` undoes the two rates on average (`rlvr.training.verifier_noise`). What is said of `control` holds
+    for such a run too.
+
     `control=random_reward` trains on coin flips instead of verdicts, which shows the gain without any signal
     (arXiv:2506.10947). Rewards in the training metrics are then the coins; pass rates and evaluations stay true, but
     neither `until`, `patience` nor a curriculum uses them.
@@ -143,7 +151,11 @@ class TrainingOptions:
     target_kl: float = 0.0
     max_prompt_tokens: int | None = None
     long_prompts: str = "filter"
+    temperature_end: float | None = None
     control: str = "none"
+    false_positives: float = 0.0
+    false_negatives: float = 0.0
+    noise_correction: bool = False
     kl_warn: float = 0.1
     gap_warn: float = 0.01
     gap_stop: float = 0.1
@@ -174,6 +186,9 @@ class TrainingOptions:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"training.{name}={getattr(self, name)}, expected at least {low}")
+        if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
+            raise ValueError(f"training.temperature_end={self.temperature_end}, expected a number above 0, or null")
+        self._check_noise()
         if not 0 <= self.until <= 1:
             raise ValueError(f"training.until={self.until}, expected a pass rate from 0 to 1")
         if not 0 < self.gap_warn <= self.gap_stop:
@@ -186,6 +201,33 @@ class TrainingOptions:
             raise ValueError(
                 "training.target_kl has no effect with one update a step; raise ppo_epochs or num_substeps"
             )
+
+    def _check_noise(self) -> None:
+        positives, negatives = self.false_positives, self.false_negatives
+        if not (0 <= positives < 1 and 0 <= negatives < 1 and positives + negatives < 1):
+            raise ValueError(
+                f"training: false_positives={positives}, false_negatives={negatives}; expected chances whose sum is "
+                "below 1 (at 1 a verdict says nothing)"
+            )
+        if self.has_noise and self.control != "none":
+            raise ValueError(
+                f"training.control={self.control} replaces every reward, so false_positives and false_negatives have "
+                "no effect; leave them or control out"
+            )
+        if self.noise_correction and not self.has_noise:
+            raise ValueError(
+                "training.noise_correction=true has no effect without false_positives or false_negatives; leave it out"
+            )
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether verdicts are wrong on purpose."""
+        return self.false_positives > 0 or self.false_negatives > 0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the run is not to learn from, or stop by, the verifier's true verdicts."""
+        return self.control != "none" or self.has_noise
 
     @property
     def order(self) -> str:
