@@ -15,6 +15,7 @@ from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 from rlvr.envs.registry import takes_option
 from rlvr.training.sft import name_task
+from rlvr.training.given_pairs import read_pair
 
 
 def count_tasks(source: TaskSource) -> int | None:
@@ -52,6 +53,15 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
     if config.sft.steps and context is not None:
         leave_out_long_demonstrations(source, tokenizer, context, say)
     return source
+
+
+def check_pairs(config: RunConfig, source: TaskSource) -> None:
+    """ValueError if a run that learns from given pairs would come to a task without one."""
+    if config.training.mode != "rlvr" or config.training.completions != "given":
+        return
+    for level in source.levels:
+        for index in range(source.size(level) if source.size else 1):
+            read_pair(source.train(config.seed, index, level))
 
 
 def check_demonstrations(config: RunConfig, source: TaskSource) -> None:

@@ -109,6 +109,11 @@ class RunConfig:
             )
         if self.evaluation.report == "best" and not self.run.keep_best:
             raise ValueError("evaluation.report=best needs the best checkpoint; leave run.keep_best=false out")
+        if self.curriculum.replay and self.training.order == "completion":
+            raise ValueError(
+                f"curriculum.replay={self.curriculum.replay:g} with training.schedule=completion: which tasks are "
+                "unsolved would depend on time; use schedule=sync or fixed_lag"
+            )
         check_client(self.client)
         if self.sampler.name == "vllm" and self.client in (*AT_A_SERVER, "mock"):
             raise ValueError(

@@ -152,9 +152,13 @@ def find_unused(config: RunConfig) -> UnusedKeys:
         idle.append(("training.stale", "training.schedule is not completion: no group is ever too old"))
     elif config.training.max_steps_off_policy == 0:
         idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
+    if config.training.completions == "given":
+        keys = ("training.dynamic_sampling", "algorithm.mask_truncated", "algorithm.overlong_buffer", "rollout.top_p")
+        idle += [(key, "training.completions=given: no completion is sampled to learn from") for key in keys]
     if config.training.is_control:
         stops = ("training.until", "training.patience")
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
+        idle.append(("curriculum.replay", "a control run must not choose tasks by the verifier's verdicts"))
     if config.training.mode == "sft":
         used = ("mode", "error_budget", "max_prompt_tokens", "long_prompts")  # of evaluation, and of all prompts
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]

@@ -217,3 +217,21 @@ def special_token_texts(tokenizer: Any) -> tuple[str, ...]:
     """The texts of a tokenizer's special and added tokens."""
     added = getattr(tokenizer, "get_added_vocab", None)
     return tuple(dict.fromkeys([*getattr(tokenizer, "all_special_tokens", []), *(added() if added else [])]))
+
+
+def encode_prompts(tasks: Sequence[Task], tokenizer: Any, most: int | None) -> list[list[int]]:
+    """The tokens of each task's prompt, of which the model reads the last `most`."""
+    plain = [task.model_prompt for task in tasks if isinstance(task.model_prompt, str)]
+    prompts = (
+        encode_texts(plain, tokenizer) if len(plain) == len(tasks) else [encode_prompt(t, tokenizer) for t in tasks]
+    )
+    return prompts if most is None else [prompt[-most:] for prompt in prompts]
+
+
+def encode_examples(
+    tasks: Sequence[Task], completions: Sequence[str], tokenizer: Any, most: int | None
+) -> list[tuple[list[int], list[int]]]:
+    """The tokens of each task's prompt and of its completion, end token included."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    texts = encode_texts(completions, tokenizer)
+    return [(p, [*c, *end]) for p, c in zip(encode_prompts(tasks, tokenizer, most), texts, strict=True)]

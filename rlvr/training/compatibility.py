@@ -46,6 +46,8 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             f"training.group_size=1 has no signal under the group baseline {algorithm.advantage!r}: a group of "
             "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
         )
+    if options.completions == "given":
+        _check_given(algorithm, options)
     if algorithm.pass_k is not None and algorithm.pass_k > options.group_size:
         raise ValueError(
             f"algorithm.pass_k={algorithm.pass_k} is more than training.group_size={options.group_size}: there is no "
@@ -69,6 +71,24 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
     _check_staleness(algorithm, options)
     if options.num_minibatches > 1:
         _check_streaming(algorithm, options)
+
+
+def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
+    """Refuse what does not learn from a pair of completions that the policy did not sample."""
+    wrong: list[str] = []
+    if not algorithm.is_paired:
+        wrong.append(
+            f"algorithm.name={algorithm.name} learns from completions of the policy's own (use dpo or ipo; to imitate "
+            "completions, training.mode=sft)"
+        )
+    if options.group_size != 2:
+        wrong.append(f"training.group_size={options.group_size}, and a task brings two completions (use group_size=2)")
+    if options.order != "sync":
+        wrong.append(f"training.schedule={options.order} samples ahead, and nothing is sampled (use schedule=sync)")
+    if options.temperature_end is not None:
+        wrong.append("training.temperature_end changes how completions are sampled (leave it out)")
+    if wrong:
+        raise ValueError(f"training.completions=given: {'; '.join(wrong)}")
 
 
 def _check_temperatures(params: SamplingParams, options: TrainingOptions) -> None:

@@ -5,7 +5,7 @@ levels whose completions are mixed: weight p (1 - p) + floor, the variance of a 
 group-mean gradient, with p a running mean of the level's pass rate. `schedule` gives weights from a step on:
 `[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not named is not drawn. `threshold` opens the
 levels up to min(highest, first + step // every), for levels that are numbers (of tests, of operators), and draws every
-task of the open ones alike.
+task of the open ones alike. Beside any of them `replay` brings tasks back that were not solved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class CurriculumOptions:
     """`by` is uniform, tasks, pass_rate, schedule or threshold.
 
     Of pass_rate: `floor` keeps every level alive; `decay` is the running mean's. Of threshold: levels up to `first` are
-    open at step 0, one more every `every` steps, up to `highest`.
+    open at step 0, one more every `every` steps, up to `highest`. With `replay` every place of a batch has that
+    chance to be given to a task of which no completion has passed, the one that waits longest, if there is one.
     """
 
     by: str = "uniform"
@@ -34,6 +35,7 @@ class CurriculumOptions:
     first: int = 3
     every: int = 5
     highest: int = 10
+    replay: float = 0.0
 
     def __post_init__(self) -> None:
         if self.by not in ("uniform", "tasks", "pass_rate", "schedule", "threshold"):
@@ -42,6 +44,8 @@ class CurriculumOptions:
             raise ValueError("curriculum.schedule and by=schedule belong together: give both or neither")
         if self.floor <= 0 or not 0 <= self.decay < 1:
             raise ValueError(f"curriculum: floor={self.floor}, decay={self.decay}; expected floor > 0, 0 <= decay < 1")
+        if not 0 <= self.replay < 1:
+            raise ValueError(f"curriculum.replay={self.replay}, expected a chance from 0 to below 1")
         if self.every < 1 or self.highest < self.first:
             raise ValueError(
                 f"curriculum: first={self.first}, every={self.every}, highest={self.highest}; expected every >= 1 and "
@@ -62,6 +66,8 @@ class Curriculum:
         self.source, self.options, self.seed = source, options, seed
         self.drawn = dict.fromkeys(source.levels, 0)
         self.pass_rate = dict.fromkeys(source.levels, 0.5)
+        self.unsolved: list[tuple[str, int]] = []  # (level, index), the one that waits longest first
+        self._places: dict[str, tuple[str, int]] = {}  # of tasks under way, by id
         for _, weights in options.schedule:
             if unknown := [level for level in weights if level not in self.drawn]:
                 raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
@@ -123,14 +129,21 @@ class Curriculum:
         return [self.task(level, index) for level, index in self.draw(count, step, wave)]
 
     def task(self, level: str, index: int) -> Task:
-        return self.source.train(self.seed, index, level)
+        task = self.source.train(self.seed, index, level)
+        if self.options.replay:
+            self._places[task.id] = level, index
+        return task
 
     def draw(self, count: int, step: int, wave: int = 0) -> list[tuple[str, int]]:
         """Draw the next `count` tasks; returns their (level, index)."""
         weights, levels = self.weights(step), list(self.drawn)
         key = rng.key("curriculum", self.seed, step, wave)
+        replays = rng.key("replay", self.seed, step, wave)
         chosen: list[tuple[str, int]] = []
         for position in range(count):
+            if self.unsolved and rng.uniform(replays, position) < self.options.replay:
+                chosen.append(self.unsolved.pop(0))
+                continue
             level = levels[rng.choice(weights, key, position)] if len(levels) > 1 else levels[0]
             chosen.append((level, self.drawn[level]))
             self.drawn[level] += 1
@@ -147,12 +160,21 @@ class Curriculum:
                 now = sum(verdicts) / len(verdicts)
                 self.pass_rate[level] += (1 - self.options.decay) * (now - self.pass_rate[level])
 
+    def observe_tasks(self, passes: Mapping[str, Sequence[bool]]) -> None:
+        """Fold a step's verdicts, by the id of their task, into the tasks that wait to come back."""
+        for id, verdicts in passes.items():
+            place = self._places.pop(id, None)
+            if place is not None and not any(verdicts):
+                self.unsolved.append(place)
+
     def state(self) -> dict[str, Any]:
-        return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate)}
+        waiting = {"unsolved": [list(place) for place in self.unsolved]} if self.options.replay else {}
+        return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate), **waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.drawn.update(state["drawn"])
         self.pass_rate.update(state["pass_rate"])
+        self.unsolved = [(level, index) for level, index in state.get("unsolved", [])]
 
 
 def _height(level: str) -> float:

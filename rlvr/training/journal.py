@@ -240,13 +240,17 @@ def _unusable(event: Mapping[str, Any]) -> str:
 def describe_mismatch(stored: Any, expected: Any, key: str = "state") -> str:
     """'' if a stored state has the keys and kinds of numbers of a new one, else what differs.
 
-    A number that is null in a new state may be any finite one; others are at least 0.
+    A number that is null in a new state may be any finite one; others are at least 0. A list is one of tasks.
     """
     if isinstance(expected, Mapping):
         if not isinstance(stored, dict) or stored.keys() != expected.keys():
             return f"{key} does not hold {', '.join(map(str, expected)) or 'nothing'}"
         problems = (describe_mismatch(stored[name], expected[name], f"{key}.{name}") for name in expected)
         return next(filter(None, problems), "")
+    if isinstance(expected, list):
+        tasks = stored if isinstance(stored, list) else [stored]
+        fits = all(isinstance(t, list) and [*map(type, t)] == [str, int] and t[1] >= 0 for t in tasks)
+        return "" if fits else f"{key} is {stored!r:.40}, expected a list of [level, index]"
     if expected is None and stored is None:
         return ""
     known = type(stored) in (int, float) and abs(stored) <= sys.float_info.max

@@ -24,6 +24,13 @@ def verdicts_by_level(batch: TrajectoryBatch, reward: str) -> dict[str, list[boo
     return {level: [t.scores[reward].outcome is Outcome.PASSED for t in members] for level, members in levels.items()}
 
 
+def verdicts_by_task(batch: TrajectoryBatch, reward: str) -> dict[str, list[bool]]:
+    """Verdicts of the verifier `reward` on the judged completions, by the id of their task."""
+    judged = [t for t in last_of_rollouts(batch) if t.reward is not None and t.task is not None]
+    tasks = group_by(judged, lambda t: t.task.id if t.task else "")
+    return {id: [t.scores[reward].outcome is Outcome.PASSED for t in members] for id, members in tasks.items()}
+
+
 def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
     """Metrics of the step's completions as judged by the verifier `reward`. A rollout counts once."""
     answers = TrajectoryBatch(last_of_rollouts(batch))

@@ -11,7 +11,7 @@ from rlvr.core import rng
 from rlvr.core.messages import Datum
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.types import Task
-from rlvr.envs.prompt import encode_prompt, encode_texts
+from rlvr.envs.prompt import encode_prompts, encode_texts
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.training_options import LearningRateSchedule
 
@@ -42,6 +42,8 @@ class SftOptions:
             raise ValueError(f"sft: until={self.until}, check_every={self.check_every}; expected 0 to 1 and >= 1")
         if not 0 <= self.until_each <= 1:
             raise ValueError(f"sft.until_each={self.until_each}, expected a pass rate from 0 to 1")
+        if self.curriculum.replay:
+            raise ValueError("sft.curriculum.replay: demonstrations are not solved or unsolved; leave it out")
         if self.curriculum.by == "pass_rate":
             raise ValueError("sft.curriculum.by=pass_rate: demonstrations have no pass rate; use uniform or schedule")
 
@@ -68,12 +70,7 @@ def sft_step(
             f"sft: there is no demonstration to imitate for task {name_task(source, tasks[demonstrations.index(None)])}"
             "; let env.kwargs leave such tasks out, or set sft.steps=0"
         )
-    plain = [task.model_prompt for task in tasks if isinstance(task.model_prompt, str)]
-    prompts = (
-        encode_texts(plain, tokenizer) if len(plain) == len(tasks) else [encode_prompt(t, tokenizer) for t in tasks]
-    )
-    if (most := source.prompt_limit) is not None:
-        prompts = [prompt[-most:] for prompt in prompts]
+    prompts = encode_prompts(tasks, tokenizer, source.prompt_limit)
     completions = _encode_episodes(episodes, tokenizer)
     count = sum(sum(mask) for _, mask in completions)
     data = [

@@ -22,7 +22,7 @@ from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
 from rlvr.training.collector import Collector
 from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
-from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level
+from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level, verdicts_by_task
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import StepBatch, TrainerParts
 
@@ -49,6 +49,7 @@ class Trainer:
         self._check_error_budget(step, batch)
         if not self.options.is_control:  # a control run must learn nothing from the verifier, by the curriculum too
             self.parts.curriculum.observe(verdicts_by_level(batch, self.parts.reward.name))
+            self.parts.curriculum.observe_tasks(verdicts_by_task(batch, self.parts.reward.name))
 
     def update(self, step: int, collected: StepBatch) -> dict[str, float]:
         """Make all optimizer steps of one training step; metrics of the completions and of the update."""
@@ -126,6 +127,8 @@ class Trainer:
             completions["teacher/kl"] = measure_teacher_kl(collected.batch)
         if self.options.temperature_end is not None:
             completions["rollout/temperature"] = self.collector.params(step).temperature
+        if self.parts.curriculum.options.replay:
+            completions["curriculum/unsolved"] = float(len(self.parts.curriculum.unsolved))
         progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
         updates = statistics.metrics()
         self.monitor.watch_drift(step, updates)

@@ -121,6 +121,9 @@ class TrainingOptions:
     `max_steps_off_policy`). None means sync if both numbers have their minimum, else fixed_lag. Under completion a
     group that would become too old is waited for (`stale=pace`) or discarded (`stale=discard`).
 
+    With `completions=given` nothing is sampled: a group is the pair of completions that its task brings along
+    (`meta["chosen"]` and `meta["rejected"]`), which dpo and ipo learn from (`rlvr.training.given_pairs`).
+
     With `temperature_end` the temperature of sampling goes from `rollout.temperature` to it, in equal steps from the
     first step to the last. Evaluations keep `rollout.temperature`.
 
@@ -151,6 +154,7 @@ class TrainingOptions:
     target_kl: float = 0.0
     max_prompt_tokens: int | None = None
     long_prompts: str = "filter"
+    completions: str = "sampled"
     temperature_end: float | None = None
     control: str = "none"
     false_positives: float = 0.0
@@ -165,6 +169,7 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str | None, ...]] = {
             "mode": ("rlvr", "sft"),
+            "completions": ("sampled", "given"),
             "control": ("none", "random_reward"),
             "schedule": (*SCHEDULES, None),
             "stale": ("pace", "discard"),

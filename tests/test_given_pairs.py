@@ -1,0 +1,124 @@
+"""DPO from pairs that the data bring along: what is read, what is learned, what is skipped, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from table_trainer import Letters, make_trainer
+from tiny_run import attempt, stored_steps
+
+from rlvr.config import load
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source, plan
+from rlvr.core.types import Task
+from rlvr.training.given_pairs import read_pair
+from rlvr.training.schedules.sync import Synchronous
+from rlvr.training.training_options import LearningRateSchedule
+
+
+class Pairs(Letters):
+    """Tasks that prefer `a` to `b`; every third brings the same word twice."""
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        return Task(f"{index}", "say", {"answer": "a", "chosen": "a", "rejected": "a" if index % 3 == 2 else "b"})
+
+
+def test_a_policy_learns_to_prefer_and_equal_pairs_are_counted() -> None:
+    """Six pairs a step, two of them equal: the preferred word's log-prob rises above the other's."""
+    trainer = make_trainer(
+        algorithm="dpo", source=Pairs(), group_size=2, completions="given", steps=20,
+        optimizer=LearningRateSchedule(learning_rate=0.1), sampling={"max_tokens": 4},
+    )  # fmt: skip
+    client: Any = trainer.parts.client
+    trainer.reference = client.save_weights_and_get_sampling_client()
+    rows = [Synchronous(trainer).learn(step) for step in range(20)]
+    first, last = rows[0][0], rows[-1][0]
+    assert (first["loss/pairs"], first["equal_pairs"], first["env/all/correct"]) == (4.0, 2.0, 0.5)
+    assert first["loss/margin"] == pytest.approx(0.0, abs=1e-5) and last["loss/margin"] > 1.5
+    assert last["loss/accuracy"] == 1.0 and last["loss"] < first["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert first["sampling/sampling_logp_difference/max"] < 1e-6
+    ids, table = client.get_tokenizer().ids, client.policy.logprobs()
+    assert table[ids["a"]] - table[ids["b"]] > 1.5
+    pair = rows[0][1].batch[:2]
+    assert [(t.response, t.response_tokens[-1], t.reward) for t in pair] == [("a", 0, 1.0), ("b", 0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"rejected": "b"}, r"task 't' has None as its 'chosen', expected a text"),
+        ({"chosen": "a", "rejected": 3}, r"has 3 as its 'rejected'"),
+        ({"chosen": "a", "rejected": []}, r"has \[\] as its 'rejected'"),
+    ],
+)
+def test_a_task_without_a_pair_is_named(meta: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_pair(Task("t", "p", meta))
+
+
+def test_a_chat_counts_by_its_last_message() -> None:
+    chat = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
+    assert read_pair(Task("t", "p", {"chosen": chat, "rejected": "no"})) == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "grpo", "group_size": 2}, r"algorithm.name=grpo learns from completions of the policy's own"),
+        ({"algorithm": "kto", "group_size": 2}, r"algorithm.name=kto learns from completions of the policy's own"),
+        ({"algorithm": "dpo"}, r"training.group_size=4, and a task brings two completions"),
+        ({"algorithm": "dpo", "group_size": 2, "max_steps_off_policy": 1}, "samples ahead, and nothing is sampled"),
+        ({"algorithm": "dpo", "group_size": 2, "temperature_end": 2.0}, "temperature_end changes how completions"),
+        ({"algorithm": "dpo", "group_size": 2, "completions": "made"}, "expected sampled or given"),
+    ],
+)
+def test_what_cannot_learn_from_given_pairs_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**{"completions": "given", **options})
+
+
+CONFIG = """
+seed: 3
+env: {name: dataset, kwargs: {path: pairs.jsonl, answer_field: chosen, heldout_fraction: 0.2}}
+model:
+  tokenizer: pieces.json
+  device: cpu
+  config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+           num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64}
+algorithm: {name: dpo}
+rollout: {max_tokens: 6}
+training: {steps: 6, prompts_per_step: 4, group_size: 2, completions: given, optimizer: {learning_rate: 0.01}}
+evaluation: {tasks: 4, samples: 1}
+run: {checkpoint_every: 1}
+engine: {threads: 1}
+"""
+
+
+@pytest.mark.slow
+def test_a_run_on_rows_of_pairs_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`chosen` and `rejected` columns of a file; the reference is read back after a kill."""
+    from tinker_model import tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    words = [("two", "drei"), ("four", "fuenf"), ("six", "acht")]
+    rows = [{"prompt": f"{i} {c}?", "chosen": f" {c}", "rejected": f" {r}"} for i in range(10) for c, r in words]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer().save_pretrained(tmp_path / "pieces.json")
+    (tmp_path / "pairs.yaml").write_text(CONFIG)
+    attempt("pairs.yaml", "run.name=whole")
+    with pytest.raises(KeyboardInterrupt):
+        attempt("pairs.yaml", "run.name=killed", killed_at=4)
+    attempt("pairs.yaml", "run.name=killed")
+    found = stored_steps(tmp_path / "runs" / "whole")
+    assert stored_steps(tmp_path / "runs" / "killed") == found
+    margins = [row["loss/margin"] for row in found if row["phase"] == "rl"]
+    assert margins[0] == pytest.approx(0.0, abs=1e-4) and margins[-1] > 0.1
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"prompt": r["prompt"], "chosen": "a"}) + "\n" for r in rows)
+    )
+    config = build_config(load(None, "pairs.yaml", []))
+    with pytest.raises(ValueError, match="give the rows the columns 'chosen' and 'rejected'"):
+        plan(config, build_source(config))
