@@ -44,6 +44,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sampler.name": ("trainer", "vllm"),
     "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
+    "training.completions": ("sampled", "given"),
     "training.control": ("none", "random_reward"),
     "evaluation.report": ("last", "best"),
     "training.schedule": ("sync", "fixed_lag", "completion", "null"),
@@ -135,6 +136,14 @@ def loss(name: str) -> str:
         "Algorithms": ", ".join(users),
     }
     return "\n".join(f"- {what}: {fact}" for what, fact in facts.items() if fact)
+
+
+def preferences() -> str:
+    """The losses of preferred completions."""
+    from rlvr.algorithms.loss_specs import PREFERENCE_SPECS
+
+    rows = [[f"`{name}`", _text(spec.formula), f"{spec.config['beta']:g}"] for name, spec in PREFERENCE_SPECS.items()]
+    return _table(["loss", "of a pair, or of a completion", "`algorithm.beta`"], rows)
 
 
 def kl_penalty() -> str:
@@ -408,7 +417,7 @@ def reasoning_gym_audit() -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        results, seeds, algorithms, advantages, reductions, loss, kl_penalty, options, capabilities, rewards,
+        results, seeds, algorithms, advantages, reductions, loss, preferences, kl_penalty, options, capabilities, rewards,
         environments, settings, service_settings, engine_server_settings, spellings, sections, configs, foreign_words,
         refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit, api,
     )

@@ -254,6 +254,7 @@ def test_a_page_opens_with_a_title_and_a_sentence(page: str) -> None:
 
 
 ALONE = ["env.name=toy", "client=mock", "rollout.max_tokens=8", "reward.type=length_penalty", "sft.steps=1"]
+PREFERENCES = ("dpo", "ipo", "kto")
 NEEDED = {  # what a word needs beside it
     "sampler.name=vllm": ["sampler.urls=[http://127.0.0.1:8790]", "client=local", "model.name=my-model"],
     "client=local": ["model.name=my-model"],
@@ -263,6 +264,8 @@ NEEDED = {  # what a word needs beside it
     "curriculum.by=schedule": ['curriculum.schedule=[[0,{"":1}]]'],
     "sft.curriculum.by=schedule": ['sft.curriculum.schedule=[[0,{"":1}]]'],
     "training.stale=discard": ["training.schedule=completion", "training.max_steps_off_policy=1"],
+    **{f"algorithm.loss={n}": ["algorithm.advantage=verdict", "algorithm.reduction=sequence_sum"] for n in PREFERENCES},
+    "algorithm.advantage=zero": ["algorithm.teacher_coef=1"],
     "algorithm.kl_": ["algorithm.kl_coef=0.1"],
     "evaluation.report=best": ["evaluation.every=1"],
     "algorithm.entropy": ["algorithm.entropy_coef=0.1"],

@@ -39,7 +39,7 @@ class TeacherOptions:
     model: str | None = None
     url: str | None = None
     name: str | None = None
-    api_key_env: str = ""
+    api_key_env: str | None = None
     timeout_s: float = 120.0
     retries: int = 4
     concurrency: int = 16
@@ -62,7 +62,7 @@ class TeacherOptions:
     def endpoint(self) -> Endpoint:
         limits = {"timeout_s": self.timeout_s, "retries": self.retries, "concurrency": self.concurrency}
         url, name = str(self.url), str(self.name)
-        return Endpoint(url, name, self.api_key_env, dialect=Dialect.COMPLETIONS, **limits)
+        return Endpoint(url, name, self.api_key_env or "", dialect=Dialect.COMPLETIONS, **limits)
 
 
 class EndpointTeacher:

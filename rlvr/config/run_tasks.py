@@ -14,8 +14,8 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 from rlvr.envs.registry import takes_option
-from rlvr.training.sft import name_task
 from rlvr.training.given_pairs import read_pair
+from rlvr.training.sft import name_task
 
 
 def count_tasks(source: TaskSource) -> int | None:
