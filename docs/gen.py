@@ -417,9 +417,9 @@ def reasoning_gym_audit() -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        results, seeds, algorithms, advantages, reductions, loss, preferences, kl_penalty, options, capabilities, rewards,
-        environments, settings, service_settings, engine_server_settings, spellings, sections, configs, foreign_words,
-        refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit, api,
+        results, seeds, algorithms, advantages, reductions, loss, preferences, kl_penalty, options, capabilities,
+        rewards, environments, settings, service_settings, engine_server_settings, spellings, sections, configs,
+        foreign_words, refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit, api,
     )
 }  # fmt: skip
 
