@@ -38,6 +38,12 @@ BY_HAND = {
     "leave_one_out": [1.0, 0.0, -1.0, -1.0, 0.0, 0.0],  # 1 - 0 and 0 - 1; the unknown one is no other
     "ema": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],  # the first batch is its own baseline
     "raw": [1.0, 0.25, 0.0, 0.0, 0.0, 0.25],
+    "zero": [0.0] * 6,
+    "acceptance": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    "verdict": [1.0, -1.0, -1.0, -1.0, 0.0, -1.0],
+    "pass_at_k": [2.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # k 2: beside a1 it adds 1 to the best of the two
+    # The turns of group a earned 1, 0 and 0 (a1 has one in each part): mean 1/3, std sqrt(2) / 3.
+    "process_normalized": [x / (math.sqrt(2) + 3e-6) for x in (2.0, 0.0, -2.0, -1.0, 0.0, 0.0)],
 }
 
 
@@ -148,6 +154,11 @@ EARNED_BY_HAND = {
     "batch_normalized": [x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)],
     "ema": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
     "raw": [1.0, 0.0, 0.5, 0.25],
+    "zero": [0.0] * 4,
+    "acceptance": [1.0, 0.0, 0.0, 0.0],
+    "verdict": [1.0, -1.0, -1.0, -1.0],
+    "pass_at_k": [1.0, 0.0, 0.0, 0.5],
+    "process_normalized": [0.25 / 0.250001, -0.125 / 0.125001, -0.25 / 0.250001, 0.125 / 0.125001],
 }
 
 

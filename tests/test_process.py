@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from table_trainer import Letters, make_trainer
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.update import make_datum
@@ -14,6 +15,8 @@ from rlvr.core.protocols import StepResult
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
 from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
+from rlvr.training.schedules.sync import Synchronous
+from rlvr.training.training_options import LearningRateSchedule
 
 
 def episode(rollout: str, reward: float | None, turns: list[float], lengths: list[int], **more: Any) -> Trajectory:
@@ -130,3 +133,41 @@ def test_a_verifier_that_scores_another_number_of_turns_is_an_error() -> None:
         score(play(), resolve_reward("test_process:judge_three").plus_environment(0.0))
     with pytest.raises(ValueError, match="turns nan is not finite"):
         Score(1.0, Outcome.PASSED, turns=(math.nan,))
+
+
+class SayTwice:
+    """Two turns of one word; the environment gives 0.5 for each `a`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.turn = tokenizer, 0
+        self.seen = tokenizer.encode("say")
+
+    async def initial_observation(self) -> tuple[ModelInput, Any]:
+        return ModelInput(self.seen), None
+
+    async def step(self, action: list[int], *, extra: dict[str, Any] | None = None) -> StepResult:
+        self.turn += 1
+        reward = 0.5 * (self.tokenizer.decode(action) == "a")
+        self.seen = [*self.seen, *action, *self.tokenizer.encode("say")]
+        return StepResult(reward, self.turn == 2, None if self.turn == 2 else ModelInput(self.seen))
+
+
+class TwoTurns(Letters):
+    max_turns = 2
+
+    def env(self, task: Task, tokenizer: Any) -> Any:
+        return SayTwice(tokenizer)
+
+
+def test_a_policy_learns_from_the_rewards_of_its_turns() -> None:
+    """From about a third of the words to nearly all; one turn's luck is not the other's praise."""
+    trainer = make_trainer(
+        algorithm="grpo_process", source=TwoTurns(), reward=resolve_reward("environment"), steps=30,
+        optimizer=LearningRateSchedule(learning_rate=0.1),
+    )  # fmt: skip
+    schedule = Synchronous(trainer)
+    rows = [schedule.learn(step) for step in range(30)]
+    rewards = [row[0]["reward"] for row in rows]
+    assert rewards[0] < 0.5 and sum(rewards[-5:]) / 5 > 0.85
+    mixed = next(t for t in rows[0][1].batch if t.turn_rewards == [0.5, 0.0])
+    assert mixed.token_advantages[-1] < 0, "the turn that failed is not praised for the one before"
