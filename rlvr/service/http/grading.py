@@ -98,9 +98,10 @@ def _by_grader(body: GradeBody, judge: Judge) -> list[Grade]:
 
 
 def _grade_of_score(score: Score) -> Grade:
+    fields = {name: value for name, value in vars(score).items() if name != "turns"}  # an answer here has one turn
     return Grade(
         **{
-            **vars(score),
+            **fields,
             "outcome": score.outcome.value,
             "parts": dict(score.parts),
             "detail": detail_for_client(score),
