@@ -419,7 +419,8 @@ PARTS: dict[str, Callable[..., str]] = {
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, preferences, kl_penalty, options, capabilities,
         rewards, environments, settings, service_settings, engine_server_settings, spellings, sections, configs,
-        foreign_words, refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit, api,
+        foreign_words, refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit,
+        api,
     )
 }  # fmt: skip
 
