@@ -23,7 +23,7 @@ from tinker_toy import RUN
 from tiny import PROMPTS, data
 
 from rlvr.algorithms.capabilities import check_supported
-from rlvr.algorithms.specs import ALGORITHMS
+from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.clients.custom_loss import build_named_loss
 from rlvr.clients.skyrl import SEEDS, SKYRL, SkyrlTrainingClient
 from rlvr.config import load
