@@ -252,7 +252,7 @@ def test_saving_again_replaces_and_failing_keeps_the_old(
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
+    monkeypatch.setattr(checkpoint, "write_tensors", full_disk)
     with pytest.raises(OSError, match="No space left"):
         trainer.save_state("a")
     assert [p.name for p in first.parent.iterdir()] == ["a"]

@@ -6,6 +6,7 @@ torch is imported when the engine is built, so that a run can be planned without
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.files import find_damage
+from rlvr.core.machine import describe_processor
 from rlvr.core.protocols import TrainingClient
 
 if TYPE_CHECKING:
@@ -95,29 +97,71 @@ def _build_engine(request: ClientRequest) -> Any:
         raise ValueError(f"{error.name} is not installed; training needs the extra: {EXTRA}") from error
     silence_transformers()
     torch.set_num_threads(request.cores.threads)
-    return Engine(build_base_model(request), request.limits)
+    return Engine(plan_model(request).load(), request.limits)
 
 
-def build_base_model(request: ClientRequest) -> Any:
-    """The model before it is trained: pretrained, or with the random weights of the run's seed."""
-    from rlvr.engine.model_loading import build_model, load_model
+@dataclass(frozen=True)
+class ModelBuild:
+    """What a model is made from, in a form that another process can read: a name to load, or a config and a seed."""
+
+    name: str | None
+    config: dict[str, Any]
+    tokenizer: Any
+    seed: int
+    device: str
+    dtype: str
+
+    def load(self) -> Any:
+        """The model before it is trained: pretrained, or with the random weights of the run's seed."""
+        from rlvr.engine.model_loading import build_model, load_model
+
+        where = {"device": self.device, "dtype": self.dtype}
+        if self.name:
+            return load_model(self.name, self.tokenizer, **where)
+        return build_model(self.config, self.tokenizer, seed=self.seed, **where)
+
+
+def plan_model(request: ClientRequest) -> ModelBuild:
+    """What the run's model is made from, with its tokenizer."""
     from rlvr.engine.tokenizer import load_tokenizer
 
     options = request.model
-    where = {"device": options.device, "dtype": options.dtype}
     name, tokenizer = base_names(request)
-    if name:
-        return load_model(name, load_tokenizer(tokenizer), **where)
-    if not options.tokenizer:
+    if not name and not options.tokenizer:
         raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
-    return build_model(options.config, load_named_tokenizer(options.tokenizer, request), seed=request.seed, **where)
+    loaded = load_tokenizer(tokenizer) if name else load_named_tokenizer(options.tokenizer or "", request)
+    return ModelBuild(name, options.config, loaded, request.seed, options.device, options.dtype)
+
+
+def describe_device(device: Any) -> dict[str, str | int]:
+    """What the bits of a computation depend on: the version of torch, threads and device."""
+    import torch
+
+    described = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        return {**described, "device": torch.cuda.get_device_name(device)}
+    instructions = torch.backends.cpu.get_cpu_capability()  # they decide how a sum is rounded
+    return {**described, "device": str(device), "cpu": describe_processor(), "capability": instructions}
+
+
+def find_adapter_start(request: ClientRequest) -> Path | None:
+    """The folder of the adapter that a fresh run starts from; None if it starts from a model."""
+    if not (request.fresh and request.model.start_from):
+        return None
+    folder = _start_folder(request)
+    return None if is_model(folder) else folder
+
+
+def warn_of_threads(request: ClientRequest) -> None:
+    """Warn of settings under which torch's threads wait for each other."""
+    for text in (request.cores.warning, spinning_warning() if request.cores.threads > 1 else ""):
+        if text:
+            request.warn(text)
 
 
 def _build(request: ClientRequest) -> TrainingClient:
     engine = _build_engine(request)
-    for text in (request.cores.warning, spinning_warning() if request.cores.threads > 1 else ""):
-        if text:
-            request.warn(text)
+    warn_of_threads(request)
     from rlvr.clients.local import LocalTrainingClient
 
     policy = engine.create_policy("policy", lora=request.model.lora, seed=request.seed)
@@ -127,7 +171,7 @@ def _build(request: ClientRequest) -> TrainingClient:
         f"{sum(p.numel() for p in policy.parameters.values()):,} trainable parameters, {engine.model.dtype} on "
         f"{engine.model.device}".replace("torch.", "")
     )
-    if request.fresh and request.model.start_from and not is_model(folder := _start_folder(request)):
+    if folder := find_adapter_start(request):
         from rlvr.engine.checkpoint import load_adapter
 
         load_adapter(folder, policy)
@@ -144,7 +188,7 @@ def build_sampler(request: ClientRequest, adapter: Path | None = None) -> LocalS
     return LocalSamplingClient(engine, engine.load_snapshot(adapter) if adapter else engine.base_snapshot())
 
 
-def _describe(request: ClientRequest) -> str:
+def describe_model(request: ClientRequest) -> str:
     options = request.model
     model = options.name or f"{options.config.get('model_type', '?')} from random weights"
     if options.start_from:
@@ -153,4 +197,4 @@ def _describe(request: ClientRequest) -> str:
     return model + (f", LoRA rank {options.lora.rank}" if options.lora else ", all weights")
 
 
-LOCAL = ClientSpec(LOCAL_CAPABILITIES, _build, _describe)
+LOCAL = ClientSpec(LOCAL_CAPABILITIES, _build, describe_model)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.cpu_budget import CoreShares
 from rlvr.core.protocols import ClientCapabilities, TaskSource, TrainingClient
 from rlvr.core.registry import did_you_mean, load_object
@@ -27,6 +28,7 @@ _BUILT_IN = {
     "mock": "rlvr.clients.mock.mock_client:MOCK",
     "tinker": "rlvr.clients.tinker:TINKER",
     "skyrl": "rlvr.clients.skyrl:SKYRL",
+    "sharded": "rlvr.clients.sharded.sharded_client:SHARDED",
 }
 AT_A_SERVER = ("tinker", "skyrl")  # clients of servers of the Tinker protocol
 _registered: dict[str, ClientSpec] = {}
@@ -83,6 +85,7 @@ class ClientRequest:
     environment: str
     seed: int
     limits: EngineLimits
+    sharding: ShardingOptions
     resolve_start: Callable[[str], str]
     cores: CoreShares = _ONE_CORE
     folder: Path = Path()

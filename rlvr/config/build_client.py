@@ -100,6 +100,7 @@ def client_request(config: RunConfig, source: TaskSource) -> ClientRequest:
         environment=config.env.name,
         seed=config.seed,
         limits=config.engine,
+        sharding=config.sharding,
         resolve_start=resolve_start,
     )
 

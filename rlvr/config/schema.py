@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from rlvr.algorithms.registry import resolve_algorithm
 from rlvr.algorithms.specs import FIELDS, Algorithm
 from rlvr.clients.registry import AT_A_SERVER, ModelOptions, check_client
+from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.clients.teacher import TeacherOptions
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.core.messages import SamplingParams
@@ -74,13 +75,15 @@ class AlgorithmOptions(_Overrides):
 class RunConfig:
     """Everything that can be set. Defaults are those of the parts.
 
-    `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `tinker`, a server
-    with the Tinker protocol; or `mock`, a table of logits that needs no model.
+    `client` learns, and samples unless `sampler` names others: `local`, the engine in this process; `sharded`, several
+    processes of this machine that share the weights; `tinker`, a server with the Tinker protocol; or `mock`, a table of
+    logits that needs no model.
     """
 
     env: EnvOptions
     model: ModelOptions = field(default_factory=ModelOptions)
     client: str = "local"
+    sharding: ShardingOptions = field(default_factory=ShardingOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     seed: int = 42
     prompt: PromptOptions = field(default_factory=PromptOptions)
@@ -124,11 +127,11 @@ class RunConfig:
             raise ValueError(
                 f"client={self.client}: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"
             )
-        if self.client == "local" and self.model.name and self.model.config:
+        if self.client in ("local", "sharded") and self.model.name and self.model.config:
             raise ValueError(
                 "model: both name and config are given; give name (a folder or hub model) or config (a model to build)"
             )
-        if self.client == "local" and not (self.model.name or self.model.config or self.model.start_from):
+        if self.client in ("local", "sharded") and not (self.model.name or self.model.config or self.model.start_from):
             raise ValueError(
                 "model: neither name nor config is given; give name (a folder or hub model) or config (to build one)"
             )

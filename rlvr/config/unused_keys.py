@@ -117,6 +117,8 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     else:
         there = ("model.base_url", "model.api_key", "model.timeout_s")
         idle += [(key, "only client=tinker and client=skyrl connect to a server") for key in there]
+    if config.client != "sharded":
+        idle.append(("sharding", "client is not sharded: one process trains"))
     if config.sampler.name == "trainer":
         there = ("urls", "timeout_s", "wait_s", "concurrency", "importance_cap")
         idle += [(f"sampler.{key}", "sampler.name is trainer: the client samples") for key in there]

@@ -127,6 +127,11 @@ class TrainingClient(Protocol):
     @property
     def capabilities(self) -> ClientCapabilities: ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights as they are now, as a sampler of them does."""
+        ...
+
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:

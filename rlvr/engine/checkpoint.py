@@ -4,6 +4,9 @@ A full policy is saved as an ordinary `transformers` folder (weights, config, to
 both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments, Muon's momenta and fp32 masters
 (where the weights are narrower), and `policy.json` the counters. The caller makes a folder atomic
 (`rlvr.core.files.new_folder`).
+
+Where the weights are sharded, every rank calls these functions. They write the same files, rank 0 alone, and of the
+optimizer's state hold one whole tensor at a time.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rlvr.core.files import find_damage, read_json
 from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_loading import without_progress_bar
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
+from rlvr.engine.sharding import gather_whole, local_part, take_part
+from rlvr.engine.tensor_files import StoredTensor, write_tensors
 
 
 def save_policy(
@@ -33,15 +38,16 @@ def save_policy(
     optimizer: bool,
     gradients: bool = False,
     tokenizer: bool = True,
+    writes: bool = True,
 ) -> None:
     """Write a policy into `folder`, which exists and is empty.
 
     `gradients` adds those accumulated since the last optimizer step. Without `tokenizer` a reader must have the model.
-    OSError if the disk is full or not writable.
+    OSError if the disk is full or not writable. Of several ranks one `writes`; the others only give their parts.
     """
     try:
-        _save(folder, policy, model, optimizer=optimizer, gradients=gradients)
-        if tokenizer:
+        _save(folder, policy, model, optimizer=optimizer, gradients=gradients, writes=writes)
+        if tokenizer and writes:
             model.tokenizer.save_pretrained(folder)
     except Exception as error:
         # safetensors and tokenizers give the system's error number only in their text.
@@ -51,11 +57,15 @@ def save_policy(
         raise
 
 
-def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool, gradients: bool) -> None:
+def _save(
+    folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool, gradients: bool, writes: bool
+) -> None:
     if policy.lora is None:
-        with without_progress_bar():
-            model.module.save_pretrained(folder)
-    else:
+        weights = _gather_weights(model, keep=writes) if policy.is_sharded else None
+        if writes:
+            with without_progress_bar():
+                model.module.save_pretrained(folder, state_dict=weights)
+    elif writes:
         write_adapter(folder, policy, model)
     counters: dict[str, Any] = {
         "name": policy.name,
@@ -65,12 +75,31 @@ def _save(folder: Path, policy: Policy, model: LanguageModel, *, optimizer: bool
     }
     if optimizer:
         tensors, steps = _optimizer_state(policy)
-        save_file(tensors, folder / "optimizer.safetensors")
+        write_tensors(folder / "optimizer.safetensors" if writes else None, tensors)
         counters["optimizer_steps"] = steps
     if gradients:
-        gradient_sums = {k: m.grad.detach().cpu().contiguous() for k, m in policy.masters.items() if m.grad is not None}
-        save_file(gradient_sums, folder / "gradients.safetensors")
-    (folder / "policy.json").write_text(json.dumps(counters, indent=2))
+        sums = {k: _stored(policy, k, m.grad) for k, m in policy.masters.items() if m.grad is not None}
+        write_tensors(folder / "gradients.safetensors" if writes else None, sums)
+    if writes:
+        (folder / "policy.json").write_text(json.dumps(counters, indent=2))
+
+
+def _gather_weights(model: LanguageModel, *, keep: bool) -> dict[str, torch.Tensor]:
+    """The whole weights as `state_dict` names them, tied ones as one tensor; without `keep` only this rank's part."""
+    whole: dict[int, torch.Tensor] = {}
+    named: dict[str, torch.Tensor] = {}
+    for name, weight in model.module.state_dict(keep_vars=True).items():
+        if id(weight) not in whole:
+            gathered = gather_whole(local_part(weight.detach()), weight)
+            whole[id(weight)] = gathered.cpu() if keep else torch.empty(0)
+        named[name] = whole[id(weight)]
+    return named
+
+
+def _stored(policy: Policy, key: str, part: torch.Tensor) -> StoredTensor:
+    """A tensor of the shape of a weight, of which this process may hold a part only."""
+    like = policy.parameters[key]
+    return StoredTensor(part.dtype, tuple(like.shape), lambda: gather_whole(part.detach(), like))
 
 
 def load_policy(
@@ -90,7 +119,7 @@ def load_policy(
     if problem := _find_mismatch(policy, state, steps) if optimizer else "":
         raise ValueError(f"checkpoint {folder}: {problem}; load another one, or the weights alone (load_state)")
     for key, gradient in gradient_sums.items():
-        if key not in policy.masters or policy.masters[key].shape != gradient.shape:
+        if key not in policy.masters or policy.parameters[key].shape != gradient.shape:
             raise ValueError(f"checkpoint {folder}: gradients.safetensors has {key}, which does not fit this policy")
     for key, p in policy.parameters.items():
         if weights[key].dtype != p.dtype:
@@ -98,18 +127,16 @@ def load_policy(
     policy.preserve_snapshots()
     with torch.no_grad():
         for key, p in policy.parameters.items():
-            p.copy_(weights[key])
-            if policy.masters[key] is not p:
-                policy.masters[key].copy_(state.get(f"master.{key}", weights[key]))
+            local_part(p).copy_(take_part(weights[key], p))
+            if policy.masters[key].dtype != p.dtype:
+                policy.masters[key].copy_(take_part(state.get(f"master.{key}", weights[key]), p))
     policy.clear_gradients()
     for key, gradient in gradient_sums.items():
-        policy.masters[key].grad = gradient.to(policy.masters[key].device)
+        policy.masters[key].grad = _take_own(policy, key, gradient)
     policy.version = counters["version"]
     policy._optimizer = None  # pyright: ignore[reportPrivateUsage]
     policy.momenta = {
-        key: state[f"momentum.{key}"].to(policy.masters[key].device, copy=True)
-        for key in policy.masters
-        if f"momentum.{key}" in state
+        key: _take_own(policy, key, state[f"momentum.{key}"]) for key in policy.masters if f"momentum.{key}" in state
     }
     if steps:
         _load_optimizer(policy, state, steps)
@@ -170,7 +197,7 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
         # transformers stores some models under other names than in memory (fused experts) and can convert them back.
         with without_progress_bar():
-            stored = dict(type(model.module).from_pretrained(folder, dtype=model.dtype).named_parameters())
+            stored = dict(model.architecture.from_pretrained(folder, dtype=model.dtype).named_parameters())
     for key, p in policy.parameters.items():
         if key not in stored or stored[key].shape != p.shape:
             problem = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"
@@ -204,9 +231,9 @@ def _find_mismatch(policy: Policy, tensors: dict[str, torch.Tensor], steps: Any)
     for key, count in cast(dict[str, Any], steps).items():
         if key not in policy.masters or type(count) is not int or not 0 <= count < 2**53:
             return f"policy.json: optimizer_steps of {key[:80]} are {count!r:.40}, expected a whole number of a weight"
-    expected = [(f"{m}.{key}", policy.masters[key]) for key in steps for m in ("exp_avg", "exp_avg_sq")]
-    expected += [(f"master.{key}", p) for key, p in policy.masters.items() if p is not policy.parameters[key]]
-    expected += [(f"momentum.{key}", p) for key, p in policy.masters.items() if f"momentum.{key}" in tensors]
+    expected = [(f"{m}.{key}", policy.parameters[key]) for key in steps for m in ("exp_avg", "exp_avg_sq")]
+    expected += [(f"master.{key}", p) for key, p in policy.parameters.items() if p.dtype != policy.masters[key].dtype]
+    expected += [(f"momentum.{key}", p) for key, p in policy.parameters.items() if f"momentum.{key}" in tensors]
     for name, p in expected:
         if name not in tensors or tensors[name].shape != p.shape:
             return f"optimizer.safetensors has no {name} of shape {list(p.shape)}"
@@ -217,18 +244,23 @@ def _lora(policy: Policy) -> dict[str, Any] | None:
     return None if policy.lora is None else {"rank": policy.lora.rank, "alpha": policy.lora.alpha}
 
 
-def _optimizer_state(policy: Policy) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    tensors: dict[str, torch.Tensor] = {}
+def _optimizer_state(policy: Policy) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+    tensors: dict[str, StoredTensor] = {}
     steps: dict[str, int] = {}
     for key, master in policy.masters.items():
-        if master is not policy.parameters[key]:
-            tensors[f"master.{key}"] = master.detach().cpu().contiguous()
+        if master.dtype != policy.parameters[key].dtype:
+            tensors[f"master.{key}"] = _stored(policy, key, master)
         if state := policy.optimizer.state.get(master):
             steps[key] = int(state["step"])
             for moment in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{moment}.{key}"] = state[moment].detach().cpu().contiguous()
-    tensors |= {f"momentum.{key}": momentum.cpu().contiguous() for key, momentum in policy.momenta.items()}
+                tensors[f"{moment}.{key}"] = _stored(policy, key, state[moment])
+    tensors |= {f"momentum.{key}": _stored(policy, key, momentum) for key, momentum in policy.momenta.items()}
     return tensors, steps
+
+
+def _take_own(policy: Policy, key: str, whole: torch.Tensor) -> torch.Tensor:
+    """A copy of this process's part of a stored tensor, beside the weight's."""
+    return take_part(whole, policy.parameters[key]).to(policy.masters[key].device, copy=True)
 
 
 def _load_optimizer(policy: Policy, tensors: dict[str, torch.Tensor], steps: dict[str, int]) -> None:
@@ -236,5 +268,5 @@ def _load_optimizer(policy: Policy, tensors: dict[str, torch.Tensor], steps: dic
         master = policy.masters[key]
         policy.optimizer.state[master] = {
             "step": torch.tensor(float(count)),
-            **{m: tensors[f"{m}.{key}"].to(master.device, copy=True) for m in ("exp_avg", "exp_avg_sq")},
+            **{m: _take_own(policy, key, tensors[f"{m}.{key}"]) for m in ("exp_avg", "exp_avg_sq")},
         }

@@ -322,7 +322,7 @@ class Engine:
         if len(tokens) > 1:
             row = Datum(ModelInput(tokens[:-1]), {"target_tokens": TensorData.of(tokens[1:])})
             [row] = with_zero_weights([row])
-            check_data([row], "cross_entropy", {"temperature": temperature}, self.model)
+            check_data([row], "cross_entropy", {"temperature": temperature}, self.model.context, self.model.vocabulary)
             request = LogprobRequest(snapshot, temperature, row)
         with self.lock:
             self._logprob_requests.append(weakref.ref(request))

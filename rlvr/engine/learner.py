@@ -24,6 +24,7 @@ from rlvr.core.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
+    ModelInput,
     MuonParams,
     NonFiniteError,
     OptimStepResponse,
@@ -36,34 +37,40 @@ from rlvr.engine.model import LanguageModel
 from rlvr.engine.muon import muon_step
 from rlvr.engine.packing import MicroBatch, make_micro_batches
 from rlvr.engine.policy import Policy, Snapshot
+from rlvr.engine.sharding import Ranks, local_part
 from rlvr.engine.tree_attention import use_tree_attention
 
 
 def check_data(
-    data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, model: LanguageModel
+    data: Sequence[Datum], loss_fn: str, config: dict[str, float] | None, context: int, vocabulary: int
 ) -> dict[str, float]:
     """Return the loss's settings with defaults; ValueError naming the first datum or setting that is wrong."""
     for i, datum in enumerate(data):
         length = datum.model_input.length
-        if not 1 <= length <= model.context:
-            raise ValueError(f"datum {i} has {length} tokens; expected 1 to {model.context} (the model's context)")
+        if not 1 <= length <= context:
+            raise ValueError(f"datum {i} has {length} tokens; expected 1 to {context} (the model's context)")
     settings = check_batch(data, loss_fn, config)
     inputs = [np.fromiter(datum.model_input.tokens, np.int64, datum.model_input.length) for datum in data]
     for arrays in (inputs, [datum.loss_fn_inputs["target_tokens"].data.reshape(-1) for datum in data]):
         ids = np.concatenate(arrays)
-        if (bad := (ids < 0) | (ids >= model.vocabulary)).any():
+        if (bad := (ids < 0) | (ids >= vocabulary)).any():
             row, token = find_row(bad, arrays), ids[bad.argmax()]
-            raise ValueError(f"datum {row} holds token {token}, outside the vocabulary of {model.vocabulary}")
+            raise ValueError(f"datum {row} holds token {token}, outside the vocabulary of {vocabulary}")
     return settings
 
 
 class Learner:
-    """Computes losses and gradients of policies on one model."""
+    """Computes losses and gradients of policies on one model.
 
-    def __init__(self, model: LanguageModel, bank: LoraBank, limits: EngineLimits) -> None:
+    With several `ranks` each calls the same methods with its own share of the data, one datum at least. Losses,
+    log-probs and metrics are then those of the share, gradients those of all data.
+    """
+
+    def __init__(self, model: LanguageModel, bank: LoraBank, limits: EngineLimits, ranks: Ranks | None = None) -> None:
         self.model = model
         self.bank = bank
         self.limits = limits
+        self.ranks = ranks or Ranks()
         self.chunk = max(1, limits.logit_elements // model.vocabulary)
 
     def _batches(self, data: Sequence[Datum]) -> list[MicroBatch]:
@@ -72,6 +79,23 @@ class Learner:
             data, limits.micro_tokens, model.device,
             tree=model.can_pack and limits.tree, pack=model.can_pack and limits.pack, linear_work=model.linear_work,
         )  # fmt: skip
+
+    def _plan(self, data: Sequence[Datum]) -> tuple[Sequence[Datum], list[MicroBatch]]:
+        """The data and micro-batches of a call, as many micro-batches on every rank: on one that has fewer, a filler
+        that weighs nothing is added to the data, and its pass repeated."""
+        batches = self._batches(data)
+        missing = self.ranks.most(len(batches)) - len(batches)
+        if missing:
+            data = [*data, make_filler(data[0])]
+            batches += [self._make_batch(data, len(data) - 1)] * missing
+        return data, batches
+
+    def _make_batch(self, data: Sequence[Datum], index: int) -> MicroBatch:
+        """One datum alone, without a tree."""
+        (batch,) = make_micro_batches(
+            [data[index]], self.limits.micro_tokens, self.model.device, tree=False, pack=False, linear_work=1.0
+        )
+        return replace(batch, indices=[index])
 
     def forward_backward(
         self,
@@ -87,26 +111,28 @@ class Learner:
 
         `after_batch` is called after each micro-batch. It may sample, and must not change policies.
         """
-        settings = check_data(data, loss_fn, config, self.model)
+        settings = check_data(data, loss_fn, config, self.model.context, self.model.vocabulary)
         earlier = {name: master.grad for name, master in policy.masters.items()}
         policy.clear_gradients()
+        count = len(data)
+        data, batches = self._plan(data)
         outputs: list[dict[str, TensorData]] = [{} for _ in data]
         total = bonus = 0.0
         try:
-            for batch in self._batches(data):
+            for batch in batches:
                 with (
                     torch.set_grad_enabled(backward),
                     self.model.checkpoint_layers(backward and self.limits.gradient_checkpointing),
                     self._forward(policy.snapshot(), batch, data, loss_fn, settings) as (logprobs_N, terms_N, bonus_N),
                 ):
-                    good = all_finite(logprobs_N, terms_N)
+                    finite = all_finite(logprobs_N, terms_N)
+                    good = self.ranks.agree(finite)
                     if good and backward and terms_N.requires_grad:
                         terms_N.sum().backward()
                         policy.widen_gradients()
                 if not good:
-                    raise NonFiniteError(
-                        "a loss", self._find_nonfinite(policy.snapshot(), batch, data, loss_fn, settings)
-                    )
+                    culprits = self._find_nonfinite(policy.snapshot(), batch, data, loss_fn, settings)
+                    raise NonFiniteError("a loss", [] if finite else culprits)
                 total += float(terms_N.detach().double().sum())
                 bonus += float(bonus_N.detach().double().sum())
                 pieces = logprobs_N.detach().cpu().split(batch.lengths)
@@ -115,6 +141,7 @@ class Learner:
                 if after_batch is not None:
                     after_batch()
             if backward:
+                self._add_up_gradients(policy)
                 self._check_gradients(policy)
         except BaseException:
             policy.clear_gradients()
@@ -130,13 +157,15 @@ class Learner:
         metrics = {"loss:sum": total}
         if ENTROPY_INPUT in list_inputs(data, LOSS_SPECS[loss_fn]):
             metrics["entropy_loss:sum"] = -bonus
-        return ForwardBackwardOutput(outputs, metrics)
+        return ForwardBackwardOutput(outputs[:count], metrics)
 
     @torch.no_grad()
     def logprobs(self, snapshot: Snapshot, data: Sequence[Datum], temperature: float) -> list[np.ndarray]:
         """Log-probs of every target [T] under a snapshot's weights; no policy and no gradient is touched."""
         data = with_zero_weights(data)
-        settings = check_data(data, "cross_entropy", {"temperature": temperature}, self.model)
+        settings = check_data(
+            data, "cross_entropy", {"temperature": temperature}, self.model.context, self.model.vocabulary
+        )
         results: list[np.ndarray] = [np.empty(0) for _ in data]
         for batch in self._batches(data):
             with self._forward(snapshot, batch, data, "cross_entropy", settings) as (logprobs_N, terms_N, _):
@@ -171,15 +200,21 @@ class Learner:
         inputs = {name: concatenate_input(name) for name in names}
         targets_N = concatenate_input("target_tokens")
         positions = {} if batch.positions_BT is None else {"position_ids": batch.positions_BT}
+        gradient_N = find_gradient_tokens(inputs, loss)
+        if self.ranks.size > 1 and not gradient_N.any():
+            gradient_N[0] = True  # of zero: this rank takes part in the backward pass of the others
         with (
             use_weights(self.model, self.bank, [source]) as head,
             use_tree_attention(self.model.module, batch.tree),
+            self.model.one_pass() as compute,
         ):
-            hidden_BTD = self.model.hidden_states(batch.tokens_BT, **positions)
-            logprobs_N, entropy_N = self._logprobs(
-                head, hidden_BTD.flatten(0, 1), batch.index_N, targets_N, settings["temperature"],
-                find_gradient_tokens(inputs, loss), ENTROPY_INPUT in names,
-            )  # fmt: skip
+
+            def compute_logprobs() -> tuple[Tensor, Tensor | None]:
+                hidden_XD = self.model.hidden_states(batch.tokens_BT, **positions).flatten(0, 1)
+                temperature, entropy = settings["temperature"], ENTROPY_INPUT in names
+                return self._logprobs(head, hidden_XD, batch.index_N, targets_N, temperature, gradient_N, entropy)
+
+            logprobs_N, entropy_N = compute(compute_logprobs)
             terms_N = TERMS[loss_fn](logprobs_N, inputs, settings, batch.datum_N)
             if KL_INPUTS[0] in names:
                 terms_N = terms_N + kl_penalty(logprobs_N, inputs, settings["kl_estimator"])
@@ -220,22 +255,30 @@ class Learner:
         self, source: Snapshot, batch: MicroBatch, data: Sequence[Datum], loss_fn: str, settings: dict[str, float]
     ) -> list[int]:
         """The datums that give values that are not finite. Each is run alone: in a tree such values spread."""
-        culprits: list[int] = []
-        for i in sorted(batch.indices):
-            (alone,) = make_micro_batches(
-                [data[i]], self.limits.micro_tokens, self.model.device, tree=False, pack=False, linear_work=1.0
-            )
-            with self._forward(source, alone, [data[i]], loss_fn, settings) as (logprobs_N, terms_N, _):
-                culprits += [] if all_finite(logprobs_N, terms_N) else [i]
-        return culprits or sorted(batch.indices)
+        culprits: set[int] = set()
+        own = sorted(batch.indices)
+        for i in [*own, *[own[-1]] * (self.ranks.most(len(own)) - len(own))]:  # as many passes on every rank
+            alone = self._make_batch(data, i)
+            with self._forward(source, alone, data, loss_fn, settings) as (logprobs_N, terms_N, _):
+                culprits |= set() if all_finite(logprobs_N, terms_N) else {i}
+        return sorted(culprits) or own
+
+    def _add_up_gradients(self, policy: Policy) -> None:
+        """Add up the gradients of an adapter, which every rank holds. Those of sharded weights are sums already."""
+        if self.ranks.size == 1 or policy.is_sharded:
+            return
+        masters = list(policy.masters.values())
+        flat = torch.cat([(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters])
+        for master, part in zip(masters, self.ranks.add_up(flat).split([m.numel() for m in masters]), strict=True):
+            master.grad = part.view_as(master).clone()
 
     def _check_gradients(self, policy: Policy) -> None:
         gradients = {name: p.grad for name, p in policy.masters.items() if p.grad is not None}
         # A sum is finite only if all its terms are. If the sum itself overflows, the loop below finds nothing.
-        if not gradients or bool(torch.stack([g.sum() for g in gradients.values()]).isfinite().all()):
+        if self.ranks.agree(not gradients or bool(torch.stack([g.sum() for g in gradients.values()]).isfinite().all())):
             return
         for name, gradient in gradients.items():
-            if not bool(torch.isfinite(gradient).all()):
+            if not self.ranks.agree(bool(torch.isfinite(gradient).all())):
                 raise NonFiniteError(f"the gradient of {name}", [])
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
@@ -253,6 +296,8 @@ class Learner:
         if not masters:
             raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
         norm_T = torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None])
+        if policy.is_sharded:
+            norm_T = self.ranks.add_up(norm_T.square()).sqrt()
         norm = float(norm_T)
         if not math.isfinite(norm):
             raise NonFiniteError("the gradient norm", [])
@@ -284,8 +329,8 @@ class Learner:
         policy.optimizer.step()
         with torch.no_grad():
             for name, p in policy.parameters.items():
-                if policy.masters[name] is not p:
-                    p.copy_(policy.masters[name])
+                if policy.masters[name].dtype != p.dtype:
+                    local_part(p).copy_(policy.masters[name])
         policy.clear_gradients()
         policy.version += 1
         return OptimStepResponse({"grad_norm": norm})
@@ -293,6 +338,12 @@ class Learner:
 
 def all_finite(logprobs_N: Tensor, terms_N: Tensor) -> bool:
     return bool(torch.isfinite(logprobs_N).all() and torch.isfinite(terms_N).all())
+
+
+def make_filler(datum: Datum) -> Datum:
+    """One token with the inputs of `datum`, all zero: it weighs nothing in any loss."""
+    inputs = {name: TensorData(np.zeros_like(given.data[:1])) for name, given in datum.loss_fn_inputs.items()}
+    return Datum(ModelInput(list(datum.model_input.tokens[:1])), inputs)
 
 
 def with_zero_weights(data: Sequence[Datum]) -> list[Datum]:

@@ -8,17 +8,18 @@ kept once for several rows; false for sliding windows) and `can_pack` (so do row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -34,9 +35,11 @@ class LanguageModel:
     can_cache: bool = True
     can_share_prompts: bool = True
     can_pack: bool = True
+    is_sharded: bool = False  # set by `rlvr.engine.sharding`
 
     def __post_init__(self) -> None:
         self.module.eval()
+        self.architecture: type = type(self.module)  # a module that is sharded has another class
         self.device: torch.device = next(self.module.parameters()).device
         self.dtype: torch.dtype = next(self.module.parameters()).dtype
         text = self.module.config.get_text_config()
@@ -97,6 +100,17 @@ class LanguageModel:
 
     def _output(self) -> Any:
         return self.module.get_output_embeddings() or self.module.get_input_embeddings()
+
+    @contextmanager
+    def one_pass(self) -> Iterator[Callable[[Callable[[], T]], T]]:
+        """A pass of backbone and head, and its backward pass: yields what calls a function that computes with both."""
+        if not self.is_sharded:
+            yield lambda compute: compute()
+            return
+        try:
+            yield self.module.compute_pass
+        finally:
+            self.module.reshard()
 
     @contextmanager
     def checkpoint_layers(self, on: bool) -> Iterator[None]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlvr.engine.engine_options import LoraConfig
+from rlvr.engine.sharding import gather_whole, is_sharded, local_part
 
 
 class Policy:
@@ -44,9 +45,12 @@ class Policy:
 
     @cached_property
     def masters(self) -> dict[str, nn.Parameter]:
-        """What the optimizer works on, in fp32: low-precision weights lose small updates. Made when training begins."""
+        """What the optimizer works on, in fp32: low-precision weights lose small updates. Made when training begins.
+
+        Of a sharded weight it is the part that this process holds; in fp32 the two share their memory.
+        """
         return {
-            key: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            key: p if p.dtype == torch.float32 and not is_sharded(p) else nn.Parameter(local_part(p.detach()).float())
             for key, p in self.parameters.items()
         }
 
@@ -91,11 +95,12 @@ class Policy:
         self._snapshots.add(snapshot)
 
     def widen_gradients(self) -> None:
-        """Add the gradients of low-precision weights to those of their fp32 masters: a bf16 sum loses small terms."""
+        """Add the gradients of the weights to those of their fp32 masters: a bf16 sum loses small terms."""
         for name, p in self.parameters.items():
             master = self.masters[name]
             if master is not p and p.grad is not None:
-                master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+                part = local_part(p.grad)
+                master.grad = part.float() if master.grad is None else master.grad.add_(part)
                 p.grad = None
 
     def has_finite_weights(self) -> bool:
@@ -105,6 +110,11 @@ class Policy:
     def clear_gradients(self) -> None:
         for p in (*self.parameters.values(), *self.masters.values()):
             p.grad = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this process holds only a part of each weight."""
+        return any(is_sharded(p) for p in self.parameters.values())
 
     def sha256(self) -> str:
         """A hash over the weights' names, dtypes, shapes and bytes, in order of name."""
@@ -175,7 +185,7 @@ def use_full_weights(snapshot: Snapshot) -> Iterator[None]:
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = gather_whole(local_part(tensors[name].detach()), tensors[name]).cpu().contiguous()
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

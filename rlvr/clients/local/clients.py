@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local.types import GetInfoResponse, ModelData
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
+from rlvr.clients.local_engine import describe_device
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
-from rlvr.core.machine import describe_processor
 from rlvr.core.messages import (
     AdamParams,
     Datum,
@@ -160,6 +160,10 @@ class LocalTrainingClient(SelfFuture):
         return GetInfoResponse(data, self.model_id, model.name, lora is not None, lora.rank if lora else None)
 
     @property
+    def fingerprint(self) -> str:
+        return self._policy.fingerprint
+
+    @property
     def policy(self) -> Policy:
         return self._policy
 
@@ -246,14 +250,7 @@ class LocalTrainingClient(SelfFuture):
 
     def describe_environment(self) -> dict[str, str | int]:
         """Version of torch, threads and device."""
-        import torch
-
-        device = self._engine.model.device
-        described = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
-        if device.type == "cuda":
-            return {**described, "device": torch.cuda.get_device_name(device)}
-        instructions = torch.backends.cpu.get_cpu_capability()  # they decide how a sum is rounded
-        return {**described, "device": str(device), "cpu": describe_processor(), "capability": instructions}
+        return describe_device(self._engine.model.device)
 
     def close(self) -> None:
         """Nothing to close: the engine ends with the process."""

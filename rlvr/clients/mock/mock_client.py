@@ -147,6 +147,10 @@ class MockTrainingClient:
     def __init__(self, policy: TablePolicy, folder: Path | None = None) -> None:
         self.policy, self._folder = policy, folder
 
+    @property
+    def fingerprint(self) -> str:
+        return f"table@{self.policy.version}"
+
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:

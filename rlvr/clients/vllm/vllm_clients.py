@@ -164,8 +164,7 @@ class VllmTrainingClient:
                 f"sampler.name=vllm: client={self.capabilities.name} keeps its weights at a server; "
                 "the servers of vLLM are given folders: use client=local"
             )
-        own = self._trainer.create_sampling_client().fingerprint  # "policy@12"
-        return f"{own.replace('@', '-')}-{digest[:12]}"
+        return f"{self._trainer.fingerprint.replace('@', '-')}-{digest[:12]}"  # "policy-12-..."
 
     def _save(self, fingerprint: str) -> PublishedWeights:
         path = Path(self._trainer.save_weights_for_sampler(FOLDER + fingerprint).result().path).absolute()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.clients.local_engine import BUILT_TOKENIZERS, base_names, build_base_model, is_model
+from rlvr.clients.local_engine import BUILT_TOKENIZERS, base_names, is_model, plan_model
 from rlvr.config import load
 from rlvr.config.build_client import client_request
 from rlvr.config.build_config import build_config
@@ -89,8 +89,8 @@ def base_of_run(place: Path, device: str, dtype: str) -> BaseOfRun:
     name, tokenizer = base_names(request)
     if name and tokenizer == name:
         place = Path(name).expanduser()
-        return BaseOfRun(str(place.resolve()) if place.exists() else name, lambda: build_base_model(request))
-    return BaseOfRun(f"{run.resolve()}: base", lambda: build_base_model(request))
+        return BaseOfRun(str(place.resolve()) if place.exists() else name, lambda: plan_model(request).load())
+    return BaseOfRun(f"{run.resolve()}: base", lambda: plan_model(request).load())
 
 
 class RunWeights:

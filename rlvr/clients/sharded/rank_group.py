@@ -1,0 +1,121 @@
+"""The ranks as the driver sees them: one command at a time, to all of them, each with a deadline.
+
+A rank that dies, fails alone or is late ends the group: the others wait for it in a collective and can do nothing else.
+A mistake that all ranks report alike (a ValueError, a loss that is not finite) leaves them as they were. Exercised by
+`tests/test_sharded_faults.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rlvr.clients.sharded.rank_channel import RankCommand, RankFailure, RankReply
+from rlvr.clients.sharded.rank_processes import RankProcesses
+from rlvr.clients.sharded.sharding_options import RankError
+from rlvr.core.messages import NonFiniteError
+
+GRACE_S = 5.0  # after the first failure, for the others: the cause is often not what is reported first
+REMEDY = "The ranks were ended. What was saved before stands: run the same command to go on from the last checkpoint"
+
+
+class RankGroup:
+    """Sends commands to processes and collects the replies, in the order of the ranks.
+
+    `seconds` and `waited` [ranks] add up the time in commands, and that of it in collectives.
+    """
+
+    def __init__(self, processes: RankProcesses, timeout_s: float) -> None:
+        self.processes, self.timeout_s = processes, timeout_s
+        self.seconds = self.waited = [0.0] * processes.count
+        self._ended = ""
+
+    @property
+    def size(self) -> int:
+        return self.processes.count
+
+    def call(self, name: str, **arguments: Any) -> list[Any]:
+        """Run one command on all ranks with the same arguments."""
+        return self.call_each(name, [arguments] * self.size)
+
+    def call_in_turn(self, name: str, **arguments: Any) -> list[Any]:
+        """Run a command that has no collective on one rank after the other: what it needs is then needed once."""
+        return [self._run(name, {rank: arguments})[rank].value for rank in range(self.size)]
+
+    def call_each(self, name: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """Run one command on all ranks, with the arguments of each."""
+        replies = self._run(name, dict(enumerate(arguments)))
+        ordered = [replies[rank] for rank in range(self.size)]
+        self.seconds = [before + reply.seconds for before, reply in zip(self.seconds, ordered, strict=True)]
+        self.waited = [before + reply.waited for before, reply in zip(self.waited, ordered, strict=True)]
+        return [reply.value for reply in ordered]
+
+    def _run(self, name: str, arguments: dict[int, dict[str, Any]]) -> dict[int, RankReply]:
+        if self._ended:
+            raise RankError(f"{name}: the ranks were ended before. {self._ended}")
+        for rank, given in arguments.items():
+            self.processes.send(rank, RankCommand(name, given))
+        replies: dict[int, RankReply] = {}
+        lost: list[int] = []
+        deadline = time.monotonic() + self.timeout_s
+        while len(replies) + len(lost) < len(arguments):
+            failed = bool(lost) or any(reply.failure for reply in replies.values())
+            arrival = self.processes.wait(deadline - time.monotonic())
+            if arrival is None:
+                if failed:
+                    break
+                self._end_late(name, [rank for rank in arguments if rank not in replies])
+            rank, reply = arrival
+            if reply is None:
+                lost.append(rank)
+            else:
+                replies[rank] = reply
+            if not failed and (lost or (reply is not None and reply.failure)):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        if lost:
+            self._end(f"rank {lost[0]} {self.processes.describe_end(lost[0])}", name)
+        failures = {rank: reply.failure for rank, reply in replies.items() if reply.failure}
+        if failures:
+            self._raise(name, failures, shared=len(failures) == len(arguments))
+        return replies
+
+    def _raise(self, name: str, failures: dict[int, RankFailure], *, shared: bool) -> NoReturn:
+        """Raise what the ranks reported, as the exception that it was; `shared` if every rank did."""
+        rank, first = next(iter(failures.items()))
+        kinds = {failure.kind for failure in failures.values()}
+        if shared and kinds == {"value"}:
+            raise ValueError(first.text)
+        if shared and kinds == {"non_finite"}:
+            raise RankRows({rank: failure.rows for rank, failure in failures.items()}, first.text)
+        if system := next((failure for failure in failures.values() if failure.kind == "system"), None):
+            self._close("")
+            raise OSError(system.number, os.strerror(system.number), system.text)
+        self._end(f"rank {rank} failed:\n{first.traceback.strip()}", name)
+
+    def _end_late(self, name: str, late: list[int]) -> NoReturn:
+        places = [f"rank {rank} is late{self.processes.describe_place(rank)}" for rank in late]
+        limit = f"not done within sharding.timeout_s={self.timeout_s:g}; raise it if the work is that long"
+        self._end(f"{limit}.\n" + "\n".join(places), name)
+
+    def _end(self, why: str, name: str) -> NoReturn:
+        self._close(why.partition("\n")[0])
+        raise RankError(f"{name}: {why}\n{REMEDY}")
+
+    def _close(self, why: str) -> None:
+        self._ended = why or "Start anew"
+        self.processes.end()
+
+    def close(self) -> None:
+        """End the processes, unless a fault has."""
+        if not self._ended:
+            self._close("The client was closed")
+
+
+class RankRows(NonFiniteError):
+    """Values that are not finite, with the rows of each rank's own data in which they were seen."""
+
+    def __init__(self, rows: dict[int, list[int]], what: str) -> None:
+        super().__init__(what, [])
+        self.by_rank, self.what = rows, what

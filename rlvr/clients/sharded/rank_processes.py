@@ -1,0 +1,142 @@
+"""Starts the ranks as processes of this machine, one socket pair each.
+
+What a rank writes to its errors is kept in an unnamed file and shown when it fails. `RankGroup` needs no more than the
+methods here, so ranks on other machines would be another class with the same methods.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import rlvr
+from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankReply
+
+LOG_TAIL = 4000  # characters of a rank's errors that a message shows
+STACK_WAIT_S = 1.0
+
+
+class RankProcesses:
+    """`count` processes. `wait` gives what arrives from any of them: (rank, reply), or (rank, None) when it ended."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._arrivals: queue.Queue[tuple[int, RankReply | None]] = queue.Queue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[RankChannel] = []
+        self._logs: list[IO[bytes]] = []
+        for rank in range(count):
+            self._start(rank)
+
+    def _start(self, rank: int) -> None:
+        ours, theirs = socket.socketpair()
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        paths = [str(Path(rlvr.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        # gloo's own connections stay on the loopback interface.
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GLOO_SOCKET_IFNAME": loopback}
+        command = [sys.executable, "-X", "faulthandler", "-m", "rlvr.clients.sharded.rank_worker", str(theirs.fileno())]
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is the driver's to handle
+        )
+        theirs.close()
+        channel = RankChannel(ours.detach())
+        self._processes.append(process)
+        self._channels.append(channel)
+        self._logs.append(log)
+        threading.Thread(target=self._read, args=(rank, channel), daemon=True).start()
+
+    def _read(self, rank: int, channel: RankChannel) -> None:
+        try:
+            while True:
+                self._arrivals.put((rank, channel.receive()))
+        except Exception:  # gone, or closed by another thread while this one reads
+            self._arrivals.put((rank, None))
+
+    def send(self, rank: int, command: RankCommand) -> None:
+        """Send without waiting: a process that does not read must not hold up the driver."""
+
+        def send() -> None:
+            with suppress(OSError):  # a process that has ended is noticed by `wait`
+                self._channels[rank].send(command)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    def wait(self, timeout_s: float) -> tuple[int, RankReply | None] | None:
+        """The next arrival; None after `timeout_s`."""
+        with suppress(queue.Empty):
+            return self._arrivals.get(timeout=max(0.0, timeout_s))
+        return None
+
+    def describe_end(self, rank: int) -> str:
+        """How a rank that is gone ended, and what it wrote last."""
+        with suppress(subprocess.TimeoutExpired):
+            self._processes[rank].wait(STACK_WAIT_S)
+        code = self._processes[rank].returncode
+        how = "closed its connection" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            how += " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
+        return how + self._read_log(rank)
+
+    def describe_place(self, rank: int) -> str:
+        """Where a rank that is late is: the stack of its main thread."""
+        with suppress(OSError):
+            self._processes[rank].send_signal(signal.SIGUSR1)
+        time.sleep(STACK_WAIT_S)
+        return self._read_log(rank) or "; it does not answer signals"
+
+    def _read_log(self, rank: int) -> str:
+        log = self._logs[rank]
+        log.seek(0)
+        text = log.read().decode(errors="replace").strip()
+        return f":\n{text[-LOG_TAIL:]}" if text else ""
+
+    @property
+    def ids(self) -> list[int]:
+        """The process ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def end(self) -> None:
+        """End all processes at once."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        for closable in (*self._channels, *self._logs):
+            with suppress(OSError):
+                closable.close()
+
+
+def listen_on_loopback(port: int) -> Any:
+    """A store at which the ranks meet, on a free port of this machine or on `port`; ValueError if that is in use."""
+    import torch.distributed as dist
+
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(f"sharding.port={port}: {error.strerror}; leave it out to take a free one") from error
+    listener.listen()
+    chosen = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1", chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )

@@ -1,0 +1,189 @@
+"""One rank: a process that holds a part of every weight and runs the learner on its share of the data.
+
+    python -m rlvr.clients.sharded.rank_worker DESCRIPTOR         # started by `rank_processes`
+
+It takes commands one by one from the driver, and ends at once when the driver is gone, whatever it computes. The signal
+USR1 writes to its errors where it is. Exercised by `tests/test_sharded_client.py`, and killed by
+`tests/test_sharded_faults.py`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import platform
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rlvr
+from rlvr.clients.local_engine import ModelBuild, describe_device
+from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankFacts, RankFailure, RankReply
+from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse
+from rlvr.engine.engine_options import EngineLimits, LoraConfig
+
+
+class RankWorker:
+    """The commands. `join` comes first and `build` second; all others involve every rank."""
+
+    def join(self, rank: int, size: int, host: str, port: int, device: str, threads: int, timeout_s: float) -> str:
+        """Meet the other ranks at the driver's store."""
+        import torch
+        import torch.distributed as dist
+
+        from rlvr.engine.model_loading import pick_device
+        from rlvr.engine.sharding import Ranks
+
+        torch.set_num_threads(threads)
+        kind = pick_device(device).type
+        self.device = f"cuda:{rank % torch.cuda.device_count()}" if kind == "cuda" else kind
+        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        backend = "nccl" if kind == "cuda" else "gloo"  # NCCL has not been run yet
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s),
+            device_id=torch.device(self.device) if kind == "cuda" else None,
+        )  # fmt: skip
+        self.ranks = Ranks(rank, size, self.device)
+        return backend
+
+    def build(
+        self, model: ModelBuild, lora: LoraConfig | None, seed: int, limits: EngineLimits, adapter: Path | None
+    ) -> RankFacts:
+        """Load the model, keep this rank's part of it and make the policy. No collective: ranks may take turns."""
+        from dataclasses import replace
+
+        from rlvr.engine.checkpoint import load_adapter
+        from rlvr.engine.learner import Learner
+        from rlvr.engine.lora import LoraBank
+        from rlvr.engine.policy import Policy, tensors_sha256
+        from rlvr.engine.sharding import shard_model
+
+        self.model = replace(model, device=self.device).load()
+        code = {**describe_code(), "weights": tensors_sha256(self.model.parameters())}
+        bank = LoraBank(self.model)
+        for weight in self.model.parameters().values():
+            weight.requires_grad_(lora is None)
+        adapter_weights = None if lora is None else bank.init_weights(lora, seed)
+        shard_model(self.model, self.ranks)
+        self.policy = Policy("policy", adapter_weights or self.model.parameters(), lora)
+        if adapter is not None:
+            load_adapter(adapter, self.policy)
+        self.learner = Learner(self.model, bank, limits, self.ranks)
+        return RankFacts(
+            sum(p.numel() for p in self.policy.parameters.values()),
+            str(self.model.dtype).removeprefix("torch."),
+            self.model.context,
+            self.model.vocabulary,
+            self.model.notes,
+            describe_device(self.model.device),
+            code,
+        )
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: str, config: dict[str, float] | None, backward: bool
+    ) -> ForwardBackwardOutput:
+        return self.learner.forward_backward(self.policy, data, loss_fn, config, backward=backward)
+
+    def optim_step(self, params: AdamParams) -> tuple[OptimStepResponse, int]:
+        return self.learner.optim_step(self.policy, params), self.policy.version
+
+    def save(self, folder: Path, optimizer: bool, gradients: bool = False) -> None:
+        from rlvr.engine.checkpoint import save_policy
+
+        first = self.ranks.rank == 0
+        save_policy(folder, self.policy, self.model, optimizer=optimizer, gradients=gradients, writes=first)
+
+    def load(self, folder: Path, optimizer: bool) -> int:
+        from rlvr.engine.checkpoint import load_policy
+
+        load_policy(folder, self.policy, self.model, optimizer=optimizer)
+        return self.policy.version
+
+    def gather(self) -> dict[str, np.ndarray]:
+        """The whole weights of the policy, as bytes by name; from rank 0 alone."""
+        import torch
+
+        from rlvr.engine.sharding import gather_whole, local_part
+
+        weights: dict[str, np.ndarray] = {}
+        for name, p in self.policy.parameters.items():
+            whole = gather_whole(local_part(p.detach()), p)
+            if self.ranks.rank == 0:
+                weights[name] = whole.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        return weights
+
+    def sha256(self) -> str:
+        return self.policy.sha256()
+
+    def measure_memory(self) -> dict[str, float]:
+        """MiB: now resident, and the most so far."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {"now": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "most": most}
+
+
+def describe_code() -> dict[str, str]:
+    """Versions that must be the same on every rank."""
+    import torch
+    import transformers
+
+    return {
+        "rlvr": rlvr.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+def describe_failure(error: Exception) -> RankFailure:
+    text, trace = str(error), traceback.format_exc()
+    if isinstance(error, NonFiniteError):
+        return RankFailure("non_finite", text.partition(" is not finite")[0], trace, error.rows)
+    if isinstance(error, OSError) and error.errno:
+        return RankFailure("system", f"{error.filename or ''}", trace, number=error.errno)
+    return RankFailure("value" if isinstance(error, ValueError) else "other", text, trace)
+
+
+def serve(channel: RankChannel, worker: Any) -> None:
+    """Answer commands until the driver is gone."""
+    commands: queue.Queue[RankCommand] = queue.Queue()
+
+    def read() -> None:
+        try:
+            while True:
+                commands.put(channel.receive())
+        except (EOFError, OSError):
+            os._exit(1)  # whatever the other thread computes, or waits for
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        command = commands.get()
+        began, ranks = time.perf_counter(), getattr(worker, "ranks", None)
+        waited = ranks.waited if ranks else 0.0
+        try:
+            reply = RankReply(getattr(worker, command.name)(**command.arguments))
+        except Exception as error:
+            reply = RankReply(failure=describe_failure(error))
+        spent = (worker.ranks.waited - waited) if ranks else 0.0
+        channel.send(RankReply(reply.value, reply.failure, time.perf_counter() - began, spent))
+
+
+def main() -> None:
+    from rlvr.engine.tokenizer import silence_transformers
+
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    silence_transformers()
+    serve(RankChannel(int(sys.argv[1])), RankWorker())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""One model over several processes (ranks): each holds a part of every weight, of its gradient and of its optimizer.
+
+    ranks = Ranks(rank=0, size=2)             # after `torch.distributed.init_process_group`
+    shard_model(model, ranks)
+
+torch's `fully_shard` (FSDP2, arXiv:2304.11277) gathers the weights of a block just before the block computes, and adds
+its gradients up over the ranks right after. It averages by default; a loss here is a sum, so it is told to add. Every
+rank takes part in every gathering: all of them run the same number of passes (`Ranks.most`), and come to the same
+decisions (`Ranks.agree`). Exercised by `tests/test_sharded_engine.py` with one rank, `tests/test_sharded_gradient.py`
+with several. On a GPU the same calls go over NCCL; that has not been run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlvr.engine.model import LanguageModel
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes that share an optimizer step, and this one's number among them. Of one alone every call is free.
+
+    `waited` counts seconds inside collectives: for slower ranks, and for the transfer itself. It is 0 on a GPU, where
+    collectives run beside the computation.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, device: str = "cpu") -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self.waited = 0.0
+
+    def most(self, count: int) -> int:
+        """The largest `count` of all ranks."""
+        return count if self.size == 1 else int(self._reduce(torch.tensor([count]), "MAX"))
+
+    def agree(self, fine: bool) -> bool:
+        """Whether it is `fine` on every rank."""
+        return fine if self.size == 1 else bool(self._reduce(torch.tensor([int(fine)]), "MIN"))
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        return tensor if self.size == 1 else self._reduce(tensor, "SUM")
+
+    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+        import torch.distributed as dist
+
+        tensor = tensor.to(self.device)
+        self.measure(dist.all_reduce, tensor, op=getattr(dist.ReduceOp, how))
+        return tensor
+
+    def measure(self, collective: Callable[..., T], *given: Any, **options: Any) -> T:
+        """Call a collective, and add its seconds to `waited`."""
+        began = time.perf_counter()
+        result = collective(*given, **options)
+        if self.device == "cpu":
+            self.waited += time.perf_counter() - began
+        return result
+
+
+class MeasuredCollective:
+    """The collective of torch of that name, as `fully_shard` calls it; its seconds are added to `ranks.waited`."""
+
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        self.ranks, self.name = ranks, name
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, **options: Any) -> Any:
+        import torch.distributed as dist
+
+        return self.ranks.measure(getattr(dist, self.name), output_tensor, input_tensor, group=group, **options)
+
+
+def shard_model(model: LanguageModel, ranks: Ranks) -> None:
+    """Keep this rank's part of every weight. The units that are gathered together are the blocks, and all the rest.
+
+    All ranks call it on equal weights. A tied embedding lies in one unit with the head, so its gradient is one sum.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    module: Any = model.module
+    mesh = init_device_mesh(model.device.type, (ranks.size,))
+    blocks = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for unit in (*reversed(blocks), module):
+        sharded: Any = fully_shard(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+        if ranks.device == "cpu":
+            sharded.set_custom_all_gather(MeasuredCollective(ranks, "all_gather_single"))
+            sharded.set_custom_reduce_scatter(MeasuredCollective(ranks, "reduce_scatter_single"))
+    module.set_reduce_scatter_unused_params(True)  # a rank whose rows do not reach a weight adds zeros
+    module.compute_pass = lambda compute: compute()
+    if model.has_plain_head:  # else the head is inside the module's own pass
+        register_fsdp_forward_method(module, "compute_pass")
+    model.is_sharded = True
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The part of a tensor that this process holds: all of it, unless it is sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a `DTensor`. (Their module takes a second to load, which one process never needs.)"""
+    return hasattr(tensor, "to_local")
+
+
+def take_part(whole: Tensor, like: Any) -> Tensor:
+    """The part of a `whole` tensor that this process holds of the sharded tensor `like`."""
+    if not is_sharded(like):
+        return whole
+    mesh = like.device_mesh
+    each = -(-len(whole) // mesh.size())
+    return whole[each * mesh.get_local_rank() : each * (mesh.get_local_rank() + 1)]
+
+
+def gather_whole(part: Tensor, like: Any) -> Tensor:
+    """The whole tensor, on every rank, of which this process holds `part`, cut as `like` is. A collective."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    ).full_tensor()

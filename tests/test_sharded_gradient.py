@@ -1,0 +1,127 @@
+"""The gradient of 2 and of 3 processes is that of one, to a millionth of its norm, and so are the weights after steps.
+
+For every loss, all weights and adapters, rows in trees and padded rows. Real processes over gloo; the rows are of very
+unequal lengths, in unequal numbers of micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sharded_ranks import LORA, group_rows, move_adapter, start, start_alone, tiny_policy, with_kl
+from tiny import gradients
+
+from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.core.messages import AdamParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+CLOSE = 1e-6
+PLAIN = {"tree": False, "pack": False}
+ROWS = group_rows([12, 9, 12, 40, 7, 8, 12, 12, 12, 3, 1])
+LOSSES = [*LOSS_SPECS, "ppo with kl and entropy"]
+SETTINGS = {
+    "all weights, tree": ("qwen3", None, {}),
+    "all weights, plain": ("qwen3", None, PLAIN),
+    "adapter, tree": ("qwen3", LORA, {}),
+    "adapter, plain": ("qwen3", LORA, PLAIN),
+    "untied": ("llama", None, {}),
+    "head inside, checkpointing": ("gemma2", None, {"gradient_checkpointing": True}),
+}
+
+
+def measure_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference, as a share of the norm."""
+    assert found.keys() == expected.keys()
+    gap = math.fsum(float((found[k].double() - expected[k].double()).square().sum()) for k in expected)
+    return math.sqrt(gap / math.fsum(float(g.double().square().sum()) for g in expected.values()))
+
+
+class Pair:
+    """One policy on ranks and alone."""
+
+    def __init__(self, setting: str, ranks: int, folder: Path) -> None:
+        kind, lora, limits = SETTINGS[setting]
+        policy = tiny_policy(kind, lora, micro_tokens=24, logit_elements=17 * 9, **limits)
+        self.folder = folder
+        self.alone = start_alone(policy, folder)
+        if lora:
+            move_adapter(self.alone)
+        self.start = self.alone.save_state("start").result().path
+        self.sharded = start(policy, folder, ranks)
+
+    def reset(self) -> None:
+        for client in (self.alone, self.sharded):
+            client.load_state(self.start).result()
+
+    def read_gradients(self, name: str) -> dict[str, torch.Tensor]:
+        """The ranks' gradients, as a checkpoint holds them."""
+        folder = self.folder / name
+        folder.mkdir()
+        self.sharded.group.call("save", folder=folder, optimizer=False, gradients=True)
+        return load_file(folder / "gradients.safetensors")
+
+
+def name_setting(param: tuple[str, int]) -> str:
+    return f"{param[1]} ranks {param[0]}".replace(",", "").replace(" ", "-")
+
+
+@pytest.fixture(scope="module", params=[(s, n) for n in (2, 3) for s in SETTINGS], ids=name_setting)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    made = Pair(*request.param, tmp_path_factory.mktemp("pair"))
+    yield made
+    made.sharded.close()
+
+
+def call_both(pair: Pair, loss: str, rows: Any) -> list[Any]:
+    name, config = loss.partition(" ")[0], {"temperature": 0.7}
+    rows = with_kl(rows) if "kl" in loss else rows
+    return [client.forward_backward(rows, name, config).result() for client in (pair.alone, pair.sharded)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_loss_and_logprobs_are_those_of_one_process(pair: Pair, loss: str) -> None:
+    pair.reset()
+    one, many = call_both(pair, loss, ROWS)
+    found = measure_difference(pair.read_gradients(loss.replace(" ", "-")), gradients(pair.alone))
+    print(f"difference {found:.2e}")
+    assert found < CLOSE
+    assert one.metrics.keys() == many.metrics.keys()
+    for name, value in one.metrics.items():
+        assert many.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-5)
+    for a, b in zip(one.loss_fn_outputs, many.loss_fn_outputs, strict=True):
+        torch.testing.assert_close(b["logprobs"].to_torch(), a["logprobs"].to_torch(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [ROWS[:1], ROWS[3:5]], ids=["one row", "two rows of 40 and 7 tokens"])
+def test_fewer_rows_than_ranks_give_the_gradient_of_one_process(pair: Pair, rows: Any) -> None:
+    pair.reset()
+    call_both(pair, "importance_sampling", rows)
+    call_both(pair, "cross_entropy", ROWS[5:6])  # and gradients add up over calls
+    found = measure_difference(pair.read_gradients(f"rows-{len(rows)}"), gradients(pair.alone))
+    assert found < CLOSE
+
+
+def test_weights_after_five_steps_are_those_of_one_process(pair: Pair) -> None:
+    """Compared with the way that they went. The global norm is clipped in most steps."""
+    pair.reset()
+    start_weights = {name: p.detach().clone() for name, p in pair.alone.policy.parameters.items()}
+    adam = AdamParams(learning_rate=0.003, eps=1e-8, weight_decay=0.01, grad_clip_norm=5.0)
+    for step in range(5):
+        call_both(pair, LOSSES[step], group_rows([12, 9, 12, 20, 7, 8, 3], seed=step))
+        norms = [c.optim_step(adam).result().metrics["grad_norm"] for c in (pair.alone, pair.sharded)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    path = pair.sharded.save_weights_for_sampler("five").result().path
+    after = start_alone(pair.sharded._policy, pair.folder / "again")
+    after.load_state(path).result()
+    moved = {name: p.detach() - start_weights[name] for name, p in pair.alone.policy.parameters.items()}
+    found = {name: p.detach() - start_weights[name] for name, p in after.policy.parameters.items()}
+    difference = measure_difference(found, moved)
+    print(f"difference {difference:.2e}")
+    assert difference < 1e-5
+    assert pair.sharded.weights_sha256() == after.weights_sha256()
