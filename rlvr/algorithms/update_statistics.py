@@ -107,6 +107,7 @@ class UpdateStatistics:
         self.clipped = {"low": 0, "high": 0}
         self.ratio_max = 1.0
         self.grad_norm = 0.0
+        self.of_ranks: dict[str, float] = {}
         self.rates: dict[str, float] = {}  # of the last optimizer step
         self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
         self._epoch = Differences()  # of every token when it was first trained on
@@ -221,6 +222,7 @@ class UpdateStatistics:
             **self.rates,
             "optim/lr": self.rates["learning_rate"],
             "grad_norm": self.grad_norm,
+            **self.of_ranks,
             "loss": self.loss,
             **kl,
             "clip_ratio/low_mean": low,

@@ -100,6 +100,7 @@ def run(arguments: list[str]) -> int:
     except ValueError as mistake:
         return _fail(mistake, 2)
     except RuntimeError as stop:
+        from rlvr.clients.sharded.sharding_options import RankError
         from rlvr.clients.vllm.vllm_options import SamplerError
         from rlvr.core.messages import NonFiniteError
         from rlvr.training.trainer import TrainingStoppedError
@@ -107,7 +108,7 @@ def run(arguments: list[str]) -> int:
         if isinstance(stop, NonFiniteError):
             remedy = "The last checkpoint stands; use a lower learning rate (see the optimizer options)"
             return _fail(f"{stop}. {remedy}", 1)
-        if not isinstance(stop, (TrainingStoppedError, SamplerError)):
+        if not isinstance(stop, (TrainingStoppedError, SamplerError, RankError)):
             raise
         return _fail(stop, 1)
     except OSError as error:

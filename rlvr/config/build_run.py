@@ -42,12 +42,14 @@ from rlvr.training.parts import TrainerParts
 from rlvr.training.trainer import Trainer
 from rlvr.training.training_job import TrainingJob
 
-# Servers, their key and patience: they do not change what a run computes.
+# Servers and processes, their key and patience: they do not change what a run computes.
 CONNECTION_KEYS = (
     "model.base_url", "model.api_key", "model.timeout_s",
     "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency",
     "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
+    "sharding.timeout_s", "sharding.port", "sharding.allow_other_ranks",
 )  # fmt: skip
+RANKS = "sharding.ranks"
 READ_AS_TEXT = PromptOptions(chat="off")
 
 
@@ -72,6 +74,7 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
         sources[f"the rows of env.name={config.env.name}"] = [tasks]
     # Trackers change nothing that is computed: they may be turned on for the rest of a run.
     ignore = ["run.resume", "tracking", *CONNECTION_KEYS, *(key for key in loaded.timed if key == "run.name")]
+    ignore += [RANKS] if config.sharding.allow_other_ranks else []
 
     def changes(folder: Path) -> list[str]:
         hidden, begun = journal.changed_environment(folder, environment | sources), read(folder / "resolved.yaml")
@@ -95,6 +98,12 @@ def open_run(loaded: LoadedConfig, config: RunConfig, source: TaskSource | None 
             journal.store_environment(folder, environment | sources)
             write_atomic(stored, dump(wanted))
     elif stored.exists() and (changed := changes(folder)):
+        if changed == [RANKS]:
+            raise ValueError(
+                f"{RANKS}={config.sharding.ranks}: the run in {folder} began with another number, and sums over other "
+                "ranks are rounded otherwise: it would not end with the same bits. Give the same number, or "
+                "sharding.allow_other_ranks=true to go on without that"
+            )
         raise ValueError(
             f"run folder {folder} holds a run of another config; it differs in {', '.join(changed[:6])}"
             f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Choose another name "

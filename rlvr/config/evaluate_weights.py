@@ -174,6 +174,8 @@ def evaluate_saved(place: Path, overrides: Sequence[str], console: RunConsole) -
     begun = _read_run(folder)
     loaded = load(None, str(stored), [text for text in overrides if text.lstrip("+")[:5] != "seed="])
     config = build_config(loaded)
+    if config.client == "sharded":
+        config = replace(config, client="local")  # one process loads the same checkpoint, and samples as well
     seed = build_config(load(None, str(stored), overrides)).seed
     if folder == place:
         checkpoint = journal.newest_checkpoint(folder, lambda text: console.warn(f"{text}; looking for an older one"))

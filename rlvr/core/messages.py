@@ -292,9 +292,16 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """What the step reports: `grad_norm`, the global L2 norm of the gradient before clipping."""
+    """What the step reports: `grad_norm`, the global L2 norm of the gradient before clipping.
+
+    Where several processes share the step, `ranks/...` say how busy they were since the last one.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def of_ranks(self) -> dict[str, float]:
+        return {name: value for name, value in self.metrics.items() if name.startswith("ranks/")}
 
 
 @dataclass(frozen=True)

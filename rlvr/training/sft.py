@@ -84,6 +84,7 @@ def sft_step(
         "loss": output.metrics["loss:sum"],
         **adam.rates,
         "grad_norm": stepped.metrics.get("grad_norm", math.nan),
+        **stepped.of_ranks,
         "tokens_trained": float(count),
         "completions/mean_length": count / len(data),
     }

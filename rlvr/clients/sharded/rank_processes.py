@@ -29,8 +29,8 @@ STACK_WAIT_S = 1.0
 class RankProcesses:
     """`count` processes. `wait` gives what arrives from any of them: (rank, reply), or (rank, None) when it ended."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, module: str = "rlvr.clients.sharded.rank_worker") -> None:
+        self.count, self._module = count, module
         self._arrivals: queue.Queue[tuple[int, RankReply | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[RankChannel] = []
@@ -45,7 +45,7 @@ class RankProcesses:
         # gloo's own connections stay on the loopback interface.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GLOO_SOCKET_IFNAME": loopback}
-        command = [sys.executable, "-X", "faulthandler", "-m", "rlvr.clients.sharded.rank_worker", str(theirs.fileno())]
+        command = [sys.executable, "-X", "faulthandler", "-m", self._module, str(theirs.fileno())]
         process = subprocess.Popen(
             command,
             env=env,

@@ -177,13 +177,14 @@ def serve(channel: RankChannel, worker: Any) -> None:
         channel.send(RankReply(reply.value, reply.failure, time.perf_counter() - began, spent))
 
 
-def main() -> None:
+def run_rank(worker: RankWorker) -> None:
+    """What a process that is a rank does from its beginning to its end."""
     from rlvr.engine.tokenizer import silence_transformers
 
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     silence_transformers()
-    serve(RankChannel(int(sys.argv[1])), RankWorker())
+    serve(RankChannel(int(sys.argv[1])), worker)
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(RankWorker())

@@ -10,7 +10,7 @@ whole matrices, and ranks on several machines.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -254,14 +254,20 @@ class _Meter:
 
 
 def start_ranks(
-    policy: ShardedPolicy, options: ShardingOptions, folder: Path, *, threads: int = 1, adapter: Path | None = None
+    policy: ShardedPolicy,
+    options: ShardingOptions,
+    folder: Path,
+    *,
+    threads: int = 1,
+    adapter: Path | None = None,
+    start: Callable[[int], RankProcesses] = RankProcesses,
 ) -> ShardedTrainingClient:
-    """Start the ranks on this machine and build the policy on them; states are saved in `folder`.
+    """`start` the ranks and build the policy on them; states are saved in `folder`.
 
     ValueError for a model that cannot be trained, RankError if a rank fails.
     """
     store = listen_on_loopback(options.port)
-    group = RankGroup(RankProcesses(options.ranks), options.timeout_s)
+    group = RankGroup(start(options.ranks), options.timeout_s)
     try:
         meeting = {"host": "127.0.0.1", "port": store.port, "device": policy.model.device, "threads": threads}
         meeting |= {"size": options.ranks, "timeout_s": options.timeout_s}

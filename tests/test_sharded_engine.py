@@ -1,0 +1,88 @@
+"""`fully_shard` with one rank, in this process: results are those without it, and checkpoints go both ways.
+
+Several ranks are tested, slowly, by `tests/test_sharded_gradient.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rounding import assert_gradients_close
+from sharded_ranks import LORA, group_rows, tiny_policy
+from tiny import gradients
+
+from rlvr.clients.local import LocalTrainingClient
+from rlvr.core.messages import AdamParams
+from rlvr.engine.engine import Engine
+from rlvr.engine.sharding import Ranks, is_sharded, local_part, shard_model
+
+ROWS = group_rows([12, 9, 12, 7, 3])
+ADAM = AdamParams(0.01, grad_clip_norm=1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make_client(folder: Path, *, sharded: bool, lora: Any = None, dtype: str = "float32") -> LocalTrainingClient:
+    """A client whose whole model is one shard, or none."""
+    policy = tiny_policy("qwen3", lora, dtype, micro_tokens=24)
+    engine = Engine(policy.model.load(), policy.limits)
+    if sharded:
+        shard_model(engine.model, Ranks())
+    return LocalTrainingClient(engine, engine.create_policy("policy", lora=lora), folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapter"])
+def test_gradient_and_steps_are_those_without_shards(lora: Any, dtype: str, tmp_path: Path) -> None:
+    one, other = (make_client(tmp_path / str(s), sharded=s, lora=lora, dtype=dtype) for s in (False, True))
+    for loss in ("ppo", "cross_entropy"):
+        outputs = [client.forward_backward(ROWS, loss).result() for client in (one, other)]
+        assert outputs[0].metrics == pytest.approx(outputs[1].metrics)
+        for name, gradient in gradients(other).items():
+            assert not is_sharded(gradient), f"{name}: the optimizer's part is an ordinary tensor"
+        assert_gradients_close(gradients(other), gradients(one))
+        norms = [client.optim_step(ADAM).result().metrics["grad_norm"] for client in (one, other)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+def test_checkpoints_go_from_shards_to_one_process_and_back(tmp_path: Path) -> None:
+    whole, sharded = (make_client(tmp_path / str(s), sharded=s) for s in (False, True))
+    for client in (whole, sharded):
+        client.forward_backward(ROWS, "cross_entropy").result()
+        client.optim_step(ADAM).result()
+    paths = [client.save_state("state").result().path for client in (whole, sharded)]
+    files = [sorted(file.name for file in Path(path).iterdir()) for path in paths]
+    assert files[0] == files[1]
+    for client, path in ((whole, paths[1]), (sharded, paths[0])):
+        client.load_state_with_optimizer(path).result()
+        client.forward_backward(ROWS, "cross_entropy").result()
+        client.optim_step(ADAM).result()
+    for name, p in whole.policy.parameters.items():
+        torch.testing.assert_close(local_part(sharded.policy.parameters[name].detach()), p.detach())
+    assert all(is_sharded(p) for p in sharded.policy.parameters.values())
+    from transformers import AutoModelForCausalLM
+
+    module: Any = AutoModelForCausalLM.from_pretrained(paths[1])
+    assert type(module).__name__ == "Qwen3ForCausalLM"  # not that of its sharded form
+
+
+def test_a_forward_pass_leaves_no_whole_weights_behind(tmp_path: Path) -> None:
+    """Else the next pass would use them, and not those of a step or a checkpoint in between."""
+    client = make_client(tmp_path, sharded=True)
+    before = client.forward(ROWS, "cross_entropy").result().metrics["loss:sum"]
+    assert all(is_sharded(p) for p in client._engine.model.module.parameters())
+    client.forward_backward(ROWS, "cross_entropy").result()
+    client.forward(ROWS, "cross_entropy").result()
+    client.optim_step(ADAM).result()
+    assert client.forward(ROWS, "cross_entropy").result().metrics["loss:sum"] < before - 0.1
