@@ -16,7 +16,7 @@ from sharded_ranks import LORA, group_rows, tiny_policy
 from tiny import gradients
 
 from rlvr.clients.local import LocalTrainingClient
-from rlvr.core.messages import AdamParams
+from rlvr.core.messages import AdamParams, MuonParams
 from rlvr.engine.engine import Engine
 from rlvr.engine.sharding import Ranks, is_sharded, local_part, shard_model
 
@@ -54,6 +54,18 @@ def test_gradient_and_steps_are_those_without_shards(lora: Any, dtype: str, tmp_
         assert_gradients_close(gradients(other), gradients(one))
         norms = [client.optim_step(ADAM).result().metrics["grad_norm"] for client in (one, other)]
         assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+def test_muon_steps_whole_matrices(tmp_path: Path) -> None:
+    one, other = (make_client(tmp_path / str(s), sharded=s) for s in (False, True))
+    for client in (one, other):
+        for _ in range(3):
+            client.forward_backward(ROWS, "cross_entropy").result()
+            client.optim_step(MuonParams(0.01, weight_decay=0.1, matrix_learning_rate=0.05)).result()
+    assert other.policy.momenta and other.policy.momenta.keys() == one.policy.momenta.keys()
+    for name, p in one.policy.parameters.items():
+        found = local_part(other.policy.parameters[name].detach())
+        torch.testing.assert_close(found, p.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_checkpoints_go_from_shards_to_one_process_and_back(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_loading import without_progress_bar
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
-from rlvr.engine.sharding import gather_whole, local_part, take_part
+from rlvr.engine.sharding import gather_whole, is_sharded, local_part, take_part
 from rlvr.engine.tensor_files import StoredTensor, write_tensors
 
 
@@ -99,7 +99,8 @@ def _gather_weights(model: LanguageModel, *, keep: bool) -> dict[str, torch.Tens
 def _stored(policy: Policy, key: str, part: torch.Tensor) -> StoredTensor:
     """A tensor of the shape of a weight, of which this process may hold a part only."""
     like = policy.parameters[key]
-    return StoredTensor(part.dtype, tuple(like.shape), lambda: gather_whole(part.detach(), like))
+    shape = like.shape if is_sharded(like) else part.shape
+    return StoredTensor(part.dtype, tuple(shape), lambda: gather_whole(part.detach(), like))
 
 
 def load_policy(

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.lora import LoraBank, use_weights
 from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.muon import muon_step
+from rlvr.engine.muon import muon_step, muon_step_of_parts
 from rlvr.engine.packing import MicroBatch, make_micro_batches
 from rlvr.engine.policy import Policy, Snapshot
 from rlvr.engine.sharding import Ranks, local_part
@@ -313,7 +314,8 @@ class Learner:
             )
         if isinstance(adam, MuonParams):
             matrices = {name: policy.masters[name] for name in policy.matrices}
-            muon_step(
+            step = partial(muon_step_of_parts, likes=policy.parameters) if policy.is_sharded else muon_step
+            step(
                 matrices,
                 policy.momenta,
                 transposed=policy.matrices,

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from rlvr.engine.sharding import gather_all, take_part
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration: steep at 0, so five rounds do
 ROUNDS = 5
@@ -87,13 +90,48 @@ def muon_step(
             _step_stacks(stacks, rate, momentum, learning_rate * weight_decay)
 
 
+@torch.no_grad()
+def muon_step_of_parts(
+    matrices: Mapping[str, nn.Parameter], momenta: dict[str, Tensor], *, likes: Mapping[str, Any], **options: Any
+) -> None:
+    """`muon_step` of matrices of which this process holds a part, cut as those of `likes` are.
+
+    Some at a time are gathered whole, and every rank steps them alike: the work of Muon is not divided.
+    """
+    batches: list[list[str]] = []
+    size = CHUNK_BYTES
+    for name, matrix in matrices.items():
+        if matrix.grad is not None:
+            if size >= CHUNK_BYTES:
+                batches.append([])
+                size = 0
+            batches[-1].append(name)
+            size += 4 * likes[name].numel()
+    for names in batches:
+        parts = [part for name in names for part in _list_parts(name, matrices[name], momenta)]
+        whole = iter(gather_all(parts, [likes[name] for name in names for _ in range(3)]))
+        weights: dict[str, nn.Parameter] = {}
+        averages: dict[str, Tensor] = {}
+        for name in names:
+            weights[name] = nn.Parameter(next(whole))
+            weights[name].grad, averages[name] = next(whole), next(whole)
+        muon_step(weights, averages, **options)
+        for name in names:
+            matrices[name].copy_(take_part(weights[name], likes[name]))
+            momenta[name].copy_(take_part(averages[name], likes[name]))
+
+
 def _as_stacks(name: str, matrix: nn.Parameter, momenta: dict[str, Tensor]) -> list[Tensor]:
     """The weight, gradient and momentum [E, M, N] of a matrix (E = 1) or a stack of them."""
+    return [t[None] if t.ndim == 2 else t for t in _list_parts(name, matrix, momenta)]
+
+
+def _list_parts(name: str, matrix: nn.Parameter, momenta: dict[str, Tensor]) -> list[Tensor]:
+    """The weight, its gradient, and its momentum, which begins at zero."""
     assert matrix.grad is not None
     if name not in momenta:
         momenta[name] = torch.zeros_like(matrix.grad)
-    tensors = [matrix.detach(), matrix.grad, momenta[name]]
-    return [t[None] if t.ndim == 2 else t for t in tensors]
+    return [matrix.detach(), matrix.grad, momenta[name]]
 
 
 def _chunks(entries: Sequence[list[Tensor]], most: int) -> Iterator[list[tuple[Tensor, ...]]]:

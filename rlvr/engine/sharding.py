@@ -125,10 +125,25 @@ def take_part(whole: Tensor, like: Any) -> Tensor:
 
 def gather_whole(part: Tensor, like: Any) -> Tensor:
     """The whole tensor, on every rank, of which this process holds `part`, cut as `like` is. A collective."""
-    if not is_sharded(like):
-        return part
-    from torch.distributed.tensor import DTensor
+    return gather_all([part], [like])[0]
 
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    ).full_tensor()
+
+def gather_all(parts: Sequence[Tensor], likes: Sequence[Any]) -> list[Tensor]:
+    """`gather_whole` of several tensors of one dtype, in one collective."""
+    if not is_sharded(likes[0]):
+        return list(parts)
+    import torch.distributed as dist
+
+    mesh = likes[0].device_mesh
+    shapes = [(mesh.size(), -(-len(like) // mesh.size()), *like.shape[1:]) for like in likes]  # ranks, rows of each
+    padded = [part.new_zeros(shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
+    for place, part in zip(padded, parts, strict=True):
+        place[: len(part)] = part
+    mine = torch.cat([place.flatten() for place in padded])
+    everything = mine.new_empty(mesh.size(), mine.numel())
+    dist.all_gather_single(everything.view(-1), mine, group=mesh.get_group())
+    pieces = everything.split([place.numel() for place in padded], dim=1)
+    return [
+        piece.reshape(shape).flatten(0, 1)[: len(like)].contiguous()
+        for piece, shape, like in zip(pieces, shapes, likes, strict=True)
+    ]

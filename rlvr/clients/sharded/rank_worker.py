@@ -13,7 +13,6 @@ import faulthandler
 import os
 import platform
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -64,6 +63,7 @@ class RankWorker:
         from rlvr.engine.checkpoint import load_adapter
         from rlvr.engine.learner import Learner
         from rlvr.engine.lora import LoraBank
+        from rlvr.engine.muon import hidden_matrices
         from rlvr.engine.policy import Policy, tensors_sha256
         from rlvr.engine.sharding import shard_model
 
@@ -73,8 +73,9 @@ class RankWorker:
         for weight in self.model.parameters().values():
             weight.requires_grad_(lora is None)
         adapter_weights = None if lora is None else bank.init_weights(lora, seed)
+        matrices = hidden_matrices(self.model.module) if lora is None else None
         shard_model(self.model, self.ranks)
-        self.policy = Policy("policy", adapter_weights or self.model.parameters(), lora)
+        self.policy = Policy("policy", adapter_weights or self.model.parameters(), lora, matrices)
         if adapter is not None:
             load_adapter(adapter, self.policy)
         self.learner = Learner(self.model, bank, limits, self.ranks)
@@ -125,10 +126,11 @@ class RankWorker:
         return self.policy.sha256()
 
     def measure_memory(self) -> dict[str, float]:
-        """MiB: now resident, and the most so far."""
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"now": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "most": most}
+        """MiB of this process: `now` resident, and the `most` since the last call (Linux)."""
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        found = {name: int(lines[key].split()[0]) / 1024 for name, key in (("now", "VmRSS"), ("most", "VmHWM"))}
+        Path("/proc/self/clear_refs").write_text("5")
+        return found
 
 
 def describe_code() -> dict[str, str]:

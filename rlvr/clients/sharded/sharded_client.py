@@ -3,8 +3,8 @@
 Each call is cut over the ranks (`data_split`) and returns what one process would: losses are sums, so the parts add up.
 Samples come from an engine in this process, made when they are first asked for: it holds a whole copy of the weights,
 which are gathered again after every optimizer step. With `sampler.name=vllm` there is no such copy. Exercised by
-`python -m pytest tests/test_sharded_client.py tests/test_sharded_gradient.py`. Left out on purpose: Muon, which steps
-whole matrices, and ranks on several machines.
+`python -m pytest tests/test_sharded_client.py tests/test_sharded_gradient.py`. Left out on purpose: ranks on several
+machines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from rlvr.clients.local_engine import (
     warn_of_threads,
 )
 from rlvr.clients.registry import ClientRequest, ClientSpec
-from rlvr.clients.sharded.data_split import split_data
 from rlvr.clients.sharded.rank_channel import RankFacts
 from rlvr.clients.sharded.rank_group import RankGroup, RankRows
 from rlvr.clients.sharded.rank_processes import RankProcesses, listen_on_loopback
@@ -44,12 +43,10 @@ from rlvr.core.messages import (
     OptimStepResponse,
     SaveWeightsResponse,
 )
-from rlvr.core.protocols import CustomLoss, Feature, SamplingClient
+from rlvr.core.protocols import CustomLoss, SamplingClient
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
-SHARDED_CAPABILITIES = replace(
-    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.MUON}
-)
+SHARDED_CAPABILITIES = replace(LOCAL_CAPABILITIES, name="sharded")
 
 
 @dataclass(frozen=True)
@@ -103,6 +100,7 @@ class ShardedTrainingClient:
     def _run(
         self, data: list[Datum], loss_fn: str, config: dict[str, float] | None, *, backward: bool
     ) -> ForwardBackwardOutput:
+        from rlvr.clients.sharded.data_split import split_data
         from rlvr.engine.learner import check_data, make_filler
 
         check_data(data, loss_fn, config, self.facts.context, self.facts.vocabulary)
@@ -126,7 +124,7 @@ class ShardedTrainingClient:
         return LazyFuture.from_value(two_passes(self, data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: AdamParams) -> Future[OptimStepResponse]:
-        """One step of AdamW with the accumulated gradients. Its metrics say how busy the ranks were since the last."""
+        """One step with the accumulated gradients. Its metrics say how busy the ranks were since the last one."""
         self.capabilities.check_optimizer(adam_params)
         response, self._version = self.group.call("optim_step", params=adam_params)[0]
         self._is_current = False
