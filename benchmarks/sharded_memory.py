@@ -1,7 +1,7 @@
 """Memory and time of training a model of 100 million weights: in one process, and cut over ranks.
 
-    python -m benchmarks.sharded_memory                    # 1, 2 and 4 ranks beside one process: prints a table
-    python -m benchmarks.sharded_memory --ranks 2 --rows 4 --tokens 128
+    python -m benchmarks.sharded_memory                    # one process, then 1, 2 and 4 ranks: prints a table
+    python -m benchmarks.sharded_memory --ranks 0 2 --rows 4 --tokens 128
 
 Each case runs in new processes with one thread each. Memory is that of the system (resident), with Python and torch
 themselves, which the first column shows. A step is one forward-backward call and an optimizer step of AdamW in fp32.
@@ -111,7 +111,7 @@ def _measure_steps(client: ShardedTrainingClient, rows: list[Datum], steps: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[0, 1, 2, 4], help="0: one process without shards")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--steps", type=int, default=3)
@@ -120,7 +120,7 @@ def main() -> None:
     rows = make_rows(given.rows, given.tokens)
     print("| | weights trained | MiB while loading | between steps | peak of a step | seconds a step |")
     print("|---|--:|--:|--:|--:|--:|")
-    for ranks in (0, *given.ranks):
+    for ranks in given.ranks:
         found = measure(ranks, rows, given.steps, given.lora, given.tokens)
         name = f"{ranks} ranks, each" if ranks > 1 else "1 rank" if ranks else "one process"
         cells = [f"{found[key]:,.0f}" for key in ("weights", "loading", "between", "peak")]

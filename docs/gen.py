@@ -40,7 +40,7 @@ _OPEN = {"algorithm.name": "`module:ROW`", "algorithm.advantage": "one that you 
 # Keys that take one of a few words, where no table of the code lists them. A test tries every word.
 _RATES, _LEVELS = ("constant", "linear", "cosine"), ("uniform", "pass_rate", "schedule")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "client": ("local", "tinker", "skyrl", "mock"),
+    "client": ("local", "sharded", "tinker", "skyrl", "mock"),
     "sampler.name": ("trainer", "vllm"),
     "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
@@ -163,7 +163,9 @@ def capabilities() -> str:
     from rlvr.algorithms.capabilities import support_table
     from rlvr.clients.registry import resolve_client
 
-    head, *rows = support_table(resolve_client(name).capabilities for name in ("local", "tinker", "skyrl", "mock"))
+    head, *rows = support_table(
+        resolve_client(name).capabilities for name in ("local", "sharded", "tinker", "skyrl", "mock")
+    )
     return _table(head, [[f"`{key}`", *cells] for key, *cells in rows])
 
 

@@ -258,6 +258,7 @@ PREFERENCES = ("dpo", "ipo", "kto")
 NEEDED = {  # what a word needs beside it
     "sampler.name=vllm": ["sampler.urls=[http://127.0.0.1:8790]", "client=local", "model.name=my-model"],
     "client=local": ["model.name=my-model"],
+    "client=sharded": ["model.name=my-model"],
     "client=tinker": ["model.name=served"],
     "client=skyrl": ["model.name=served", "sft.optimizer.grad_clip=0", "training.optimizer.grad_clip=0"],
     "algorithm.loss=gspo": ["algorithm.clip_low=0.1", "algorithm.clip_high=0.1"],

@@ -34,12 +34,14 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     muon = ["training.optimizer.name=muon", "training.optimizer.matrix_learning_rate=0.01"]
     own = ["algorithm.loss=own_losses:ppo_form"]
     assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised, *muon, *own]) == 0
+    sharded = ["client=sharded", "sharding.ranks=2", "run.name=sharded", "sft.steps=1", "training.steps=1"]
+    assert run(["train", "--config=tiny.yaml", *sharded]) == 0
     short = ["sft.steps=0", "training.steps=1"]
     paired = ["algorithm.name=dpo", "curriculum.replay=0.5", "training.temperature_end=0.5", "run.name=paired"]
     assert run(["train", "--config=tiny.yaml", *short, *paired]) == 0
     teacher = ["algorithm.name=distillation", "teacher.model=runs/tiny", "run.name=student"]
     assert run(["train", "--config=tiny.yaml", *short, *teacher]) == 0
-    files = [tmp_path / "runs" / name / "metrics.jsonl" for name in ("tiny", "paired", "student")]
+    files = [tmp_path / "runs" / name / "metrics.jsonl" for name in ("tiny", "paired", "student", "sharded")]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     emitted = {name for row in rows for name in row} - {"phase", "step"}
     patterns = {name: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name))) for name in documented_names()}
