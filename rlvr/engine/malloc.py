@@ -2,27 +2,44 @@
 
 glibc returns free memory at the end of its heap to the system and later gets it back page by page, zeroed: a sixth of
 the time of a small model's step. An `Engine` turns that off: between operations the process then holds what they used
-at most. Exercised by `tests/test_engine_malloc.py`. Left out on purpose: other allocators, with settings of their own.
+at most. A rank, which holds a part of a model and gathers the rest again and again, returns what it frees. Exercised by
+`tests/test_engine_malloc.py`. Left out on purpose: other allocators, with settings of their own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 # https://man7.org/linux/man-pages/man3/mallopt.3.html
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = -1
 LARGEST = 32 << 20  # bytes: larger blocks are not taken from the heap (malloc reaches this bound after a few frees)
+LARGE = 1 << 20  # bytes that are worth a system call
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 
 def keep_freed_memory() -> None:
     """Let this process keep the memory it frees, unless the user has configured malloc."""
-    configured = any(name in os.environ for name in SETTINGS) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
-    if (library := _glibc()) is not None and not configured:
-        library.mallopt(M_MMAP_THRESHOLD, LARGEST)
-        library.mallopt(M_TRIM_THRESHOLD, NEVER)
+    _configure({M_MMAP_THRESHOLD: LARGEST, M_TRIM_THRESHOLD: NEVER})
+
+
+def return_freed_memory() -> None:
+    """Let this process return every large block it frees, unless the user has configured malloc.
+
+    A rank gathers and frees weights in every block of a pass. Out of one heap, beside what lives longer, they left more
+    than half of its memory unused and not returned.
+    """
+    _configure({M_MMAP_THRESHOLD: LARGE})
+
+
+def _configure(values: Mapping[int, int]) -> None:
+    is_configured = any(name in os.environ for name in SETTINGS)
+    if (library := _glibc()) is None or is_configured or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    for parameter, value in values.items():
+        library.mallopt(parameter, value)
 
 
 def release_free_memory() -> None:

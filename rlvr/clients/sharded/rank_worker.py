@@ -39,9 +39,11 @@ class RankWorker:
         import torch
         import torch.distributed as dist
 
+        from rlvr.engine import malloc
         from rlvr.engine.model_loading import pick_device
         from rlvr.engine.sharding import Ranks
 
+        malloc.return_freed_memory()
         torch.set_num_threads(threads)
         kind = pick_device(device).type
         self.device = f"cuda:{rank % torch.cuda.device_count()}" if kind == "cuda" else kind
