@@ -47,6 +47,10 @@ def test_memory_freed_by_one_pass_is_reused_by_the_next() -> None:
     assert measure("malloc.keep_freed_memory()")[0] < 0.05
 
 
+def test_a_rank_returns_every_large_block_that_it_frees() -> None:
+    assert measure("malloc.return_freed_memory()")[0] > 0.95
+
+
 @pytest.mark.slow
 def test_an_engine_keeps_and_an_idle_one_gives_back() -> None:
     built = """

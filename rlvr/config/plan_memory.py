@@ -13,7 +13,7 @@ from typing import Any
 from rlvr.clients.registry import resolve_client
 from rlvr.config.build_client import uses_device
 from rlvr.config.schema import RunConfig
-from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape, estimate_memory, read_shape
+from rlvr.engine.memory import DTYPE_BYTES, GIB, MemoryEstimate, ModelShape, estimate_memory, read_shape
 
 PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
 
@@ -63,8 +63,29 @@ def describe_memory(config: RunConfig) -> str:
         optimizer=training.optimizer.name,
         copies=config.algorithm.resolve().needs_reference + bool(training.max_steps_off_policy),
     )
+    if config.client == "sharded":
+        return describe_ranks(estimate, shape, config, DTYPE_BYTES[dtype])
     cache, state = estimate.cache / GIB, (estimate.persistent - estimate.cache) / GIB
     return (
         f"about {estimate.total / GIB:.1f} GiB in {dtype}, computed for prompts of up to {prompt} tokens: weights and "
         f"optimizer {state:.1f}, KV cache {cache:.1f}, a pass {estimate.total / GIB - state - cache:.1f}"
+    )
+
+
+def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfig, size: int) -> str:
+    """The same for `client=sharded`: what a rank holds, and the driver."""
+    cut, whole = estimate.weights, estimate.adapter
+    of_trained = estimate.state + estimate.gradients
+    cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)
+    # Gathered at once, with gradients: the embedding and the head for the whole pass, and a block.
+    table = shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
+    gathered = 2 * size * (table + shape.matrices // shape.layers)
+    rank = cut / config.sharding.ranks + whole + gathered + estimate.activations + estimate.logits
+    samples = config.sampler.name == "trainer"
+    driver = estimate.weights + estimate.adapter + estimate.copies + estimate.cache + estimate.sampling_tables
+    sampler = f", the driver's sampler {driver / GIB:.1f}" if samples else ""
+    parts = (cut / config.sharding.ranks + whole) / GIB
+    return (
+        f"about {rank / GIB:.1f} GiB a rank, {parts:.1f} of it its part of weights, gradients and optimizer{sampler}; "
+        "the libraries of each process add 0.4"
     )

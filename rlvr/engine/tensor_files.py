@@ -48,7 +48,7 @@ def write_tensors(path: Path | None, tensors: Mapping[str, StoredTensor]) -> Non
         for name in sorted(tensors):
             values = tensors[name].load()
             if file is not None:
-                file.write(values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                file.write(values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     finally:
         if file is not None:
             file.close()

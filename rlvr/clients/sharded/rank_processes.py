@@ -137,6 +137,5 @@ def listen_on_loopback(port: int) -> Any:
         raise ValueError(f"sharding.port={port}: {error.strerror}; leave it out to take a free one") from error
     listener.listen()
     chosen = listener.getsockname()[1]
-    return dist.TCPStore(
-        "127.0.0.1", chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    return store("127.0.0.1", chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -47,10 +47,11 @@ class RankWorker:
         torch.set_num_threads(threads)
         kind = pick_device(device).type
         self.device = f"cuda:{rank % torch.cuda.device_count()}" if kind == "cuda" else kind
-        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        patience = timedelta(seconds=timeout_s)
+        store = dist.TCPStore(host, port, is_master=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
         backend = "nccl" if kind == "cuda" else "gloo"  # NCCL has not been run yet
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s),
+            backend, store=store, rank=rank, world_size=size, timeout=patience,
             device_id=torch.device(self.device) if kind == "cuda" else None,
         )  # fmt: skip
         self.ranks = Ranks(rank, size, self.device)
