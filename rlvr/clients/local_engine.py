@@ -14,7 +14,6 @@ from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.core.cpu_budget import spinning_warning
 from rlvr.core.files import find_damage
-from rlvr.core.machine import describe_processor
 from rlvr.core.protocols import TrainingClient
 
 if TYPE_CHECKING:
@@ -131,17 +130,6 @@ def plan_model(request: ClientRequest) -> ModelBuild:
         raise ValueError("model.tokenizer is missing: words, characters, or a tokenizer's folder or hub name")
     loaded = load_tokenizer(tokenizer) if name else load_named_tokenizer(options.tokenizer or "", request)
     return ModelBuild(name, options.config, loaded, request.seed, options.device, options.dtype)
-
-
-def describe_device(device: Any) -> dict[str, str | int]:
-    """What the bits of a computation depend on: the version of torch, threads and device."""
-    import torch
-
-    described = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
-    if device.type == "cuda":
-        return {**described, "device": torch.cuda.get_device_name(device)}
-    instructions = torch.backends.cpu.get_cpu_capability()  # they decide how a sum is rounded
-    return {**described, "device": str(device), "cpu": describe_processor(), "capability": instructions}
 
 
 def find_adapter_start(request: ClientRequest) -> Path | None:

@@ -78,7 +78,7 @@ def _save(
         write_tensors(folder / "optimizer.safetensors" if writes else None, tensors)
         counters["optimizer_steps"] = steps
     if gradients:
-        sums = {k: _stored(policy, k, m.grad) for k, m in policy.masters.items() if m.grad is not None}
+        sums = {k: _make_stored(policy, k, m.grad) for k, m in policy.masters.items() if m.grad is not None}
         write_tensors(folder / "gradients.safetensors" if writes else None, sums)
     if writes:
         (folder / "policy.json").write_text(json.dumps(counters, indent=2))
@@ -96,7 +96,7 @@ def _gather_weights(model: LanguageModel, *, keep: bool) -> dict[str, torch.Tens
     return named
 
 
-def _stored(policy: Policy, key: str, part: torch.Tensor) -> StoredTensor:
+def _make_stored(policy: Policy, key: str, part: torch.Tensor) -> StoredTensor:
     """A tensor of the shape of a weight, of which this process may hold a part only."""
     like = policy.parameters[key]
     shape = like.shape if is_sharded(like) else part.shape
@@ -250,12 +250,12 @@ def _optimizer_state(policy: Policy) -> tuple[dict[str, StoredTensor], dict[str,
     steps: dict[str, int] = {}
     for key, master in policy.masters.items():
         if master.dtype != policy.parameters[key].dtype:
-            tensors[f"master.{key}"] = _stored(policy, key, master)
+            tensors[f"master.{key}"] = _make_stored(policy, key, master)
         if state := policy.optimizer.state.get(master):
             steps[key] = int(state["step"])
             for moment in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{moment}.{key}"] = _stored(policy, key, state[moment])
-    tensors |= {f"momentum.{key}": _stored(policy, key, momentum) for key, momentum in policy.momenta.items()}
+                tensors[f"{moment}.{key}"] = _make_stored(policy, key, state[moment])
+    tensors |= {f"momentum.{key}": _make_stored(policy, key, momentum) for key, momentum in policy.momenta.items()}
     return tensors, steps
 
 

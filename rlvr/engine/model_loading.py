@@ -11,6 +11,7 @@ import torch
 
 from rlvr.core import rng
 from rlvr.core.hub_status import describe_hub, reads_cache_only
+from rlvr.core.machine import describe_processor
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_probe import probe
 from rlvr.engine.tokenizer import first_line
@@ -45,6 +46,15 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"model.device={name}: {first_line(error)}; use model.device=cpu or auto") from error
     return device
+
+
+def describe_device(device: torch.device) -> dict[str, str | int]:
+    """What the bits of a computation depend on: the version of torch, threads and device."""
+    described: dict[str, str | int] = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        return {**described, "device": torch.cuda.get_device_name(device)}
+    instructions = torch.backends.cpu.get_cpu_capability()  # they decide how a sum is rounded
+    return {**described, "device": str(device), "cpu": describe_processor(), "capability": instructions}
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

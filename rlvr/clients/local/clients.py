@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, Self, TypeVar
 from rlvr.clients.custom_loss import two_passes
 from rlvr.clients.local.types import GetInfoResponse, ModelData
 from rlvr.clients.local_capabilities import LOCAL_CAPABILITIES
-from rlvr.clients.local_engine import describe_device
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import (
@@ -34,6 +33,7 @@ from rlvr.core.messages import (
 from rlvr.core.protocols import CustomLoss
 from rlvr.engine.checkpoint import load_policy, read_snapshot, save_policy
 from rlvr.engine.engine import Engine
+from rlvr.engine.model_loading import describe_device
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import rlvr
-from rlvr.clients.local_engine import ModelBuild, describe_device
+from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankFacts, RankFailure, RankReply
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
@@ -66,6 +66,7 @@ class RankWorker:
         from rlvr.engine.checkpoint import load_adapter
         from rlvr.engine.learner import Learner
         from rlvr.engine.lora import LoraBank
+        from rlvr.engine.model_loading import describe_device
         from rlvr.engine.muon import hidden_matrices
         from rlvr.engine.policy import Policy, tensors_sha256
         from rlvr.engine.sharding import shard_model
