@@ -46,8 +46,11 @@ def move_adapter(client: LocalTrainingClient) -> None:
 
 
 def group_rows(lengths: list[int], seed: int = 0) -> list[Datum]:
-    """Rows of which each three begin with the same prompt, if they are long enough."""
+    """Rows of which each three begin with the same prompt, if they are long enough. Every other begins with a weight."""
     rows = data(lengths, seed)
+    for row in rows[::2]:
+        for name in ("advantages", "weights"):
+            row.loss_fn_inputs[name].data[0] = 0.5
     for i in range(len(rows)):
         first = rows[i - i % 3].model_input.tokens[:PROMPT]
         if i % 3 and len(rows[i].model_input.tokens) > PROMPT and len(first) == PROMPT:
