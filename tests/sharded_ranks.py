@@ -46,7 +46,7 @@ def move_adapter(client: LocalTrainingClient) -> None:
 
 
 def group_rows(lengths: list[int], seed: int = 0) -> list[Datum]:
-    """Rows of which each three begin with the same prompt, if they are long enough. Every other begins with a weight."""
+    """Rows of which each three begin with the same prompt, if they are long enough; some begin with a weight."""
     rows = data(lengths, seed)
     for row in rows[::2]:
         for name in ("advantages", "weights"):

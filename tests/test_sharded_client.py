@@ -113,7 +113,7 @@ def test_a_run_resumes_with_as_many_ranks_and_with_others_only_if_that_is_asked_
         attempt("tiny.yaml", *sharded, "run.name=other", killed_at=2)
     other = ["client=sharded", "sharding.ranks=1", *learns, "sharding.allow_other_ranks=true"]
     attempt("tiny.yaml", *other, "run.name=other")
-    alone = attempt("tiny.yaml", *learns, "run.name=alone")
+    attempt("tiny.yaml", *learns, "run.name=alone")
     losses = [
         [row["loss"] for row in stored_steps(tmp_path / "runs" / name) if row["phase"] == "sft"]
         for name in ("whole", "other", "alone")
@@ -121,7 +121,6 @@ def test_a_run_resumes_with_as_many_ranks_and_with_others_only_if_that_is_asked_
     assert len(losses[0]) == 30 and losses[0][-1] < 0.9 * losses[0][0]
     for others in losses[1:]:
         assert others == pytest.approx(losses[0], rel=1e-3)
-    assert alone["baseline"]["tasks"] == whole["baseline"]["tasks"]
     assert run(["evaluate", "runs/whole", "evaluation.tasks=4"]) == 0
 
 
