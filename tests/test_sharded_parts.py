@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.config import load
 from rlvr.config.build_config import build_config
+from rlvr.config.build_run import open_run
+from rlvr.config.plan_memory import describe_memory
+from rlvr.config.unused_keys import find_unused
 from rlvr.core.messages import Datum, ModelInput
 from rlvr.engine.learner import make_filler
 from rlvr.engine.sharding import Ranks, take_part
@@ -114,8 +119,6 @@ def test_arrays_arrive_as_they_were_sent_and_can_be_written() -> None:
 
 
 def test_options_without_effect_are_refused() -> None:
-    from rlvr.config.unused_keys import find_unused
-
     config = build_config(load(None, None, [*BASE, "model.name=x", "client=local"]))
     assert "sharding" in dict(find_unused(config))
     config = build_config(load(None, None, [*BASE, "model.name=x", "client=sharded", "sharding.ranks=3"]))
@@ -128,3 +131,35 @@ def test_options_without_effect_are_refused() -> None:
 def test_a_sharded_run_names_one_model(words: list[str]) -> None:
     with pytest.raises(ValueError, match="model: "):
         build_config(load(None, None, [*BASE, *words]))
+
+
+def test_a_run_goes_on_with_other_ranks_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    words = [*BASE, "model.name=x", "client=sharded", f"run.root={tmp_path}", "run.name=run"]
+
+    def resume(*more: str) -> tuple[Path, bool]:
+        loaded = load(None, None, [*words, *more])
+        return open_run(loaded, build_config(loaded))
+
+    folder, _ = resume("sharding.ranks=2")
+    (folder / "metrics.jsonl").write_text("{}\n")  # it has made a step
+    assert resume("sharding.ranks=2", "sharding.timeout_s=60", "sharding.port=29500") == (folder, False)
+    with pytest.raises(ValueError, match=r"sharding.ranks=3: .* rounded otherwise.*sharding.allow_other_ranks=true"):
+        resume("sharding.ranks=3")
+    assert resume("sharding.ranks=3", "sharding.allow_other_ranks=true") == (folder, False)
+    with pytest.raises(ValueError, match=r"it differs in seed"):
+        resume("sharding.ranks=3", "sharding.allow_other_ranks=true", "seed=9")
+
+
+def test_the_plan_says_what_a_rank_and_the_driver_hold(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 16000, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12}
+    shape = {"model_type": "qwen3", **sizes, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "tie_word_embeddings": True}))
+
+    def plan(*more: str) -> str:
+        words = [*BASE, f"model.name={tmp_path}", "client=sharded", "model.dtype=float32", "model.device=cpu", *more]
+        return describe_memory(build_config(load(None, None, words)))
+
+    # 95 million weights with gradients and two moments, 16 bytes each, are 1.41 GiB.
+    assert "a rank, 0.7 of it its part" in plan("sharding.ranks=2") and "driver's sampler" in plan()
+    assert "a rank, 0.4 of it its part" in plan("sharding.ranks=4")
+    assert "driver" not in plan("sampler.name=vllm", "sampler.urls=[http://127.0.0.1:1]")
