@@ -1,6 +1,7 @@
 """A rank that dies, hangs or fails at a chosen place: `RLVR_TEST_FAULT="RANK PLACE FATE"`, in tests.
 
-Places are forward, backward, step and save; fates kill, hang, raise and full (no more bytes can be written).
+Places are forward, backward, step and save; fates kill, hang, raise and full (no more bytes can be written). The place
+torch makes it say that its version of torch is the fate.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import resource
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 from rlvr.clients.sharded.rank_worker import RankWorker, run_rank
@@ -18,8 +20,11 @@ class FaultyRank(RankWorker):
     def build(self, **given: Any) -> Any:
         facts = super().build(**given)
         rank, place, self.fate = os.environ["RLVR_TEST_FAULT"].split()
-        if self.ranks.rank == int(rank):
-            getattr(self, f"break_{place}")()
+        if self.ranks.rank != int(rank):
+            return facts
+        if place == "torch":
+            return replace(facts, code={**facts.code, "torch": self.fate})
+        getattr(self, f"break_{place}")()
         return facts
 
     def meet_fate(self, *_: Any) -> None:

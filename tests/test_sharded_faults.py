@@ -139,6 +139,11 @@ def test_a_port_in_use_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
             start_ranks(tiny_policy(), ShardingOptions(2, port=port), tmp_path)
 
 
+def test_ranks_of_different_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"rank 1 has torch 1\.9, rank 0 .*the same everywhere"):
+        start_faulty("1 torch 1.9", tmp_path, monkeypatch)
+
+
 def test_a_model_that_cannot_be_built_is_the_users_mistake(tmp_path: Path) -> None:
     policy = tiny_policy()
     policy.model.config["no_such_field"] = 1
