@@ -13,6 +13,7 @@ KubeRay do.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import socket
@@ -51,11 +52,15 @@ def join_cluster(address: str) -> None:
     try:
         if address == LOCAL:
             ray.init(
-                LOCAL, num_cpus=available_cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+                LOCAL,
+                num_cpus=available_cores(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
             )
         else:
             _try_to_reach(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
-            ray.init(address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray has no class of its own for it: another version, or a start that took too long
         raise RayError(
             f"ray={address}: no cluster could be joined: {error}. Start one with `ray start --head`, join it on this "
@@ -95,11 +100,12 @@ def wait_for_all(refs: Sequence[Any], seconds: float, request: str) -> list[Any]
     `request` says what they need, for the message: `4 workers with 1 CPU each`.
     """
     import ray
+    from ray.exceptions import RayError as RaysOwnError
 
     done, missing = ray.wait(list(refs), num_returns=len(refs), timeout=seconds)
     try:
         results = dict(zip(done, ray.get(done), strict=True))
-    except ray.exceptions.RayError as error:
+    except RaysOwnError as error:
         raise RayError(f"of {request} one did not start: {error}") from error
     if missing:
         raise RayError(
