@@ -21,7 +21,8 @@ CHANGED = [
     "thousandths", "hundredths", "sixteenths", "three-quarters", "less than 20", "negative", "(minus 1)",
     "feet 3 inches", "percent of 20", "percent off", "is wrong", "mod 3", "(mod 3)", "modulo seven", "\\pmod{3}",
     "less", "more", "root", "th power", "at most", "at least", "or more", "dozen", "score", "from 20", "by 3", "by n",
-    "by half", "backwards", "in binary", "in dozens", "inverted", "if n is even", "for even n", "with remainder 2",
+    "by a", "by half",
+    "backwards", "in binary", "in dozens", "inverted", "if n is even", "for even n", "with remainder 2",
     "\\pi", "? No", ", so 10 in all", ", which is wrong", ", which we double", ", which is twice the answer",
     ", then 6", "; 6", "as well as 6", "per", "per cent per cent", "x", "cm less", "K", "and a half", "to 6",
     "square of",
@@ -47,8 +48,10 @@ REFUSED = [
 ]
 MILLIONS = ["The answer is $3.5$ million dollars.", "\\boxed{3.5\\text{ million}}", "The answer is 3.5 million."]
 WORDS = st.text(alphabet="abcdefghijklmnopqrtuvwxyz", min_size=1, max_size=9)  # no s at the end, so no plural
-# That alone may follow a number; units are asked for by name, as any letters of theirs may be drawn.
+# That alone may follow a number, or begin a phrase that does; units are asked for by name, as any letters of theirs may
+# be drawn.
 CLOSING = {
+    *("by", "from", "using", "via", "where", "after", "as"),
     "because",
     "since",
     "only",

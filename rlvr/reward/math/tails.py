@@ -22,8 +22,8 @@ _CHANGE = (
     r"|remainder|binary|octal|hexadecimal|base|percent(?:age)?|even|odd)\b"
 )
 _PLAIN_WORDS = rf"(?:(?!{_CHANGE})[a-z'\u2019-]+(?:[\s,]+|(?=[.*)])|$))+"
-_NO_NUMBER = (
-    rf"(?!\s*(?:[-+0-9$\\]|(?!a\b)[a-z]\b|a\s+factor|{_COUNTED}))"  # `5 by 3` and `5 from 20` say another value
+_NO_NUMBER = (  # `5 by 3`, `5 by a` and `5 from 20` say another value
+    rf"(?!\s*(?:[-+0-9$\\]|(?!a\s)[a-z]\b|an?\s*[^\w\s]*$|a\s+factor|{_COUNTED}))"
 )
 _ASSIGNED = r"(?:\$\s*|\\\(\s*)?[a-z]\s*=\s*-?[0-9.]+(?:\s*\$|\s*\\\))?"
 _PLACES = r"(?:\S{1,12}\s+(?:decimals?(?:\s+places?)?|significant\s+(?:figures|digits)|places)|the\s+nearest\s+[a-z ]+)"
