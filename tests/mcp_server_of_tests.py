@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+from mcp import MCPError
 from mcp.server.mcpserver import Image, MCPServer
+from mcp_types import CONNECTION_CLOSED
 
 server = MCPServer("tests")
 
@@ -57,6 +59,12 @@ def environment(name: str) -> str:
 def process() -> int:
     """The id of the server's process."""
     return os.getpid()
+
+
+@server.tool()
+def close() -> str:
+    """It says that the connection is closed, and goes on."""
+    raise MCPError(CONNECTION_CLOSED, "closed, so it seems")
 
 
 @server.tool()

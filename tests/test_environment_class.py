@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from open_server import TOOLS_TEMPLATE
 
 from rlvr.clients.mock.mock_client import ScriptedSamplingClient
 from rlvr.core.messages import SamplingParams
-from rlvr.core.types import Trajectory
+from rlvr.core.types import Task, Trajectory
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.envs.registry import resolve_environment
+from rlvr.envs.tools.environment_class import EnvironmentClass
 from rlvr.reward import resolve_reward
 from rlvr.rollout import open_groups, rollout, score
 
@@ -79,6 +81,17 @@ def test_episodes_of_a_group_share_nothing(rows: str) -> None:
     assert pair[0].reward == 0.0 and source(rows, "Silent").environment_weight is None
 
 
+def test_an_episode_has_its_own_copy_of_the_row() -> None:
+    task = Task("t", [{"role": "user", "content": "Take."}], meta={"letters": ["a", "b"]})
+    kept = copy.deepcopy(task)
+    for _ in range(2):
+        opened = EnvironmentClass("environments_of_tests:Greedy").open(task, ["<|im_start|>", "<|im_end|>"])
+        assert opened.instance.take() == "b"
+        said = opened.task.model_prompt[-1]["content"]
+        assert said.startswith("Take.") and "42?" in said and "<|im" not in said
+    assert task == kept
+
+
 def test_a_failed_call_is_an_observation(rows: str) -> None:
     (t,) = play(source(rows, "Safe"), use("clear") + use("get_reward"), use("press", digit="x"), "7")
     first, second, third = results(t)
@@ -100,7 +113,12 @@ def test_a_reward_may_be_awaited(rows: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("Broken", "Broken.get_reward.*KeyError: 'lost'"), ("Endless", "nan, expected a finite number")]
+    ("name", "words"),
+    [
+        ("Broken", "Broken.get_reward.*KeyError: 'lost'"),
+        ("Endless", "nan, expected a finite number"),
+        ("Leaving", "Leaving.get_reward.*SystemExit"),
+    ],
 )
 def test_a_reward_that_fails_ends_the_run(rows: str, name: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -111,6 +111,21 @@ def test_a_request_that_is_given_up_frees_its_thread() -> None:
     assert not is_good and "error: " in text and not tool._stuck
 
 
+def test_late_requests_end_by_themselves_and_are_no_outage() -> None:
+    box = Toolbox(tools(only=["sleep"], seconds=1.0), seconds=0.1)
+
+    async def gather() -> list[tuple[str, bool]]:
+        return await asyncio.gather(*(box.call("sleep", {"seconds": 2.0}, 60.0) for _ in range(20)))
+
+    for _ in range(2):
+        assert asyncio.run(gather()) == [("error: sleep took longer than 0.1 s", False)] * 20
+
+
+def test_an_error_with_the_code_of_an_ended_server_is_a_result(box: Toolbox) -> None:
+    text, is_good = call(box, "close")
+    assert "so it seems" in text and not is_good and call(box, "multiply", {"a": 6})[0] == "12"
+
+
 def test_the_server_ends_with_its_tools() -> None:
     made = tools(only=["environment", "process"], env={"PLACE": "here"})
     assert call(Toolbox(made), "environment", {"name": "PLACE"}) == ("here", True)

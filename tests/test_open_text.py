@@ -14,6 +14,7 @@ from open_server import LLAMA_TEMPLATE, MISTRAL_TEMPLATE, TOOLS_TEMPLATE, text_t
 
 from rlvr.envs.tool_calls import ToolCall, ToolCallFormat
 from rlvr.tinker_server.errors import UserError
+from rlvr.tinker_server.open_api.open_replies import name_likeliest
 from rlvr.tinker_server.open_api.served_text import ServedText, TextStream, cut_stops
 
 
@@ -109,3 +110,11 @@ def test_a_conversation_is_rendered_as_the_template_does() -> None:
         text.render(said, [], {"thinking": True})
     with pytest.raises(UserError, match=r"no chat template; send a prompt to /v1/completions"):
         served(None).render(said, [], {})
+
+
+def test_the_likeliest_tokens_of_one_name_stay_apart() -> None:
+    """lm-eval takes the entry of the highest log-prob for the greedy token: two parts of a character have one name."""
+    texts = {1: "a", 2: "\ufffd", 3: "\ufffd"}
+    named = name_likeliest(2, -5.5, [(3, -0.1), (1, -3.0)], texts.__getitem__)
+    assert named == {"token_id:3": -0.1, "a": -3.0, "\ufffd": -5.5}
+    assert name_likeliest(3, -0.1, [(3, -0.1), (2, -2.0)], texts.__getitem__) == {"\ufffd": -0.1, "token_id:2": -2.0}

@@ -16,12 +16,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.core.registry import load_path
 from rlvr.core.types import Task
 from rlvr.envs.tools.tool import Tool
+from rlvr.reward.feedback import strip_special
 
 RESET, REWARD = "reset", "get_reward"
 
@@ -42,7 +44,7 @@ class OpenEnvironment:
         try:
             value = self.instance.get_reward()
             value = float(await value if inspect.isawaitable(value) else value)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"{name} of task {self.task.id!r} failed: {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
             raise ValueError(f"{name} of task {self.task.id!r} gave {value}, expected a finite number")
@@ -61,26 +63,29 @@ class EnvironmentClass:
         self.has_reward = REWARD in methods
         self.tools = [Tool.of(getattr(first, name)) for name in methods if name not in (RESET, REWARD)]
 
-    def open(self, task: Task) -> OpenEnvironment:
-        """A new instance, after `reset` with the row of the task: its prompt and its `meta`."""
+    def open(self, task: Task, special: Sequence[str]) -> OpenEnvironment:
+        """A new instance, after `reset` with the row of the task: its prompt and its `meta`. What it says has none of
+        the `special` tokens' texts."""
         instance = self._open_instance()
-        row = {**task.meta, "prompt": task.prompt}
+        row = deepcopy({**task.meta, "prompt": task.prompt})  # its lists are the episode's own
         try:
             said = instance.reset(**row)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(
                 f"environment {self._path}: reset({', '.join(row)}) of task {task.id!r} failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if said is not None and not isinstance(said, str):
             raise ValueError(f"environment {self._path}: reset gave a {type(said).__name__}, expected text or None")
+        # A lone surrogate has no token.
+        said = strip_special((said or "").encode("utf-8", "replace").decode(), special)
         tools = [replace(tool, function=getattr(instance, tool.name)) for tool in self.tools]
         return OpenEnvironment(instance, tools, _append(task, said) if said else task)
 
     def _open_instance(self) -> Any:
         try:
             return self._make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"environment {self._path} cannot be made: {type(error).__name__}: {error}") from error
 
 

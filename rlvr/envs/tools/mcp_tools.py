@@ -77,7 +77,12 @@ class McpServer:
     def tools(self) -> list[McpTool]:
         return [
             McpTool(
-                one.name, one.description or one.name, self._make_function(one.name), BaseModel, False, one.input_schema
+                one.name,
+                one.description or one.name,
+                self._make_function(one.name),
+                BaseModel,
+                ends_late_calls=True,  # by the limit of a request
+                parameters=one.input_schema,
             )
             for one in self._connection.tools
         ]
@@ -92,7 +97,7 @@ class McpServer:
             try:
                 result = asyncio.run_coroutine_threadsafe(calling, loop).result()
             except MCPError as error:
-                if error.code == CONNECTION_CLOSED:
+                if error.code == CONNECTION_CLOSED and self._has_ended():
                     raise ToolOutage(f"tool {name}: the server {self.name} has ended") from error
                 raise ToolProblem(error.message) from None
             text = "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
@@ -101,6 +106,17 @@ class McpServer:
             return text
 
         return call
+
+    def _has_ended(self) -> bool:
+        """Whether the server is gone. The code for it is also one that a server may give to a call."""
+        from mcp import MCPError
+
+        asking = self._connection.client.list_tools(cache_mode="bypass")
+        try:
+            asyncio.run_coroutine_threadsafe(asking, self._connection.loop).result()
+        except MCPError:
+            return True
+        return False
 
 
 async def _connect(parameters: Any, seconds: float, started: Future[_Connection]) -> None:

@@ -45,7 +45,8 @@ class Tool:
     """`function` takes the fields of `arguments`. It may be a coroutine function.
 
     A tool that `has_own_limit` ends its calls itself, by a time that does not count what they wait for: they are not
-    late, whatever else the machine does, and take nothing from the seconds of their episode.
+    late, whatever else the machine does, and take nothing from the seconds of their episode. Late calls of one that
+    `ends_late_calls` are given up here, and end by themselves soon.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tool:
     function: Callable[..., Any]
     arguments: type[BaseModel]
     has_own_limit: bool = False
+    ends_late_calls: bool = False
 
     @classmethod
     def of(cls, function: Callable[..., Any], has_own_limit: bool = False) -> Tool:
@@ -116,14 +118,16 @@ class Tool:
     async def call(self, given: Mapping[str, Any] | Sequence[str], seconds: float) -> str:
         """The result as text; ToolProblem for wrong arguments, an exception of the tool, or a call that is late."""
         arguments = self.check(given)
-        if len(_stuck) >= MOST_STUCK:
+        if len(_stuck) >= MOST_STUCK and not self.ends_late_calls:
             raise ToolOutage(
                 f"tool {self.name}: {len(_stuck)} late calls of tools have not ended; give the tools time limits of "
                 "their own"
             )
         try:
             result, error = await _run_in_thread(
-                lambda: _write(self.function(**arguments)), None if self.has_own_limit else seconds
+                lambda: _write(self.function(**arguments)),
+                None if self.has_own_limit else seconds,
+                may_hang=not self.ends_late_calls,
             )
         except TimeoutError:
             raise ToolProblem(f"{self.name} took longer than {seconds:g} s") from None
@@ -144,10 +148,10 @@ async def _wait(result: Any) -> Any:
 
 
 async def _run_in_thread(
-    function: Callable[[], str], seconds: float | None
+    function: Callable[[], str], seconds: float | None, may_hang: bool
 ) -> tuple[str, ToolProblem | ToolOutage | None]:
     """The result of a function on a daemon thread, which no exit waits for, or why it has none; TimeoutError if it is
-    late. A thread that is late goes on, and counts as stuck until it ends."""
+    late. A thread that is late goes on, and one that may hang counts as stuck until it ends."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def work() -> None:
@@ -167,7 +171,8 @@ async def _run_in_thread(
     try:
         return await asyncio.wait_for(done, seconds)
     except TimeoutError:
-        _stuck.add(thread)
+        if may_hang:
+            _stuck.add(thread)
         if not thread.is_alive():
             _stuck.discard(thread)
         raise

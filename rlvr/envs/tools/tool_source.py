@@ -14,6 +14,7 @@ from typing import Any
 from rlvr.core.registry import check_kwargs
 from rlvr.core.types import Task
 from rlvr.envs.chat_template import render_chat
+from rlvr.envs.prompt import special_token_texts
 from rlvr.envs.registry import register_environment
 from rlvr.envs.tool_calls import CallFormat, ToolCallFormat, WordCallFormat
 from rlvr.envs.tools.builtin_tools import TOOL_FORMS, resolve_tools
@@ -95,13 +96,14 @@ class ToolSource(WrappedSource):
         super().env(task, tokenizer)
         calls, toolbox, opened = self._call_format(task, tokenizer), self.toolbox, None
         if self._environment:
-            opened = self._environment.open(task)
+            opened = self._environment.open(task, special_token_texts(tokenizer))
             own, task = {tool.name: tool for tool in opened.tools}, opened.task
             toolbox = replace(toolbox, tools=[own.get(tool.name, tool) for tool in toolbox.tools])
         return ToolEnv(self._add_tools(task, calls), tokenizer, toolbox, calls, self._budget, opened)
 
     def complete_prompt(self, task: Task, tokenizer: Any) -> Task:
-        task = self._environment.open(task).task if self._environment else task
+        if self._environment:
+            task = self._environment.open(task, special_token_texts(tokenizer)).task
         return self._add_tools(task, self._call_format(task, tokenizer))
 
     def _add_tools(self, task: Task, calls: CallFormat) -> Task:

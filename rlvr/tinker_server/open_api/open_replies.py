@@ -48,13 +48,23 @@ def completion_logprobs(
         "tokens": [name(token) for token in tokens],
         "token_logprobs": [None if logprob is None else max(logprob, _LEAST) for logprob in logprobs],
         "top_logprobs": [
-            None
-            if logprob is None
-            else {name(one): max(value, _LEAST) for one, value in [*(top or ()), (token, logprob)]}
+            None if logprob is None else name_likeliest(token, logprob, top or (), name)
             for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
         ],
         "text_offset": offsets,
     }
+
+
+def name_likeliest(token: int, logprob: float, top: Likeliest, name: TokenName) -> dict[str, float]:
+    """The log-probs of the likeliest tokens and of `token`. Where two have one name, as parts of a character have, the
+    other one's is its id: a client that looks for the greedy token compares names."""
+    named: dict[str, float] = {}
+    for one, value in top:
+        word = name(one)
+        if one != token and (word in named or word == name(token)):
+            word = f"token_id:{one}"
+        named[word] = max(value, _LEAST)
+    return {**named, name(token): max(logprob, _LEAST)}
 
 
 def chat_logprobs(
@@ -121,7 +131,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if isinstance(content := message.content, list):
             if wrong := next((part for part in content if part.get("type") != "text"), None):
                 raise ValueError(f"messages: a part of type {wrong.get('type')!r:.60}; this server reads text only")
-            fields["content"] = "".join(str(part.get("text", "")) for part in content)
+            if not all(isinstance(part.get("text"), str) for part in content):
+                raise ValueError("messages: the `text` of a part is no text; give a string")
+            fields["content"] = "".join(part["text"] for part in content)
         fields.setdefault("content", "")
         if message.tool_calls:
             fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -19,15 +19,21 @@ from rlvr.tinker_server.http.schemas import Name, Whole, check_stops
 # Fields that clients send and that change nothing here.
 _WITHOUT_EFFECT = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_salt", "priority"),
-    *("parallel_tool_calls", "request_id"),
+    "request_id",
     "routed_experts_prompt_start",  # verifiers sends it from the second turn on; routed experts are not returned
 }
 _NEAR = 0.82  # max_new_tokens is near to max_tokens, min_tokens is not
 Token = Annotated[int, Field(ge=0)]
 
 
-def _is_off(name: str, value: Any) -> bool:
+# What this server always does, so `false` would change the result.
+_ALWAYS_ON = ("add_generation_prompt", "parallel_tool_calls", "spaces_between_special_tokens")
+
+
+def _is_off(name: str, value: Any, always_on: Sequence[str]) -> bool:
     """Whether a field has the value that changes nothing."""
+    if name in always_on:
+        return value is None or value is True
     if name == "repetition_penalty" and value == 1:
         return value is not True
     return value in (None, False, 0, "", [], {}, "auto", "text", {"type": "text"})
@@ -37,6 +43,7 @@ class OpenRequest(BaseModel):
     """A field that is not known is refused, unless it says off or belongs to `_WITHOUT_EFFECT`."""
 
     model_config = ConfigDict(protected_namespaces=(), extra="ignore", strict=True)
+    always_on: ClassVar[Sequence[str]] = _ALWAYS_ON
 
     @model_validator(mode="before")
     @classmethod
@@ -44,7 +51,7 @@ class OpenRequest(BaseModel):
         if isinstance(given, dict):
             known = {*cls.model_fields, *_WITHOUT_EFFECT}
             for name, value in given.items():
-                if name not in known and not _is_off(name, value):
+                if name not in known and not _is_off(name, value, cls.always_on):
                     near = did_you_mean(str(name)[:100], cls.model_fields, _NEAR)
                     raise ValueError(f"{name!r:.100} is not supported by this server{near}; leave it out")
         return given
@@ -107,6 +114,7 @@ class StreamOptions(OpenRequest):
 class CompletionRequest(OpenSamplingFields):
     """`POST /v1/completions`."""
 
+    always_on: ClassVar[Sequence[str]] = (*_ALWAYS_ON, "add_special_tokens")  # of a prompt of text
     model: Name
     prompt: str | list[str] | list[Token] | list[list[Token]]
     max_tokens: int | None = 16
