@@ -108,7 +108,9 @@ def test_fewer_rows_than_ranks_give_the_gradient_of_one_process(pair: Pair, rows
     assert found < CLOSE
 
 
-ADAM = AdamParams(learning_rate=0.003, eps=1e-8, weight_decay=0.01, grad_clip_norm=5.0)
+# With the usual eps of 1e-8 AdamW shows rounding whole: where a gradient is 0 but for it,
+# g / (|g| + eps) is not near 0.
+ADAM = AdamParams(learning_rate=0.003, eps=1e-4, weight_decay=0.01, grad_clip_norm=5.0)
 MUON = MuonParams(**vars(ADAM), matrix_learning_rate=0.003)
 
 
