@@ -36,6 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RlvrService]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(960)  # minutes of requests, and more beside other work
 def test_schemathesis_finds_nothing_with_all_checks(service: RlvrService, tmp_path: Path):
     """Every operation, alone and after others, with data that fits the document and data that does not: data that fits
     is accepted, other data is refused, and each answer has a status, a type and a shape that the document names."""
