@@ -133,8 +133,10 @@ def test_the_server_ends_with_its_tools() -> None:
     os.kill(process, 0)
     del made
     gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
+    deadline = time.monotonic() + 30  # the thread of the last call may hold the tools for a moment
+    while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{process}").exists()
 
 
 def test_an_episode_with_a_server(tmp_path: Path) -> None:

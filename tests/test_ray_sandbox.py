@@ -5,6 +5,7 @@ The tests marked slow start Ray for real, on the loopback address, with more wor
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from rlvr.core.ray_cluster import RayError, check_same_code, describe_code, hash
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.sandbox import Limits, Sandbox, Verdict
-from rlvr.sandbox.ray_worker import decode_jobs, decode_verdicts, encode_jobs, encode_verdicts
+from rlvr.sandbox.ray_worker import SandboxWorker, decode_jobs, decode_verdicts, encode_jobs, encode_verdicts
 from rlvr.sandbox.verdict import TestResult as Result
 from rlvr.sandbox.verification_job import VerificationJob
 from tests.code_rows import REAL
@@ -230,6 +231,19 @@ def test_a_program_whose_workers_always_die_is_an_error_and_not_a_failure(sandbo
     assert (verdict.outcome, verdict.reason) == (Outcome.ERROR, "sandbox")
     assert "3 workers were lost while they ran it" in verdict.detail
     assert sandbox.verify(**JOB).passed
+
+
+def test_a_cancellation_that_overtakes_its_batch_holds() -> None:
+    """Ray gives the calls of one caller to a worker's threads in any order."""
+    limits = Limits()
+    worker = SandboxWorker()
+    worker.start(json.dumps({"limits": asdict(limits)}).encode())
+    worker.cancel(2, [0])
+    for batch, expected in ((1, [True, True]), (2, [False, True]), (3, [True, True])):
+        data = worker.verify(batch, encode_jobs([VerificationJob(limits, **JOB)] * 2))
+        verdicts = decode_verdicts(data, 2)
+        assert [verdict.passed for verdict in verdicts] == expected
+    worker._sandbox.close()
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ class FaultyServer:
 
 
 async def _swallow(message: Any) -> None:
-    """Take an answer that nobody gets."""
+    """Let the server answer, and drop the answer before the client has it."""
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,20 @@ from rlvr.training.training_options import LearningRateSchedule
 
 
 @pytest.mark.slow
-def test_the_policy_learns_to_say_what_is_rewarded() -> None:
-    """From about one in four to nearly always in 40 steps, for every row of the table."""
-    for name in sorted(ALGORITHMS):
-        t = make_trainer(algorithm=name)
-        first = collect(t, 0).all.mean_reward
-        for step in range(40):
-            metrics = t.update(step, collect(t, step))
-        assert first < 0.6 and metrics["reward"] > 0.9, (name, first, metrics["reward"])
-        assert metrics.get("sampling/sampling_logp_difference/max", 0.0) < 1e-9
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_policy_learns_to_say_what_is_rewarded(name: str) -> None:
+    """From one in four to nearly always in 40 steps. The teacher says it already, the reference is the first policy."""
+    policies = [TablePolicy(["say", "a", "b"]) for _ in range(2)]
+    policies[0].logits[policies[0].tokenizer.ids["a"]] += 5.0
+    teacher, reference = (MockTrainingClient(policy).create_sampling_client() for policy in policies)
+    t = make_trainer(algorithm=name)
+    object.__setattr__(t.parts, "teacher", teacher)
+    t.reference = reference
+    first = collect(t, 0).all.mean_reward
+    for step in range(40):
+        metrics = t.update(step, collect(t, step))
+    assert first < 0.6 and metrics["reward"] > 0.9, (first, metrics["reward"])
+    assert metrics.get("sampling/sampling_logp_difference/max", 0.0) < 1e-9
 
 
 def test_a_constant_batch_makes_no_step() -> None:

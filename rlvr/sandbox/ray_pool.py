@@ -53,6 +53,7 @@ class RemoteVerification:
     future: Future[Verdict] = field(default_factory=Future[Verdict])
     worker: RemoteWorker | None = None
     losses: int = 0
+    is_cancelled: bool = False
 
 
 @dataclass(eq=False)
@@ -200,8 +201,11 @@ class RayPool:
         for one in self._waiting.remove(chosen.__contains__):
             one.future.cancel()
             self._give_up(one, "cancelled")
+        for one in chosen:
+            one.is_cancelled = True
         for worker in {one.worker for one in chosen if one.worker is not None}:
-            worker.actor.cancel.remote(worker.call, [n for n, one in enumerate(worker.batch) if one in chosen])
+            batch = worker.call if worker.is_running else worker.call + 1  # the number that `_send` will give it
+            worker.actor.cancel.remote(batch, [n for n, one in enumerate(worker.batch) if one in chosen])
 
     def _hand_out(self) -> None:
         """Give each free worker its share of what waits, and a program that was lost before to a worker of its own."""
@@ -270,7 +274,9 @@ class RayPool:
         for one in batch:
             one.worker = None
             one.losses += was_running
-            if one.losses < MOST_LOSSES:
+            if one.is_cancelled:
+                self._give_up(one, "cancelled")
+            elif one.losses < MOST_LOSSES:
                 self._add([one])
             else:
                 self._give_up(one, f"{MOST_LOSSES} workers were lost while they ran it, the last one to: {why}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
@@ -52,8 +53,10 @@ class SandboxWorker:
     """A Ray actor. `describe` comes first and its answer has the same form in all versions; then `start`."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._batch = -1
         self._queued: list[QueuedVerification] = []
+        self._cancelled: dict[int, Sequence[int]] = {}  # by batch: calls overtake each other on their way here
 
     def describe(self) -> bytes:
         return json.dumps({"machine": platform.node(), "pid": os.getpid(), **describe_code()}).encode()
@@ -71,14 +74,19 @@ class SandboxWorker:
 
     def verify(self, batch: int, jobs: bytes) -> bytes:
         """The verdicts of a batch of jobs, judged one after the other."""
-        self._queued = self._pool.submit(decode_jobs(jobs, self._limits))
-        self._batch = batch
+        with self._lock:
+            self._queued = self._pool.submit(decode_jobs(jobs, self._limits))
+            self._batch = batch
+            self._pool.cancel([self._queued[index] for index in self._cancelled.pop(batch, ())])
         return encode_verdicts([self._wait(one) for one in self._queued])
 
     def cancel(self, batch: int, indices: Sequence[int]) -> None:
         """Kill or drop jobs of the batch at hand; their verdicts are then errors, which the caller drops."""
-        if batch == self._batch:
-            self._pool.cancel([self._queued[index] for index in indices])
+        with self._lock:
+            if batch == self._batch:
+                self._pool.cancel([self._queued[index] for index in indices])
+            elif batch > self._batch:
+                self._cancelled[batch] = indices
 
     def _wait(self, one: QueuedVerification) -> Verdict:
         try:
