@@ -51,6 +51,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "training.stale": ("pace", "discard"),
     "training.long_prompts": ("filter", "truncate_left", "error"),
     "training.optimizer.decay": _RATES,
+    "training.critic.optimizer.decay": _RATES,
     "sft.optimizer.decay": _RATES,
     "curriculum.by": (*_LEVELS, "threshold", "tasks"),
     "sft.curriculum.by": ("uniform", "schedule", "threshold", "tasks"),
@@ -144,6 +145,19 @@ def preferences() -> str:
 
     rows = [[f"`{name}`", _text(spec.formula), f"{spec.config['beta']:g}"] for name, spec in PREFERENCE_SPECS.items()]
     return _table(["loss", "of a pair, or of a completion", "`algorithm.beta`"], rows)
+
+
+def gae() -> str:
+    """The advantages of a critic."""
+    return _text(read_docstring("rlvr.algorithms.gae.gae"))
+
+
+def critic_loss() -> str:
+    """The loss of a critic: formula, inputs, settings."""
+    from rlvr.algorithms.loss_specs import VALUE_SPEC
+
+    inputs = ", ".join(f"`{name}`" for name in VALUE_SPEC.required)
+    return f"- Term of a token: {_text(VALUE_SPEC.formula)}\n- Inputs: {inputs}, each [T]\n- Setting: `value_clip`"
 
 
 def kl_penalty() -> str:
@@ -419,10 +433,10 @@ def reasoning_gym_audit() -> str:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
-        results, seeds, algorithms, advantages, reductions, loss, preferences, kl_penalty, options, capabilities,
-        rewards, environments, settings, service_settings, engine_server_settings, spellings, sections, configs,
-        foreign_words, refused_words, models, memory, known_models, published, cluster_settings, reasoning_gym_audit,
-        api,
+        results, seeds, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
+        capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
+        configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
+        reasoning_gym_audit, api,
     )
 }  # fmt: skip
 

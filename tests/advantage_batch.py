@@ -10,10 +10,10 @@ MAX_TOKENS = 10
 
 
 def trajectory(group: str, rollout: str, reward: float | None, length: int, written: int = 0) -> Trajectory:
-    """`length` sampled tokens, and `written` by the environment behind them."""
+    """`length` sampled tokens, and `written` by the environment behind them; a critic's value is 1/4 everywhere."""
     return Trajectory(
         "p", [1], "r", [2] * (length + written), [-0.5] * (length + written), reward=reward, group_id=group,
-        rollout_id=rollout, action_mask=[1] * length + [0] * written,
+        rollout_id=rollout, action_mask=[1] * length + [0] * written, values=[0.25] * (length + written + 1),
     )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ BY_HAND = {
     "pass_at_k": [2.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # k 2: beside a1 it adds 1 to the best of the two
     # The turns of group a earned 1, 0 and 0 (a1 has one in each part): mean 1/3, std sqrt(2) / 3.
     "process_normalized": [x / (math.sqrt(2) + 3e-6) for x in (2.0, 0.0, -2.0, -1.0, 0.0, 0.0)],
+    # Every value is 1/4 and lambda 1: each token of a rollout has its return less 1/4.
+    "gae": [0.75, 0.0, -0.25, -0.25, 0.0, 0.0],
 }
 
 
@@ -159,6 +161,7 @@ EARNED_BY_HAND = {
     "verdict": [1.0, -1.0, -1.0, -1.0],
     "pass_at_k": [1.0, 0.0, 0.0, 0.5],
     "process_normalized": [0.25 / 0.250001, -0.125 / 0.125001, -0.25 / 0.250001, 0.125 / 0.125001],
+    "gae": [3 / 4, -1 / 4, 1 / 4, 0.0],  # less the value 1/4
 }
 
 

@@ -60,6 +60,18 @@ ROWS_BY_HAND = {
         [(0, GROUP_A, 1 / 6), (2, -GROUP_A, 1 / 6), (3, -GROUP_A, 1 / 6)],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
     ),
+    # Values of 1/4 and lambda 0.95: the last token has the return less 1/4, each one before it 0.95 of the next. The
+    # mean over a trajectory's tokens stands here; a1's four tokens are one episode in two parts.
+    "ppo_critic": (
+        [
+            (0, 0.75 * (1 + 0.95) / 2, 1 / 15),
+            (1, 0.0, 1 / 15),
+            (2, -0.25 * 0.95**3, 1 / 15),
+            (3, -0.25 * (1 + 0.95 + 0.95**2) / 3, 1 / 15),
+            (5, 0.0, 1 / 15),
+        ],
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    ),
     "gspo": (
         [(0, GROUP_A, 1 / 8), (2, -GROUP_A, 1 / 16), (3, -GROUP_A, 1 / 16)],
         {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004},

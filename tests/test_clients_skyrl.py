@@ -164,6 +164,11 @@ def test_what_skyrl_would_compute_otherwise_is_refused(there: SkyrlTrainingClien
         there.save_weights_for_sampler("one")
 
 
+def test_there_is_no_critic(there: SkyrlTrainingClient):
+    with pytest.raises(ValueError, match=r"client=skyrl has no critic.*an algorithm without one"):
+        there.create_critic()
+
+
 def test_a_server_that_is_not_skyrl_is_refused(there: SkyrlTrainingClient, monkeypatch: pytest.MonkeyPatch):
     output = SimpleNamespace(loss_fn_outputs=[{}], metrics={"loss:sum": 1.0}, loss_fn_output_type="scalar")
     there._client.forward = lambda *given: finished(output)
@@ -195,8 +200,12 @@ def test_samplers_are_for_the_weights_as_they_are(there: SkyrlTrainingClient, to
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_every_algorithm_is_supported(name: str):
-    check_supported(ALGORITHMS[name], SKYRL.capabilities)
+def test_every_algorithm_without_a_critic_is_supported(name: str):
+    if ALGORITHMS[name].has_critic:
+        with pytest.raises(ValueError, match=r"advantage=gae is not supported by client=skyrl"):
+            check_supported(ALGORITHMS[name], SKYRL.capabilities)
+    else:
+        check_supported(ALGORITHMS[name], SKYRL.capabilities)
 
 
 def test_a_run_with_what_skyrl_lacks_is_refused_before_it_starts(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):

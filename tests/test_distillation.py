@@ -50,6 +50,17 @@ def test_token_advantages_by_hand() -> None:
     assert items[1].token_advantages[-1] == pytest.approx(-0.7 - 0.2), "added to what stands there, by the trainer's"
 
 
+def test_a_critic_learns_nothing_of_the_teacher() -> None:
+    """Lambda 1 and values of 1/4: advantages 1 - 1/4 and 0 - 1/4, less the teacher's part; the returns are rewards."""
+    items, row = answers(), resolve_algorithm("ppo_critic", gae_lambda=1.0, teacher_coef=0.1)
+    for t in items:
+        t.values = [0.25] * (t.num_response_tokens + 1)
+    add_teacher_advantages(row.select(items), Scripted(), 0.1, 1.0)
+    assert [items[0].token_advantages[i] for i in (0, 2)] == pytest.approx([0.75 - 0.05, 0.75 + 0.2])
+    assert items[1].token_advantages == pytest.approx([-0.25 - 0.2])
+    assert (items[0].returns, items[1].returns) == ([1.0, 0.0, 1.0], [0.0])
+
+
 def test_without_a_task_reward_only_the_teacher_counts() -> None:
     items, row = answers(), resolve_algorithm("distillation")
     add_teacher_advantages(row.select(items), Scripted(), row.teacher_coef, 1.0)

@@ -270,6 +270,7 @@ NEEDED = {  # what a word needs beside it
     "algorithm.kl_": ["algorithm.kl_coef=0.1"],
     "evaluation.report=best": ["evaluation.every=1"],
     "algorithm.entropy": ["algorithm.entropy_coef=0.1"],
+    "training.critic.": ["algorithm.name=ppo_critic"],
 }
 
 

@@ -21,6 +21,7 @@ from rlvr.reward import resolve_reward
 from rlvr.rollout import Group, rollout, score
 from rlvr.service.dashboard.dashboard_data import verdicts_of
 from rlvr.service.dashboard.run_files import answer_row
+from rlvr.training.collector import flip_coins
 from rlvr.training.rollout_rows import format_scores, trajectory_row
 
 WORDS = table().tokenizer
@@ -59,6 +60,25 @@ def test_a_declared_weight_decides_the_sum_and_both_parts_are_kept(weight: float
     assert parts == {"exact_match": 1.0, "environment": 0.5} and row["reward"] == total
     assert answer_row("run", 0, 0, row).outcome == "passed"  # the verifier's, which comes first
     assert format_scores(t) == f"reward {total:.3g}, passed, passed"
+
+
+@pytest.mark.parametrize(
+    ("reward", "turns"),
+    [
+        (resolve_reward("exact_match").plus_environment(0.5), [0.25, 0.0]),
+        (resolve_reward("exact_match").plus_environment(0.0), []),
+        (resolve_reward("environment"), [0.5, 0.0]),
+    ],
+    ids=["half", "left out", "alone"],
+)
+def test_the_part_of_the_reward_that_each_turn_earned_is_kept(reward: Any, turns: list[float]) -> None:
+    """b earns 0.5 after the first turn; a control run, whose reward is a coin, keeps nothing of it."""
+    t = play("b", "a")
+    assert t.turn_rewards == [0.5, 0.0]
+    score([t], reward)
+    assert t.turn_rewards == turns
+    flip_coins([t], seed=1)
+    assert t.turn_rewards == [] and t.reward in (0.0, 1.0)
 
 
 def test_two_rewards_without_a_declaration_are_an_error_that_says_how_to_declare() -> None:

@@ -148,6 +148,18 @@ def test_every_word_of_trl_is_known() -> None:
             {"algorithm.advantage": "group_normalized", "algorithm.reduction": "sequence_mean"},
         ),
         (
+            "algorithm.adv_estimator=gae algorithm.gamma=0.99 algorithm.lam=1.0 trainer.critic_warmup=3 "
+            "critic.optim.lr=1e-5 critic.cliprange_value=0.5",
+            {
+                "algorithm.advantage": "gae",
+                "algorithm.gamma": 0.99,
+                "algorithm.gae_lambda": 1.0,
+                "training.critic.warmup_steps": 3,
+                "training.critic.optimizer.learning_rate": 1e-5,
+                "training.critic.value_clip": 0.5,
+            },
+        ),
+        (
             "trainer.test_freq=5 trainer.save_freq=-1 trainer.logger=[console,wandb] trainer.project_name=sums",
             {"evaluation.every": 5, "tracking.wandb": True, "tracking.experiment": "sums"},
         ),
@@ -191,8 +203,9 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("actor_rollout_ref.rollout.m=5", ["a section of verl's", "actor_rollout_ref.rollout.n"]),
         ("data.nothing_like_this_at_all=1", ["a section of verl's"]),
         ("trainer.n_gpus_per_node=8", ["one process trains on one device"]),
-        ("critic.optim.lr=1e-5", ["there is no critic"]),
-        ("algorithm.adv_estimator=gae", ["no critic"]),
+        ("critic.optim.lr=1e-5", ["critic.optim.lr", "takes no critic"]),
+        ("critic.model.path=./m", ["the critic begins with the policy's weights"]),
+        ("algorithm.adv_estimator=remax", ["expected grpo, rloo, reinforce_plus_plus or gae"]),
         ("data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=48", ["not a multiple of 48"]),
         ("max_steps=7 trainer.total_training_steps=9", ["disagree"]),
     ],

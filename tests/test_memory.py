@@ -259,3 +259,14 @@ def test_the_plan_has_the_memory_of_a_model_whose_config_is_here(tmp_path: Path)
     assert f"KV cache {128 * 356 * 28 * 2 * 256 * 4 / 2**30:.1f}" in said
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert describe_memory(build_config(load("jsonl", None, words))) == ""
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=8)], ids=["all weights", "adapter"])
+def test_a_critic_has_weights_and_an_optimizer_of_its_own(lora: LoraConfig | None) -> None:
+    """A second adapter, or a second model; a pass takes no more, since the two are never at once."""
+    shape, limits = shape_of(make_config("qwen3")), EngineLimits()
+    how: dict[str, Any] = {"dtype": "bfloat16", "row_tokens": 64, "rows": 8, "lora": lora}
+    alone, both = (estimate_memory(shape, limits, critic=critic, **how) for critic in (False, True))
+    assert both.weights == (1 if lora else 2) * alone.weights
+    assert (both.adapter, both.state) == (2 * alone.adapter, 2 * alone.state)
+    assert (both.cache, both.gradients, both.activations) == (alone.cache, alone.gradients, alone.activations)

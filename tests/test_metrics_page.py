@@ -25,14 +25,14 @@ def documented_names() -> set[str]:
 def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emitted(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """A run with warm-up, levels, reward parts, penalties and quick looks emits exactly the documented names."""
+    """A run with warm-up, levels, reward parts, penalties, a critic, interim evaluations emits the documented names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
     looks = ["evaluation.every=1", "evaluation.interim_tasks=4"]
     taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
     penalised = ["algorithm.kl_coef=0.01", "algorithm.overlong_buffer=2", "reward.watch=[boxed]"]
     muon = ["training.optimizer.name=muon", "training.optimizer.matrix_learning_rate=0.01"]
-    own = ["algorithm.loss=own_losses:ppo_form"]
+    own = ["algorithm.loss=own_losses:ppo_form", "algorithm.advantage=gae"]
     assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised, *muon, *own]) == 0
     sharded = ["client=sharded", "sharding.ranks=2", "run.name=sharded", "sft.steps=1", "training.steps=1"]
     assert run(["train", "--config=tiny.yaml", *sharded]) == 0

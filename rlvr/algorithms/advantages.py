@@ -1,7 +1,8 @@
 """Advantage estimators and reductions: plain functions over trajectories, no torch.
 
-An estimator sets `advantage` on every trajectory. A baseline counts rollouts, not trajectories: a rollout whose history
-was rewritten has several trajectories and counts once. A reward of None enters no baseline and gets advantage 0.
+An estimator sets `advantage` on every trajectory, `gae` also one for each token. A baseline counts rollouts, not
+trajectories: a rollout whose history was rewritten has several trajectories and counts once. A reward of None enters no
+baseline and gets advantage 0.
 
 Legend: r_i the return of rollout i (its reward minus the penalties of `rlvr.algorithms.shaping`), G its group, N the
 rollouts in the batch, std the population's standard deviation.
@@ -13,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlvr.algorithms.gae import gae
 from rlvr.algorithms.process import process_normalized
 from rlvr.core.types import Trajectory, group_by, mean, std
 
@@ -176,13 +178,17 @@ ESTIMATORS: dict[str, Estimator] = {
     "raw": raw,
     "pass_at_k": pass_at_k,
     "process_normalized": process_normalized,
+    "gae": gae,
     "zero": zero,
     "acceptance": acceptance,
     "verdict": verdict,
 }
 WITH_THRESHOLD = ("acceptance", "verdict")  # these take `above`, the field `accept_above` of a spec
 # Their baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
-BATCH_ESTIMATORS = {"batch_mean", "batch_normalized", "ema", "raw", "zero", "process_normalized", *WITH_THRESHOLD}
+BATCH_ESTIMATORS = {
+    *("batch_mean", "batch_normalized", "ema", "raw", "zero", "process_normalized", "gae"),
+    *WITH_THRESHOLD,
+}
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:

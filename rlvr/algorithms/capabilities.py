@@ -40,6 +40,8 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
     if a.is_preference:
         needs = (Feature.OWN_LOSS, Feature.REFERENCE)
     used = [UsedOption(f"loss={a.loss}", needs, "use another loss")]
+    if a.has_critic:
+        used.append(UsedOption(f"advantage={a.advantage}", (Feature.CRITIC,), "use an advantage without a critic"))
     if a.kl_coef and a.kl_in == "reward":
         used.append(UsedOption("kl_in=reward", (Feature.REFERENCE,), "set kl_coef=0"))
     if a.kl_coef and a.kl_in == "loss":
@@ -74,6 +76,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
     base = Algorithm("any", "group_mean", "importance_sampling", "token_mean")
     losses = [_with_loss(base, name) for name in (*RL_LOSSES, "package.module:function")]
     variants: list[dict[str, Any]] = [
+        {"advantage": "gae", "drop_equal_groups": False},
         {"kl_coef": 0.1},
         {"kl_coef": 0.1, "kl_in": "loss"},
         {"entropy_coef": 0.1},

@@ -48,7 +48,12 @@ class LossSpec:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        return (*KL_INPUTS, ENTROPY_INPUT, *self.weight_inputs)
+        return () if self.predicts_values else (*KL_INPUTS, ENTROPY_INPUT, *self.weight_inputs)
+
+    @property
+    def predicts_values(self) -> bool:
+        """Whether it is the loss of a critic, whose outputs are values instead of log-probs."""
+        return "returns" in self.inputs
 
     @property
     def uses_advantages(self) -> bool:
@@ -89,7 +94,16 @@ LOSS_SPECS: dict[str, LossSpec] = {
         masks=("sequence_ratio_mask",),
     ),
 }
-_KNOWN_INPUTS = {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in LOSS_SPECS.values()))
+# The loss of a critic, whose client has values instead of log-probs: V the critic's value, R `returns`, w `weights`.
+VALUE_LOSS = "value"
+VALUE_SPEC = LossSpec(
+    "w max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2) / 2, V_old = `values` from before the "
+    "step; without a value_clip w (V - R)^2 / 2. The clip of OpenAI's PPO baseline, as in verl and TRL.",
+    inputs=("values", "returns", "weights"),
+    config={"value_clip": math.inf},
+)
+_TOKEN_SPECS = {**LOSS_SPECS, VALUE_LOSS: VALUE_SPEC}  # a client takes these by name
+_KNOWN_INPUTS = {"target_tokens"}.union(*((*spec.required, *spec.optional) for spec in _TOKEN_SPECS.values()))
 
 # Losses of all rows of an optimizer step at once, not sums over tokens: `rlvr.algorithms.preferences` computes them,
 # and a client takes them by `forward_backward_custom`.
@@ -131,15 +145,15 @@ def find_pull_weights(inputs: Mapping[str, Any]) -> Any:
 
 
 def find_loss_spec(name: str) -> LossSpec:
-    """The spec of a named loss, or that of all functions of the user's."""
-    return OWN_LOSS if is_custom_loss(name) else {**LOSS_SPECS, **PREFERENCE_SPECS}[name]
+    """The spec of a named loss, a critic's included, or that of all functions of the user's."""
+    return OWN_LOSS if is_custom_loss(name) else {**_TOKEN_SPECS, **PREFERENCE_SPECS}[name]
 
 
 def list_inputs(data: Sequence[Datum], spec: LossSpec) -> tuple[str, ...]:
     """The inputs that a call reads: the required ones, and the optional ones that any datum has."""
     given = {name for datum in data for name in datum.loss_fn_inputs}
     extra = [name for name in spec.optional if name in given]
-    if given & set(KL_INPUTS):
+    if given & set(KL_INPUTS).intersection(spec.optional):
         extra = list(dict.fromkeys([*extra, *KL_INPUTS]))
     return (*spec.required, *extra)
 
@@ -148,12 +162,13 @@ def check_batch(
     data: Sequence[Datum], loss_fn: str, config: Mapping[str, float] | None, *, allow_many_targets: bool = True
 ) -> dict[str, float]:
     """Return the loss's settings with defaults filled in; ValueError naming the first wrong setting or datum."""
-    if loss_fn not in LOSS_SPECS:
+    if loss_fn not in _TOKEN_SPECS:
         raise ValueError(f"loss_fn {loss_fn!r} is unknown; known: {', '.join(LOSS_SPECS)}, or forward_backward_custom")
-    spec = LOSS_SPECS[loss_fn]
+    spec = _TOKEN_SPECS[loss_fn]
     names = list_inputs(data, spec)
     has_kl = KL_INPUTS[0] in names
-    defaults = {"temperature": 1.0, **spec.config, **({"kl_estimator": 1.0} if has_kl else {})}
+    temperature = {} if spec.predicts_values else {"temperature": 1.0}
+    defaults = {**temperature, **spec.config, **({"kl_estimator": 1.0} if has_kl else {})}
     settings = {**defaults, **(config or {})}
     if unknown := settings.keys() - defaults.keys():
         known = ", ".join(defaults)
@@ -176,13 +191,15 @@ def check_batch(
 
 def _check_settings(loss_fn: str, settings: Mapping[str, float]) -> None:
     given = f"loss_fn_config of {loss_fn}"
-    if not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
+    if "temperature" in settings and not (math.isfinite(settings["temperature"]) and settings["temperature"] > 0):
         raise ValueError(f"{given}: temperature {settings['temperature']} must be finite and above 0 to train")
     if settings.get("kl_estimator", 1) not in (1, 2, 3):
         raise ValueError(f"{given}: kl_estimator {settings['kl_estimator']}, expected 1, 2 or 3 (k1, k2, k3)")
     if not 0 <= settings.get("beta", 0) < math.inf:
         raise ValueError(f"{given}: beta {settings['beta']}, expected a finite number, at least 0")
-    if LOSS_SPECS[loss_fn].has_clip:
+    if not settings.get("value_clip", 1) > 0:
+        raise ValueError(f"{given}: value_clip {settings['value_clip']}, expected above 0, or none for no clip")
+    if _TOKEN_SPECS[loss_fn].has_clip:
         low, high = settings["clip_low_threshold"], settings["clip_high_threshold"]
         if not 0 <= low <= 1 <= high:
             raise ValueError(
@@ -192,7 +209,7 @@ def _check_settings(loss_fn: str, settings: Mapping[str, float]) -> None:
 
 
 def _check_shapes(i: int, datum: Datum, loss_fn: str, names: Sequence[str], many: bool) -> None:
-    spec, length = LOSS_SPECS[loss_fn], datum.model_input.length
+    spec, length = _TOKEN_SPECS[loss_fn], datum.model_input.length
     if unknown := datum.loss_fn_inputs.keys() - _KNOWN_INPUTS:
         raise ValueError(
             f"datum {i}: loss_fn_inputs holds {', '.join(sorted(unknown))}, which no loss reads; leave it out. "

@@ -18,7 +18,7 @@ EPSILON = 1e-6
 
 
 @dataclass
-class _Turn:
+class Turn:
     """A turn of the policy: its trajectory, where it begins and ends in the response, and what it earned."""
 
     trajectory: Trajectory
@@ -27,14 +27,14 @@ class _Turn:
     value: float
 
 
-def _list_turns(parts: Sequence[Trajectory]) -> list[_Turn]:
+def list_turns(parts: Sequence[Trajectory]) -> list[Turn]:
     """The turns of a rollout with the trajectories `parts`, in order; their values add up to its return."""
-    turns: list[_Turn] = []
+    turns: list[Turn] = []
     for t in parts:
         starts = t.turn_starts or [0]
         ends = [*starts[1:], len(t.response_tokens)]
         values = t.turn_rewards or [0.0] * len(starts)
-        turns += [_Turn(t, *turn) for turn in zip(starts, ends, values, strict=True)]
+        turns += [Turn(t, *turn) for turn in zip(starts, ends, values, strict=True)]
     last = parts[-1]
     assert last.reward is not None
     turns[-1].value += last.reward - last.penalty - math.fsum(value for t in parts for value in t.turn_rewards)
@@ -53,7 +53,7 @@ def process_normalized(trajectories: Sequence[Trajectory], baseline: object) -> 
             t.advantage, t.token_advantages = 0.0, [0.0] * len(t.response_tokens)
             if t.reward is not None and not t.is_empty:
                 rollouts.setdefault(t.rollout_id or f"#{i}", []).append(t)
-        episodes = [_list_turns(parts) for parts in rollouts.values()]
+        episodes = [list_turns(parts) for parts in rollouts.values()]
         values = sorted(turn.value for turns in episodes for turn in turns)  # in any order of the group the same bits
         centre, scale = mean(values), std(values) + EPSILON
         for turns in episodes:

@@ -6,7 +6,7 @@ Exercised by `python -m pytest tests/test_algorithms.py`.
 The specs follow their papers, but for `grpo`, the default: the group's mean as the baseline and PPO's clip (GRPO,
 arXiv:2402.03300), no division by the standard deviation (Dr. GRPO, arXiv:2503.20783); token mean over the batch, the
 asymmetric clip 0.2 / 0.28, and groups with equal rewards left out (DAPO, arXiv:2503.14476). The first paper's own form
-is `grpo_original`. `ppo` is `grpo` by another name until there is a critic: PPO's clip without a value model.
+is `grpo_original`. `ppo` is `grpo` by another name, PPO's clip without a value model; with one it is `ppo_critic`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ for _spec in (
     Algorithm(
         "ppo", "group_mean", "ppo", "token_mean", 0.2, 0.28,
         source="arXiv:1707.06347, its clip without a critic: the same as grpo",
+    ),
+    Algorithm(
+        "ppo_critic", "gae", "ppo", "token_mean", 0.2, 0.2, drop_equal_groups=False,
+        source="arXiv:1707.06347 with the advantages of arXiv:1506.02438; its critic's settings are training.critic",
     ),
     Algorithm(
         "gspo", "group_normalized", "gspo", "sequence_mean", 3e-4, 4e-4, drop_equal_groups=False,

@@ -47,6 +47,10 @@ class Algorithm:
     - `accept_above`: the return above which a completion is accepted; of the advantages `acceptance` and `verdict`.
     - `pass_k`: how many completions the advantage `pass_at_k` takes the best of; at least 2, and for it only.
     - `baseline_decay`: the decay of the running baseline `ema`.
+    - `gamma`, `gae_lambda`: the discount a token and the lambda of the advantage `gae`, which takes a critic.
+      `critic_lambda`: the lambda of the returns that the critic learns; 1: what was earned (arXiv:2503.01491).
+      `bootstrap_truncated`: its value stands for what an episode would still have earned that ran out of tokens; false:
+      such an episode ends like any other.
     - `kl_coef` weighs the divergence from the policy as RL began, estimated by `kl_estimator`: with d = log reference -
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
       `kl_in=reward` subtracts coefficient x the completion's sum of k from its reward before the advantage;
@@ -76,6 +80,10 @@ class Algorithm:
     mask_truncated: bool = False
     beta: float | None = None
     baseline_decay: float = 0.99
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    critic_lambda: float = 1.0
+    bootstrap_truncated: bool = True
     kl_coef: float = 0.0
     kl_estimator: str = "k1"
     kl_in: str = "reward"
@@ -122,6 +130,9 @@ class Algorithm:
         inf = math.inf
         limits: dict[str, tuple[float, float, str]] = {
             "baseline_decay": (0.0, 1.0, "0 to 1 (1 never moves)"),
+            "gamma": (0.0, 1.0, "0 to 1 (1 does not discount)"),
+            "gae_lambda": (0.0, 1.0, "0 to 1 (1 trusts the returns alone, 0 the next value)"),
+            "critic_lambda": (0.0, 1.0, "0 to 1 (1 learns what was earned)"),
             "kl_coef": (0.0, inf, "at least 0"),
             "entropy_coef": (0.0, inf, "at least 0"),
             "pass_k": (2, inf, "at least 2, or null"),
@@ -231,13 +242,25 @@ class Algorithm:
         """What the advantage takes of this spec."""
         if self.accept_above is not None:
             return {"above": self.accept_above}
+        if self.has_critic:
+            return {
+                "gamma": self.gamma,
+                "lam": self.gae_lambda,
+                "critic_lam": self.critic_lambda,
+                "bootstrap_truncated": self.bootstrap_truncated,
+            }
         return {} if self.pass_k is None else {"k": self.pass_k}
 
     @property
+    def has_critic(self) -> bool:
+        """Whether the advantages need the values of a critic."""
+        return self.advantage == "gae"
+
+    @property
     def has_gradient_at_zero(self) -> bool:
-        """Whether a trajectory with advantage 0 may have a gradient."""
+        """Whether a trajectory with advantage 0 may have a gradient; with a critic its tokens differ."""
         kl = self.kl_coef > 0 and self.kl_in == "loss"
-        return kl or self.entropy_coef > 0 or self.loss == "dro" or self.has_custom_loss
+        return self.has_critic or kl or self.entropy_coef > 0 or self.loss == "dro" or self.has_custom_loss
 
     @property
     def has_penalty(self) -> bool:

@@ -7,14 +7,15 @@ Exercised by `python -m pytest tests/test_update.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.advantages import RunningBaseline
+from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.distillation import add_teacher_advantages
 from rlvr.algorithms.loss_specs import KL_ESTIMATORS
 from rlvr.algorithms.preferences import build_preference_loss, keep_comparable
@@ -81,42 +82,65 @@ def update(
     key: int = 0,
     reference: Any = None,
     teacher: Any = None,
+    critic: ValueCritic | None = None,
     check: Callable[[UpdateStatistics], None] = lambda statistics: None,
 ) -> UpdateStatistics:
     """Compute penalties and advantages and make every optimizer step of the batch; returns the statistics.
 
     `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of a completion, `key`
     the randomness of the substeps, `reference` the sampling client that a KL compares with, `teacher` that of a
-    distillation. `check` is called with the statistics before the first optimizer step, and may raise.
+    distillation, `critic` what an algorithm with one takes values from; it learns before the policy does. `check` is
+    called with the statistics before the first optimizer step, and may raise.
     """
     config = loss_config(algorithm, client, temperature)
-    selected, old = _select(client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher)
+    selected, old = _select(
+        client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher, critic
+    )
     statistics = UpdateStatistics(algorithm)
+    substeps = list(_split(algorithm, selected, passes, key))
+    if critic is not None:
+        batches = [_weigh_for_critic(algorithm, part, max_tokens) for _, part in substeps]
+        statistics.critic = critic.learn(rows for rows in batches if rows)
+        if critic.alone:
+            return statistics
+    for epoch, part in substeps:
+        rows = algorithm.weigh(part, max_tokens)
+        if algorithm.is_preference:
+            rows, equal = keep_comparable(algorithm, rows)
+            statistics.equal_pairs += equal
+        if not rows:
+            continue
+        data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
+        if passes.target_kl and statistics.updates:
+            if algorithm.needs_whole_step:
+                output = _score(client, [t for t, _ in rows], config)
+            else:
+                output = client.forward(data, algorithm.loss, config).result()
+            statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
+            if statistics.approx_kl > passes.target_kl:
+                return statistics
+        output = _forward_backward(client, algorithm, rows, data, config).result()
+        statistics.add(rows, data, output, again=epoch > 0)
+        _step(client, statistics, adam, check)
+    return statistics
+
+
+def _split(
+    algorithm: Algorithm, selected: Sequence[Trajectory], passes: Passes, key: int
+) -> Iterator[tuple[int, list[Trajectory]]]:
+    """The epoch and the trajectories of each optimizer step."""
     # Pairs of completions are within a group, so an optimizer step has whole groups.
     units = list(group_by(selected, lambda t: t.group_id).values()) if algorithm.is_paired else [[t] for t in selected]
+    count = min(passes.substeps, len(units))
     for epoch in range(passes.epochs):
         order = rng.permutation(len(units), rng.key("minibatches", key, epoch))
-        count = min(passes.substeps, len(units))
         for index in range(count):
-            rows = algorithm.weigh([t for i in sorted(order[index::count]) for t in units[i]], max_tokens)
-            if algorithm.is_preference:
-                rows, equal = keep_comparable(algorithm, rows)
-                statistics.equal_pairs += equal
-            if not rows:
-                continue
-            data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]
-            if passes.target_kl and statistics.updates:
-                if algorithm.needs_whole_step:
-                    output = _score(client, [t for t, _ in rows], config)
-                else:
-                    output = client.forward(data, algorithm.loss, config).result()
-                statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
-                if statistics.approx_kl > passes.target_kl:
-                    return statistics
-            output = _forward_backward(client, algorithm, rows, data, config).result()
-            statistics.add(rows, data, output, again=epoch > 0)
-            _step(client, statistics, adam, check)
-    return statistics
+            yield epoch, [t for i in sorted(order[index::count]) for t in units[i]]
+
+
+def _weigh_for_critic(algorithm: Algorithm, part: Sequence[Trajectory], max_tokens: int) -> Rows:
+    weights = REDUCTIONS[algorithm.reduction](part, max_tokens)
+    return [(t, weight) for t, weight in zip(part, weights, strict=True) if t.num_action_tokens]
 
 
 def update_streamed(
@@ -171,8 +195,16 @@ def _select(
     temperature: float,
     reference: Any,
     teacher: Any,
+    critic: ValueCritic | None = None,
 ) -> tuple[list[Trajectory], OldLogprobs]:
     """The trajectories to learn from, with advantages set, and the trainer's log-probs if an option needs them."""
+    if algorithm.has_critic != (critic is not None):
+        raise ValueError(
+            f"algorithm.advantage={algorithm.advantage} "
+            + ("needs a critic: give update(critic=...)" if critic is None else "takes no critic: leave it out")
+        )
+    if critic is not None:
+        critic.fill_values(batch)
     if algorithm.needs_reference:
         if reference is None:
             option = f"loss={algorithm.loss}" if algorithm.is_preference else f"kl_coef={algorithm.kl_coef}"

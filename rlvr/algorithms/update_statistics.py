@@ -109,6 +109,7 @@ class UpdateStatistics:
         self.grad_norm = 0.0
         self.of_ranks: dict[str, float] = {}
         self.rates: dict[str, float] = {}  # of the last optimizer step
+        self.critic: dict[str, float] = {}  # the metrics of the critic's update
         self._first = Differences()  # p - q of the first optimizer step: rounding, where the batch is on-policy
         self._epoch = Differences()  # of every token when it was first trained on
         self._last = Differences()  # of the optimizer step under way
@@ -210,7 +211,7 @@ class UpdateStatistics:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the update; only counts of work if there was no optimizer step."""
-        done = {"updates": float(self.updates), "tokens_trained": float(self.tokens)}
+        done = {"updates": float(self.updates), "tokens_trained": float(self.tokens), **self.critic}
         if self.algorithm.is_paired:
             done["equal_pairs"] = float(self.equal_pairs)
         if not self.updates:

@@ -70,6 +70,8 @@ def _start_folder(request: ClientRequest) -> Path:
     if not (is_model(folder) or (folder / "adapter_config.json").exists()):
         problem = "there is no such folder" if not folder.is_dir() else "it holds no weights that are known here"
         raise ValueError(f"model.start_from={given!r}: {problem}; expected {_EXPECTED}")
+    if (folder / "value_head.safetensors").exists():
+        raise ValueError(f"model.start_from={given!r}: it is a critic, which predicts values; give the policy's folder")
     if damage := find_weights_damage(folder):
         raise ValueError(f"model.start_from={given!r}: the checkpoint is damaged: {damage}")
     return folder

@@ -18,11 +18,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS, check_batch
 from rlvr.clients.registry import ClientRequest, ClientSpec
-from rlvr.clients.tinker import TinkerTrainingClient, build_at_server, check_path, describe_at_server
+from rlvr.clients.tinker import (
+    TinkerTrainingClient,
+    build_at_server,
+    check_path,
+    describe_at_server,
+)
 from rlvr.clients.tinker_sampler import TinkerSamplingClient
 from rlvr.clients.tinker_sdk import check_logprobs, from_output
 from rlvr.core.futures import Future
@@ -156,6 +161,10 @@ class SkyrlTrainingClient(TinkerTrainingClient):
         run = self._wait(lambda: self._service.create_training_client_from_state(path), of_run=False)
         client = self._wait(run.save_weights_and_get_sampling_client)
         return SkyrlSamplingClient(client, path, self._tokenizer, self.timeout_s)
+
+    def create_critic(self) -> NoReturn:
+        """ValueError: SkyRL has policies only."""
+        raise ValueError("client=skyrl has no critic; use an algorithm without one")
 
     def _make_sampler(self, client: Any) -> TinkerSamplingClient:
         made = self.fingerprint

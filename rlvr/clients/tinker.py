@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.algorithms.loss_specs import LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
 from rlvr.clients.custom_loss import (
     build_named_loss,
     compute_custom_loss,
@@ -41,6 +41,7 @@ from rlvr.core.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
+    ModelInput,
     OptimStepResponse,
     SaveWeightsResponse,
 )
@@ -61,7 +62,7 @@ class TinkerTrainingClient:
     capabilities = ClientCapabilities(
         "tinker",
         losses=frozenset(LOSS_SPECS),
-        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS}),
+        features=frozenset({Feature.EXTRA_INPUTS, Feature.REFERENCE, Feature.OWN_LOSS, Feature.CRITIC}),
         can_overlap=True,
         is_remote=True,
     )
@@ -180,6 +181,15 @@ class TinkerTrainingClient:
             self._sampler = self._make_sampler(client)
         return self._sampler
 
+    def create_critic(self) -> TinkerCriticClient:
+        """A critic at the same server, from a state saved now; ValueError if the server makes a policy of it."""
+        path = self.save_state("start-of-critic").result().path
+        role = {"model_role": "critic"}
+        client = self._wait(lambda: self._service.create_training_client_from_state(path, user_metadata=role))
+        critic = TinkerCriticClient(self._service, client, tokenizer=self._tokenizer, timeout_s=self.timeout_s)
+        critic.check_role()
+        return critic
+
     def _make_sampler(self, client: Any) -> TinkerSamplingClient:
         return TinkerSamplingClient(client, self.fingerprint, self._tokenizer, self.timeout_s)
 
@@ -204,6 +214,33 @@ class TinkerTrainingClient:
     def close(self) -> None:
         """End the session at the server, and its heartbeat. What was saved stays."""
         end_session(self._service)
+
+
+class TinkerCriticClient(TinkerTrainingClient):
+    """A critic on a server. Its loss is sent as `ppo`, since the SDK takes no new name, with the inputs of `value`."""
+
+    named_losses = frozenset({*LOSS_SPECS, VALUE_LOSS})
+
+    def _pass(
+        self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool
+    ) -> Future[ForwardBackwardOutput]:
+        if loss_fn != VALUE_LOSS:
+            raise ValueError(f"loss_fn {loss_fn!r} for a critic, whose one loss is {VALUE_LOSS}")
+        return self._future(self._submit(data, "ppo", config, has_gradient), from_output)
+
+    def check_role(self) -> None:
+        """ValueError if the server made a policy: values would be missing, and its loss another one."""
+        inputs = {"target_tokens": [0], **{name: [0.0] for name in VALUE_SPEC.inputs}}
+        try:
+            [row] = self.forward([Datum(ModelInput([0]), inputs)], VALUE_LOSS).result().loss_fn_outputs
+            answer = f"it answers {', '.join(row)}"
+        except ValueError as error:
+            row, answer = {}, str(error)
+        if "values" not in row:
+            raise ValueError(
+                "client=tinker: this server made no critic of a run with user_metadata model_role=critic "
+                f"({answer}); use a server that knows the role (rlvr serve engine), or an algorithm without a critic"
+            )
 
 
 C = TypeVar("C", bound=TinkerTrainingClient)

@@ -194,7 +194,8 @@ def to_datum(datum: Datum) -> Any:
 def from_output(output: Any, own: Mapping[str, float] | None = None) -> ForwardBackwardOutput:
     """The answer to a forward or forward-backward pass; `own` metrics are added to the server's."""
     rows = [{name: TensorData(t.to_numpy()) for name, t in row.items()} for row in output.loss_fn_outputs]
-    bad = [i for i, row in enumerate(rows) if "logprobs" in row and not np.isfinite(row["logprobs"].data).all()]
+    outputs = [row[name].data for row in rows for name in ("logprobs", "values") if name in row]
+    bad = [i for i, output in enumerate(outputs) if not np.isfinite(output).all()]
     metrics = {**(output.metrics or {}), **(own or {})}
     if "loss:sum" not in metrics:
         raise ValueError(

@@ -139,10 +139,13 @@ def _hash_custom_loss(config: RunConfig) -> dict[str, list[str]]:
 
 def _check_optimizers(config: RunConfig) -> None:
     """ValueError if a phase of the run needs what the optimizer of its client does not have."""
-    phases = [*(["sft"] if config.sft.steps else []), *(["training"] if config.training.mode == "rlvr" else [])]
+    used = {"sft": config.sft} if config.sft.steps else {}
+    if config.training.mode == "rlvr":
+        used |= {"training": config.training}
+        used |= {"training.critic": config.training.critic} if config.algorithm.resolve().has_critic else {}
     client = resolve_client(config.client).capabilities
-    muon = [f"{name}.optimizer.name" for name in phases if getattr(config, name).optimizer.name == "muon"]
-    clipped = [f"{name}.optimizer.grad_clip=0" for name in phases if getattr(config, name).optimizer.grad_clip]
+    muon = [f"{name}.optimizer.name" for name, phase in used.items() if phase.optimizer.name == "muon"]
+    clipped = [f"{name}.optimizer.grad_clip=0" for name, phase in used.items() if phase.optimizer.grad_clip]
     instead = " and ".join(f"{key}=adamw" for key in muon)
     if clipped and not client.clips_gradients:
         raise ValueError(f"client={config.client} does not bound the norm of a gradient; give {' and '.join(clipped)}")
@@ -211,7 +214,8 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     if t.mode == "rlvr":
         lines |= {
             "algorithm": f"{algorithm.name}: {algorithm.advantage}, loss {algorithm.loss}"
-            f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' else ''}, {algorithm.reduction}"
+            f"{' (PPO clip without a critic)' if algorithm.loss == 'ppo' and not algorithm.has_critic else ''}, "
+            f"{algorithm.reduction}"
             + (f", KL {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.kl_coef else "")
             + (f", entropy bonus {algorithm.entropy_coef:g}" if algorithm.entropy_coef else "")
             + (f", teacher {config.teacher} at {algorithm.teacher_coef:g}" if algorithm.teacher_coef else ""),
@@ -220,6 +224,10 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
             f"{f' in {source.max_turns} turns' if source.max_turns > 1 else ''}{waves}{until}",
             "updates": f"{updates} a step, {t.steps * updates} in all; {t.optimizer}",
         }
+        if algorithm.has_critic:
+            kind = "a second adapter" if config.model.lora or config.client == "tinker" else "a second model"
+            alone = f", alone for {t.critic.warmup_steps} steps" if t.critic.warmup_steps else ""
+            lines["critic"] = f"{kind}{alone}; {t.critic.optimizer}"
         if tasks := count_tasks(source):
             lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
     heldout, interim = heldout_split(source, e, has_interim=has_interim(config))

@@ -125,8 +125,9 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.sft.steps == 0:
         decided = ("batch_size", "until", "until_each", "optimizer", "curriculum")
         idle += [(f"sft.{key}", "sft.steps is 0") for key in decided]
-    for phase in ("sft", "training"):
-        if getattr(config, phase).optimizer.name != "muon":
+    phases = {"sft": config.sft, "training": config.training, "training.critic": config.training.critic}
+    for phase, options in phases.items():
+        if options.optimizer.name != "muon":
             muon = ("matrix_learning_rate", "momentum")
             idle += [(f"{phase}.optimizer.{key}", f"{phase}.optimizer.name is not muon") for key in muon]
     if config.curriculum.by != "pass_rate":
@@ -170,6 +171,8 @@ def find_unused(config: RunConfig) -> UnusedKeys:
             for key in (*learned, *sections, "evaluation.every", "evaluation.report", "run.keep_best")
         ]
         return idle
+    if not (algorithm := config.algorithm.resolve()).has_critic:
+        idle.append(("training.critic", f"the advantage {algorithm.advantage} takes no critic"))
     return idle + _unused_algorithm_keys(config)
 
 
@@ -178,6 +181,9 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
     idle: UnusedKeys = []
     if row.advantage != "ema":
         idle.append(("algorithm.baseline_decay", f"the advantage {row.advantage} has no moving average"))
+    if not row.has_critic:
+        used = ("gamma", "gae_lambda", "critic_lambda", "bootstrap_truncated")
+        idle += [(f"algorithm.{key}", f"the advantage {row.advantage} takes no critic") for key in used]
     if not row.kl_coef:
         idle += [(f"algorithm.{key}", "algorithm.kl_coef is 0") for key in ("kl_estimator", "kl_in")]
     if not row.teacher_coef:

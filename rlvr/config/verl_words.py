@@ -164,9 +164,10 @@ VERL: tuple[Alias, ...] = (
             *words(
                 "adv_estimator",
                 "algorithm.advantage",
-                "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus batch_normalized",
+                "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus batch_normalized, gae gae",
                 choose(
-                    "expected grpo, rloo or reinforce_plus_plus; there is no critic yet (gae)",
+                    "expected grpo, rloo, reinforce_plus_plus or gae",
+                    gae="gae",
                     grpo="group_normalized",
                     rloo="leave_one_out",
                     reinforce_plus_plus="batch_normalized",
@@ -180,7 +181,7 @@ VERL: tuple[Alias, ...] = (
                 "kl",
                 0.001,
             ),
-            *refuse("gamma lam", "there is no critic, and a completion's reward counts for all its tokens", 1, 1.0),
+            *words("lam", "algorithm.gae_lambda", "lambda of the advantage gae, 0.95 if not given (verl: 1)"),
         ],
     ),
     *_under(
@@ -219,7 +220,7 @@ VERL: tuple[Alias, ...] = (
                 "the same command resumes; model.start_from starts from other weights",
                 "auto",
             ),
-            *refuse("critic_warmup", "there is no critic: leave it out"),
+            *words("critic_warmup", "training.critic.warmup_steps", "steps in which the critic learns alone"),
             *refuse(
                 "log_val_generations rollout_data_dir",
                 "completions are in rollouts/ (run.rollouts_per_step): leave it out",
@@ -247,10 +248,15 @@ VERL: tuple[Alias, ...] = (
     *_under(
         "critic",
         [
+            *words("optim.lr", "training.critic.optimizer.learning_rate", "the critic's learning rate"),
+            *words("cliprange_value", "training.critic.value_clip", "how far a value may move in an update"),
+            *refuse("model.path", "the critic begins with the policy's weights: leave it out"),
             *refuse(
-                "optim.lr model.path ppo_micro_batch_size_per_gpu ppo_mini_batch_size enable strategy",
-                "there is no critic: leave the section out",
-            )
+                "ppo_mini_batch_size ppo_epochs", "the critic learns in the policy's optimizer steps: leave it out"
+            ),
+            *refuse("ppo_micro_batch_size_per_gpu", MEMORY),
+            *refuse("enable", "algorithm.adv_estimator=gae has a critic: leave it out", True),
+            *refuse("strategy", ONE_PROCESS),
         ],
     ),
 )

@@ -46,6 +46,7 @@ class Feature(str, Enum):
     REFERENCE = "log-probs under reference weights"
     MUON = "the optimizer Muon"
     OWN_LOSS = "a loss of the user's (`forward_backward_custom`)"
+    CRITIC = "a critic (`create_critic`)"
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,14 @@ class TrainingClient(Protocol):
 
     def create_sampling_client(self, model_path: str | None = None) -> SamplingClient:
         """A sampler of the weights as they are now, or of those saved at `model_path`."""
+        ...
+
+    def create_critic(self) -> TrainingClient:
+        """A client for a critic, which begins with these weights as they are now and a value head of zeros.
+
+        Its loss is `value`; where a policy's outputs have `logprobs`, its have `values` [T], of the place after each
+        input token. It samples nothing. ValueError without `Feature.CRITIC`.
+        """
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...

@@ -108,7 +108,8 @@ class Trajectory:
     `answer` is what verifiers judge: the policy's last turn if an environment spoke in between, None for the whole
     response. `penalty` is what an algorithm subtracts from the reward before the advantage
     (a KL penalty, an overlong one); `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those
-    under a reference policy and `teacher_logprobs` [R] those under a teacher, where asked for. `token_advantages` [R]
+    under a reference policy and `teacher_logprobs` [R] those under a teacher, where asked for. `values` [R + 1] are a
+    critic's, before each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
     `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward` is 0.0 until
@@ -148,6 +149,8 @@ class Trajectory:
     rendered_prompt: str = ""
     teacher_logprobs: list[float] = field(default_factory=list[float])
     turn_rewards: list[float] = field(default_factory=list[float])
+    values: list[float] = field(default_factory=list[float])
+    returns: list[float] = field(default_factory=list[float])
     token_advantages: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:

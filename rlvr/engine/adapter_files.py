@@ -22,7 +22,7 @@ from rlvr.core.files import find_damage, read_json
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.lora import LoraBank
 from rlvr.engine.model import LanguageModel
-from rlvr.engine.policy import Policy, tensors_sha256
+from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, tensors_sha256
 
 PEFT_PREFIX = "base_model.model."
 REMEDY = "load another checkpoint, or train anew"
@@ -36,14 +36,15 @@ _PARTS = (".lora_A.weight", ".lora_B.weight")
 
 
 def write_adapter(folder: Path, policy: Policy, model: LanguageModel) -> None:
-    weights = {PEFT_PREFIX + key: p.detach().cpu().contiguous() for key, p in policy.parameters.items()}
+    parameters = {key: p for key, p in policy.parameters.items() if key != VALUE_HEAD}
+    weights = {PEFT_PREFIX + key: p.detach().cpu().contiguous() for key, p in parameters.items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(_config(policy, model), indent=2))
 
 
 def _config(policy: Policy, model: LanguageModel) -> dict[str, Any]:
     assert policy.lora is not None
-    names = sorted({_layer_name(key) for key in policy.parameters})
+    names = sorted({_layer_name(key) for key in policy.parameters if key != VALUE_HEAD})
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -88,6 +89,8 @@ def read_adapter(folder: Path, bank: LoraBank) -> tuple[LoraConfig, dict[str, Te
     """
     if (folder / "checksums.json").exists() and (wrong := find_damage(folder)):
         raise ValueError(f"adapter {folder} is damaged: {wrong}")
+    if (folder / VALUE_HEAD_FILE).exists():
+        raise ValueError(f"adapter {folder} is a critic's, which predicts values and no tokens; give the policy's")
     config = _read_config(folder)
     try:
         stored = load_file(folder / "adapter_model.safetensors")

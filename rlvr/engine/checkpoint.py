@@ -2,8 +2,8 @@
 
 A full policy is saved as an ordinary `transformers` folder (weights, config, tokenizer), an adapter in peft's format;
 both load there. With the optimizer, `optimizer.safetensors` holds AdamW's moments, Muon's momenta and fp32 masters
-(where the weights are narrower), and `policy.json` the counters. The caller makes a folder atomic
-(`rlvr.core.files.new_folder`).
+(where the weights are narrower), and `policy.json` the counters. A critic's folder has its value head beside these. The
+caller makes a folder atomic (`rlvr.core.files.new_folder`).
 
 Where the weights are sharded, every rank calls these functions. They write the same files, rank 0 alone, and of the
 optimizer's state hold one whole tensor at a time.
@@ -25,7 +25,7 @@ from rlvr.core.files import find_damage, read_json
 from rlvr.engine.adapter_files import PEFT_PREFIX, REMEDY, write_adapter
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_loading import without_progress_bar
-from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
+from rlvr.engine.policy import VALUE_HEAD, VALUE_HEAD_FILE, Policy, Snapshot, tensors_sha256
 from rlvr.engine.sharding import gather_whole, is_sharded, local_part, take_part
 from rlvr.engine.tensor_files import StoredTensor, write_tensors
 
@@ -67,6 +67,9 @@ def _save(
                 model.module.save_pretrained(folder, state_dict=weights)
     elif writes:
         write_adapter(folder, policy, model)
+    if policy.is_critic:
+        head = {VALUE_HEAD: _make_stored(policy, VALUE_HEAD, policy.parameters[VALUE_HEAD])}
+        write_tensors(folder / VALUE_HEAD_FILE if writes else None, head)
     counters: dict[str, Any] = {
         "name": policy.name,
         "version": policy.version,
@@ -186,19 +189,24 @@ def _read(folder: Path, policy: Policy, model: LanguageModel) -> tuple[dict[str,
     """Read the weights, by name and as they were saved, and counters; ValueError naming what does not fit."""
     if wrong := find_damage(folder):
         raise ValueError(f"checkpoint {folder} is damaged: {wrong}")
+    if policy.is_critic != (folder / VALUE_HEAD_FILE).exists():
+        given, own = ("a policy's", "a critic's") if policy.is_critic else ("a critic's", "a policy's")
+        has = "no" if policy.is_critic else "a"
+        raise ValueError(f"checkpoint {folder} holds {has} value head ({VALUE_HEAD_FILE}): it is {given}; load {own}")
     try:
         counters = _counters(folder / "policy.json")
         name = "model.safetensors" if policy.lora is None else "adapter_model.safetensors"
         files = sorted(folder.glob("model*.safetensors")) if policy.lora is None else [folder / name]
         if not files:
             raise FileNotFoundError(f"{folder / name} is missing")
+        files += [folder / VALUE_HEAD_FILE] if policy.is_critic else []
         stored = {k.removeprefix(PEFT_PREFIX): v for file in files for k, v in load_file(file).items()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     if policy.lora is None and not stored.keys() >= policy.parameters.keys():
         # transformers stores some models under other names than in memory (fused experts) and can convert them back.
         with without_progress_bar():
-            stored = dict(model.architecture.from_pretrained(folder, dtype=model.dtype).named_parameters())
+            stored |= dict(model.architecture.from_pretrained(folder, dtype=model.dtype).named_parameters())
     for key, p in policy.parameters.items():
         if key not in stored or stored[key].shape != p.shape:
             problem = "is missing" if key not in stored else f"has shape {list(stored[key].shape)}"

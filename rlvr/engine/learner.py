@@ -20,7 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LOSS_SPECS, check_batch, find_row, list_inputs
+from rlvr.algorithms.loss_specs import (
+    ENTROPY_INPUT,
+    KL_INPUTS,
+    VALUE_LOSS,
+    check_batch,
+    find_loss_spec,
+    find_row,
+    list_inputs,
+)
 from rlvr.core.messages import (
     AdamParams,
     Datum,
@@ -33,11 +41,11 @@ from rlvr.core.messages import (
 )
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.lora import LoraBank, use_weights
-from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs
+from rlvr.engine.losses import TERMS, find_gradient_tokens, kl_penalty, token_logprobs, value
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.muon import muon_step, muon_step_of_parts
 from rlvr.engine.packing import MicroBatch, make_micro_batches
-from rlvr.engine.policy import Policy, Snapshot
+from rlvr.engine.policy import VALUE_HEAD, Policy, Snapshot
 from rlvr.engine.sharding import Ranks, local_part
 from rlvr.engine.tree_attention import use_tree_attention
 
@@ -108,10 +116,14 @@ class Learner:
         backward: bool = True,
         after_batch: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
-        """Add d(sum of token losses) / d(weights) to the policy's gradients; returns the log-probs of every target.
+        """Add d(sum of token losses) / d(weights) to the policy's gradients; returns the log-probs of every target, or
+        the values of a critic.
 
         `after_batch` is called after each micro-batch. It may sample, and must not change policies.
         """
+        if policy.is_critic != (loss_fn == VALUE_LOSS):
+            own = f"it is a critic, whose one loss is {VALUE_LOSS}" if policy.is_critic else "it has no value head"
+            raise ValueError(f"loss_fn {loss_fn!r} for the policy {policy.name!r}: {own}")
         settings = check_data(data, loss_fn, config, self.model.context, self.model.vocabulary)
         earlier = {name: master.grad for name, master in policy.masters.items()}
         policy.clear_gradients()
@@ -124,9 +136,9 @@ class Learner:
                 with (
                     torch.set_grad_enabled(backward),
                     self.model.checkpoint_layers(backward and self.limits.gradient_checkpointing),
-                    self._forward(policy.snapshot(), batch, data, loss_fn, settings) as (logprobs_N, terms_N, bonus_N),
+                    self._forward(policy.snapshot(), batch, data, loss_fn, settings) as (outputs_N, terms_N, bonus_N),
                 ):
-                    finite = all_finite(logprobs_N, terms_N)
+                    finite = all_finite(outputs_N, terms_N)
                     good = self.ranks.agree(finite)
                     if good and backward and terms_N.requires_grad:
                         terms_N.sum().backward()
@@ -136,9 +148,9 @@ class Learner:
                     raise NonFiniteError("a loss", [] if finite else culprits)
                 total += float(terms_N.detach().double().sum())
                 bonus += float(bonus_N.detach().double().sum())
-                pieces = logprobs_N.detach().cpu().split(batch.lengths)
+                pieces = outputs_N.detach().cpu().split(batch.lengths)
                 for i, piece in zip(batch.indices, pieces, strict=True):
-                    outputs[i] = {"logprobs": TensorData(piece.numpy())}
+                    outputs[i] = {"values" if policy.is_critic else "logprobs": TensorData(piece.numpy())}
                 if after_batch is not None:
                     after_batch()
             if backward:
@@ -156,7 +168,7 @@ class Learner:
             for master in policy.masters.values():  # no token had a weight: the gradient is zero
                 master.grad = torch.zeros_like(master)
         metrics = {"loss:sum": total}
-        if ENTROPY_INPUT in list_inputs(data, LOSS_SPECS[loss_fn]):
+        if ENTROPY_INPUT in list_inputs(data, find_loss_spec(loss_fn)):
             metrics["entropy_loss:sum"] = -bonus
         return ForwardBackwardOutput(outputs[:count], metrics)
 
@@ -186,11 +198,12 @@ class Learner:
         loss_fn: str,
         settings: dict[str, float],
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yields the log-probs [N], loss terms [N] and the entropy bonus in them [N] (or one zero) of a micro-batch.
+        """Yields the log-probs or values [N], loss terms [N] and the entropy bonus in them [N] (or one zero) of a
+        micro-batch.
 
         The backward pass belongs inside the context: checkpointed layers must recompute under the same conditions.
         """
-        device, loss = self.model.device, LOSS_SPECS[loss_fn]
+        device, loss = self.model.device, find_loss_spec(loss_fn)
         names = list_inputs(data, loss)
 
         def concatenate_input(name: str) -> Tensor:
@@ -209,6 +222,11 @@ class Learner:
             use_tree_attention(self.model.module, batch.tree),
             self.model.one_pass() as compute,
         ):
+            if loss.predicts_values:
+                hidden_XD = self.model.backbone(batch.tokens_BT, **positions).flatten(0, 1)
+                values_N = (hidden_XD.float() @ source.tensors[VALUE_HEAD][0])[batch.index_N]
+                yield values_N, value(values_N, inputs, settings, batch.datum_N), values_N.new_zeros(1)
+                return
 
             def compute_logprobs() -> tuple[Tensor, Tensor | None]:
                 hidden_XD = self.model.hidden_states(batch.tokens_BT, **positions).flatten(0, 1)

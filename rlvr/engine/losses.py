@@ -78,6 +78,13 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
     return weights * k
 
 
+def value(v: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:
+    """The loss of a critic's values `v` [N], which carry the gradient."""
+    old, returns, clip = inputs["values"], inputs["returns"], config["value_clip"]
+    clipped = old + (v - old).clamp(-clip, clip)
+    return 0.5 * inputs["weights"] * torch.maximum((v - returns) ** 2, (clipped - returns) ** 2)
+
+
 TERMS: dict[str, LossFn] = {
     "cross_entropy": cross_entropy,
     "importance_sampling": importance_sampling,

@@ -150,15 +150,17 @@ def estimate_memory(
     lora: LoraConfig | None = None,
     optimizer: str = "adamw",
     copies: int = 0,
+    critic: bool = False,
 ) -> MemoryEstimate:
     """Estimate a run whose longest rows have `row_tokens`, prompt and completion, and whose steps have `rows` of them.
 
-    `copies`: further copies of the trainable weights, one for a KL reference, one for sampling ahead of training.
+    `copies`: further copies of the trainable weights, one for a KL reference, one for sampling ahead of training. A
+    `critic` has trainable weights and an optimizer of its own, AdamW.
     """
     size = DTYPE_BYTES[dtype]
     trained = shape.count_adapter(lora) if lora else shape.parameters
     is_low = lora is None and size < FP32  # an adapter is fp32 itself
-    moments = 2 * trained - (shape.matrices if optimizer == "muon" else 0)
+    moments = 2 * trained * (1 + critic) - (shape.matrices if optimizer == "muon" else 0)
     at_once = min(rows, limits.max_rows)
     places = at_once * row_tokens
     if limits.cache_tokens:
@@ -167,9 +169,9 @@ def estimate_memory(
     block = _attention_block(limits, row_tokens)
     chunk = max(1, limits.logit_elements // shape.vocabulary)
     return MemoryEstimate(
-        weights=shape.parameters * size,
-        adapter=trained * FP32 if lora else 0,
-        state=FP32 * (moments + (trained if is_low else 0)),
+        weights=shape.parameters * size * (1 if lora else 1 + critic),
+        adapter=trained * FP32 * (1 + critic) if lora else 0,
+        state=FP32 * (moments + (trained * (1 + critic) if is_low else 0)),
         copies=copies * trained * (FP32 if lora else size),
         cache=places * 2 * shape.keys * shape.layers * size,
         # Each micro-batch's gradients have the weights' dtype and are then added to those of the masters.

@@ -78,6 +78,10 @@ class LanguageModel:
         """The input of the head, [B, T, D]; the logits themselves if the model has no plain head."""
         if not self.has_plain_head:
             return self.module(input_ids=tokens_BT, use_cache="past_key_values" in how, **how).logits
+        return self.backbone(tokens_BT, **how)
+
+    def backbone(self, tokens_BT: Tensor, **how: Any) -> Tensor:
+        """The last hidden state [B, T, D], which a value head reads whatever kind the model's own head is."""
         return self.module.base_model(input_ids=tokens_BT, use_cache="past_key_values" in how, **how).last_hidden_state
 
     def head(self, hidden_ND: Tensor) -> Tensor:

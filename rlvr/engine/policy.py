@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.engine.sharding import gather_whole, is_sharded, local_part
 
+VALUE_HEAD = "value_head.weight"  # [1, D] in fp32: a critic's value is its product with the last hidden state
+VALUE_HEAD_FILE = "value_head.safetensors"  # in a critic's checkpoint, beside the weights that any policy has
+
 
 class Policy:
     """A set of trainable weights (an adapter, or all of the model's) with its optimizer.
@@ -42,6 +45,11 @@ class Policy:
         self.version = 0
         self._optimizer: torch.optim.AdamW | None = None
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+
+    @property
+    def is_critic(self) -> bool:
+        """Whether it has a value head, so that it predicts values instead of tokens."""
+        return VALUE_HEAD in self.parameters
 
     @cached_property
     def masters(self) -> dict[str, nn.Parameter]:

@@ -167,7 +167,9 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
         )
     if algorithm.reduction == "token_mean":
         wrong.append("algorithm.reduction=token_mean divides by the tokens of the whole batch (use constant)")
-    if algorithm.advantage not in GROUPWISE:
+    if algorithm.has_critic:
+        wrong.append(f"the critic of algorithm.advantage={algorithm.advantage} learns from the whole batch")
+    elif algorithm.advantage not in GROUPWISE:
         wrong.append(
             f"algorithm.advantage={algorithm.advantage} is computed over the whole batch "
             f"(use {', '.join(sorted(GROUPWISE))})"

@@ -55,13 +55,15 @@ class Position:
 class Checkpoint:
     """A safe point: where the run was, where the weights are, and all state that is not weights.
 
-    `inflight` is the hash of the file of answers that belongs to it, '' where there is none.
+    `inflight` is the hash of the file of answers that belongs to it, '' where there is none. With a critic its
+    weights are in a folder beside (`critic_of`).
     """
 
     position: Position
     path: str
     state: dict[str, Any] = field(default_factory=dict[str, Any])
     inflight: str = ""
+    has_critic: bool = False
     line: int = field(default=0, compare=False)  # of `journal.jsonl`, for messages
 
 
@@ -107,11 +109,13 @@ class Journal:
         """Record a saved checkpoint, then delete discarded ones and older ones beyond the last `keep`."""
         at = checkpoint.position
         self.resolve(checkpoint.path)
-        more = {"inflight": checkpoint.inflight} if checkpoint.inflight else {}
+        more: dict[str, Any] = {"inflight": checkpoint.inflight} if checkpoint.inflight else {}
+        more |= {"critic": True} if checkpoint.has_critic else {}
         self.write("checkpoint", phase=at.phase, step=at.step, path=checkpoint.path, state=checkpoint.state, **more)
         remaining = {event["path"] for event in _standing(self.events)[:keep]}
         for path in {e["path"] for e in self.events if e["event"] in ("checkpoint", "discarded")} - remaining:
             shutil.rmtree(self.resolve(path), ignore_errors=True)
+            shutil.rmtree(self.resolve(critic_of(path)), ignore_errors=True)
             self.inflight(path).unlink(missing_ok=True)
 
     def finish(self) -> None:
@@ -152,10 +156,12 @@ class Journal:
             wrong = find_damage(folder)
             if not wrong and (sha256 := event.get("inflight")):
                 wrong = find_file_damage(self.inflight(event["path"]), sha256)
+            if not wrong and event.get("critic"):
+                wrong = find_damage(self.resolve(critic_of(event["path"])))
             if not wrong:
                 line = 1 + next(i for i, other in enumerate(self.events) if other is event)
-                at = Position(event["phase"], event["step"])
-                return Checkpoint(at, event["path"], event["state"], event.get("inflight", ""), line)
+                at, critic = Position(event["phase"], event["step"]), bool(event.get("critic"))
+                return Checkpoint(at, event["path"], event["state"], event.get("inflight", ""), critic, line)
             if number == 0 or os.path.exists(folder):  # an older one that is missing was deleted on purpose
                 warn(f"checkpoint {event['path']} is damaged ({wrong}); falling back to the one before")
                 self.write("discarded", path=event["path"], why=wrong)
@@ -173,6 +179,11 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def critic_of(path: str) -> str:
+    """The place of the critic that belongs to a checkpoint."""
+    return f"{path}-critic"
 
 
 def lock_folder(folder: Path) -> IO[str]:

@@ -103,6 +103,7 @@ class TrainingLoop:
                         self._steps(number, first, self.job.sft.steps, self._sft_step)
                     case "rl":
                         self.checkpoints.save_reference(first)
+                        self.checkpoints.prepare_critic(first)
                         self._steps(number, first, self.job.parts.options.steps, self._rl_step)
                         self.schedule.finish()
                     case _:

@@ -107,6 +107,15 @@ class Monitor:
             "optim/kl_sample_train_v1 and _v2 have every step)",
         )
 
+    def watch_critic(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warn if the critic's returns were all the same: then there is nothing that it could tell apart."""
+        if "critic/return" in metrics and "critic/explained_variance" not in metrics:
+            self._warn_once(
+                "critic",
+                f"step {step}: every return that the critic learns from is {metrics['critic/return']:.3g}, so neither "
+                "it nor the policy learns anything; check that the reward of some completion differs (said once)",
+            )
+
     def _warn_once(self, key: str, text: str) -> None:
         if key not in self._warned:
             self._warned.add(key)

@@ -17,7 +17,15 @@ from rlvr.core.futures import Future
 from rlvr.core.messages import SaveWeightsResponse
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.errors import TrainingStoppedError
-from rlvr.training.journal import Checkpoint, Journal, Position, describe_mismatch, store_remote_path, weights_path
+from rlvr.training.journal import (
+    Checkpoint,
+    Journal,
+    Position,
+    critic_of,
+    describe_mismatch,
+    store_remote_path,
+    weights_path,
+)
 from rlvr.training.schedules import Schedule
 from rlvr.training.training_job import TrainingJob
 
@@ -71,9 +79,12 @@ class RunCheckpoints:
         name = self._name(position)
         inflight = self.schedule.store_inflight(name) if position.step else ""
         if name != self._present:
+            if self.job.trainer.critic is not None:
+                self._write(critic_of(name), self.job.trainer.critic.save_state)
             self._write(name, self.job.parts.client.save_state)
             self._present = name
-        checkpoint = Checkpoint(position, f"checkpoints/{name}", self._state(), inflight)
+        has_critic = self.job.trainer.critic is not None
+        checkpoint = Checkpoint(position, f"checkpoints/{name}", self._state(), inflight, has_critic)
         self.journal.checkpoint(checkpoint, self.job.options.keep_checkpoints)
         self.schedule.delete_before(min(self.kept_steps()))
 
@@ -109,6 +120,15 @@ class RunCheckpoints:
         if not folder.exists():
             self._write(REFERENCE, client.save_weights_for_sampler)
         job.trainer.reference = client.create_sampling_client(weights_path(folder))
+
+    def prepare_critic(self, first: int) -> None:
+        """Give the trainer its critic, if the algorithm has one: a new one, or that of the checkpoint resumed from."""
+        if not self.job.parts.algorithm.has_critic:
+            return
+        critic = self.job.trainer.critic = self.job.parts.client.create_critic()
+        if first:
+            folder = self.journal.resolve(critic_of(f"checkpoints/{self._present}"))
+            critic.load_state_with_optimizer(weights_path(folder)).result()
 
     def _name(self, position: Position) -> str:
         """The checkpoint of a position: at the end of a phase, of the next one that changes weights."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.distillation import measure_teacher_kl
 from rlvr.algorithms.update import Passes, StreamPlan, loss_config, measure_divergence, update, update_streamed
 from rlvr.algorithms.update_statistics import UpdateStatistics
 from rlvr.core import rng
 from rlvr.core.messages import AdamParams
-from rlvr.core.protocols import SamplingClient
+from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
 from rlvr.training.collector import Collector
 from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
@@ -25,6 +26,7 @@ from rlvr.training.errors import TrainingStoppedError, check_error_budget
 from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level, verdicts_by_task
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import StepBatch, TrainerParts
+from rlvr.training.training_options import LearningRateSchedule
 
 
 class Trainer:
@@ -37,6 +39,7 @@ class Trainer:
         self.current_batch: list[Trajectory] = []  # of the step in progress: written to a file if the step fails
         self.baseline = RunningBaseline(parts.algorithm.baseline_decay)
         self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.needs_reference`
+        self.critic: TrainingClient | None = None  # the loop sets it if the algorithm has one
         if parts.options.mode == "rlvr":
             check_compatibility(parts.algorithm, parts.params, parts.options)
             check_supported(parts.algorithm, parts.client.capabilities)
@@ -58,8 +61,9 @@ class Trainer:
             self.parts.client,
             self.parts.algorithm,
             collected.batch,
-            self._adam(step),
+            self._adam(step, self.options.optimizer),
             self.passes,
+            critic=self._value_critic(step),
             key=rng.key(self.parts.seed, step),
             check=lambda first: self._check_gap(step, first.gap, collected.batch),
             **self._update_options(step),
@@ -96,7 +100,7 @@ class Trainer:
             self.parts.client,
             self.parts.algorithm,
             record_parts(),
-            self._adam(step),
+            self._adam(step, self.options.optimizer),
             stream,
             check=lambda first: self._check_gap(step, first.gap, batch),
             **self._update_options(step),
@@ -104,9 +108,16 @@ class Trainer:
         collected = StepBatch(TrajectoryBatch(batch), batch)
         return self._metrics(step, collected, statistics), collected
 
-    def _adam(self, step: int) -> Callable[[int], AdamParams]:
+    def _value_critic(self, step: int) -> ValueCritic | None:
+        if self.critic is None:
+            return None
+        options = self.options.critic
+        alone = step < options.warmup_steps
+        return ValueCritic(self.critic, self._adam(step, options.optimizer), options.value_clip, alone)
+
+    def _adam(self, step: int, rates: LearningRateSchedule) -> Callable[[int], AdamParams]:
         per_step = self.options.ppo_epochs * self.options.num_substeps
-        rates, steps = self.options.optimizer, self.options.steps * per_step
+        steps = self.options.steps * per_step
         return lambda number: rates.at(step * per_step + number, steps)
 
     def _update_options(self, step: int) -> dict[str, Any]:
@@ -132,6 +143,7 @@ class Trainer:
         progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
         updates = statistics.metrics()
         self.monitor.watch_drift(step, updates)
+        self.monitor.watch_critic(step, updates)
         return {**completions, "rollout/waves": float(collected.waves), **updates, **change, **progress}
 
     def _measure_change(self, step: int, collected: StepBatch) -> dict[str, float]:

@@ -95,6 +95,33 @@ class LearningRateSchedule:
 
 
 @dataclass(frozen=True)
+class CriticSchedule(LearningRateSchedule):
+    """The same for a critic, whose rate is ten times the policy's default: its head begins at zero."""
+
+    learning_rate: float = 1e-4
+
+
+@dataclass(frozen=True)
+class CriticOptions:
+    """The critic of an algorithm with one (`algorithm.advantage=gae`): a second adapter, or a second model.
+
+    It begins with the policy's weights as RL begins and values of 0, and learns from the same batches in as many
+    optimizer steps. In the first `warmup_steps` steps of RL it learns alone. `value_clip` bounds how far a value may
+    move from the one before the update; null: no bound. It has its own `optimizer`.
+    """
+
+    warmup_steps: int = 0
+    value_clip: float | None = 0.2
+    optimizer: CriticSchedule = field(default_factory=CriticSchedule)
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(f"training.critic.warmup_steps={self.warmup_steps}, expected at least 0")
+        if self.value_clip is not None and not 0 < self.value_clip < math.inf:
+            raise ValueError(f"training.critic.value_clip={self.value_clip}, expected above 0, or null for no clip")
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """Sizes and safety limits of RL training. `mode` is rlvr, or sft for supervised fine-tuning alone.
 
@@ -165,6 +192,7 @@ class TrainingOptions:
     gap_stop: float = 0.1
     error_budget: float = 0.05
     optimizer: LearningRateSchedule = field(default_factory=LearningRateSchedule)
+    critic: CriticOptions = field(default_factory=CriticOptions)
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str | None, ...]] = {

@@ -35,6 +35,7 @@ from rlvr.engine.checkpoint import load_policy, read_snapshot, save_policy
 from rlvr.engine.engine import Engine
 from rlvr.engine.model_loading import describe_device
 from rlvr.engine.policy import Policy, Snapshot, tensors_sha256
+from rlvr.engine.value_head import create_critic
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -240,6 +241,14 @@ class LocalTrainingClient(SelfFuture):
         if name is not None:
             self.save_weights_for_sampler(name).result()
         return self.create_sampling_client()
+
+    def create_critic(self) -> LocalTrainingClient:
+        """A client for a critic of this policy, which begins with its weights as they are now and values of 0.
+
+        It takes the loss `value`, and gives values where a policy gives log-probs.
+        """
+        engine, critic = create_critic(self._engine, self._policy)
+        return LocalTrainingClient(engine, critic, self._folder, self._sampler_folder)
 
     def get_tokenizer(self) -> Any:
         return self._engine.model.tokenizer

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -258,6 +258,10 @@ class MockTrainingClient:
         if name is not None:
             self.save_weights_for_sampler(name)
         return self.create_sampling_client()
+
+    def create_critic(self) -> NoReturn:
+        """ValueError: a table says the same words whatever came before, so it has no states to value."""
+        raise ValueError("client=mock has no critic; use client=local, or an algorithm without one")
 
     def get_tokenizer(self) -> WordTokenizer:
         return self.policy.tokenizer

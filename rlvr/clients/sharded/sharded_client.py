@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -43,10 +43,12 @@ from rlvr.core.messages import (
     OptimStepResponse,
     SaveWeightsResponse,
 )
-from rlvr.core.protocols import CustomLoss, SamplingClient
+from rlvr.core.protocols import CustomLoss, Feature, SamplingClient
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
-SHARDED_CAPABILITIES = replace(LOCAL_CAPABILITIES, name="sharded")
+SHARDED_CAPABILITIES = replace(
+    LOCAL_CAPABILITIES, name="sharded", features=LOCAL_CAPABILITIES.features - {Feature.CRITIC}
+)
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,10 @@ class ShardedTrainingClient:
         if name is not None:
             self.save_weights_for_sampler(name).result()
         return self.create_sampling_client()
+
+    def create_critic(self) -> NoReturn:
+        """ValueError: the ranks train one policy."""
+        raise ValueError("client=sharded has no critic; use client=local, or an algorithm without one")
 
     def get_tokenizer(self) -> Any:
         return self._policy.model.tokenizer

@@ -29,7 +29,13 @@ async def submit(caller: Caller, model_id: str, seq_id: int, operation: Operatio
 async def create_model(body: schemas.CreateModelRequest, caller: CallerDep) -> dict[str, Any]:
     lora = None if body.lora_config is None else body.lora_config.model_dump()
     request_id = await caller.call(
-        caller.backend.runs.create_model, body.session_id, body.model_seq_id, body.base_model, lora, body.user_metadata
+        caller.backend.runs.create_model,
+        body.session_id,
+        body.model_seq_id,
+        body.base_model,
+        lora,
+        body.user_metadata,
+        body.model_role,
     )
     return {"request_id": request_id, "model_id": f"{body.session_id}:train:{body.model_seq_id}"}
 

@@ -112,6 +112,7 @@ class CreateModelRequest(TinkerRequest):
     model_seq_id: Seq
     base_model: Name
     user_metadata: UserMetadata | None = None
+    model_role: Name | None = None
     lora_config: LoraFields | None = None
     optimizer_config: OptimizerChoice | None = None
 
@@ -127,6 +128,7 @@ class LoadWeightsRequest(TinkerRequest):
     model_seq_id: Seq | None = None
     base_model: Name | None = None
     user_metadata: UserMetadata | None = None
+    model_role: Name | None = None
     path: Name
     optimizer: bool
     optimizer_config: OptimizerChoice | None = None

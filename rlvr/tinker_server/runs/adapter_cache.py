@@ -154,6 +154,7 @@ class AdapterCache:
 
     def _restore(self, run: RunQueue) -> None:
         from rlvr.engine.checkpoint import load_policy
+        from rlvr.engine.value_head import add_value_head
 
         if (failed := run.failures.get(0)) is not None:
             raise UserError(f"this training run was never made: {failed.error}")
@@ -162,7 +163,10 @@ class AdapterCache:
             if run.snapshot_seq >= 0:
                 row = self._store.one("SELECT lora, rank FROM models WHERE id = ?", run.model)
                 assert row is not None
-                policy = self.create(run, lora_config(self._engine, row["rank"], json.loads(row["lora"])), seed=0)
+                choice = json.loads(row["lora"])
+                policy = self.create(run, lora_config(self._engine, row["rank"], choice), seed=0)
+                if choice.get("critic"):
+                    add_value_head(policy, self._engine.model)
                 folder = self.folder(run, run.snapshot_seq)
                 load_policy(folder, policy, self._engine.model, optimizer=True, gradients=True)
             for seq in range(run.snapshot_seq + 1, run.next_seq):

@@ -144,6 +144,8 @@ class RunExecutor:
                 path = CheckpointPath(run.model, "weights", operation.name)
                 self._save(run, seq, path, operation.ttl, operation.metadata, operation.overwrite)
                 return JsonResult({"path": str(path), "type": "save_weights"})
+            case ops.SaveForSampler() if run.policy is not None and run.policy.is_critic:
+                raise UserError("this run is a critic: it has values and no tokens to sample; save its state instead")
             case ops.SaveForSampler(name=str(name)):
                 path = CheckpointPath(run.model, "sampler_weights", name)
                 self._save(run, seq, path, operation.ttl, operation.metadata, overwrite=True)
@@ -163,6 +165,8 @@ class RunExecutor:
 
     def _replay(self, run: RunQueue, operation: ops.Operation) -> None:
         """Apply an operation to the run itself: all that replaying the log needs."""
+        from rlvr.engine.value_head import add_value_head
+
         match operation:
             case ops.ForwardBackward(forward_only=False):
                 self._forward_backward(run, operation)
@@ -174,19 +178,24 @@ class RunExecutor:
             case ops.CreateRun():
                 choice = {k: getattr(operation, k) for k in ("alpha", "attn", "mlp", "unembed")}
                 config = lora_config(self._engine, operation.rank, choice)
-                self._adapters.create(run, config, operation.seed)
+                policy = self._adapters.create(run, config, operation.seed)
                 if operation.path:
                     try:
-                        self._load(run, operation.path, operation.optimizer)
+                        self._load(run, operation.path, operation.optimizer, as_critic=operation.critic)
                     except BaseException:
                         self._adapters.drop(run)
                         raise
+                if operation.critic and not policy.is_critic:
+                    add_value_head(policy, self._engine.model)
             case _:
                 pass
 
     def _forward_backward(self, run: RunQueue, request: ops.ForwardBackward) -> Any:
         loss_fn, config = self.resolve_loss(request)
         assert run.policy is not None
+        is_substitute = loss_fn != request.loss_fn
+        if run.policy.is_critic:
+            loss_fn = _find_critic_loss(loss_fn)
         output = self._engine.forward_backward(
             run.policy,
             request.data,
@@ -195,7 +204,7 @@ class RunExecutor:
             backward=not request.forward_only,
             after_batch=self.between_micro_batches,
         )
-        if loss_fn != request.loss_fn:
+        if is_substitute:
             if run.model not in self._substitutions:
                 log.warning("%s: loss_fn %s is computed as %s, another loss", run.model, request.loss_fn, loss_fn)
             self._substitutions[run.model] = f"{request.loss_fn}_computed_as_{loss_fn}"
@@ -224,8 +233,12 @@ class RunExecutor:
             raise UserError(f"loss_fn_config: {', '.join(metadata_texts)} is a text; {name} has only numbers")
         return name, {key: float(value) for key, value in config.items()}
 
-    def _load(self, run: RunQueue, path: str, optimizer: bool) -> None:
+    def _load(self, run: RunQueue, path: str, optimizer: bool, *, as_critic: bool = False) -> None:
+        """Load a checkpoint; `as_critic` into a new run, where a critic's head is expected and a policy's weights are
+        what the critic begins with."""
         from rlvr.engine.checkpoint import load_policy
+        from rlvr.engine.policy import VALUE_HEAD_FILE
+        from rlvr.engine.value_head import add_value_head
 
         assert run.policy is not None
         place, row = self._checkpoints.find(run.owner, path)
@@ -237,6 +250,10 @@ class RunExecutor:
                 f"rank {own.rank}; make a run from the checkpoint (create_training_client_from_state) instead"
             )
         folder = self._checkpoints.folder(place, row["seq"])
+        if as_critic and (folder / VALUE_HEAD_FILE).exists():
+            add_value_head(run.policy, self._engine.model)
+        elif as_critic:
+            optimizer = False  # that of a policy
         try:
             load_policy(folder, run.policy, self._engine.model, optimizer=optimizer)
         except ValueError as error:
@@ -300,6 +317,18 @@ class RunExecutor:
             )
             self._disk.refresh(run.model)
         return JsonResult({"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
+
+
+def _find_critic_loss(loss_fn: str) -> str:
+    """The engine's name for the loss of a critic, which clients send as `ppo`: the SDK takes no new name."""
+    from rlvr.algorithms.loss_specs import VALUE_LOSS
+
+    if loss_fn != "ppo":
+        raise UserError(
+            f"loss_fn {loss_fn!r} for a critic: send its loss as ppo, with `values`, `returns` and `weights` in every "
+            "datum and value_clip alone in loss_fn_config"
+        )
+    return VALUE_LOSS
 
 
 class ClassifiedError(NamedTuple):

@@ -80,7 +80,10 @@ class RejectedOperation:
 
 @dataclass(frozen=True)
 class CreateRun:
-    """seq_id 0 of every run: new weights from `seed`, or those at `path` with or without the optimizer."""
+    """seq_id 0 of every run: new weights from `seed`, or those at `path` with or without the optimizer.
+
+    `critic`: it gets a value head, of zeros unless the weights at `path` have one.
+    """
 
     rank: int
     alpha: float
@@ -90,6 +93,7 @@ class CreateRun:
     unembed: bool = False
     path: str | None = None
     optimizer: bool = False
+    critic: bool = False
 
 
 Operation = (

@@ -72,6 +72,7 @@ class TrainingRuns:
         base_model: str,
         lora: dict[str, Any] | None,
         user_metadata: dict[str, Any] | None = None,
+        model_role: str | None = None,
     ) -> str:
         """A training run with fresh adapter weights; its id is `{session_id}:train:{model_seq_id}`."""
         if lora is None:
@@ -83,7 +84,7 @@ class TrainingRuns:
         seed = lora.get("seed")
         seed = rng.key("weights of a run", model) if seed is None else int(seed)
         attn, mlp, unembed = (bool(lora.get(f"train_{part}", True)) for part in ("attn", "mlp", "unembed"))
-        create = CreateRun(rank, ALPHA, seed, attn, mlp, unembed)
+        create = CreateRun(rank, ALPHA, seed, attn, mlp, unembed, critic=is_critic(model_role, user_metadata))
         return self._create(owner, session_id, model, base_model, create, user_metadata)
 
     def load_weights(
@@ -98,6 +99,7 @@ class TrainingRuns:
         model_seq_id: int | None = None,
         base_model: str | None = None,
         user_metadata: dict[str, Any] | None = None,
+        model_role: str | None = None,
     ) -> str:
         """Load weights into a run (`model_id`, `seq_id`) or into a new run (`session_id`, `model_seq_id`)."""
         if model_id is not None and seq_id is not None and session_id is None:
@@ -107,7 +109,9 @@ class TrainingRuns:
         _, row = self._checkpoints.find(owner, path)
         if base_model not in (None, row["base_model"]):
             raise UserError(f"{path} belongs to {row['base_model']}, not to base_model {base_model!r}")
-        create = CreateRun(row["rank"], seed=0, path=path, optimizer=optimizer, **json.loads(row["lora"]))
+        choice = json.loads(row["lora"])
+        choice["critic"] = choice.get("critic", False) or is_critic(model_role, user_metadata)
+        create = CreateRun(row["rank"], seed=0, path=path, optimizer=optimizer, **choice)
         model = f"{session_id}:train:{model_seq_id}"
         return self._create(owner, session_id, model, row["base_model"], create, user_metadata)
 
@@ -125,6 +129,7 @@ class TrainingRuns:
             raise UserError(f"base_model {base_model!r} is not served here; served: {', '.join(self._engine_threads)}")
         with self._lock:
             choice = {"alpha": create.alpha, "attn": create.attn, "mlp": create.mlp, "unembed": create.unembed}
+            choice |= {"critic": True} if create.critic else {}
             setup = (base_model, create.rank, json.dumps(choice))
             existing = self._store.one("SELECT base_model, rank, lora FROM models WHERE id = ?", model)
             if existing is not None and tuple(existing.values()) != setup:
@@ -236,3 +241,11 @@ class TrainingRuns:
             if run is None or run.owner != owner or run.is_deleted:
                 raise NotFound(f"training run {model_id[:200]!r} is unknown")
             return run
+
+
+def is_critic(model_role: str | None, user_metadata: dict[str, Any] | None) -> bool:
+    """Whether a new run is to be a critic: by `model_role`, or in the metadata where the SDK has no such field."""
+    role = model_role or (user_metadata or {}).get("model_role") or "policy"
+    if role not in ("policy", "critic"):
+        raise UserError(f"model_role {str(role)[:80]!r}: expected policy or critic")
+    return role == "critic"
