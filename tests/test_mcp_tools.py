@@ -81,6 +81,39 @@ def test_what_goes_wrong_is_a_result(box: Toolbox, name: str, arguments: Any, wo
     assert words in text and text.startswith("error: ") and not is_good
 
 
+def test_every_part_of_a_result_is_read() -> None:
+    from mcp_types import BlobResourceContents, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
+
+    from rlvr.envs.tools.mcp_tools import read_result
+
+    page = TextResourceContents(uri="file:///page", text="of a page")
+    data = BlobResourceContents(uri="file:///data", blob="AAAA")
+    parts = [TextContent(text="first"), *(EmbeddedResource(resource=one) for one in (page, data))]
+    assert read_result(CallToolResult(content=parts)) == "first\nof a page\n[resource file:///data]"
+    assert read_result(CallToolResult(content=[], structured_content={"é": [1]})) == '{"é": [1]}'
+    assert read_result(CallToolResult(content=[], structured_content=False)) == "false"
+    assert read_result(CallToolResult(content=[])) == ""
+
+
+def test_two_tools_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlvr.envs.tools.mcp_tools import McpServer
+
+    given = McpServer.tools.fget(McpServer(**SERVER, env=None, seconds=10.0))
+    monkeypatch.setattr(McpServer, "tools", property(lambda self: [*given, given[0]]))
+    with pytest.raises(ValueError, match=f"has two tools named '{given[0].name}'"):
+        tools()
+
+
+def test_a_tool_without_parameters_has_none() -> None:
+    from rlvr.envs.tools.mcp_tools import McpTool
+
+    def nothing() -> str:
+        return ""
+
+    for schema in ({}, {"properties": None}, {"properties": {}}):
+        assert McpTool("a", "b", nothing, dict, parameters=schema).names == []
+
+
 def test_limits_hold_and_the_server_goes_on(box: Toolbox) -> None:
     text, is_good = call(box, "flood")
     assert is_good and text == "x" * 4_000 + "\n[cut: 1,048,576 characters, 4,000 shown]"

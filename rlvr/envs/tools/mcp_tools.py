@@ -10,6 +10,7 @@ purpose: servers at an address, resources and prompts, and questions of a server
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ class McpTool(Tool):
 
     @property
     def names(self) -> list[str]:
-        return list(self.parameters.get("properties", {}))
+        return list(self.parameters.get("properties") or {})
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -60,12 +61,10 @@ class McpServer:
     def __init__(self, command: str, args: Sequence[str], env: Mapping[str, str] | None, seconds: float) -> None:
         from mcp import StdioServerParameters
 
-        self.name = " ".join([command, *args])
+        self.name, self._seconds = " ".join([command, *args]), seconds
         parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}))
         started: Future[_Connection] = Future()
-        thread = threading.Thread(
-            target=lambda: asyncio.run(_connect(parameters, seconds, started)), name="mcp", daemon=True
-        )
+        thread = threading.Thread(target=lambda: asyncio.run(_connect(parameters, started)), name="mcp", daemon=True)
         thread.start()
         try:
             self._connection = started.result()
@@ -93,14 +92,14 @@ class McpServer:
             from mcp_types import CONNECTION_CLOSED
 
             client, loop = self._connection.client, self._connection.loop
-            calling = client.call_tool(name, arguments)
+            calling = client.call_tool(name, arguments, read_timeout_seconds=self._seconds)
             try:
                 result = asyncio.run_coroutine_threadsafe(calling, loop).result()
             except MCPError as error:
                 if error.code == CONNECTION_CLOSED and self._has_ended():
                     raise ToolOutage(f"tool {name}: the server {self.name} has ended") from error
                 raise ToolProblem(error.message) from None
-            text = "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
+            text = read_result(result)
             if result.is_error:
                 raise ToolProblem(text)
             return text
@@ -119,14 +118,14 @@ class McpServer:
         return False
 
 
-async def _connect(parameters: Any, seconds: float, started: Future[_Connection]) -> None:
+async def _connect(parameters: Any, started: Future[_Connection]) -> None:
     """Hold the connection open on this thread until it is to stop."""
     from mcp import Client
 
     try:
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(START_SECONDS):
-                client = await stack.enter_async_context(Client(parameters, read_timeout_seconds=seconds))
+                client = await stack.enter_async_context(Client(parameters, read_timeout_seconds=START_SECONDS))
                 page = await client.list_tools()
                 tools = list(page.tools)
                 while page.next_cursor:
@@ -147,9 +146,25 @@ def _stop(connection: _Connection, thread: threading.Thread) -> None:
         thread.join(10)
 
 
+def read_result(result: Any) -> str:
+    """The text of a `CallToolResult`: its parts, or its structured content where it has no parts."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(map(_read_part, result.content))
+
+
+def _read_part(part: Any) -> str:
+    if part.type == "resource":
+        part = part.resource
+        return getattr(part, "text", f"[resource {part.uri}]")
+    return part.text if part.type == "text" else f"[{part.type}]"
+
+
 def _describe(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return f"it did not list its tools in {START_SECONDS:g} s"
     return f"{type(error).__name__}: {error}"
 
 
@@ -166,7 +181,11 @@ def mcp_tools(
         tools = McpServer(command, args, env, seconds).tools
     except ModuleNotFoundError as error:
         raise ValueError(f"tool mcp: {error.name} is not installed; it needs the extra: {EXTRA}") from error
-    by_name = {tool.name: tool for tool in tools}
+    by_name: dict[str, Tool] = {}
+    for one in tools:
+        if one.name in by_name:
+            raise ValueError(f"tool mcp: {command} has two tools named {one.name!r}; each name has to be given once")
+        by_name[one.name] = one
     for name in only or ():
         if name not in by_name:
             raise ValueError(
