@@ -21,6 +21,8 @@ from rlvr.core.messages import ModelInput, SamplingParams
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 USER = [{"role": "user", "content": "What is 4 + 5?"}]
+# Ends in the text of special tokens, which a completion does not show.
+SPECIAL = {"stop": ["<|im_"], "n": 4, "ignore_eos": True, "max_tokens": 120}
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 
 
@@ -119,7 +121,7 @@ def test_stop_strings_are_cut_off_and_end_tokens_stay_in_the_ids(port: int, refe
     assert by_id["choices"][0]["token_ids"][-1] == ended and by_id["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("more", [{}, {"n": 3}, {"stop": ["e", "9"]}, {"logprobs": 2, "n": 2}, {"echo": True}])
+@pytest.mark.parametrize("more", [{}, {"n": 3}, {"stop": ["e", "9"]}, {"logprobs": 2, "n": 2}, {"echo": True}, SPECIAL])
 def test_a_stream_is_the_whole_answer_in_pieces(port: int, more: dict[str, Any]) -> None:
     body = {"model": NAME, "prompt": ["What is 4 + 5?", "apples"], "max_tokens": 24, "seed": 5, **more}
     _, whole = request(port, COMPLETIONS, body)

@@ -35,15 +35,18 @@ class OpenSampling:
     def end_tokens(self) -> frozenset[int]:
         return self.caller.backend.engines[self.row["base_model"]].end_tokens
 
+    @property
+    def context(self) -> int:
+        return self.caller.backend.engines[self.row["base_model"]].model.context
+
     def check_room(self, limit: tuple[str, int] | None) -> None:
         """UserError if a prompt with the limit that the client set, (field, tokens), exceeds the context."""
-        context = self.caller.backend.engines[self.row["base_model"]].model.context
         for prompt in self.prompts:
-            room = context - len(prompt)
+            room = self.context - len(prompt)
             if limit is not None and limit[1] > room > 0:
                 raise UserError(
                     f"{limit[0]}={limit[1]} is too large: the prompt has {len(prompt)} tokens and the model's context "
-                    f"is {context}, which leaves {room}; give at most {room}, or shorten the prompt"
+                    f"is {self.context}, which leaves {room}; give at most {room}, or shorten the prompt"
                 )
 
     async def start(

@@ -19,10 +19,13 @@ Json = dict[str, Any]
 class ChoiceStream:
     """One completion: its text so far, and the tokens that no chunk has named yet."""
 
-    def __init__(self, body: CompletionRequest | ChatRequest, sampling: OpenSampling, text: ServedText) -> None:
+    def __init__(
+        self, body: CompletionRequest | ChatRequest, sampling: OpenSampling, text: ServedText, prompt: list[int]
+    ) -> None:
         self._pieces = TextStream(text, body.stop_strings, body.skip_special_tokens)
         self._ends = (frozenset() if body.ignore_eos else sampling.end_tokens) | frozenset(body.stop_token_ids or ())
-        self._limit = body.limit
+        room = sampling.context - len(prompt)
+        self._limit = room if body.limit is None else min(body.limit, room)
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._likeliest: list[Any] = []
@@ -47,10 +50,10 @@ class ChoiceStream:
         return self.reason == "stop" or self.count == self._limit
 
     def finish(self) -> str:
-        """The rest of the text. A stop string may end in it."""
+        """The rest of the text. A stop string may end in it, or in the text of a special token, which is not shown."""
         self.is_sent = True
         said = self._pieces.finish()
-        if self._pieces.is_stopped:
+        if self._pieces.is_stopped or self.count < self._limit:
             self.reason = "stop"
         return said
 
@@ -95,7 +98,10 @@ async def stream_completions(
     name: Callable[[int], str],
 ) -> AsyncIterator[Json]:
     """The chunks of `/v1/completions`."""
-    streams = {i: ChoiceStream(body, sampling, text) for i in range(len(sampling.prompts) * body.n)}
+    streams = {
+        i: ChoiceStream(body, sampling, text, sampling.prompts[i // body.n])
+        for i in range(len(sampling.prompts) * body.n)
+    }
     offsets = {i: len(prompt_texts[i // body.n]) for i in streams}
 
     def chunk(index: int, said: str, reason: str | None) -> Json:
@@ -122,7 +128,7 @@ async def stream_chat(
 ) -> AsyncIterator[Json]:
     """The chunks of `/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
     head = head | {"object": "chat.completion.chunk"}
-    streams = {i: ChoiceStream(body, sampling, text) for i in range(body.n)}
+    streams = {i: ChoiceStream(body, sampling, text, sampling.prompts[0]) for i in range(body.n)}
     whole = dict.fromkeys(streams, "")
 
     def chunk(index: int, delta: Json, reason: str | None = None) -> Json:
