@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.gae import compute_gae, gae, split_reward
+from rlvr.algorithms.shaping import penalize
 from rlvr.core.types import StopReason, Trajectory
 
 
@@ -163,3 +164,40 @@ def test_advantages_are_those_of_trl_and_verl(rows: list[tuple[float, float, boo
 def test_options_out_of_range_are_refused(cells: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_algorithm("ppo_critic", **cells)
+
+
+def test_with_a_kl_in_the_reward_each_token_pays_for_its_own() -> None:
+    """k1 = log policy - log reference: 0.5 and -1, coefficient 0.1; the reward 1 and the overlong 0.25 at the end.
+
+    r = (-0.05, 0.1 + 1 - 0.25); gamma 0.9, lambda 0.5, values 0.5, 0.4: delta_1 = 0.85 - 0.4 = 0.45,
+    delta_0 = -0.05 + 0.36 - 0.5 = -0.19, A_0 = -0.19 + 0.45 x 0.45. The critic learns 0.85 and -0.05 + 0.9 x 0.85.
+    """
+    t = episode(1.0, [0.5, 9.0, 0.4, 9.0], [1, 0, 1], reference_logprobs=[-1.0, 0.0, 0.5])
+    spec = resolve_algorithm(
+        "ppo_critic", kl_coef=0.1, gamma=0.9, gae_lambda=0.5, overlong_buffer=2, overlong_penalty=0.5
+    )
+    t.logprobs = [-0.5, 0.0, -0.5]
+    penalize([t], spec, max_tokens=2)
+    assert t.token_penalties == pytest.approx([0.05, 0.0, -0.1])
+    assert t.penalty == pytest.approx(-0.05 + 0.5 * 0.5)
+    assert split_reward([t]) == pytest.approx([-0.05, 0.85])
+    spec.select([t])
+    assert t.token_advantages == pytest.approx([0.0125, 0.0, 0.45], abs=1e-12)
+    assert t.returns == pytest.approx([0.715, 0.0, 0.85])
+    penalize([t], resolve_algorithm("ppo_critic"), max_tokens=2)
+    assert (t.penalty, t.token_penalties) == (0.0, []), "nothing stays of an earlier update"
+
+
+def test_a_rollout_of_several_trajectories_pays_where_its_tokens_are() -> None:
+    """The penalty 0.3 - 0.1 is that of both parts; the reward less it is the sum of what the tokens get."""
+    parts = [
+        episode(1.0, [0.0, 0.0], rollout_id="r", penalty=0.2, token_penalties=[0.3]),
+        episode(1.0, [0.0, 0.0, 0.0], rollout_id="r", penalty=0.2, token_penalties=[0.0, -0.1]),
+    ]
+    assert split_reward(parts) == pytest.approx([-0.3, 0.0, 1.1])
+
+
+def test_without_a_critic_a_completion_pays_the_sum() -> None:
+    t = episode(1.0, [0.0, 0.0, 0.0], reference_logprobs=[-1.0, 0.5])
+    penalize([t], resolve_algorithm("reinforce", kl_coef=0.1), max_tokens=2)
+    assert t.penalty == pytest.approx(0.1 * (0.5 - 1.0)) and t.token_penalties == []

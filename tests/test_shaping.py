@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.shaping import fill_reference_logprobs, longest_turn, overlong_share, penalize, sum_kl
+from rlvr.algorithms.shaping import fill_reference_logprobs, longest_turn, overlong_share, penalize, token_kl
 from rlvr.clients.mock.mock_client import MockSamplingClient, TablePolicy
 from rlvr.core.types import Trajectory
 
@@ -80,7 +80,7 @@ def test_the_kl_of_an_answer_by_hand(estimator: str, one: float) -> None:
     """Two sampled tokens with log ref - log p = ln 2, one with 0, and a written one that does not count."""
     t = answer(4, action_mask=[1, 1, 1, 0])
     t.logprobs, t.reference_logprobs = [-1.0, -2.0, -1.0, 0.0], [-1.0 + LN2, -2.0 + LN2, -1.0, -7.0]
-    assert sum_kl(t, estimator) == pytest.approx(2 * one)
+    assert token_kl(t, estimator).sum() == pytest.approx(2 * one)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -93,10 +93,10 @@ def test_the_reference_is_asked_at_the_temperature_of_sampling(temperature: floa
     items[0].logprobs = copy.deepcopy(policy).logprobs(temperature)[[2, 3, 4]].tolist()
     fill_reference_logprobs(items, sampler, temperature)
     assert items[0].reference_logprobs == pytest.approx(items[0].logprobs)
-    assert [sum_kl(items[0], k) for k in ("k1", "k2", "k3")] == pytest.approx([0.0] * 3, abs=1e-12)
+    assert [token_kl(items[0], k).sum() for k in ("k1", "k2", "k3")] == pytest.approx([0.0] * 3, abs=1e-12)
     if temperature != 1.0:
         fill_reference_logprobs(items, sampler, 1.0)
-        assert sum_kl(items[0], "k3") > 0.01
+        assert token_kl(items[0], "k3").sum() > 0.01
 
 
 def test_all_answers_are_asked_about_before_one_is_read() -> None:
@@ -134,6 +134,6 @@ def test_the_budget_bounds_a_turn_not_the_turns_together() -> None:
 def test_with_the_trainers_log_probs_the_divergence_is_the_trained_policys() -> None:
     """k1 by hand: -(ref - old) summed, the sampler's own log-probs aside."""
     t = Trajectory("p", [1], "r", [2, 3], [-1.0, -1.0], reward=1.0, reference_logprobs=[-2.0, -3.0])
-    assert sum_kl(t, "k1") == 3.0 and sum_kl(t, "k1", [-1.5, -2.5]) == 1.0
+    assert token_kl(t, "k1").sum() == 3.0 and token_kl(t, "k1", [-1.5, -2.5]).sum() == 1.0
     penalize([t], resolve_algorithm("ppo", kl_coef=0.5), 8, lambda trajectory: [-1.5, -2.5])
     assert t.penalty == 0.5

@@ -4,14 +4,15 @@
 
 An action is a sampled token, and time runs over the actions of a whole episode: what an environment writes between two
 turns is part of the next state, and so is a rewritten history. What a turn earned (`rlvr.algorithms.process`) counts
-at its last token; the rest of the reward, less its penalties, counts at the episode's last token. After that token the
-value is 0; where the token budget cut the episode off, it is the critic's, since the episode was not over
-(arXiv:1712.00378), unless `algorithm.bootstrap_truncated` is false. Plain functions, no torch. Exercised by
-`python -m pytest tests/test_gae.py`.
+at its last token, and a KL penalty (`kl_in=reward`) at each token; the rest of the reward, less other penalties, counts
+at the episode's last token. After that token the value is 0; where the token budget cut the episode off, it is the
+critic's, since the episode was not over (arXiv:1712.00378), unless `algorithm.bootstrap_truncated` is false. Plain
+functions, no torch. Exercised by `python -m pytest tests/test_gae.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +39,11 @@ def split_reward(parts: Sequence[Trajectory]) -> list[float]:
     own = {id(t): of_tokens for t, of_tokens in zip(parts, rewards, strict=True)}
     for turn in list_turns(parts):
         own[id(turn.trajectory)][max(0, sum(turn.trajectory.action_mask[: turn.end]) - 1)] += turn.value
+    for t in parts:  # the last turn has paid all penalties; those of single tokens move to them
+        costs = [cost for cost, acted in zip(t.token_penalties, t.action_mask, strict=False) if acted]
+        for place, cost in enumerate(costs):
+            own[id(t)][place] -= cost
+        rewards[-1][-1] += math.fsum(costs)
     return [reward for of_tokens in rewards for reward in of_tokens]
 
 

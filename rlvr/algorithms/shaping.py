@@ -42,12 +42,12 @@ def compute_sampler_logprobs(trajectories: Sequence[Trajectory], sampler: Any, t
     return [[float(x) for x in future.result()[len(t.prompt_tokens) :]] for t, future in pairs]
 
 
-def sum_kl(trajectory: Trajectory, estimator: str, old: Sequence[float] | None = None) -> float:
-    """The sum over sampled tokens of k, between the policy that sampled (or the trainer's, `old` [R]) and the
-    reference."""
+def token_kl(trajectory: Trajectory, estimator: str, old: Sequence[float] | None = None) -> np.ndarray:
+    """The k [R] of every sampled token, 0 elsewhere, between the policy that sampled (or the trainer's, `old` [R]) and
+    the reference."""
     policy = np.asarray(trajectory.logprobs if old is None else old)
     d = np.asarray(trajectory.reference_logprobs) - policy
-    return float((KL_TERMS[estimator](d) * np.asarray(trajectory.action_mask)).sum())
+    return KL_TERMS[estimator](d) * np.asarray(trajectory.action_mask)
 
 
 def overlong_share(tokens: int, budget: int, buffer: int) -> float:
@@ -72,18 +72,22 @@ def penalize(
 ) -> None:
     """Set every `penalty`: kl_coef x sum of k, if the KL goes into the reward, plus the overlong penalty.
 
+    With a critic each token pays for its own k (`token_penalties`), as in InstructGPT, arXiv:2203.02155.
     `old_logprobs` gives the trainer's log-probs [R] of a trajectory before the step, if there are any.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     rollouts: dict[str, list[Trajectory]] = {}
     for index, t in enumerate(trajectories):
-        t.penalty = 0.0
+        t.penalty, t.token_penalties = 0.0, []
         if t.reward is not None:
             rollouts.setdefault(t.rollout_id or f"#{index}", []).append(t)
     for parts in rollouts.values():
         penalty = 0.0
         if in_reward:
-            penalty += algorithm.kl_coef * sum(sum_kl(t, algorithm.kl_estimator, old_logprobs(t)) for t in parts)
+            kl = [token_kl(t, algorithm.kl_estimator, old_logprobs(t)) for t in parts]
+            penalty += algorithm.kl_coef * sum(float(k.sum()) for k in kl)
+            for t, k in zip(parts, kl, strict=True):
+                t.token_penalties = (algorithm.kl_coef * k).tolist() if algorithm.has_critic else []
         if algorithm.overlong_buffer:
             longest = max(longest_turn(t) for t in parts)
             penalty += algorithm.overlong_penalty * overlong_share(longest, max_tokens, algorithm.overlong_buffer)

@@ -107,8 +107,9 @@ class Trajectory:
     the constructor means all ones); `logprobs` are nats at the sampling temperature, 0 where the mask is 0.
     `answer` is what verifiers judge: the policy's last turn if an environment spoke in between, None for the whole
     response. `penalty` is what an algorithm subtracts from the reward before the advantage
-    (a KL penalty, an overlong one); `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those
-    under a reference policy and `teacher_logprobs` [R] those under a teacher, where asked for. `values` [R + 1] are a
+    (a KL penalty, an overlong one), `token_penalties` [R] the part of it that single tokens cost where a critic tells
+    them apart; `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those under a reference policy and
+    `teacher_logprobs` [R] those under a teacher, where asked for. `values` [R + 1] are a
     critic's, before each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
@@ -152,6 +153,7 @@ class Trajectory:
     values: list[float] = field(default_factory=list[float])
     returns: list[float] = field(default_factory=list[float])
     token_advantages: list[float] = field(default_factory=list[float])
+    token_penalties: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)
@@ -201,6 +203,11 @@ class Trajectory:
     def is_empty(self) -> bool:
         """Whether the episode ended before the policy sampled anything: it may have a reward, but no tokens."""
         return not self.prompt_tokens and not self.response_tokens and not self.response
+
+    @property
+    def response_advantages(self) -> list[float]:
+        """The advantage of each response token, [R]."""
+        return self.token_advantages or [self.advantage] * len(self.response_tokens)
 
     @property
     def has_advantage(self) -> bool:
