@@ -60,6 +60,9 @@ def test_every_word_of_trl_is_known() -> None:
     assert [name for name in fields if not is_ours(name) and find_alias(name) is None] == []
 
 
+POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -143,6 +146,13 @@ def test_every_word_of_trl_is_known() -> None:
             {"algorithm.kl_coef": 0.002, "algorithm.kl_in": "loss", "algorithm.kl_estimator": "k3"},
         ),
         ("actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.kl_loss_coef=0.002", {}),
+        (f"{POLICY_LOSS}.loss_mode=clip_cov", {"algorithm.clip_cov_ratio": 0.0002}),
+        (
+            f"{POLICY_LOSS}.loss_mode=clip_cov {POLICY_LOSS}.clip_cov_ratio=0.001 {POLICY_LOSS}.clip_cov_lb=0.5 "
+            f"{POLICY_LOSS}.clip_cov_ub=9",
+            {"algorithm.clip_cov_ratio": 0.001, "algorithm.clip_cov_lb": 0.5, "algorithm.clip_cov_ub": 9},
+        ),
+        (f"{POLICY_LOSS}.loss_mode=vanilla {POLICY_LOSS}.clip_cov_ratio=0.001", {}),
         (
             "algorithm.adv_estimator=grpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
             {"algorithm.advantage": "group_normalized", "algorithm.reduction": "sequence_mean"},
@@ -199,6 +209,8 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("fp16=true", ["float16 needs a scaled loss", "model.dtype"]),
         ("lr_scheduler_type=polynomial", ["expected linear, cosine"]),
         ("actor_rollout_ref.actor.kl_loss_coef=0.1", ["use_kl_loss=true"]),
+        (f"{POLICY_LOSS}.clip_cov_ratio=0.001", ["loss_mode=clip_cov", "algorithm.clip_cov_ratio"]),
+        (f"{POLICY_LOSS}.loss_mode=kl_cov", ["expected vanilla or clip_cov", "no gradient in the first update"]),
         ("actor_rollout_ref.rollout.name=vllm", ["sampling is built in"]),
         ("actor_rollout_ref.rollout.m=5", ["a section of verl's", "actor_rollout_ref.rollout.n"]),
         ("data.nothing_like_this_at_all=1", ["a section of verl's"]),

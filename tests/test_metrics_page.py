@@ -30,7 +30,12 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     (tmp_path / "tiny.yaml").write_text(TINY)
     looks = ["evaluation.every=1", "evaluation.interim_tasks=4"]
     taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
-    penalised = ["algorithm.kl_coef=0.01", "algorithm.overlong_buffer=2", "reward.watch=[boxed]"]
+    penalised = [
+        "algorithm.kl_coef=0.01",
+        "algorithm.overlong_buffer=2",
+        "reward.watch=[boxed]",
+        "algorithm.clip_cov_ratio=0.1",
+    ]
     muon = ["training.optimizer.name=muon", "training.optimizer.matrix_learning_rate=0.01"]
     own = ["algorithm.loss=own_losses:ppo_form", "algorithm.advantage=gae"]
     assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised, *muon, *own]) == 0

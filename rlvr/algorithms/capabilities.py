@@ -51,7 +51,7 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
         used.append(UsedOption(f"entropy={a.entropy}", needs, "use entropy=sampled"))
     used += [
         UsedOption(name)
-        for name in ("teacher_coef", "importance_cap", "mask_truncated", "overlong_buffer")
+        for name in ("teacher_coef", "importance_cap", "clip_cov_ratio", "mask_truncated", "overlong_buffer")
         if getattr(a, name)
     ]
     return used
@@ -83,6 +83,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
         {"entropy_coef": 0.1, "entropy": "exact"},
         {"teacher_coef": 1.0},
         {"importance_cap": 2.0},
+        {"clip_cov_ratio": 0.0002},
         {"mask_truncated": True},
         {"overlong_buffer": 1},
     ]

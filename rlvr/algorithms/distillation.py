@@ -33,8 +33,7 @@ def add_teacher_advantages(
         t.teacher_logprobs = logprobs
         own = old_logprobs(t)
         gap = np.asarray(t.logprobs if own is None else own) - np.asarray(logprobs)
-        base = np.asarray(t.token_advantages) if t.token_advantages else np.full(len(gap), t.advantage)
-        t.token_advantages = (base - coefficient * gap).tolist()
+        t.token_advantages = (np.asarray(t.response_advantages) - coefficient * gap).tolist()
 
 
 def measure_teacher_kl(trajectories: Sequence[Trajectory]) -> float:

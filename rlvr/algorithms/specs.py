@@ -53,10 +53,10 @@ class Algorithm:
       such an episode ends like any other.
     - `kl_coef` weighs the divergence from the policy as RL began, estimated by `kl_estimator`: with d = log reference -
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
-      `kl_in=reward` subtracts coefficient x the completion's sum of k from its reward before the advantage;
-      `kl_in=loss` adds
-      coefficient x k to every token's loss. k1 in the reward and k2 in the loss have the gradient of the reverse KL
-      (arXiv:2510.01555); k3 in the loss is GRPO's; k1 in the loss has none on average.
+      `kl_in=reward` subtracts coefficient x the completion's sum of k from its reward before the advantage, with the
+      advantage `gae` each token's k from the reward of that token; `kl_in=loss` adds coefficient x k to every token's
+      loss. k1 in the reward and k2 in the loss have the gradient of the reverse KL (arXiv:2510.01555); k3 in the loss
+      is GRPO's; k1 in the loss has none on average.
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` subtracts coefficient x log-prob from each token's
       advantage (on-policy its expected gradient is the entropy's; later updates of a step clip it like any advantage),
       `exact` needs full logits, so the local client.
@@ -65,6 +65,9 @@ class Algorithm:
     - `importance_cap`: advantages are multiplied by min(exp(p_old - q), cap), p_old the trainer's log-probs before the
       step and q the sampler's, and ratios are taken to p_old: truncated importance sampling for a sampler that differs
       from the trainer (https://fengyao.notion.site/off-policy-rl). None: the sampler's log-probs are trusted.
+    - `clip_cov_ratio`: that share of the step's sampled tokens has advantage 0, drawn among those whose covariance of
+      log-prob and advantage is above `clip_cov_lb` and below `clip_cov_ub` (Clip-Cov, arXiv:2505.22617;
+      `rlvr.algorithms.covariance`). 0: none. The bounds fit advantages of deviation 1, as `group_normalized` gives.
     - `overlong_buffer`: the last so many tokens of the budget cost up to `overlong_penalty`, linearly. DAPO,
       arXiv:2503.14476, eq. 13. None: no such penalty.
     """
@@ -90,6 +93,9 @@ class Algorithm:
     entropy_coef: float = 0.0
     entropy: str = "sampled"
     importance_cap: float | None = None
+    clip_cov_ratio: float = 0.0
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
     overlong_buffer: int | None = None
     overlong_penalty: float = 1.0
     accept_above: float | None = None
@@ -138,6 +144,9 @@ class Algorithm:
             "pass_k": (2, inf, "at least 2, or null"),
             "teacher_coef": (0.0, inf, "at least 0"),
             "importance_cap": (1.0, inf, "at least 1 (2 is usual), or null"),
+            "clip_cov_ratio": (0.0, 1.0, "a share of the tokens, 0 to 1 (0.0002 is usual)"),
+            "clip_cov_lb": (-inf, inf, "a number"),
+            "clip_cov_ub": (-inf, inf, "a number"),
             "overlong_buffer": (1, inf, "at least 1 token, or null"),
             "overlong_penalty": (0.0, inf, "at least 0"),
         }
@@ -167,6 +176,19 @@ class Algorithm:
             )
         if self.is_preference:
             self._check_preference()
+        if self.clip_cov_ratio:
+            self._check_covariance()
+
+    def _check_covariance(self) -> None:
+        if not self.clip_cov_lb < self.clip_cov_ub:
+            raise ValueError(
+                f"algorithm: clip_cov_lb={self.clip_cov_lb:g}, clip_cov_ub={self.clip_cov_ub:g}; expected lb < ub"
+            )
+        if self.advantage == "acceptance" and not self.teacher_coef:
+            raise ValueError(
+                f"algorithm.clip_cov_ratio={self.clip_cov_ratio:g} has no effect with the advantage 'acceptance': all "
+                "advantages are 1, so no token has a covariance; leave it out"
+            )
 
     def _check_preference(self) -> None:
         """Refuse what a preference loss does not read."""
@@ -180,7 +202,7 @@ class Algorithm:
                 f"algorithm.reduction={self.reduction} with the loss {self.loss!r}, which takes a whole completion's "
                 "log-probs: their sum (sequence_sum, as in the paper) or their mean (sequence_mean)"
             )
-        for name in ("kl_coef", "entropy_coef", "importance_cap", "teacher_coef"):
+        for name in ("kl_coef", "entropy_coef", "importance_cap", "clip_cov_ratio", "teacher_coef"):
             if getattr(self, name):
                 raise ValueError(
                     f"algorithm.{name}={getattr(self, name)} has no effect on the loss {self.loss!r}, which has no "

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
+from rlvr.algorithms.covariance import clip_covariance
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.distillation import add_teacher_advantages
 from rlvr.algorithms.loss_specs import KL_ESTIMATORS
@@ -88,15 +89,17 @@ def update(
     """Compute penalties and advantages and make every optimizer step of the batch; returns the statistics.
 
     `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of a completion, `key`
-    the randomness of the substeps, `reference` the sampling client that a KL compares with, `teacher` that of a
-    distillation, `critic` what an algorithm with one takes values from; it learns before the policy does. `check` is
-    called with the statistics before the first optimizer step, and may raise.
+    the randomness of the substeps and of covariance clipping, `reference` the sampling client that a KL compares with,
+    `teacher` that of a distillation, `critic` what an algorithm with one takes values from; it learns before the policy
+    does. `check` is called with the statistics before the first optimizer step, and may raise.
     """
     config = loss_config(algorithm, client, temperature)
     selected, old = _select(
         client, algorithm, batch, config, baseline, max_tokens, temperature, reference, teacher, critic
     )
     statistics = UpdateStatistics(algorithm)
+    if algorithm.clip_cov_ratio:
+        statistics.clipped_covariance = clip_covariance(selected, algorithm, key, old.of)
     substeps = list(_split(algorithm, selected, passes, key))
     if critic is not None:
         batches = [_weigh_for_critic(algorithm, part, max_tokens) for _, part in substeps]
@@ -165,6 +168,8 @@ def update_streamed(
     """
     if algorithm.needs_whole_step:
         raise ValueError(f"algorithm.loss={algorithm.loss} needs all rows of an optimizer step at once; use update")
+    if algorithm.clip_cov_ratio:
+        raise ValueError("algorithm.clip_cov_ratio draws tokens of the whole batch at once; use update")
     config = loss_config(algorithm, client, temperature)
     statistics, parts = UpdateStatistics(algorithm), iter(arriving)
     for _ in range(stream.substeps):
@@ -279,8 +284,7 @@ def make_datum(
     `weight` is the reduction; `old` [R] are the trainer's log-probs before the step, for the importance correction.
     """
     q = np.asarray(trajectory.logprobs)
-    own = trajectory.token_advantages
-    advantages = np.asarray(own) if own else np.full(len(q), trajectory.advantage)
+    advantages = np.asarray(trajectory.response_advantages)
     if algorithm.entropy_coef and algorithm.entropy == "sampled":
         advantages = advantages - algorithm.entropy_coef * (q if old is None else np.asarray(old))
     if algorithm.importance_cap is not None:

@@ -116,6 +116,7 @@ class UpdateStatistics:
         self._kl = Differences()  # what the reference adds, of the same step
         self._target_divergence: float | None = None  # measured without a step
         self.equal_pairs = 0  # left out of a preference loss: the same tokens, preferred and not
+        self.clipped_covariance: float | None = None  # the share of tokens that covariance clipping drew
         self._own: dict[str, list[float]] = {}  # what a loss of the user's reported, a value an optimizer step
 
     @property
@@ -214,6 +215,8 @@ class UpdateStatistics:
         done = {"updates": float(self.updates), "tokens_trained": float(self.tokens), **self.critic}
         if self.algorithm.is_paired:
             done["equal_pairs"] = float(self.equal_pairs)
+        if self.clipped_covariance is not None:
+            done["clip_ratio/cov_mean"] = self.clipped_covariance
         if not self.updates:
             return done  # a zero divergence would look like a perfect score
         low, high = self.clipped["low"] / max(1, self.tokens), self.clipped["high"] / max(1, self.tokens)

@@ -20,6 +20,8 @@ _DERIVED = {
     "~beta": "algorithm.kl_coef",
     "~kl_loss_coef": "algorithm.kl_coef",
     "~use_kl_loss": "algorithm.kl_coef",
+    "~loss_mode": "algorithm.clip_cov_ratio",
+    "~clip_cov_ratio": "algorithm.clip_cov_ratio",
     "~report_to": "tracking.wandb, tracking.mlflow, tracking.tensorboard",
     "~filter_long_prompts": "training.long_prompts",
     "~truncation": "training.long_prompts",

@@ -115,6 +115,7 @@ def derive(candidates: Candidates, ours: OwnValue, rlvr_section: bool) -> None:
     _sizes(candidates, ours)
     _mini_batch_prompts(candidates, ours)
     _divergence(candidates)
+    _covariance(candidates)
     _trackers(candidates)
     if (long_prompts := candidates.pick("~filter_long_prompts") or candidates.pick("~truncation")) is not None:
         candidates.add("training.long_prompts", long_prompts)  # verl filters first: then nothing is left to truncate
@@ -174,6 +175,18 @@ def _divergence(candidates: Candidates) -> None:
     if value:
         candidates.add("algorithm.kl_in", _default("loss"))
         candidates.add("algorithm.kl_estimator", _default("k3"))
+
+
+def _covariance(candidates: Candidates) -> None:
+    """verl's policy loss `clip_cov`; its ratio counts under that loss alone."""
+    mode, ratio = candidates.pick("~loss_mode"), candidates.pick("~clip_cov_ratio")
+    if mode is None and ratio is not None:
+        raise ValueError(
+            f"{ratio.words} counts with actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov only; give both, or "
+            "algorithm.clip_cov_ratio"
+        )
+    if mode is not None and mode.value:
+        candidates.add("algorithm.clip_cov_ratio", ratio or replace(mode, value=0.0002, raw=0.0002))  # verl's default
 
 
 def _trackers(candidates: Candidates) -> None:

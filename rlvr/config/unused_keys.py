@@ -190,6 +190,8 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
         idle.append(("teacher", "algorithm.teacher_coef is 0"))
     if not row.entropy_coef:
         idle.append(("algorithm.entropy", "algorithm.entropy_coef is 0"))
+    if not row.clip_cov_ratio:
+        idle += [(f"algorithm.{key}", "algorithm.clip_cov_ratio is 0") for key in ("clip_cov_lb", "clip_cov_ub")]
     if row.overlong_buffer is None:
         idle.append(("algorithm.overlong_penalty", "algorithm.overlong_buffer is not given"))
     # What a row can do without: a file may say the default aloud.

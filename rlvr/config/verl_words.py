@@ -84,6 +84,31 @@ VERL: tuple[Alias, ...] = (
             *words("clip_ratio_low", "algorithm.clip_low", "epsilon below 1", number),
             *words("clip_ratio_high", "algorithm.clip_high", "epsilon above 1", number),
             *refuse("clip_ratio_c", "there is no second bound for negative advantages: leave it out"),
+            *words(
+                "policy_loss.loss_mode",
+                "~loss_mode",
+                "vanilla changes nothing, clip_cov is covariance clipping",
+                choose(
+                    "expected vanilla or clip_cov; instead of gspo and cispo give algorithm.name, instead of kl_cov, "
+                    "which has no gradient in the first update with a batch, clip_cov",
+                    vanilla=False,
+                    clip_cov=True,
+                ),
+            ),
+            *words(
+                "policy_loss.clip_cov_ratio",
+                "~clip_cov_ratio",
+                "share of the tokens that are clipped, where loss_mode is clip_cov",
+                number,
+            ),
+            *words("policy_loss.clip_cov_lb", "algorithm.clip_cov_lb", "lowest covariance that is clipped", number),
+            *words("policy_loss.clip_cov_ub", "algorithm.clip_cov_ub", "highest covariance that is clipped", number),
+            *refuse(
+                "policy_loss.kl_cov_ratio policy_loss.ppo_kl_coef",
+                "KL-Cov has no gradient in the first update with a batch: give policy_loss.loss_mode=clip_cov",
+                0.0002,
+                0.1,
+            ),
             *words("entropy_coeff", "algorithm.entropy_coef", "weight of the entropy bonus"),
             *words(
                 "loss_agg_mode",

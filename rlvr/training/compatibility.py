@@ -174,6 +174,8 @@ def _check_streaming(algorithm: Algorithm, options: TrainingOptions) -> None:
             f"algorithm.advantage={algorithm.advantage} is computed over the whole batch "
             f"(use {', '.join(sorted(GROUPWISE))})"
         )
+    if algorithm.clip_cov_ratio:
+        wrong.append("algorithm.clip_cov_ratio draws tokens of the whole batch (leave it out)")
     if options.ppo_epochs > 1:
         wrong.append(f"training.ppo_epochs={options.ppo_epochs} goes through a whole batch again (use num_substeps)")
     if options.target_kl:
