@@ -30,19 +30,15 @@ def test_every_metric_of_a_run_is_on_the_page_and_every_name_on_the_page_is_emit
     (tmp_path / "tiny.yaml").write_text(TINY)
     looks = ["evaluation.every=1", "evaluation.interim_tasks=4"]
     taught = ["sft.steps=60", "sft.batch_size=32", "sft.optimizer.learning_rate=0.01", "training.prompts_per_step=16"]
-    penalised = [
-        "algorithm.kl_coef=0.01",
-        "algorithm.overlong_buffer=2",
-        "reward.watch=[boxed]",
-        "algorithm.clip_cov_ratio=0.1",
-    ]
+    penalised = ["algorithm.kl_coef=0.01", "algorithm.overlong_buffer=2", "reward.watch=[boxed]"]
     muon = ["training.optimizer.name=muon", "training.optimizer.matrix_learning_rate=0.01"]
-    own = ["algorithm.loss=own_losses:ppo_form", "algorithm.advantage=gae"]
+    own = ["algorithm.loss=own_losses:ppo_form", "algorithm.advantage=gae", "algorithm.clip_cov_ratio=0.1"]
     assert run(["train", "--config=tiny.yaml", *looks, *taught, *penalised, *muon, *own]) == 0
     sharded = ["client=sharded", "sharding.ranks=2", "run.name=sharded", "sft.steps=1", "training.steps=1"]
     assert run(["train", "--config=tiny.yaml", *sharded]) == 0
     short = ["sft.steps=0", "training.steps=1"]
-    paired = ["algorithm.name=dpo", "curriculum.replay=0.5", "training.temperature_end=0.5", "run.name=paired"]
+    returning = ["curriculum.replay=0.5", "curriculum.hint_step=0.5"]
+    paired = ["algorithm.name=dpo", *returning, "training.temperature_end=0.5", "run.name=paired"]
     assert run(["train", "--config=tiny.yaml", *short, *paired]) == 0
     teacher = ["algorithm.name=distillation", "teacher.model=runs/tiny", "run.name=student"]
     assert run(["train", "--config=tiny.yaml", *short, *teacher]) == 0

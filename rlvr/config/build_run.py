@@ -37,6 +37,7 @@ from rlvr.training import journal
 from rlvr.training.compatibility import check_compatibility, check_temperatures
 from rlvr.training.curriculum import Curriculum
 from rlvr.training.evaluate import heldout_split
+from rlvr.training.hints import make_hint_writer
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import TrainerParts
 from rlvr.training.trainer import Trainer
@@ -294,7 +295,10 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
     source = fit_prompts(config, source, client.get_tokenizer(), say)
     for text in source.advice():
         warn(text)
-    curriculum = Curriculum(source, config.curriculum, config.seed)
+    hints = None
+    if config.curriculum.hint_step:
+        hints = make_hint_writer(source, client.get_tokenizer(), (config.rollout.max_tokens or 0) - 1)
+    curriculum = Curriculum(source, config.curriculum, config.seed, hints)
     for text in curriculum.advice() if config.training.mode == "rlvr" else ():
         warn(text)
     teacher = build_teacher(config, source, client.get_tokenizer(), say) if has_teacher(config) else None

@@ -65,17 +65,20 @@ def check_pairs(config: RunConfig, source: TaskSource) -> None:
 
 
 def check_demonstrations(config: RunConfig, source: TaskSource) -> None:
-    """ValueError if supervised fine-tuning would come to a task without a demonstration."""
-    if not config.sft.steps:
+    """ValueError if supervised fine-tuning or a hint would come to a task without a demonstration."""
+    keys = [f"sft.steps={config.sft.steps}"] if config.sft.steps else []
+    if config.training.mode == "rlvr" and config.curriculum.hint_step:
+        keys.append(f"curriculum.hint_step={config.curriculum.hint_step:g}")
+    if not keys:
         return
     for level in source.levels:
         for index in range(source.size(level) if source.size else 1):
             task = source.train(config.seed, index, level)
             if source.demonstration(task, 0) is None:
                 raise ValueError(
-                    f"sft.steps={config.sft.steps}: the environment {config.env.name!r} has no demonstration to "
-                    f"imitate for task {name_task(source, task)}; {_how_to_demonstrate(config.env.name)}, or give "
-                    "sft.steps=0"
+                    f"{keys[0]}: the environment {config.env.name!r} has no demonstration for task "
+                    f"{name_task(source, task)}; {_how_to_demonstrate(config.env.name)}, or give "
+                    f"{keys[0].partition('=')[0]}=0"
                 )
 
 

@@ -72,7 +72,8 @@ class Task:
 
     `level` is the difficulty a curriculum chooses by ("1", "2", ...; "" if there is none). `shown_prompt` is what the
     model reads instead of `prompt`: text with examples before it, or chat messages, which the tokenizer's template
-    renders with `template_arguments` (`rlvr.envs.prompt`). Verifiers are given `prompt` all the same.
+    renders with `template_arguments` (`rlvr.envs.prompt`). `hint` are tokens that it reads after the prompt, as the
+    beginning of its answer (`rlvr.training.hints`). Verifiers are given `prompt` all the same.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Task:
     level: str = ""
     shown_prompt: str | list[dict[str, str]] | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    hint: tuple[int, ...] = ()
 
     @property
     def model_prompt(self) -> str | list[dict[str, str]]:
@@ -105,8 +107,8 @@ class Trajectory:
     Shapes: `prompt_tokens` [P], `response_tokens`, `logprobs` and `action_mask` [R], `attention_mask` [P + R].
     `action_mask` is 1 where the policy sampled the token and 0 where the environment wrote it (an empty mask given to
     the constructor means all ones); `logprobs` are nats at the sampling temperature, 0 where the mask is 0.
-    `answer` is what verifiers judge: the policy's last turn if an environment spoke in between, None for the whole
-    response. `penalty` is what an algorithm subtracts from the reward before the advantage
+    `answer` is what verifiers judge: the policy's last turn if an environment spoke in between, hint and response after
+    a hint, None for the whole response. `penalty` is what an algorithm subtracts from the reward before the advantage
     (a KL penalty, an overlong one), `token_penalties` [R] the part of it that single tokens cost where a critic tells
     them apart; `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those under a reference policy and
     `teacher_logprobs` [R] those under a teacher, where asked for. `values` [R + 1] are a

@@ -159,7 +159,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
 
 
 def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
-    """The token ids of what the model reads: a task's `model_prompt`."""
+    """The token ids of what the model reads: a task's `model_prompt`, and its hint."""
     tokens: Any
     if isinstance(task.model_prompt, str):
         tokens = _encode_text(tokenizer, task.model_prompt)
@@ -178,7 +178,7 @@ def encode_prompt(task: Task, tokenizer: Any) -> list[int]:
         tokens = tokens[0]
     if not tokens:
         raise ValueError(f"task {task.id!r} has an empty prompt; a model needs at least one token to go on from")
-    return [int(token) for token in tokens]
+    return [*map(int, tokens), *task.hint]
 
 
 @lru_cache(maxsize=4096)

@@ -203,9 +203,10 @@ async def _episodes(
                 episodes.append(_over_at_once(group, i, env, given))
                 continue
             observation, stop = given
-            if max_prompt_tokens is not None and observation.length > max_prompt_tokens:
+            length = observation.length - len(group.task.hint)
+            if max_prompt_tokens is not None and length > max_prompt_tokens:
                 raise ValueError(
-                    f"task {group.task.id!r}: its prompt has {observation.length} tokens, more than "
+                    f"task {group.task.id!r}: its prompt has {length} tokens, more than "
                     f"training.max_prompt_tokens={max_prompt_tokens}; raise the limit or leave the task out"
                 )
             episodes.append(_Episode(group, i, env, stop, observation.to_ints()))
@@ -331,8 +332,10 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
     tokens, task = episode.tokens, episode.group.task
     shown = tokens[: len(tokens) - episode.end_tokens] if episode.mask[-1:] == [1] else tokens
     # The task of a builder is an index into a dataset: only the tokens tell the prompt. Elsewhere they do where a chat
-    # template or the episode itself wrote it; text as it stands is not decoded again, which would take time.
+    # template, a hint or the episode itself wrote it; text as it stands is not decoded again, which would take time.
     is_plain = episode.group.builder is None and task.model_prompt == task.prompt_text and not episode.closed
+    is_plain &= not task.hint
+    judged = shown[episode.turn :] if episode.turn else [*task.hint, *shown] if task.hint else None
     rendered = "" if is_plain else tokenizer.decode(episode.prompt, skip_special_tokens=False)
     prompt = task.prompt_text if episode.group.builder is None else rendered
     return Trajectory(
@@ -341,7 +344,7 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
         prompt_tokens=episode.prompt,
         # Only the end token is hidden: a special token inside the completion stays visible to verifiers.
         response=tokenizer.decode(shown, skip_special_tokens=False),
-        answer=tokenizer.decode(shown[episode.turn :], skip_special_tokens=False) if episode.turn else None,
+        answer=None if judged is None else tokenizer.decode(judged, skip_special_tokens=False),
         response_tokens=tokens,
         logprobs=[] if episode.unscored else episode.logprobs,
         action_mask=episode.mask,

@@ -5,11 +5,14 @@ levels whose completions are mixed: weight p (1 - p) + floor, the variance of a 
 group-mean gradient, with p a running mean of the level's pass rate. `schedule` gives weights from a step on:
 `[[0, {"1": 2, "2": 1}], [50, {"1": 1, "2": 1, "3": 1}]]`; a level that is not named is not drawn. `threshold` opens the
 levels up to min(highest, first + step // every), for levels that are numbers (of tests, of operators), and draws every
-task of the open ones alike. Beside any of them `replay` brings tasks back that were not solved.
+task of the open ones alike. Beside any of them `replay` brings tasks back that were not solved, with `hint_step` behind
+a hint.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 from rlvr.core import rng
 from rlvr.core.protocols import TaskSource
 from rlvr.core.types import Task
+from rlvr.training.hints import HintWriter
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,9 @@ class CurriculumOptions:
 
     Of pass_rate: `floor` keeps every level alive; `decay` is the running mean's. Of threshold: levels up to `first` are
     open at step 0, one more every `every` steps, up to `highest`. With `replay` every place of a batch has that
-    chance to be given to a task of which no completion has passed, the one that waits longest, if there is one.
+    chance to be given to a task of which no completion has passed, the one that waits longest, if there is one. With
+    `hint_step` it then reads the beginning of its demonstration: that share, and one more each time no completion
+    passes, one less each time one does, until one passes without (`rlvr.training.hints`).
     """
 
     by: str = "uniform"
@@ -36,6 +42,7 @@ class CurriculumOptions:
     every: int = 5
     highest: int = 10
     replay: float = 0.0
+    hint_step: float = 0.0
 
     def __post_init__(self) -> None:
         if self.by not in ("uniform", "tasks", "pass_rate", "schedule", "threshold"):
@@ -46,6 +53,13 @@ class CurriculumOptions:
             raise ValueError(f"curriculum: floor={self.floor}, decay={self.decay}; expected floor > 0, 0 <= decay < 1")
         if not 0 <= self.replay < 1:
             raise ValueError(f"curriculum.replay={self.replay}, expected a chance from 0 to below 1")
+        if not 0 <= self.hint_step <= 1:
+            raise ValueError(f"curriculum.hint_step={self.hint_step}, expected a share of a demonstration, 0 to 1")
+        if self.hint_step and not self.replay:
+            raise ValueError(
+                f"curriculum.hint_step={self.hint_step:g} has no effect without curriculum.replay: a task has its hint "
+                "when it comes back; give curriculum.replay=0.5"
+            )
         if self.every < 1 or self.highest < self.first:
             raise ValueError(
                 f"curriculum: first={self.first}, every={self.every}, highest={self.highest}; expected every >= 1 and "
@@ -60,13 +74,20 @@ class CurriculumOptions:
 
 
 class Curriculum:
-    """Chooses tasks. Counts those drawn of each level, so the position in the data is part of its state."""
+    """Chooses tasks. Counts those drawn of each level, so the position in the data is part of its state.
 
-    def __init__(self, source: TaskSource, options: CurriculumOptions, seed: int) -> None:
+    `hint_writer` is needed with `hint_step` only.
+    """
+
+    def __init__(
+        self, source: TaskSource, options: CurriculumOptions, seed: int, hint_writer: HintWriter | None = None
+    ) -> None:
         self.source, self.options, self.seed = source, options, seed
         self.drawn = dict.fromkeys(source.levels, 0)
         self.pass_rate = dict.fromkeys(source.levels, 0.5)
         self.unsolved: list[tuple[str, int]] = []  # (level, index), the one that waits longest first
+        self.hints = Counter[tuple[str, int]]()  # how many steps long the hint of a place is
+        self._hint_writer = hint_writer
         self._places: dict[str, tuple[str, int]] = {}  # of tasks under way, by id
         for _, weights in options.schedule:
             if unknown := [level for level in weights if level not in self.drawn]:
@@ -132,7 +153,10 @@ class Curriculum:
         task = self.source.train(self.seed, index, level)
         if self.options.replay:
             self._places[task.id] = level, index
-        return task
+        if not (steps := self.hints[level, index]):
+            return task
+        assert self._hint_writer is not None
+        return self._hint_writer.write(task, min(1.0, steps * self.options.hint_step))
 
     def draw(self, count: int, step: int, wave: int = 0) -> list[tuple[str, int]]:
         """Draw the next `count` tasks; returns their (level, index)."""
@@ -161,20 +185,29 @@ class Curriculum:
                 self.pass_rate[level] += (1 - self.options.decay) * (now - self.pass_rate[level])
 
     def observe_tasks(self, passes: Mapping[str, Sequence[bool]]) -> None:
-        """Fold a step's verdicts, by the id of their task, into the tasks that wait to come back."""
+        """Fold a step's verdicts, by the id of their task, into the tasks that wait to come back, and their hints."""
         for id, verdicts in passes.items():
             place = self._places.pop(id, None)
-            if place is not None and not any(verdicts):
+            if place is None:
+                continue
+            if not any(verdicts) or self.hints[place]:  # solved behind a hint is not solved
                 self.unsolved.append(place)
+            if self.options.hint_step and verdicts:
+                most, change = math.ceil(1 / self.options.hint_step), -1 if any(verdicts) else 1
+                if steps := min(most, max(0, self.hints.pop(place, 0) + change)):
+                    self.hints[place] = steps
 
     def state(self) -> dict[str, Any]:
         waiting = {"unsolved": [list(place) for place in self.unsolved]} if self.options.replay else {}
+        if self.options.hint_step:  # each place as often as its hint has steps
+            waiting["hints"] = [list(place) for place in self.hints.elements()]
         return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate), **waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.drawn.update(state["drawn"])
         self.pass_rate.update(state["pass_rate"])
         self.unsolved = [(level, index) for level, index in state.get("unsolved", [])]
+        self.hints = Counter((level, index) for level, index in state.get("hints", []))
 
 
 def _height(level: str) -> float:

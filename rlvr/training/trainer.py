@@ -23,6 +23,7 @@ from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
 from rlvr.training.collector import Collector
 from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
+from rlvr.training.hints import hint_statistics, without_hints
 from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level, verdicts_by_task
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import StepBatch, TrainerParts
@@ -51,7 +52,7 @@ class Trainer:
         """Check a batch against the error budget, and let the curriculum see its verdicts."""
         self._check_error_budget(step, batch)
         if not self.options.is_control:  # a control run must learn nothing from the verifier, by the curriculum too
-            self.parts.curriculum.observe(verdicts_by_level(batch, self.parts.reward.name))
+            self.parts.curriculum.observe(verdicts_by_level(without_hints(batch), self.parts.reward.name))
             self.parts.curriculum.observe_tasks(verdicts_by_task(batch, self.parts.reward.name))
 
     def update(self, step: int, collected: StepBatch) -> dict[str, float]:
@@ -140,6 +141,8 @@ class Trainer:
             completions["rollout/temperature"] = self.collector.params(step).temperature
         if self.parts.curriculum.options.replay:
             completions["curriculum/unsolved"] = float(len(self.parts.curriculum.unsolved))
+        if self.parts.curriculum.options.hint_step:
+            completions |= hint_statistics(collected.all, self.parts.reward.name)
         progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
         updates = statistics.metrics()
         self.monitor.watch_drift(step, updates)
