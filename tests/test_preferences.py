@@ -21,7 +21,7 @@ from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.preferences import Pairing, build_preference_loss, keep_comparable
 from rlvr.algorithms.update import Passes, make_datum, update
-from rlvr.core.messages import AdamParams
+from rlvr.core.messages import AdamParams, Datum
 from rlvr.core.types import Trajectory
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.training_options import LearningRateSchedule
@@ -79,6 +79,33 @@ def test_kto_by_hand() -> None:
     assert reported == {"divergence": 7.0}
     below = evaluate(resolve_algorithm("kto", beta=0.2), items, [[-3.0], [-11.0]])[2]
     assert below == {"divergence": 0.0}, "an estimated divergence below 0 is 0"
+
+
+def test_of_given_completions_kto_estimates_the_divergence_by_mismatched_ones(client: Callable[..., Any]) -> None:
+    """On an engine whose policy has moved: z is the mean h of each prompt with the next one's completion."""
+    trainer = client("qwen3")
+    old = copy.deepcopy(trainer._engine.model.module)
+    reference = trainer.create_sampling_client()
+    items = [answer(str(i), float(i != 1), tokens) for i, tokens in enumerate(([3, 4, 5], [6, 7], [8]))]
+    for i, t in enumerate(items):
+        t.prompt_tokens, t.attention_mask = [1, 2 + i], []
+    others = [answer("", None, items[(i + 1) % 3].response_tokens) for i in range(3)]
+    for other, t in zip(others, items, strict=True):
+        other.prompt_tokens = t.prompt_tokens
+    imitated = [Datum.from_completion(t.prompt_tokens, t.response_tokens, 1.0) for t in others]
+    trainer.forward_backward(imitated, "cross_entropy")
+    trainer.optim_step(AdamParams(3e-2))
+    module = copy.deepcopy(trainer._engine.model.module)
+    h = [float((plain_h(module, t) - plain_h(old, t)).sum().detach()) for t in items]
+    z = sum(float((plain_h(module, t) - plain_h(old, t)).sum().detach()) for t in others) / 3
+    measured = update(
+        trainer, resolve_algorithm("kto"), items, lambda n: AdamParams(0.0), Passes(), baseline=RunningBaseline(),
+        max_tokens=5, reference=reference, is_given=True,
+    )  # fmt: skip
+    assert z > 0.1 and abs(z - sum(h) / 3) > 0.01, "it is not the mean of the completions themselves"
+    assert measured.metrics()["loss/divergence"] == pytest.approx(z, rel=1e-4)
+    terms = [1 / (1 + math.exp(0.1 * side * (x - z))) for x, side in zip(h, (1, -1, 1), strict=True)]
+    assert measured.loss == pytest.approx(sum(terms) / 3, rel=1e-4)
 
 
 def test_pairs_are_all_those_of_a_group_and_every_group_counts_alike() -> None:

@@ -114,7 +114,7 @@ PREFERENCE_SPECS: dict[str, LossSpec] = {
     "kto": LossSpec(
         "1 - sigmoid(beta (h - z)) of a preferred completion, 1 - sigmoid(beta (z - h)) of another one; "
         "z = max(0, mean of h), without a gradient. Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8; there z is "
-        "estimated from completions of other prompts, here from the policy's own.",
+        "estimated from completions of other prompts, here too if completions are given, else from the policy's own.",
         **_PREFERENCE,
     ),
 }

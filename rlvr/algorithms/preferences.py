@@ -77,8 +77,22 @@ def keep_comparable(algorithm: Algorithm, rows: Rows) -> tuple[list[tuple[Trajec
     return [row for i, row in enumerate(rows) if i in paired], pairing.equal
 
 
-def build_preference_loss(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> CustomLoss:
-    """The algorithm's loss as a function of the log-probs of these rows, for `forward_backward_custom`."""
+def mismatch(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Each prompt with the completion of the next trajectory, and the last with that of the first; no log-probs."""
+    others = [*trajectories[1:], *trajectories[:1]]
+    return [
+        Trajectory(t.prompt, t.prompt_tokens, o.response, o.response_tokens, [0.0] * len(o.response_tokens))
+        for t, o in zip(trajectories, others, strict=True)
+    ]
+
+
+def build_preference_loss(
+    algorithm: Algorithm, trajectories: Sequence[Trajectory], divergence: float | None = None
+) -> CustomLoss:
+    """The algorithm's loss as a function of the log-probs of these rows, for `forward_backward_custom`.
+
+    `divergence` is kto's z if it is not to be estimated by these completions.
+    """
     assert algorithm.beta is not None
     pairing, beta, is_mean = Pairing.of(trajectories), algorithm.beta, algorithm.reduction == "sequence_mean"
 
@@ -98,7 +112,7 @@ def build_preference_loss(algorithm: Algorithm, trajectories: Sequence[Trajector
             ]
         )
         if algorithm.loss == "kto":
-            return kto(h, torch.tensor(pairing.preferred), beta)
+            return kto(h, torch.tensor(pairing.preferred), beta, divergence)
         left, right = (torch.tensor([pair[side] for pair in pairing.pairs]) for side in (0, 1))
         margin = h[left] - h[right]
         weights = torch.tensor([pair[2] for pair in pairing.pairs])
@@ -122,14 +136,14 @@ def ipo(margin: Any, beta: float) -> Any:
     return (margin - 1 / (2 * beta)) ** 2
 
 
-def kto(h: Any, preferred: Any, beta: float) -> tuple[Any, dict[str, Any]]:
+def kto(h: Any, preferred: Any, beta: float, divergence: float | None = None) -> tuple[Any, dict[str, Any]]:
     """The mean over completions of 1 - sigmoid(beta (h - z)), or of 1 - sigmoid(beta (z - h)) if not preferred.
 
     z = max(0, mean h), without a gradient, estimates the divergence from the reference by the step's own completions,
-    which the policy sampled.
+    which the policy sampled; or z is the `divergence` that is given.
     """
     import torch
 
-    z = h.detach().mean().clamp(min=0)
+    z = h.detach().mean().clamp(min=0) if divergence is None else torch.tensor(divergence)
     side = torch.where(preferred, 1.0, -1.0)
     return (1 - torch.sigmoid(beta * side * (h - z))).mean(), {"divergence": z}

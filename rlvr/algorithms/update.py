@@ -19,8 +19,8 @@ from rlvr.algorithms.covariance import clip_covariance
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.distillation import add_teacher_advantages
 from rlvr.algorithms.loss_specs import KL_ESTIMATORS
-from rlvr.algorithms.preferences import build_preference_loss, keep_comparable
-from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
+from rlvr.algorithms.preferences import build_preference_loss, keep_comparable, mismatch
+from rlvr.algorithms.shaping import compute_sampler_logprobs, fill_reference_logprobs, penalize
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update_statistics import Tokens, UpdateStatistics
 from rlvr.core import rng
@@ -28,7 +28,7 @@ from rlvr.core.futures import Future
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput
 from rlvr.core.protocols import TrainingClient
 from rlvr.core.registry import load_path
-from rlvr.core.types import Trajectory, group_by
+from rlvr.core.types import Trajectory, group_by, mean
 
 Rows = Sequence[tuple[Trajectory, float]]
 
@@ -84,6 +84,7 @@ def update(
     reference: Any = None,
     teacher: Any = None,
     critic: ValueCritic | None = None,
+    is_given: bool = False,
     check: Callable[[UpdateStatistics], None] = lambda statistics: None,
 ) -> UpdateStatistics:
     """Compute penalties and advantages and make every optimizer step of the batch; returns the statistics.
@@ -91,7 +92,8 @@ def update(
     `adam(n)` gives the parameters of the batch's n-th optimizer step. `max_tokens` is the budget of a completion, `key`
     the randomness of the substeps and of covariance clipping, `reference` the sampling client that a KL compares with,
     `teacher` that of a distillation, `critic` what an algorithm with one takes values from; it learns before the policy
-    does. `check` is called with the statistics before the first optimizer step, and may raise.
+    does. `is_given` says that the completions are not the policy's own. `check` is called with the statistics before
+    the first optimizer step, and may raise.
     """
     config = loss_config(algorithm, client, temperature)
     selected, old = _select(
@@ -122,7 +124,10 @@ def update(
             statistics.record_divergence(Tokens.of([t for t, _ in rows], data, output).approx_kl)
             if statistics.approx_kl > passes.target_kl:
                 return statistics
-        output = _forward_backward(client, algorithm, rows, data, config).result()
+        divergence = None
+        if is_given and algorithm.loss == "kto":
+            divergence = _estimate_divergence(client, algorithm, rows, config, reference, temperature)
+        output = _forward_backward(client, algorithm, rows, data, config, divergence).result()
         statistics.add(rows, data, output, again=epoch > 0)
         _step(client, statistics, adam, check)
     return statistics
@@ -237,12 +242,36 @@ def _select(
     return selected, old
 
 
+def _estimate_divergence(
+    client: TrainingClient,
+    algorithm: Algorithm,
+    rows: Rows,
+    config: dict[str, float],
+    reference: Any,
+    temperature: float,
+) -> float:
+    """The policy's divergence from the reference, max(0, mean of h) with h as in `rlvr.algorithms.preferences`.
+
+    Of completions that the policy did not sample it is estimated by mismatched ones, as in arXiv:2402.01306, eq. 8.
+    """
+    others, is_mean = mismatch([t for t, _ in rows]), algorithm.reduction == "sequence_mean"
+    before = compute_sampler_logprobs(others, reference, temperature)
+    pairs = zip(compute_current_logprobs(client, others, config), before, strict=True)
+    return max(0.0, mean([(math.fsum(p) - math.fsum(q)) / (len(q) if is_mean else 1) for p, q in pairs]))
+
+
 def _forward_backward(
-    client: TrainingClient, algorithm: Algorithm, rows: Rows, data: list[Datum], config: dict[str, float]
+    client: TrainingClient,
+    algorithm: Algorithm,
+    rows: Rows,
+    data: list[Datum],
+    config: dict[str, float],
+    divergence: float | None = None,
 ) -> Future[ForwardBackwardOutput]:
     """Add the gradient of the loss: a named one, or a function that gets all of `data`, made of `rows`, in one call."""
     if algorithm.is_preference:
-        return client.forward_backward_custom(data, build_preference_loss(algorithm, [t for t, _ in rows]), config)
+        loss = build_preference_loss(algorithm, [t for t, _ in rows], divergence)
+        return client.forward_backward_custom(data, loss, config)
     if algorithm.has_custom_loss:
         return client.forward_backward_custom(data, load_path("algorithm.loss", algorithm.loss), config)
     return client.forward_backward(data, algorithm.loss, config)

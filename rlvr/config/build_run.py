@@ -20,7 +20,7 @@ from rlvr.config.build_client import build_client, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
 from rlvr.config.build_teacher import build_teacher, check_teacher, has_teacher
 from rlvr.config.plan_memory import describe_memory
-from rlvr.config.run_tasks import check_demonstrations, check_pairs, count_tasks, fit_prompts, hash_tasks
+from rlvr.config.run_tasks import check_completions, check_demonstrations, count_tasks, fit_prompts, hash_tasks
 from rlvr.config.schema import RunConfig
 from rlvr.core.cpu_budget import set_default_workers
 from rlvr.core.files import sha256, write_atomic
@@ -177,7 +177,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     algorithm = config.algorithm.resolve()
     _check_optimizers(config)
     check_demonstrations(config, source)
-    check_pairs(config, source)
+    check_completions(config, source)
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)

@@ -14,7 +14,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 from rlvr.envs.registry import takes_option
-from rlvr.training.given_pairs import read_pair
+from rlvr.training.given_completions import read_completions
 from rlvr.training.sft import name_task
 
 
@@ -55,13 +55,13 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
     return source
 
 
-def check_pairs(config: RunConfig, source: TaskSource) -> None:
-    """ValueError if a run that learns from given pairs would come to a task without one."""
+def check_completions(config: RunConfig, source: TaskSource) -> None:
+    """ValueError if a run that learns from given completions would come to a task without them."""
     if config.training.mode != "rlvr" or config.training.completions != "given":
         return
     for level in source.levels:
         for index in range(source.size(level) if source.size else 1):
-            read_pair(source.train(config.seed, index, level))
+            read_completions(source.train(config.seed, index, level), config.algorithm.resolve().is_paired)
 
 
 def check_demonstrations(config: RunConfig, source: TaskSource) -> None:

@@ -17,7 +17,7 @@ from rlvr.core.types import Task, Trajectory
 from rlvr.rollout import Group, open_groups, play, rollout
 from rlvr.rollout.scoring import CALLS, Scoring, score
 from rlvr.training.errors import TrainingStoppedError
-from rlvr.training.given_pairs import make_pairs
+from rlvr.training.given_completions import make_given
 from rlvr.training.parts import TrainerParts
 from rlvr.training.verifier_noise import add_noise
 
@@ -69,10 +69,12 @@ class Collector:
         """Sample and score all groups. A verifier that waits gets each group as soon as it is sampled."""
         began = time.perf_counter()
         if self.options.completions == "given":
-            given = self._parts
-            pairs = make_pairs(groups, given.source, sampler, given.reward.name, version, given.params.temperature)
-            self._apply_control(pairs)
-            return ScoredGroups(pairs, time.perf_counter() - began, 0.0)
+            p = self._parts
+            given = make_given(
+                groups, p.source, sampler, p.reward.name, version, p.params.temperature, p.algorithm.is_paired
+            )
+            self._apply_control(given)
+            return ScoredGroups(given, time.perf_counter() - began, 0.0)
         with Scoring(self._parts.reward, self._parts.watched) as scoring:
 
             def score_early(group: list[Trajectory]) -> None:

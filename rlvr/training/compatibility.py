@@ -74,15 +74,19 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
 
 
 def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
-    """Refuse what does not learn from a pair of completions that the policy did not sample."""
+    """Refuse what does not learn from judged completions that the policy did not sample."""
     wrong: list[str] = []
-    if not algorithm.is_paired:
+    count = 2 if algorithm.is_paired else 1
+    if not algorithm.is_preference:
         wrong.append(
-            f"algorithm.name={algorithm.name} learns from completions of the policy's own (use dpo or ipo; to imitate "
-            "completions, training.mode=sft)"
+            f"algorithm.name={algorithm.name} learns from completions of the policy's own (use dpo, ipo or kto; to "
+            "imitate completions, training.mode=sft)"
         )
-    if options.group_size != 2:
-        wrong.append(f"training.group_size={options.group_size}, and a task brings two completions (use group_size=2)")
+    elif options.group_size != count:
+        wrong.append(
+            f"training.group_size={options.group_size}, and for {algorithm.loss} a task brings {count} "
+            f"(use group_size={count})"
+        )
     if options.order != "sync":
         wrong.append(f"training.schedule={options.order} samples ahead, and nothing is sampled (use schedule=sync)")
     if options.temperature_end is not None:

@@ -66,6 +66,7 @@ class Trainer:
             self.passes,
             critic=self._value_critic(step),
             key=rng.key(self.parts.seed, step),
+            is_given=self.options.completions == "given",
             check=lambda first: self._check_gap(step, first.gap, collected.batch),
             **self._update_options(step),
         )

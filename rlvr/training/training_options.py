@@ -148,8 +148,9 @@ class TrainingOptions:
     `max_steps_off_policy`). None means sync if both numbers have their minimum, else fixed_lag. Under completion a
     group that would become too old is waited for (`stale=pace`) or discarded (`stale=discard`).
 
-    With `completions=given` nothing is sampled: a group is the pair of completions that its task brings along
-    (`meta["chosen"]` and `meta["rejected"]`), which dpo and ipo learn from (`rlvr.training.given_pairs`).
+    With `completions=given` nothing is sampled: a group is what its task brings along. For dpo and ipo that is a pair
+    of completions (`meta["chosen"]` and `meta["rejected"]`), for kto one with a label (`meta["completion"]` and
+    `meta["label"]`; `rlvr.training.given_completions`).
 
     With `temperature_end` the temperature of sampling goes from `rollout.temperature` to it, in equal steps from the
     first step to the last. Evaluations keep `rollout.temperature`.

@@ -1,4 +1,4 @@
-"""DPO from pairs that the data bring along: what is read, what is learned, what is skipped, what is refused."""
+"""DPO from pairs and KTO from labels that the data bring along: what is read, learned, skipped and refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source, plan
 from rlvr.core.types import Task
-from rlvr.training.given_pairs import read_pair
+from rlvr.training.given_completions import read_completions
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.training_options import LearningRateSchedule
 
@@ -56,20 +56,61 @@ def test_a_policy_learns_to_prefer_and_equal_pairs_are_counted() -> None:
 )
 def test_a_task_without_a_pair_is_named(meta: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_pair(Task("t", "p", meta))
+        read_completions(Task("t", "p", meta), is_paired=True)
+
+
+@pytest.mark.parametrize("label", [None, 1, "true"])
+def test_a_task_without_a_label_is_named(label: Any) -> None:
+    with pytest.raises(ValueError, match=r"task 't' has .* as its 'label', expected true or false; give the rows the"):
+        read_completions(Task("t", "p", {"completion": "a", "label": label}), is_paired=False)
+    with pytest.raises(ValueError, match="None as its 'completion'"):
+        read_completions(Task("t", "p", {"label": True}), is_paired=False)
 
 
 def test_a_chat_counts_by_its_last_message() -> None:
     chat = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
-    assert read_pair(Task("t", "p", {"chosen": chat, "rejected": "no"})) == ("yes", "no")
+    pair = Task("t", "p", {"chosen": chat, "rejected": "no"})
+    assert read_completions(pair, is_paired=True) == [("yes", True), ("no", False)]
+    labelled = Task("t", "p", {"completion": chat, "label": False})
+    assert read_completions(labelled, is_paired=False) == [("yes", False)]
+
+
+class Labels(Letters):
+    """Tasks that bring `a` as a preferred completion, every third `b` as another one."""
+
+    def train(self, seed: int, index: int, level: str) -> Task:
+        is_preferred = index % 3 != 2
+        return Task(
+            f"{index}", "say", {"answer": "a", "completion": "a" if is_preferred else "b", "label": is_preferred}
+        )
+
+
+def test_kto_learns_from_labels() -> None:
+    """Four preferred completions and two others a step: the log-prob of the preferred word rises above the other's."""
+    trainer = make_trainer(
+        algorithm="kto", source=Labels(), group_size=1, completions="given", steps=20,
+        optimizer=LearningRateSchedule(learning_rate=0.1), sampling={"max_tokens": 4},
+    )  # fmt: skip
+    client: Any = trainer.parts.client
+    trainer.reference = client.save_weights_and_get_sampling_client()
+    rows = [Synchronous(trainer).learn(step) for step in range(20)]
+    first, last = rows[0][0], rows[-1][0]
+    assert first["env/all/correct"] == pytest.approx(4 / 6) and first["loss"] == pytest.approx(0.5)
+    assert last["loss"] < 0.47 and first["loss/divergence"] == 0.0
+    ids, table = client.get_tokenizer().ids, client.policy.logprobs()
+    assert table[ids["a"]] - table[ids["b"]] > 1.5
+    assert [(t.response, t.reward) for t in rows[0][1].batch[1:3]] == [("a", 1.0), ("b", 0.0)]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"algorithm": "grpo", "group_size": 2}, r"algorithm.name=grpo learns from completions of the policy's own"),
-        ({"algorithm": "kto", "group_size": 2}, r"algorithm.name=kto learns from completions of the policy's own"),
-        ({"algorithm": "dpo"}, r"training.group_size=4, and a task brings two completions"),
+        (
+            {"algorithm": "kto", "group_size": 2},
+            r"training.group_size=2, and for kto a task brings 1 \(use group_size=1",
+        ),
+        ({"algorithm": "dpo"}, r"training.group_size=4, and for dpo a task brings 2 \(use group_size=2"),
         ({"algorithm": "dpo", "group_size": 2, "max_steps_off_policy": 1}, "samples ahead, and nothing is sampled"),
         ({"algorithm": "dpo", "group_size": 2, "temperature_end": 2.0}, "temperature_end changes how completions"),
         ({"algorithm": "dpo", "group_size": 2, "completions": "made"}, "expected sampled or given"),
@@ -122,3 +163,30 @@ def test_a_run_on_rows_of_pairs_resumes_to_the_bit(tmp_path: Path, monkeypatch: 
     config = build_config(load(None, "pairs.yaml", []))
     with pytest.raises(ValueError, match="give the rows the columns 'chosen' and 'rejected'"):
         plan(config, build_source(config))
+
+
+@pytest.mark.slow
+def test_a_run_on_labelled_rows_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's columns `prompt`, `completion` and `label`; z is estimated anew at every step."""
+    from tinker_model import tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"prompt": f"{i} {word}?", "completion": f" {word if i % 2 else 'acht'}", "label": bool(i % 2)}
+        for i in range(10)
+        for word in ("two", "four", "six")
+    ]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer().save_pretrained(tmp_path / "pieces.json")
+    text = CONFIG.replace("path: pairs.jsonl, answer_field: chosen,", "path: labels.jsonl,")
+    (tmp_path / "labels.yaml").write_text(
+        text.replace("name: dpo", "name: kto").replace("group_size: 2", "group_size: 1")
+    )
+    attempt("labels.yaml", "run.name=whole")
+    with pytest.raises(KeyboardInterrupt):
+        attempt("labels.yaml", "run.name=killed", killed_at=4)
+    attempt("labels.yaml", "run.name=killed")
+    found = stored_steps(tmp_path / "runs" / "whole")
+    assert stored_steps(tmp_path / "runs" / "killed") == found
+    divergences = [row["loss/divergence"] for row in found if row["phase"] == "rl"]
+    assert divergences[0] == pytest.approx(0.0, abs=1e-4) and len(set(divergences)) > 1
