@@ -52,7 +52,7 @@ def trajectory_row(trajectory: Trajectory, source: TaskSource | None = None) -> 
         "prompt": t.prompt,
         **({"rendered_prompt": t.rendered_prompt} if t.rendered_prompt else {}),  # what the model read
         "response": t.response,
-        **({} if t.answer is None else {"answer": t.answer}),  # the last turn, which alone is judged
+        **({} if t.answer is None else {"answer": t.answer}),  # what was judged: the last turn, or hint and response
         "reward": t.reward,
         "advantage": t.advantage,
         "scores": {name: score_to_json(score) for name, score in t.scores.items()},
