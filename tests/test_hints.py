@@ -84,13 +84,6 @@ def test_the_state_restores_hints_that_wait_and_those_under_way() -> None:
     assert not describe_mismatch(made.state(), curriculum().state())
 
 
-class FirstTwo(NextLetters):
-    """Answers of two letters: the table says both in any order, so a hint of the first makes the rest likelier."""
-
-    def __init__(self) -> None:
-        super().__init__(length=2)
-
-
 def with_hints(trainer: Any, source: Any) -> Any:
     writer = make_hint_writer(source, trainer.parts.client.get_tokenizer(), 9)
     made = Curriculum(source, CurriculumOptions(replay=0.5, hint_step=0.5), 1, writer)
@@ -100,8 +93,10 @@ def with_hints(trainer: Any, source: Any) -> Any:
 
 
 def hinted_trainer(**options: Any) -> Any:
-    client = MockTrainingClient(TablePolicy([*FirstTwo().vocabulary]))
-    return with_hints(make_trainer(client, source=FirstTwo(), sampling={"max_tokens": 3}, **options), FirstTwo())
+    """A table of letters answers tasks of two: behind a hint it says the other one and the end by chance."""
+    source: Any = NextLetters(length=2)
+    client = MockTrainingClient(TablePolicy([*source.vocabulary]))
+    return with_hints(make_trainer(client, source=source, sampling={"max_tokens": 3}, **options), source)
 
 
 def test_the_hint_is_prompt_for_the_policy_and_answer_for_the_verifier() -> None:

@@ -333,8 +333,8 @@ def _close(episode: _Episode, tokenizer: Any, params: SamplingParams) -> Traject
     shown = tokens[: len(tokens) - episode.end_tokens] if episode.mask[-1:] == [1] else tokens
     # The task of a builder is an index into a dataset: only the tokens tell the prompt. Elsewhere they do where a chat
     # template, a hint or the episode itself wrote it; text as it stands is not decoded again, which would take time.
-    is_plain = episode.group.builder is None and task.model_prompt == task.prompt_text and not episode.closed
-    is_plain &= not task.hint
+    is_plain = episode.group.builder is None and task.model_prompt == task.prompt_text
+    is_plain = is_plain and not (episode.closed or task.hint)
     judged = shown[episode.turn :] if episode.turn else [*task.hint, *shown] if task.hint else None
     rendered = "" if is_plain else tokenizer.decode(episode.prompt, skip_special_tokens=False)
     prompt = task.prompt_text if episode.group.builder is None else rendered

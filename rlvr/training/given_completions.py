@@ -54,7 +54,7 @@ def make_given(
     reward: str,
     version: int,
     temperature: float,
-    is_paired: bool = True,
+    is_paired: bool,
 ) -> list[Trajectory]:
     """A trajectory for each completion of the groups' tasks, with the reward 1 or 0, as if the policy had sampled
     them."""
