@@ -25,7 +25,7 @@ from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.sft import SftOptions
 
 SOURCE = NextLetters(length=4)
-TOKENIZER = MockTrainingClient(TablePolicy([*SOURCE.vocabulary])).get_tokenizer()
+TOKENIZER = MockTrainingClient(TablePolicy(list(NextLetters.vocabulary))).get_tokenizer()
 
 
 def curriculum(hint_step: float = 0.25, most: int = 9) -> Curriculum:
