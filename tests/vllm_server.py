@@ -45,6 +45,7 @@ class FakeVllm:
         self.engine = self.make_engine()
         self.policy = self.engine.create_policy("full")  # all weights, which `reload_weights` replaces
         self.adapters: dict[str, Snapshot] = {}
+        self.roots: dict[str, str] = {}  # their folders
         self.version, self.paused = "default", False
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -60,7 +61,8 @@ class FakeVllm:
     def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         match path:
             case "/v1/models":
-                return 200, {"data": [{"id": BASE, "parent": None, "max_model_len": self.max_model_len}]}
+                own = {"id": BASE, "parent": None, "max_model_len": self.max_model_len}
+                return 200, {"data": [own, *({"id": n, "parent": BASE, "root": r} for n, r in self.roots.items())]}
             case "/server_info" if self.settings:
                 return 200, {"vllm_config": self.settings}
             case "/openapi.json" if self.settings:
@@ -70,7 +72,7 @@ class FakeVllm:
             case "/v1/load_lora_adapter":
                 return self._load(body["lora_name"], Path(body["lora_path"]))
             case "/v1/unload_lora_adapter":
-                found = self.adapters.pop(body["lora_name"], None)
+                found, _ = self.adapters.pop(body["lora_name"], None), self.roots.pop(body["lora_name"], None)
                 return (404, "cannot be found") if found is None else (200, "Success")
             case "/pause" | "/resume":
                 self.paused = path == "/pause"
@@ -95,6 +97,7 @@ class FakeVllm:
         adapters.create_policy("adapter", lora=LoraConfig(rank))
         self.adapters[name] = adapters.load_snapshot(folder)
         self._engines = {**getattr(self, "_engines", {}), name: adapters}
+        self.roots[name] = str(folder)
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:

@@ -6,6 +6,7 @@ tests/test_tinker_serve.py.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -106,8 +107,15 @@ def serve_engine(
         Path | None, typer.Option("--log", help="The log file; default: server.log in the state folder.")
     ] = None,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    samplers: Annotated[
+        list[str] | None, typer.Option("--samplers", help="A vLLM server that samples; may be repeated.")
+    ] = None,
+    samplers_folder: Annotated[
+        Path | None,
+        typer.Option("--samplers-folder", help="Where the vLLM servers find adapters; default: in the state folder."),
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A YAML file with the sections engine, limits and wire.")
+        Path | None, typer.Option("--config", help="A YAML file with the sections engine, limits, wire and sampler.")
     ] = None,
 ) -> None:
     """Serve models to the tinker SDK: train adapters and sample, several clients at once.
@@ -116,11 +124,13 @@ def serve_engine(
 
     rlvr serve engine --model ./my-model engine.micro_tokens=8192 limits.owner_disk_bytes=50_000_000_000
 
-    docs/tinker-operations.md lists the settings of `engine`, `limits` and `wire`, with their defaults.
+    docs/tinker-operations.md lists the settings of `engine`, `limits`, `wire` and `sampler`, with their defaults.
     """
     from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
     from rlvr.tinker_server.server_limits import load_settings
 
-    settings = load_settings(words or [], config)
+    words = [*(words or []), *([f"sampler.urls={json.dumps(samplers)}"] if samplers else [])]
+    words += [f"sampler.folder={json.dumps(str(samplers_folder))}"] if samplers_folder else []
+    settings = load_settings(words, config)
     options = {"aliases": parse_aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
     serve(ServeOptions(model, host, port, state, device=device, dtype=dtype, settings=settings, **options), say)

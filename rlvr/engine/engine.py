@@ -187,6 +187,11 @@ class Engine:
             self._sampler.scheduler.add(request)
         return request
 
+    def check_request(self, prompt: ModelInput, count: int, params: SamplingParams) -> None:
+        """ValueError for what `enqueue` would refuse, for a request that another engine samples."""
+        self._check_sampling(prompt.to_ints(), count, 0, 0)
+        self._resolve_stops(params)
+
     def _check_sampling(self, tokens: list[int], count: int, topk_prompt: int, topk_sample: int) -> None:
         if not tokens:
             raise ValueError("sample: the prompt is empty; give at least one token (a begin token, say)")

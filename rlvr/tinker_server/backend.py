@@ -31,10 +31,12 @@ from rlvr.tinker_server.runs.executor import UNPUBLISHED_LOSS, RunExecutor
 from rlvr.tinker_server.runs.training_runs import TrainingRuns
 from rlvr.tinker_server.sampling.heartbeats import Heartbeats
 from rlvr.tinker_server.sampling.pending_samples import PendingSamples
+from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.sampling.sample_requests import SampleRequests
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.sampling.served_runs import RunWeights
+from rlvr.tinker_server.sampling.vllm_sampling import VllmSampler
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.storage.disk_usage import DiskAccounts
@@ -58,12 +60,14 @@ class TinkerBackend:
         aliases: Mapping[str, str] | None = None,
         tokenizers: Mapping[str, str] | None = None,
         served_runs: Mapping[str, RunWeights] | None = None,
+        samplers: Mapping[str, PublishedAdapters] | None = None,
         limits: ServerLimits = ServerLimits(),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`engines` by the names of clients, which may share one; `tokenizers`: where clients find a model's tokenizer,
         if not under the model's name. `served_runs`: the names among them that stand for the policy of a training run,
-        which the open endpoints sample from; the Tinker protocol has base models only."""
+        which the open endpoints sample from; the Tinker protocol has base models only. `samplers`: the vLLM servers
+        that sample for an engine, by its names."""
         if not engines:
             raise ValueError("a server needs at least one model")
         self.engines, self.served_runs = dict(engines), dict(served_runs or {})
@@ -101,6 +105,8 @@ class TinkerBackend:
             thread = EngineThread(engine, executor, adapters, sampling_sessions, futures, limits)
             self._adapters |= dict.fromkeys(names, adapters)
             self._engine_threads |= dict.fromkeys(names, thread)
+        found = {s: VllmSampler(s, sampling_sessions, futures, limits) for s in (samplers or {}).values()}
+        self._remote = {name: found[adapters] for name, adapters in (samplers or {}).items()}
         self.sessions = ClientSessions(store, self._heartbeats, clock)
         self.queries = ServerQueries(store, self.checkpoints, bases, tokenizers or {})
         trained = {name: thread for name, thread in self._engine_threads.items() if name in bases}
@@ -108,8 +114,8 @@ class TinkerBackend:
             store, self.sessions, futures, self._quotas, self.checkpoints, self.disk, trained, limits, clock
         )
         self.sampling = SampleRequests(
-            engines, self._engine_threads, store, self.sessions, sampling_sessions, self.checkpoints, futures,
-            self._pending_samples, self._quotas, self._heartbeats, limits, self.served_runs,
+            engines, self._engine_threads, self._remote, store, self.sessions, sampling_sessions, self.checkpoints,
+            futures, self._pending_samples, self._quotas, self._heartbeats, limits, self.served_runs,
         )  # fmt: skip
         self.runs.resume()
         for thread in dict.fromkeys(self._engine_threads.values()):
@@ -125,10 +131,13 @@ class TinkerBackend:
 
     def describe_engines(self) -> list[EngineState]:
         queued = self.runs.count_queued()
-        return [
-            self._engine_threads[names[0]].describe_state(", ".join(names), sum(queued[name] for name in names))
-            for names in group_names(self.engines)
-        ]
+        states: list[EngineState] = []
+        for names in group_names(self.engines):
+            model, waiting = ", ".join(names), sum(queued[name] for name in names)
+            state = self._engine_threads[names[0]].describe_state(model, waiting)
+            remote = next((self._remote[name] for name in names if name in self._remote), None)
+            states.append(state if remote is None else remote.add_to(state))
+        return states
 
     @property
     def weights_in_memory(self) -> int:
@@ -137,6 +146,8 @@ class TinkerBackend:
     def close(self) -> None:
         """Finish the current request, write a snapshot of every run, stop."""
         self._closing.set()
+        for remote in dict.fromkeys(self._remote.values()):
+            remote.close()
         for name, thread in self._engine_threads.items():
             thread.stop()
             self._adapters[name].close()

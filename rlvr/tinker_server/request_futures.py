@@ -268,5 +268,5 @@ def pop_all(waiters: list[Callable[[], None]]) -> list[Callable[[], None]]:
 def lost_error(request_id: str) -> GoneError:
     return GoneError(
         f"request_id {request_id[:200]!r} is unknown here: its result was dropped after a while, its client sent no "
-        "heartbeat, or the server was restarted; send the request again"
+        "heartbeat, no sampling server answered, or the server was restarted; send the request again"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from rlvr.core.gc_pause import paused_collection
 from rlvr.tinker_server.errors import TinkerServerError
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
-from rlvr.tinker_server.server_limits import ServerSettings
+from rlvr.tinker_server.server_limits import ServerSamplers, ServerSettings
 from rlvr.training.initial_weights import newest_weights
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import parse_filter, start_logging
@@ -60,6 +61,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         raise _missing(error) from error
     named, limits = named_models(options.models), options.settings.limits
     validate_aliases(options.aliases)
+    check_samplers(named, options.settings.sampler)
     parse_filter(options.log_level)
     keys = ApiKeys.load(options.keys, KEY_PREFIX)
     check_exposure(options.host, keys, KEY_PREFIX)
@@ -98,10 +100,14 @@ def load_backend(
 ) -> tuple[TinkerBackend, Any]:
     """Load the models, and build the backend on them and its routes."""
     try:
+        from rlvr.clients.vllm.vllm_clients import connect_servers
         from rlvr.tinker_server.backend import TinkerBackend
         from rlvr.tinker_server.http.app import create_routes
+        from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
     except ModuleNotFoundError as error:
         raise _missing(error) from error
+    servers = options.settings.sampler
+    publisher = connect_servers(servers.options(), keep=sys.maxsize) if servers.urls else None
     engines = load_engines(named, options, report)
     served_runs: dict[str, RunWeights] = {}
     for name, folder in named.items():
@@ -113,12 +119,20 @@ def load_backend(
                 raise ValueError(f"--model {name}: {error}") from error
     bases = {name: folder for name, folder in named.items() if name not in served_runs}
     tokenizers = local_tokenizers(bases) if is_loopback(options.host) else {}
+    samplers: dict[str, PublishedAdapters] = {}
+    if publisher is not None:
+        report("the vLLM servers are tried")
+        folder = Path(servers.folder or options.state / "published").expanduser()
+        adapters = PublishedAdapters(engines[next(iter(bases))], publisher, folder, servers.adapters)
+        adapters.check(options.settings.limits.max_rank)
+        samplers = dict.fromkeys(bases, adapters)
     backend = TinkerBackend(
         engines,
         options.state,
         aliases=options.aliases,
         tokenizers=tokenizers,
         served_runs=served_runs,
+        samplers=samplers,
         limits=options.settings.limits,
     )
     return backend, create_routes(backend, middleware)
@@ -162,6 +176,17 @@ def named_models(given: list[str]) -> dict[str, str]:
     if not found:
         raise ValueError("no model is given; expected --model with a folder, a hub name, or name=folder")
     return found
+
+
+def check_samplers(named: dict[str, str], servers: ServerSamplers) -> None:
+    """ValueError unless vLLM servers have one base model to sample from."""
+    folders = [Path(folder).expanduser() for folder in named.values()]
+    bases = {resolve_folder(str(folder)) for folder in folders if not is_followed(folder)}
+    if servers.urls and len(bases) != 1:
+        raise ValueError(
+            f"--samplers: {len(bases)} base models are given; vLLM servers sample from one: give one --model that is "
+            "no training run, and start another server for each other model"
+        )
 
 
 def parse_aliases(given: list[str]) -> dict[str, str]:
@@ -274,6 +299,8 @@ def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, 
         lines.append(f"{name} is the policy of {run.place}, now {run.newest().fingerprint}")
     if not keys:
         lines.append("no API keys: every account of this machine can use it")
+    if servers := options.settings.sampler.urls:
+        lines.append(f"vLLM samples at {', '.join(servers)}")
     for name, loss in options.aliases.items():
         lines.append(f"alias: loss_fn {name} is computed as {loss}, which is another loss")
     lines.append(f"listening at {url}, state in {options.state}")

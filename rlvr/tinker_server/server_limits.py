@@ -1,4 +1,4 @@
-"""The settings of one server: the engine's options and the limits, read from `key=value` words and a file.
+"""The settings of one server: the engine's options, limits and vLLM servers, read from words and a file.
 
     rlvr serve engine --model ... limits.session_seconds=600 engine.micro_tokens=8192
 
@@ -17,6 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rlvr.clients.vllm import SamplerOptions
 from rlvr.engine.engine_options import EngineLimits
 
 Count = Annotated[int, Field(gt=0)]
@@ -110,12 +111,41 @@ UNBOUNDED = WireLimits(*(sys.maxsize for _ in fields(WireLimits)))  # for what w
 
 
 @dataclass(frozen=True)
+class ServerSamplers:
+    """The vLLM servers that sample, at `urls`. Adapters are published to `folder`, by default in the state folder;
+    every server must read it by the same path. The last `adapters` that were used stay loaded.
+
+    `timeout_s` bounds every call, after which the next server is asked; where none answers for `wait_s`, the client
+    sends the request again. At most `concurrency` requests are in flight at a server.
+    """
+
+    urls: list[str] = field(default_factory=list[str])
+    folder: str | None = None
+    adapters: Count = 32
+    timeout_s: float = SamplerOptions.timeout_s
+    wait_s: float = SamplerOptions.wait_s
+    concurrency: int = SamplerOptions.concurrency
+
+    def __post_init__(self) -> None:
+        if self.urls:
+            self.options()
+        elif self.folder is not None:
+            raise ValueError(
+                f"sampler.folder={self.folder} has no effect without sampler.urls; add --samplers http://127.0.0.1:8790"
+            )
+
+    def options(self) -> SamplerOptions:
+        return SamplerOptions("vllm", self.urls, self.timeout_s, self.wait_s, self.concurrency)
+
+
+@dataclass(frozen=True)
 class ServerSettings:
-    """What `key=value` words set. Sections are `engine`, as in a run's config, `limits` and `wire`."""
+    """What `key=value` words set. Sections are `engine`, as in a run's config, `limits`, `wire` and `sampler`."""
 
     engine: EngineLimits = field(default_factory=lambda: EngineLimits(one_request=ONE_REQUEST))
     limits: ServerLimits = field(default_factory=ServerLimits)
     wire: WireLimits = field(default_factory=WireLimits)
+    sampler: ServerSamplers = field(default_factory=ServerSamplers)
 
 
 def load_settings(words: Sequence[str], file: Path | None = None) -> ServerSettings:

@@ -168,16 +168,11 @@ class VllmTrainingClient:
 
     def _save(self, fingerprint: str) -> PublishedWeights:
         path = Path(self._trainer.save_weights_for_sampler(FOLDER + fingerprint).result().path).absolute()
-        length = min(PROBE_TOKENS, *(server.max_model_len - 1 for server in self._publisher.servers))
-        prompt, tokens = (self._draw_tokens(name, n) for name, n in (("probe", length), ("probe-next", PROBE_TOKENS)))
+        prompt, tokens = draw_probe(self._publisher, self._trainer.get_tokenizer())
         rows = [Datum.from_completion(prompt, [token], weight=0.0) for token in tokens]
         outputs = self._trainer.forward(rows, "cross_entropy").result().loss_fn_outputs
         scores = {t: float(output["logprobs"].data[-1]) for t, output in zip(tokens, outputs, strict=True)}
         return PublishedWeights(fingerprint, path, self._has_adapter, prompt, scores)
-
-    def _draw_tokens(self, purpose: str, count: int) -> list[int]:
-        tokenizer: Any = self._trainer.get_tokenizer()
-        return [rng.integer(len(tokenizer), rng.key(purpose), i) for i in range(count)]
 
     def close(self) -> None:
         """Unload what was published, and close the trainer."""
@@ -197,13 +192,29 @@ def sample_from_vllm(
 
     ValueError for a server that cannot sample for this trainer, SamplerError for one that cannot be reached.
     """
-    publisher = RequestFuture(start_coroutine(_connect(options, keep))).result()
+    publisher = connect_servers(options, keep)
     try:
-        _check_tokenizer(publisher, trainer.get_tokenizer())
+        check_tokenizer(publisher, trainer.get_tokenizer())
     except BaseException:
         RequestFuture(start_coroutine(publisher.aclose())).result()
         raise
     return VllmTrainingClient(trainer, publisher, has_adapter=has_adapter, warn=warn)
+
+
+def draw_probe(publisher: VllmPublisher, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """A prompt, and the tokens that are scored as the next one after it."""
+    length = min(PROBE_TOKENS, *(server.max_model_len - 1 for server in publisher.servers))
+
+    def draw(purpose: str, count: int) -> list[int]:
+        return [rng.integer(len(tokenizer), rng.key(purpose), i) for i in range(count)]
+
+    return draw("probe", length), draw("probe-next", PROBE_TOKENS)
+
+
+def connect_servers(options: SamplerOptions, keep: int) -> VllmPublisher:
+    """The checked servers of `options`, where `keep` versions stay. ValueError or SamplerError for one that cannot
+    serve."""
+    return RequestFuture(start_coroutine(_connect(options, keep))).result()
 
 
 async def _connect(options: SamplerOptions, keep: int) -> VllmPublisher:
@@ -216,7 +227,7 @@ async def _connect(options: SamplerOptions, keep: int) -> VllmPublisher:
     return publisher
 
 
-def _check_tokenizer(publisher: VllmPublisher, tokenizer: Any) -> None:
+def check_tokenizer(publisher: VllmPublisher, tokenizer: Any) -> None:
     """ValueError if a server's tokenizer reads some tokens as another text than ours."""
     last = len(tokenizer) - 1
     tokens = sorted({*range(min(64, last + 1)), *(rng.integer(last + 1, rng.key("words"), i) for i in range(64)), last})
@@ -231,5 +242,5 @@ def _check_tokenizer(publisher: VllmPublisher, tokenizer: Any) -> None:
         if theirs != ours:
             raise ValueError(
                 f"{server.url} has another tokenizer: {len(tokens)} tokens read {theirs[:60]!r} there and "
-                f"{ours[:60]!r} here; start it with the run's model.name"
+                f"{ours[:60]!r} here; start it with the model that is trained here"
             )

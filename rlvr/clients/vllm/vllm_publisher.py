@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr.clients.vllm.vllm_options import SamplerError, SamplerOptions
-from rlvr.clients.vllm.vllm_server import ServerDownError, ServerRefusedError, VllmServer, read_versions
+from rlvr.clients.vllm.vllm_server import (
+    NoServerError,
+    ServerDownError,
+    ServerRefusedError,
+    VllmServer,
+    read_versions,
+)
 
 T = TypeVar("T")
 
@@ -34,10 +40,13 @@ LOADING = "loading-"  # begins the version of a server while its weights are rep
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A folder of weights, and the log-probs that the trainer gives some tokens after `probe_prompt` [N] under them."""
+    """A folder of weights, and the log-probs that the trainer gives some tokens after `probe_prompt` [N] under them.
+
+    Without a folder they are the model that the servers were started with.
+    """
 
     fingerprint: str
-    folder: Path
+    folder: Path | None
     is_adapter: bool
     probe_prompt: Sequence[int]
     probe_logprobs: Mapping[int, float]
@@ -64,7 +73,8 @@ class VllmPublisher:
         """Give the weights to every server that can be reached, and verify that they serve them."""
         if self._first is None:
             self._first = weights
-            await self._drop_leftovers(weights.folder)
+            if weights.folder is not None:
+                await self.drop_leftovers(weights.folder.parent, weights.folder)
         self.published[weights.fingerprint] = weights
         self._known |= {weights.fingerprint, LOADING + weights.fingerprint}
         results = await asyncio.gather(*(self._provide(s, weights) for s in self.servers), return_exceptions=True)
@@ -75,15 +85,15 @@ class VllmPublisher:
         while len(self.published) > self._keep:
             await self.retire(next(iter(self.published)))
 
-    async def _drop_leftovers(self, new: Path) -> None:
-        """Delete what a killed attempt of this run published: the folders beside `new`, and the adapters of them."""
+    async def drop_leftovers(self, parent: Path, new: Path | None = None) -> None:
+        """Delete what a killed attempt published: the folders in `parent` but `new`, and the adapters of them."""
         for server in self.servers:
             listed = await _try(server.call("GET", "/v1/models"))
             for model in listed["data"] if isinstance(listed, dict) else ():
                 place = Path(str(model.get("root")))
-                if model.get("parent") and place.parent == new.parent and place.name.startswith(FOLDER):
+                if model.get("parent") and place.parent == parent and place.name.startswith(FOLDER):
                     await _try(server.call("POST", "/v1/unload_lora_adapter", {"lora_name": model["id"]}))
-        for folder in new.parent.glob(f"{FOLDER}*"):
+        for folder in parent.glob(f"{FOLDER}*"):
             if folder != new:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -94,7 +104,8 @@ class VllmPublisher:
             if weights.is_adapter and fingerprint in server.loaded:
                 await _try(server.call("POST", "/v1/unload_lora_adapter", {"lora_name": fingerprint}))
             server.loaded.discard(fingerprint)
-        shutil.rmtree(weights.folder, ignore_errors=True)
+        if weights.folder is not None:
+            shutil.rmtree(weights.folder, ignore_errors=True)
 
     async def generate(
         self, fingerprint: str, tokens: Sequence[int], params: Mapping[str, Any], place: int
@@ -117,7 +128,7 @@ class VllmPublisher:
                 except ServerDownError as error:
                     failures.append(str(error))
             if time.monotonic() + wait > until:
-                raise SamplerError(
+                raise NoServerError(
                     f"no sampling server answers (sampler.wait_s={self._options.wait_s:g}): {'; '.join(failures)}. "
                     "Start one, then run the same command: it resumes"
                 )
@@ -133,6 +144,10 @@ class VllmPublisher:
             loads = server.loads
             try:
                 answer = await server.generate(_model_name(server, weights), tokens, params, expected)
+            except ServerDownError:
+                if weights.folder is None:  # it may restart with another model, which no missing adapter shows
+                    _forget(server, expected, loads)
+                raise
             except ServerRefusedError as error:
                 if error.status != 404:
                     raise
@@ -155,11 +170,14 @@ class VllmPublisher:
         async with server.publishing:
             if weights.fingerprint in server.loaded:
                 return
-            if not weights.folder.is_dir():  # vLLM's engine would end over a missing folder
-                raise SamplerError(f"{weights.folder} is missing: {server.url} cannot be given {weights.fingerprint}")
-            await (_load_adapter if weights.is_adapter else _load_all)(server, weights)
+            if weights.folder is not None:
+                if not weights.folder.is_dir():  # vLLM's engine would end over a missing folder
+                    raise SamplerError(
+                        f"{weights.folder} is missing: {server.url} cannot be given {weights.fingerprint}"
+                    )
+                await (_load_adapter if weights.is_adapter else _load_all)(server, weights)
             await self._verify(server, weights)
-            if not weights.is_adapter:
+            if weights.folder is not None and not weights.is_adapter:
                 server.loaded.clear()
             server.loaded.add(weights.fingerprint)
             server.loads += 1
@@ -175,13 +193,13 @@ class VllmPublisher:
                 raise SamplerError(
                     f"{server.url} was given the weights {weights.fingerprint} and scores a probe as "
                     f"{old.fingerprint} does: it serves old weights. Restart it; if that does not help, check that it "
-                    f"reads the run's files as they are now ({weights.folder})"
+                    f"reads the files as they are now ({weights.folder})"
                 )
         if not gap <= PROBE_GAP:
             raise SamplerError(
                 f"{server.url} was given the weights {weights.fingerprint} and scores a probe {gap:.3g} nats a token "
                 f"apart from the trainer (at most {PROBE_GAP:g} is rounding): it serves other weights, another base "
-                "model or another dtype. Start it with the run's model.name and dtype"
+                "model or another dtype. Start it with the model that is trained here and its dtype"
             )
 
     async def aclose(self) -> None:
@@ -205,9 +223,10 @@ def _forget(server: VllmServer, fingerprint: str, loads: int) -> None:
 def describe_served(server: VllmServer, answer: Mapping[str, Any], weights: PublishedWeights) -> str:
     """The weights that an answer says it was sampled by: the expected fingerprint, or what stands in its place."""
     versions = "+".join(read_versions(answer)) or "unknown"
-    if not weights.is_adapter:
+    if weights.folder is not None and not weights.is_adapter:
         return versions
     model = str(answer.get("model"))
+    model = weights.fingerprint if model == _model_name(server, weights) else model
     return model if versions == server.base_version else f"{model} on the base weights {versions}"
 
 
@@ -222,11 +241,11 @@ async def _load_adapter(server: VllmServer, weights: PublishedWeights) -> None:
         if "404" in text and "No adapter found" not in text:
             remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
         elif "rank" in text:
-            remedy = "start it with a larger --max-lora-rank, or lower model.lora.rank"
+            remedy = "start it with a larger --max-lora-rank, or train a smaller rank"
         elif isinstance(error, ServerDownError):
             raise
         else:
-            remedy = "every server must read the run's folder by the same path (a shared file system)"
+            remedy = "every server must read this folder by the same path (a shared file system)"
         raise SamplerError(f"{server.url} does not take the adapter {weights.fingerprint}: {text}; {remedy}") from error
 
 

@@ -29,6 +29,10 @@ class ServerDownError(SamplerError):
     """The server cannot be reached, did not answer in time or failed; another server may answer."""
 
 
+class NoServerError(SamplerError):
+    """No server answered within `wait_s`. The same request may be answered later."""
+
+
 class ServerRefusedError(SamplerError):
     """The server answered with a client error, whose HTTP code is `status`."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
 from rlvr.engine.scheduler import SampledToken
-from rlvr.tinker_server.errors import ServerError, TinkerServerError, UserError
+from rlvr.tinker_server.errors import Busy, GoneError, ServerError, TinkerServerError, UserError
 from rlvr.tinker_server.http.dependencies import Caller
 from rlvr.tinker_server.request_futures import Pending, RequestFailure, ResultFuture, SampleResult
 from rlvr.tinker_server.storage.server_store import Row
@@ -89,7 +89,10 @@ class OpenSampling:
     async def _result(self, future: ResultFuture, *, looks: bool = True) -> SampleResponse:
         caller = self.caller
         while True:
-            outcome = await caller.polls.hold(caller.backend.result(caller.owner, future.request_id, _LOOK_SECONDS))
+            try:
+                outcome = await caller.polls.hold(caller.backend.result(caller.owner, future.request_id, _LOOK_SECONDS))
+            except GoneError as error:  # OpenAI's clients repeat a request after a 429, not after a 410
+                raise Busy(str(error)) from error
             match outcome:
                 case SampleResult(response):
                     return response

@@ -36,6 +36,7 @@ from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.quotas import OwnerQuotas
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.sampling.served_runs import RunWeights
+from rlvr.tinker_server.sampling.vllm_sampling import VllmSampler
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.checkpoints import Checkpoints
 from rlvr.tinker_server.storage.server_store import Row, ServerStore
@@ -58,6 +59,7 @@ def _encode_protobuf(targets: RequestedTargets | None, response: SampleResponse)
 class SampleRequests:
     _engines: dict[str, Engine]
     _threads: Mapping[str, EngineThread]
+    _remote: Mapping[str, VllmSampler]
     _store: ServerStore
     _sessions: ClientSessions
     _sampling_sessions: SamplingSessions
@@ -152,8 +154,7 @@ class SampleRequests:
                 self._pending.add(future)
                 wanted = dict(options or {}) | ({} if targets is None else {"prompt_targets": targets.targets})
                 encode = partial(_encode_protobuf, targets)
-                queued = QueuedSample(future, row, prompt, count, params, wanted, release_quota, encode)
-                self._threads[row["base_model"]].sample(queued)
+                self._enqueue(QueuedSample(future, row, prompt, count, params, wanted, release_quota, encode))
             else:  # the same message arrived twice at once
                 release_quota()
         return request_id, sequences
@@ -213,15 +214,24 @@ class SampleRequests:
         future = self._futures.create(request_id, owner)
         assert future is not None  # the id is new
         release_quota = partial(self._quotas.release, owner, size, 1)
-        queued = QueuedSample(future, row, prompt, count, params, dict(options), release_quota, SampleResult)
-        self._threads[row["base_model"]].sample(queued)
+        self._enqueue(QueuedSample(future, row, prompt, count, params, dict(options), release_quota, SampleResult))
         return future
+
+    def _enqueue(self, queued: QueuedSample) -> None:
+        """Let vLLM servers sample if there are any and they give all that is asked for, else the engine."""
+        name = queued.sampler["base_model"]
+        remote = self._remote.get(name)
+        takes = self._threads[name] if remote is None or not remote.can_sample(queued) else remote
+        takes.sample(queued)
+
+    def _cancel(self, future: ResultFuture) -> None:
+        for takes in (*self._threads.values(), *self._remote.values()):
+            takes.cancel(future)
 
     def cancel_future(self, future: ResultFuture) -> None:
         """End what is still running of a request of `sample_model`, and forget its result."""
         if future.outcome is None:
-            for thread in self._threads.values():
-                thread.cancel(future)
+            self._cancel(future)
         self._futures.discard(future)
 
     def _size(
@@ -262,8 +272,7 @@ class SampleRequests:
             return
         if not future.group:
             raise UserError(f"request {request_id[:200]!r} trains: it will run, and cannot be cancelled")
-        for thread in self._threads.values():
-            thread.cancel(future)
+        self._cancel(future)
 
     def cancel_absent_clients(self) -> None:
         """Cancel the samples of sessions without heartbeats. A client that returns sends them again (`GoneError`)."""
@@ -272,5 +281,4 @@ class SampleRequests:
             if future.session not in live:
                 log.info("%s is cancelled: no heartbeat of its client", future.request_id)
                 self._futures.resolve(future, LostRequest())
-                for thread in self._threads.values():
-                    thread.cancel(future)
+                self._cancel(future)

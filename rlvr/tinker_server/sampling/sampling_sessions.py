@@ -124,14 +124,18 @@ class SamplingSessions:
         """The session's weights, in memory. A served run's come with the row."""
         if "snapshot" in row:
             return row["snapshot"]
-        folder, key = self.locate_weights(row)
+        return self.read(self.locate_weights(row), row["path"] or row["id"], engine)
+
+    def read(self, weights: SamplerWeights, name: str, engine: Engine) -> Snapshot:
+        """Located weights, in memory; errors call them by `name`."""
+        folder, key = weights
         with self._lock:
             snapshot = self._loaded.pop(key, None)
         if snapshot is None:
             try:
                 snapshot = engine.load_snapshot(folder) if folder else engine.base_snapshot()
             except ValueError as error:
-                raise UserError(str(error).replace(str(folder), row["path"] or row["id"])) from error
+                raise UserError(str(error).replace(str(folder), name)) from error
         with self._lock:
             self._loaded[key] = snapshot
             while len(self._loaded) > self._limits.loaded_samplers:

@@ -1,0 +1,362 @@
+"""The Tinker server whose samples come from vLLM servers: which weights answer, and what happens when a server fails.
+
+Against a small server with vLLM's HTTP (`tests/vllm_server.py`); tests/test_vllm_real.py does it with vLLM itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from rounding import close_logprobs
+from tinker_backend import (
+    MODEL,
+    BackendClient,
+    assert_failed,
+    forward_backward,
+    read_logprobs,
+    sampled_tokens,
+    tiny_engine,
+    train,
+)
+from tiny import WORDS
+from vllm_runs import make_engine
+from vllm_server import BASE, FakeVllm, serve_vllm
+
+from rlvr.cli.main import run
+from rlvr.clients.vllm.vllm_clients import connect_servers
+from rlvr.clients.vllm.vllm_options import SamplerError
+from rlvr.core.messages import Datum, ModelInput, SamplingParams
+from rlvr.tinker_server.backend import TinkerBackend
+from rlvr.tinker_server.errors import GoneError
+from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.request_futures import JsonResult, ProtoResult
+from rlvr.tinker_server.runs.run_operations import SaveForSampler
+from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
+from rlvr.tinker_server.server_limits import ServerLimits, ServerSamplers
+
+PROMPT = [1, 10, 2, 13]
+PLAIN = SamplingParams(max_tokens=8, seed=3, stop=[])
+
+
+class Server:
+    """Fake vLLM servers, and Tinker servers that sample by them: starting another closes the one before."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.stack, self.fakes, self.urls = folder, stack, list[FakeVllm](), list[str]()
+        self.backend: TinkerBackend | None = None
+
+    def add(self, fake: FakeVllm | None = None) -> FakeVllm:
+        self.fakes.append(fake or FakeVllm(tiny_engine, max_model_len=256))
+        self.urls.append(self.stack.enter_context(serve_vllm(self.fakes[-1])))
+        return self.fakes[-1]
+
+    def connect(self, rank: int = 8, **options: Any) -> PublishedAdapters:
+        servers = ServerSamplers(self.urls, **{"wait_s": 0.2, "timeout_s": 5.0, **options})
+        publisher = connect_servers(servers.options(), keep=sys.maxsize)
+        adapters = PublishedAdapters(tiny_engine(), publisher, self.folder / "published", servers.adapters)
+        adapters.check(rank)
+        return adapters
+
+    def start(self, **options: Any) -> TinkerBackend:
+        self.close()
+        adapters = self.connect(**options)
+        limits = ServerLimits(stop_seconds=1.0)
+        self.backend = TinkerBackend(
+            {MODEL: adapters.engine}, self.folder / "state", samplers={MODEL: adapters}, limits=limits
+        )
+        return self.backend
+
+    @property
+    def published(self) -> list[str]:
+        """The adapters' folders."""
+        return sorted(path.name for path in (self.folder / "published").glob("published-*"))
+
+    def close(self) -> None:
+        if self.backend is not None:
+            self.backend.close()
+            self.backend = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with ExitStack() as stack:
+        made = Server(tmp_path, stack)
+        yield made
+        made.close()
+
+
+class Tenant(BackendClient):
+    """Saves its weights for sampling, and samples from them. Numbers the requests."""
+
+    def __init__(self, backend: TinkerBackend, owner: str, steps: int = 1, **options: Any) -> None:
+        super().__init__(backend, owner)
+        self.seq, self.samples = 0, 0  # of the run, and of the session
+        self.make(**options)
+        self.train(steps)
+
+    def train(self, steps: int = 1) -> None:
+        train(self, steps, seed=len(self.owner), first=self.seq + 1)
+        self.seq += 3 * steps
+
+    def save(self, name: str = "mine") -> str:
+        self.seq += 1
+        outcome = self.do(self.seq, SaveForSampler(name))
+        assert isinstance(outcome, JsonResult)
+        return self.open(outcome.value["path"])
+
+    def open(self, path: str | None = None) -> str:
+        self.samples += 1
+        base = MODEL if path is None else None
+        return self.backend.sampling.create_sampler(self.owner, self.session, self.samples, base, path)
+
+    def ask(self, sampler: str, params: SamplingParams = PLAIN, count: int = 2, **options: Any) -> str:
+        self.samples += 1
+        asked = self.backend.sampling.sample
+        return asked(self.owner, sampler, self.samples, ModelInput(PROMPT), count, params, options)[0]
+
+    def sample(self, sampler: str, params: SamplingParams = PLAIN, **options: Any) -> Any:
+        return self.wait(self.ask(sampler, params, **options))
+
+    def score(self, tokens: list[int]) -> list[float]:
+        """The log-probs of a completion by the weights as they are, computed by the server itself."""
+        self.seq += 1
+        row = Datum.from_completion(PROMPT, tokens)
+        asked = forward_backward(self.run, self.seq, [row], forward_only=True)
+        return read_logprobs(self.do(self.seq, asked))[0][len(PROMPT) - 1 :]
+
+
+def read_samples(outcome: Any) -> list[tuple[list[int], list[float]]]:
+    assert isinstance(outcome, ProtoResult), outcome
+    sequences = proto.SampleResponse.FromString(outcome.body).sequences
+    return [(np.frombuffer(s.tokens, "<i4").tolist(), np.frombuffer(s.logprobs, "<f4").tolist()) for s in sequences]
+
+
+def models_asked(fake: FakeVllm) -> list[str]:
+    """The models that clients sampled from, in order."""
+    return [body["model"] for _, body in fake.requests if "n" in body.get("sampling_params", {})]
+
+
+def test_each_tenant_is_sampled_by_its_own_adapter_at_the_servers(server: Server) -> None:
+    fake = server.add()
+    backend = server.start()
+    anna, bob = Tenant(backend, "anna"), Tenant(backend, "robert", steps=2)
+    for tenant in (anna, bob):
+        samples = read_samples(tenant.sample(tenant.save()))
+        assert [len(tokens) for tokens, _ in samples] == [8, 8]
+        for tokens, logprobs in samples:
+            assert logprobs == close_logprobs(tenant.score(tokens))
+    first, second = models_asked(fake)
+    assert {first, second} == set(fake.adapters) and len(server.published) == 2
+    read_samples(anna.sample(anna.open()))
+    assert models_asked(fake)[2:] == [BASE]
+    [state] = backend.describe_engines()
+    assert state.counters.sampled_tokens == 3 * 2 * 8
+    server.close()
+    assert not fake.adapters and not server.published
+
+
+def test_new_weights_get_a_new_name_and_the_least_recently_used_are_unloaded(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(server.start(adapters=2), "anna")
+    samplers = [anna.save(name) for name in ("a", "b", "c")]
+    before = [sampled_tokens(anna.sample(sampler)) for sampler in samplers]
+    a, b, c = models_asked(fake)
+    assert set(fake.adapters) == {b, c} and [f"published-{name}" for name in (b, c)] == server.published
+    assert sampled_tokens(anna.sample(samplers[0])) == before[0]  # published again
+    again = models_asked(fake)[-1]
+    assert set(fake.adapters) == {c, again} and again not in (a, b, c)
+
+
+def test_weights_that_their_owner_deleted_are_unloaded_with_the_next_publish(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(backend := server.start(), "anna")
+    anna.sample(anna.save("old"))
+    backend.checkpoints.delete("anna", f"tinker://{anna.run}/sampler_weights/old")
+    anna.sample(anna.save("new"))
+    assert list(fake.adapters) == models_asked(fake)[1:] and len(server.published) == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "options"),
+    [
+        ({"top_k": 3}, {}),
+        ({"top_p": 0.5}, {}),
+        ({"max_tokens": 100}, {}),  # of 64 at the server
+        ({}, {"prompt_logprobs": True}),
+        ({}, {"topk_sample": 2}),
+        ({}, {"topk_prompt": 2}),
+    ],
+)
+def test_what_vllm_cannot_give_comes_from_the_engine(server: Server, params: Any, options: Any) -> None:
+    fake = server.add(FakeVllm(tiny_engine, max_model_len=64))
+    anna = Tenant(server.start(), "anna")
+    sampler = anna.save()
+    given = {"max_tokens": 8, "seed": 3, "stop": [], **params}
+    assert len(sampled_tokens(anna.sample(sampler, SamplingParams(**given), **options))) == 2
+    assert models_asked(fake) == []
+
+
+def test_a_wrong_request_is_the_users_and_never_reaches_a_server(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(server.start(), "anna")
+    assert_failed(anna.sample(anna.open(), SamplingParams(max_tokens=8, stop=[""])), "empty stop string")
+    assert models_asked(fake) == []
+
+
+def test_a_restarted_server_gets_its_adapters_again(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(server.start(), "anna")
+    sampler = anna.save()
+    before = sampled_tokens(anna.sample(sampler))
+    fake.restart()
+    assert sampled_tokens(anna.sample(sampler)) == before
+
+
+def test_what_a_killed_server_left_is_deleted_at_the_next_start(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(server.start(), "anna")
+    anna.sample(anna.save())
+    left = server.folder / "published" / "published-adapter-9-0123456789ab"
+    (server.folder / "published" / server.published[0]).rename(left)  # as if another life had named it
+    fake.roots[next(iter(fake.adapters))] = str(left)
+    server.backend, killed = None, server.backend
+    assert killed is not None
+    killed._remote[MODEL]._adapters._lock.close()  # what the end of a process does to its lock
+    server.connect().close(5.0)
+    assert not fake.adapters and not server.published
+    killed.close()
+
+
+def test_stale_weights_are_the_servers_failure_and_both_names_are_in_it(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(server.start(), "anna")
+    anna.sample(anna.save("old"))
+    [old], given = fake.adapters, fake.answer
+
+    def serve_old(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/load_lora_adapter":
+            body = {**body, "lora_path": str(server.folder / "published" / f"published-{old}")}
+        return given(path, body)
+
+    fake.answer = serve_old  # type: ignore[method-assign]
+    anna.train()
+    sampler = anna.save("new")
+    assert_failed(anna.sample(sampler), "given the weights adapter-", f"as {old} does", category="server")
+    fake.answer = given  # type: ignore[method-assign]
+    assert len(sampled_tokens(anna.sample(sampler))) == 2  # the next request publishes them anew
+    new = models_asked(fake)[-1]
+    fake.fault = lambda path, body, answer: {**answer, "model": old} if body.get("model") == new else answer
+    assert_failed(anna.sample(sampler), f"weights {old!r}", f"expected {new!r}", category="server")
+
+
+def test_a_rank_above_the_servers_is_refused_with_the_option_to_change(server: Server) -> None:
+    server.add()
+    with pytest.raises(SamplerError, match=r"rank 32.*--max-lora-rank"):
+        server.connect(rank=32)
+    anna = Tenant(server.start(), "anna", rank=32)
+    assert_failed(anna.sample(anna.save()), "--max-lora-rank", category="server")
+    assert not server.published
+
+
+def test_with_all_servers_down_the_client_sends_its_request_again(server: Server) -> None:
+    server.add()
+    anna = Tenant(server.start(), "anna")
+    sampler = anna.save()
+    server.stack.close()
+    with pytest.raises(GoneError, match="no sampling server answered"):
+        anna.sample(sampler)
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_is_left_for_the_next_and_with_all_dead_the_client_sends_again(server: Server) -> None:
+    fakes = [server.add(), server.add()]
+    anna = Tenant(server.start(timeout_s=1.0), "anna")
+    sampler = anna.save()
+    before = sampled_tokens(anna.sample(sampler))
+    [busy] = [fake for fake in fakes if models_asked(fake)]
+    busy.delay = 2.0  # beyond the deadline
+    assert sampled_tokens(anna.sample(sampler)) == before
+    for fake in fakes:
+        fake.delay = 2.0
+    request = anna.ask(sampler)
+    with pytest.raises(GoneError):
+        anna.wait(request)
+    for fake in fakes:
+        fake.delay = 0.0
+    anna.samples -= 1
+    assert anna.ask(sampler) == request and sampled_tokens(anna.wait(request)) == before
+
+
+def test_a_cancelled_sample_ends_and_gives_its_quota_back(server: Server) -> None:
+    fake = server.add()
+    anna = Tenant(backend := server.start(concurrency=1), "anna")
+    sampler = anna.open()
+    fake.delay = 0.5
+    asked = [anna.ask(sampler) for _ in range(3)]
+    for request in asked[:2]:  # one runs, one waits
+        backend.sampling.cancel("anna", request)
+        assert_failed(anna.wait(request, 0.4), "cancelled")
+    assert len(sampled_tokens(anna.wait(asked[2]))) == 2
+    assert backend._quotas._samples == {}
+
+
+def test_many_requests_of_one_owner_leave_room_for_another(server: Server) -> None:
+    fake = server.add()
+    anna, bob = (Tenant(server.backend or server.start(concurrency=2), owner) for owner in ("anna", "bob"))
+    samplers = [tenant.open() for tenant in (anna, bob)]
+    fake.delay = 0.05
+    many = [anna.ask(samplers[0]) for _ in range(12)]
+    begun = time.monotonic()
+    bob.sample(samplers[1])
+    waited = time.monotonic() - begun
+    for request in many:
+        anna.wait(request)
+    assert waited < (time.monotonic() - begun) / 2
+
+
+@pytest.mark.parametrize("wrong", ["model", "words"])
+def test_a_server_with_another_model_is_refused_at_the_start(server: Server, wrong: str) -> None:
+    server.add(FakeVllm(make_engine if wrong == "model" else lambda: make_engine(words=[*WORDS[1:], "x"])))
+    with pytest.raises((SamplerError, ValueError), match="another base model" if wrong == "model" else "tokenizer"):
+        server.connect()
+
+
+def test_two_servers_cannot_publish_to_one_folder(server: Server) -> None:
+    server.add()
+    server.start()
+    with pytest.raises(ValueError, match=r"sampler.folder=.*in use by another server"):
+        server.connect()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--samplers", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9/v1/models cannot be reached"),
+        (["--samplers", "localhost:8790"], 2, "expected an address such as http://127.0.0.1:8790"),
+        (["--samplers-folder", "shared"], 2, "sampler.folder=shared has no effect without sampler.urls"),
+        (["--samplers", "http://h:1", "--model", "other=OTHER"], 2, "2 base models are given"),
+        (["sampler.urls=[http://127.0.0.1:9]", "sampler.wait_s=-1"], 2, "sampler.wait_s=-1"),
+        (["sampler.adapters=0"], 2, "greater than 0"),
+    ],
+)
+def test_a_mistake_is_one_message_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")  # nothing here gets as far as reading it
+    words = [word.replace("OTHER", str(tmp_path / "other")) for word in words]
+    start = ["serve", "engine", "--model", str(tmp_path / "model"), "--port", "0", "--state", str(tmp_path / "state")]
+    assert run([*start, *words]) == code
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
