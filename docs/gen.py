@@ -379,7 +379,7 @@ def service_settings() -> str:
 
 def engine_server_settings() -> str:
     """Every setting of `rlvr serve engine` by its words, with its default; what the limits are follows."""
-    from rlvr.tinker_server.server_limits import ServerLimits, ServerSettings, WireLimits
+    from rlvr.tinker_server.server_limits import ServerLimits, ServerSamplers, ServerSettings, WireLimits
 
     rows: list[list[str]] = []
     for section in dataclasses.fields(ServerSettings):
@@ -389,7 +389,8 @@ def engine_server_settings() -> str:
             [f"`{section.name}.{name}`", f"`{_yaml(value)}`", _kind(hints[name])]
             for name, value in vars(options).items()
         ]
-    return f"{_table(['key', 'default', 'takes'], rows)}\n\n{_paragraphs(ServerLimits)}\n\n{_paragraphs(WireLimits)}"
+    told = (_paragraphs(part) for part in (ServerLimits, WireLimits, ServerSamplers))
+    return "\n\n".join([_table(["key", "default", "takes"], rows), *told])
 
 
 def api(dotted: str) -> str:

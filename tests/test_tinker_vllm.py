@@ -5,6 +5,7 @@ Against a small server with vLLM's HTTP (`tests/vllm_server.py`); tests/test_vll
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("google.protobuf")
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
 
+from open_server import request
 from rounding import close_logprobs
 from tinker_backend import (
     MODEL,
@@ -28,6 +31,7 @@ from tinker_backend import (
     tiny_engine,
     train,
 )
+from tinker_server import serving
 from tiny import WORDS
 from vllm_runs import make_engine
 from vllm_server import BASE, FakeVllm, serve_vllm
@@ -39,10 +43,12 @@ from rlvr.core.messages import Datum, ModelInput, SamplingParams
 from rlvr.tinker_server.backend import TinkerBackend
 from rlvr.tinker_server.errors import GoneError
 from rlvr.tinker_server.http import proto
+from rlvr.tinker_server.http.app import create_app
 from rlvr.tinker_server.request_futures import JsonResult, ProtoResult
 from rlvr.tinker_server.runs.run_operations import SaveForSampler
 from rlvr.tinker_server.sampling.published_adapters import PublishedAdapters
 from rlvr.tinker_server.server_limits import ServerLimits, ServerSamplers
+from rlvr.web.auth import ApiKeys
 
 PROMPT = [1, 10, 2, 13]
 PLAIN = SamplingParams(max_tokens=8, seed=3, stop=[])
@@ -67,10 +73,10 @@ class Server:
         adapters.check(rank)
         return adapters
 
-    def start(self, **options: Any) -> TinkerBackend:
+    def start(self, owner_samples: int = 100, **options: Any) -> TinkerBackend:
         self.close()
         adapters = self.connect(**options)
-        limits = ServerLimits(stop_seconds=1.0)
+        limits = ServerLimits(stop_seconds=1.0, owner_samples=owner_samples)
         self.backend = TinkerBackend(
             {MODEL: adapters.engine}, self.folder / "state", samplers={MODEL: adapters}, limits=limits
         )
@@ -226,15 +232,13 @@ def test_what_a_killed_server_left_is_deleted_at_the_next_start(server: Server) 
     fake = server.add()
     anna = Tenant(server.start(), "anna")
     anna.sample(anna.save())
-    left = server.folder / "published" / "published-adapter-9-0123456789ab"
-    (server.folder / "published" / server.published[0]).rename(left)  # as if another life had named it
-    fake.roots[next(iter(fake.adapters))] = str(left)
-    server.backend, killed = None, server.backend
-    assert killed is not None
-    killed._remote[MODEL]._adapters._lock.close()  # what the end of a process does to its lock
+    [name] = fake.adapters
+    kept = server.folder / "published" / f"published-{name}"
+    shutil.copytree(kept, left := kept.with_name("published-adapter-9-0123456789ab"))
+    server.close()
+    fake.answer("/v1/load_lora_adapter", {"lora_name": "adapter-9-0123456789ab", "lora_path": str(left)})
     server.connect().close(5.0)
     assert not fake.adapters and not server.published
-    killed.close()
 
 
 def test_stale_weights_are_the_servers_failure_and_both_names_are_in_it(server: Server) -> None:
@@ -288,26 +292,26 @@ def test_a_server_that_dies_is_left_for_the_next_and_with_all_dead_the_client_se
     assert sampled_tokens(anna.sample(sampler)) == before
     for fake in fakes:
         fake.delay = 2.0
-    request = anna.ask(sampler)
+    asked = anna.ask(sampler)
     with pytest.raises(GoneError):
-        anna.wait(request)
+        anna.wait(asked)
     for fake in fakes:
         fake.delay = 0.0
     anna.samples -= 1
-    assert anna.ask(sampler) == request and sampled_tokens(anna.wait(request)) == before
+    assert anna.ask(sampler) == asked and sampled_tokens(anna.wait(asked)) == before
 
 
 def test_a_cancelled_sample_ends_and_gives_its_quota_back(server: Server) -> None:
     fake = server.add()
-    anna = Tenant(backend := server.start(concurrency=1), "anna")
+    anna = Tenant(backend := server.start(concurrency=1, owner_samples=3), "anna")
     sampler = anna.open()
     fake.delay = 0.5
     asked = [anna.ask(sampler) for _ in range(3)]
-    for request in asked[:2]:  # one runs, one waits
-        backend.sampling.cancel("anna", request)
-        assert_failed(anna.wait(request, 0.4), "cancelled")
-    assert len(sampled_tokens(anna.wait(asked[2]))) == 2
-    assert backend._quotas._samples == {}
+    for sample in asked[:2]:  # one runs, one waits
+        backend.sampling.cancel("anna", sample)
+        assert_failed(anna.wait(sample, 0.4), "cancelled")
+    asked += [anna.ask(sampler) for _ in range(2)]  # `Busy` if the cancelled ones still counted
+    assert len(sampled_tokens(anna.wait(asked[-1]))) == 2
 
 
 def test_many_requests_of_one_owner_leave_room_for_another(server: Server) -> None:
@@ -319,9 +323,19 @@ def test_many_requests_of_one_owner_leave_room_for_another(server: Server) -> No
     begun = time.monotonic()
     bob.sample(samplers[1])
     waited = time.monotonic() - begun
-    for request in many:
-        anna.wait(request)
+    for sample in many:
+        anna.wait(sample)
     assert waited < (time.monotonic() - begun) / 2
+
+
+def test_the_open_endpoints_sample_at_the_servers_and_ask_their_clients_to_repeat(server: Server) -> None:
+    fake = server.add()
+    with serving(create_app(server.start(), ApiKeys([]))) as port:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "seed": 1}
+        assert request(port, "/v1/completions", body)[0] == 200 and models_asked(fake) == [BASE]
+        server.stack.close()
+        status, told = request(port, "/v1/completions", body)
+        assert status == 429 and "send the request again" in told["error"]["message"]
 
 
 @pytest.mark.parametrize("wrong", ["model", "words"])
