@@ -241,7 +241,9 @@ async def _load_adapter(server: VllmServer, weights: PublishedWeights) -> None:
         if "404" in text and "No adapter found" not in text:
             remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
         elif "rank" in text:
-            remedy = "start it with a larger --max-lora-rank, or train a smaller rank"
+            remedy = "start it with a larger --max-lora-rank, or lower model.lora.rank (limits.max_rank of a server)"
+        elif "target modules" in text:
+            remedy = "vLLM has no adapters for these layers: train others (train_attn, train_mlp, train_unembed)"
         elif isinstance(error, ServerDownError):
             raise
         else:
