@@ -155,7 +155,7 @@ def models_asked(fake: FakeVllm) -> list[str]:
 def test_each_tenant_is_sampled_by_its_own_adapter_at_the_servers(server: Server) -> None:
     fake = server.add()
     backend = server.start()
-    anna, bob = Tenant(backend, "anna"), Tenant(backend, "robert", steps=2)
+    anna, bob = Tenant(backend, "anna", steps=0), Tenant(backend, "robert", steps=2)  # a fresh adapter is sampled too
     for tenant in (anna, bob):
         samples = read_samples(tenant.sample(tenant.save()))
         assert [len(tokens) for tokens, _ in samples] == [8, 8]

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 FOLDER = "published-"  # begins the names of published folders, beside the run's checkpoints
 PROBE_GAP = 0.1  # nats a token between server and trainer after a publish: far more than any rounding
+LEAST_GAP = 1e-6  # nats a token: less is rounding in float32, whichever version scored the probe
 STALE_FACTOR = 4.0  # a probe that fits an older version this much better than the new one was scored by the older
 FIRST_WAIT, LONGEST_WAIT = 0.25, 4.0  # seconds before servers that are all down are asked again
 STARTED = "default"  # the version of a server that was given no weights since its start
@@ -189,7 +190,7 @@ class VllmPublisher:
         gap = _mean_gap(weights.probe_logprobs, scored)
         others = {w.fingerprint: w for w in (self._first, *self.published.values()) if w and w is not weights}
         for old in others.values():
-            if STALE_FACTOR * _mean_gap(old.probe_logprobs, scored) < gap:
+            if gap > LEAST_GAP and STALE_FACTOR * _mean_gap(old.probe_logprobs, scored) < gap:
                 raise SamplerError(
                     f"{server.url} was given the weights {weights.fingerprint} and scores a probe as "
                     f"{old.fingerprint} does: it serves old weights. Restart it; if that does not help, check that it "
