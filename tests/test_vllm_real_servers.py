@@ -91,7 +91,7 @@ def test_two_tenants_of_the_tinker_sdk_are_sampled_by_vllm_with_the_servers_own_
                 trainer.forward_backward([to_datum([1 + tenant, 2, 3], 1.0)], "cross_entropy")
                 trainer.optim_step(tinker.AdamParams(learning_rate=2e-2)).result()
                 path = trainer.save_weights_for_sampler(name=f"step{step}").result().path
-                samplers.append(service.create_sampling_client(model_path=path))
+                samplers.append(service.create_sampling_client(model_path=path).result())
                 sequences = start(samplers[-1]).result().sequences
                 before.append([list(s.tokens) for s in sequences])
                 data = [to_datum(tokens, 0.0) for tokens in before[-1]]

@@ -34,10 +34,10 @@ def _engine_metrics(backend: TinkerBackend) -> Iterator[Metric]:
             "rlvr_queued_training_requests", "Training requests that wait or run.", labels=["model"]
         ),
         "queued_samples": GaugeMetricFamily(
-            "rlvr_queued_sampling_requests", "Sampling requests that wait for the engine.", labels=["model"]
+            "rlvr_queued_sampling_requests", "Sampling requests that wait.", labels=["model"]
         ),
         "running_samples": GaugeMetricFamily(
-            "rlvr_running_sampling_requests", "Sampling requests in the engine.", labels=["model"]
+            "rlvr_running_sampling_requests", "Sampling requests in the engine or at vLLM servers.", labels=["model"]
         ),
         "adapters": GaugeMetricFamily("rlvr_adapters_in_memory", "Adapters that can be trained.", labels=["model"]),
     }
