@@ -72,11 +72,9 @@ class AloneWorker(RankWorker):
 
 def measure(ranks: int, rows: list[Datum], steps: int, lora: int, tokens: int) -> dict[str, Any]:
     """Resident MiB of each rank, and seconds of each step."""
-    from functools import partial
-
     from rlvr.clients.sharded.rank_processes import RankProcesses
 
-    start = RankProcesses if ranks else partial(RankProcesses, module="benchmarks.sharded_alone")
+    start = None if ranks else lambda options: RankProcesses(options.ranks, "benchmarks.sharded_alone")
     with tempfile.TemporaryDirectory() as folder:
         options = ShardingOptions(max(1, ranks))
         client = start_ranks(plan_policy(tokens, lora), options, Path(folder), start=start)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tiny import CONFIGS, END, PAD, WORDS, data, with_inputs
 
 from rlvr.clients.local import LocalTrainingClient
@@ -56,6 +58,20 @@ def group_rows(lengths: list[int], seed: int = 0) -> list[Datum]:
         if i % 3 and len(rows[i].model_input.tokens) > PROMPT and len(first) == PROMPT:
             rows[i] = Datum(ModelInput([*first, *rows[i].model_input.tokens[PROMPT:]]), rows[i].loss_fn_inputs)
     return rows
+
+
+def measure_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference, as a share of the norm."""
+    assert found.keys() == expected.keys()
+    gap = math.fsum(float((found[k].double() - expected[k].double()).square().sum()) for k in expected)
+    return math.sqrt(gap / math.fsum(float(g.double().square().sum()) for g in expected.values()))
+
+
+def read_gradients(client: ShardedTrainingClient, folder: Path) -> dict[str, torch.Tensor]:
+    """The ranks' gradients, as a checkpoint in the new `folder` holds them."""
+    folder.mkdir()
+    client.group.call("save", folder=folder, optimizer=False, gradients=True)
+    return load_file(folder / "gradients.safetensors")
 
 
 def with_kl(rows: list[Datum]) -> list[Datum]:

@@ -25,7 +25,8 @@ import pytest
 
 import rlvr
 from rlvr.core.cancellation import run_with
-from rlvr.core.ray_cluster import RayError, check_same_code, describe_code, hash_package, join_cluster
+from rlvr.core.code_version import describe_code, hash_package
+from rlvr.core.ray_cluster import RayError, check_same_code, join_cluster
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.sandbox import Limits, Sandbox, Verdict
@@ -33,6 +34,7 @@ from rlvr.sandbox.ray_worker import SandboxWorker, decode_jobs, decode_verdicts,
 from rlvr.sandbox.verdict import TestResult as Result
 from rlvr.sandbox.verification_job import VerificationJob
 from tests.code_rows import REAL
+from tests.local_ray import open_cluster
 from tests.mutants import mbpp, mutants
 
 ADD = "def add(a, b): return a + b"
@@ -108,20 +110,8 @@ def test_without_the_package_the_message_says_how_to_install_it() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Ray on this machine, with 4 CPUs whatever it has."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # listens on the loopback address alone
-    ray = pytest.importorskip("ray")
-    no_kills = {"memory_monitor_refresh_ms": 0}  # of workers, where other programs take the machine's memory
-    options = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    for _ in range(2):
-        with suppress(Exception):  # Ray gives itself 30 s to start
-            ray.init("local", **options, _system_config=no_kills)
-            break
-        ray.shutdown()
-    else:
-        ray.init("local", **options, _system_config=no_kills)
-    yield ray
-    ray.shutdown()
+    with open_cluster() as ray:
+        yield ray
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +301,7 @@ def test_a_cluster_that_lacks_the_cpus_says_so_in_time(cluster: Any, sandbox: Sa
 NEWER = """
 import sys
 from pathlib import Path
-from rlvr.core.ray_cluster import describe_code
+from rlvr.core.code_version import describe_code
 from rlvr.sandbox.ray_sandbox import RaySandbox
 describe_code()  # what this process runs; then the files change, as on a machine that was updated
 with open(Path(sys.argv[1]) / "rlvr" / "sandbox" / "verdict.py", "a") as file:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,11 @@ def start_faulty(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> S
     monkeypatch.setenv("RLVR_TEST_FAULT", fault)
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     options = ShardingOptions(2, 120.0)
-    return start_ranks(tiny_policy(), options, folder, start=partial(RankProcesses, module="faulty_rank"))
+    return start_ranks(tiny_policy(), options, folder, start=start_faulty_ranks)
+
+
+def start_faulty_ranks(options: ShardingOptions) -> RankProcesses:
+    return RankProcesses(options.ranks, "faulty_rank")
 
 
 def train_a_step(client: ShardedTrainingClient) -> None:
@@ -130,7 +133,7 @@ def test_what_all_ranks_refuse_leaves_them_as_they_were(tmp_path: Path) -> None:
     client.close()
 
 
-def test_a_port_in_use_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -154,10 +157,9 @@ def test_a_model_that_cannot_be_built_is_the_users_mistake(tmp_path: Path) -> No
 def test_ranks_end_when_their_driver_is_killed(tmp_path: Path) -> None:
     """SIGKILL, while one rank computes and the other waits for it in a collective."""
     script = (
-        "import os, sys, time; from pathlib import Path; from functools import partial\n"
+        "import os, sys, time; from pathlib import Path\n"
         "from test_sharded_faults import *\n"
-        "start = partial(RankProcesses, module='faulty_rank')\n"
-        f"client = start_ranks(tiny_policy(), ShardingOptions(2), Path({str(tmp_path)!r}), start=start)\n"
+        f"client = start_ranks(tiny_policy(), ShardingOptions(2), Path({str(tmp_path)!r}), start=start_faulty_ranks)\n"
         "print('ranks', *client.group.processes.ids, flush=True)\n"
         "client.forward_backward(ROWS, 'ppo')\n"
     )

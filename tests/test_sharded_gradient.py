@@ -6,7 +6,6 @@ unequal lengths, in unequal numbers of micro-batches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sharded_ranks import LORA, group_rows, move_adapter, start, start_alone, tiny_policy, with_kl
+from sharded_ranks import (
+    LORA,
+    group_rows,
+    measure_difference,
+    move_adapter,
+    read_gradients,
+    start,
+    start_alone,
+    tiny_policy,
+    with_kl,
+)
 from tiny import gradients
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
@@ -36,13 +45,6 @@ SETTINGS = {
 PARAMS = [*((s, 2) for s in SETTINGS), *((s, 3) for s in SETTINGS if "weights" in s or "adapter" in s)]
 
 
-def measure_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """The norm of the difference, as a share of the norm."""
-    assert found.keys() == expected.keys()
-    gap = math.fsum(float((found[k].double() - expected[k].double()).square().sum()) for k in expected)
-    return math.sqrt(gap / math.fsum(float(g.double().square().sum()) for g in expected.values()))
-
-
 class Pair:
     """One policy on ranks and alone."""
 
@@ -62,10 +64,7 @@ class Pair:
 
     def read_gradients(self, name: str) -> dict[str, torch.Tensor]:
         """The ranks' gradients, as a checkpoint holds them."""
-        folder = self.folder / name
-        folder.mkdir()
-        self.sharded.group.call("save", folder=folder, optimizer=False, gradients=True)
-        return load_file(folder / "gradients.safetensors")
+        return read_gradients(self.sharded, self.folder / name)
 
 
 def name_setting(param: tuple[str, int]) -> str:

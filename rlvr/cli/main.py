@@ -103,12 +103,13 @@ def run(arguments: list[str]) -> int:
         from rlvr.clients.sharded.sharding_options import RankError
         from rlvr.clients.vllm.vllm_options import SamplerError
         from rlvr.core.messages import NonFiniteError
+        from rlvr.core.ray_cluster import RayError
         from rlvr.training.trainer import TrainingStoppedError
 
         if isinstance(stop, NonFiniteError):
             remedy = "The last checkpoint stands; use a lower learning rate (see the optimizer options)"
             return _fail(f"{stop}. {remedy}", 1)
-        if not isinstance(stop, (TrainingStoppedError, SamplerError, RankError)):
+        if not isinstance(stop, (TrainingStoppedError, SamplerError, RankError, RayError)):
             raise
         return _fail(stop, 1)
     except OSError as error:

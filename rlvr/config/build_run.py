@@ -48,7 +48,7 @@ CONNECTION_KEYS = (
     "model.base_url", "model.api_key", "model.timeout_s",
     "sampler.urls", "sampler.timeout_s", "sampler.wait_s", "sampler.concurrency",
     "teacher.url", "teacher.timeout_s", "teacher.retries", "teacher.concurrency",
-    "sharding.timeout_s", "sharding.port", "sharding.allow_other_ranks",
+    "sharding.timeout_s", "sharding.port", "sharding.allow_other_ranks", "sharding.ray", "sharding.wait_s",
 )  # fmt: skip
 RANKS = "sharding.ranks"
 READ_AS_TEXT = PromptOptions(chat="off")

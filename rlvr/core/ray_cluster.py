@@ -12,17 +12,13 @@ KubeRay do.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
 import socket
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import rlvr
+from rlvr.core.code_version import describe_code
 from rlvr.core.cpu_budget import available_cores
 
 # Ray's own switch between clusters and one machine: it is meant for other systems, and holds for all.
@@ -108,30 +104,24 @@ def wait_for_all(refs: Sequence[Any], seconds: float, request: str) -> list[Any]
     except RaysOwnError as error:
         raise RayError(f"of {request} one did not start: {error}") from error
     if missing:
-        raise RayError(
-            f"{request} were asked for, and {len(done)} of {len(refs)} started in {seconds:g} s: the cluster has "
-            f"{describe_resources()}. Ask for fewer, or add a machine (`ray start --address=HOST:PORT`)"
-        )
+        raise missing_resources(request, f"{len(done)} of {len(refs)} started", seconds)
     return [results[ref] for ref in refs]
 
 
-def describe_code() -> dict[str, str]:
-    """The versions that have to be equal on all machines: of Python, and of the package with a hash of its files."""
-    return {"python": platform.python_version(), "rlvr": f"{rlvr.__version__} ({hash_package()})"}
+def missing_resources(request: str, found: str, seconds: float) -> RayError:
+    """The error of a `request` for which a cluster had no room in time, with what it has."""
+    return RayError(
+        f"{request} were asked for, and {found} in {seconds:g} s: the cluster has {describe_resources()}. Ask for "
+        "fewer, or add a machine (`ray start --address=HOST:PORT`)"
+    )
 
 
-@cache
-def hash_package() -> str:
-    """A short hash of the package's Python files, names and contents."""
-    root, digest = Path(rlvr.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+def check_same_code(theirs: dict[str, str], machine: str, *packages: str) -> None:
+    """Raise RayError, with both versions, if a process on `machine` runs other code than this one.
 
-
-def check_same_code(theirs: dict[str, str], machine: str) -> None:
-    """Raise RayError, with both versions, if a process on `machine` runs other code than this one."""
-    ours = describe_code()
+    `theirs` is its `describe_code(*packages)`.
+    """
+    ours = describe_code(*packages)
     for name in ours:
         if theirs.get(name) != ours[name]:
             raise RayError(

@@ -9,16 +9,47 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 from rlvr.clients.sharded.rank_channel import RankCommand, RankFailure, RankReply
-from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.sharding_options import RankError
 from rlvr.core.messages import NonFiniteError
 
 GRACE_S = 5.0  # after the first failure, for the others: the cause is often not what is reported first
+PAUSE_S = 0.02  # between calls of what the driver does meanwhile
 REMEDY = "The ranks were ended. What was saved before stands: run the same command to go on from the last checkpoint"
+
+
+class RankPlaces(Protocol):
+    """How processes are started and spoken to: `RankProcesses` on this machine, `RayRanks` on a Ray cluster."""
+
+    machines: list[str]  # by rank
+
+    def send(self, rank: int, command: RankCommand) -> None:
+        """Send without waiting."""
+        ...
+
+    def wait(self, timeout_s: float) -> tuple[int, RankReply | None] | None:
+        """The next arrival, (rank, reply) or (rank, None) when the rank is gone; None after `timeout_s`."""
+        ...
+
+    def describe_end(self, rank: int) -> str:
+        """How a rank that is gone ended: the rest of a sentence that begins with its number."""
+        ...
+
+    def describe_place(self, rank: int) -> str:
+        """Where a rank that is late is: its stack."""
+        ...
+
+    @property
+    def ids(self) -> list[int]:
+        """The process ids, by rank."""
+        ...
+
+    def end(self) -> None:
+        """End all processes at once."""
+        ...
 
 
 class RankGroup:
@@ -27,32 +58,46 @@ class RankGroup:
     `seconds` and `waited` [ranks] add up the time in commands, and that of it in collectives.
     """
 
-    def __init__(self, processes: RankProcesses, timeout_s: float) -> None:
+    def __init__(self, processes: RankPlaces, timeout_s: float) -> None:
         self.processes, self.timeout_s = processes, timeout_s
-        self.seconds = self.waited = [0.0] * processes.count
+        self.seconds = self.waited = [0.0] * self.size
         self._ended = ""
 
     @property
     def size(self) -> int:
-        return self.processes.count
+        return len(self.processes.machines)
 
     def call(self, name: str, **arguments: Any) -> list[Any]:
         """Run one command on all ranks with the same arguments."""
         return self.call_each(name, [arguments] * self.size)
 
     def call_in_turn(self, name: str, **arguments: Any) -> list[Any]:
-        """Run a command that has no collective on one rank after the other: what it needs is then needed once."""
-        return [self._run(name, {rank: arguments})[rank].value for rank in range(self.size)]
+        """Run a command that has no collective on one rank of each machine after the other: what it needs is then
+        needed once on a machine."""
+        replies: dict[int, RankReply] = {}
+        machines = self.processes.machines
+        turns = [machines[:rank].count(machine) for rank, machine in enumerate(machines)]
+        for turn in range(max(turns) + 1):
+            replies |= self._run(name, {rank: arguments for rank in range(self.size) if turns[rank] == turn})
+        return [replies[rank].value for rank in range(self.size)]
 
-    def call_each(self, name: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """Run one command on all ranks, with the arguments of each."""
-        replies = self._run(name, dict(enumerate(arguments)))
+    def call_first(self, name: str, **arguments: Any) -> Any:
+        """Run a command that has no collective on rank 0."""
+        return self._run(name, {0: arguments})[0].value
+
+    def call_each(
+        self, name: str, arguments: Sequence[dict[str, Any]], meanwhile: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """Run one command on all ranks, with the arguments of each; `meanwhile` is called again and again."""
+        replies = self._run(name, dict(enumerate(arguments)), meanwhile)
         ordered = [replies[rank] for rank in range(self.size)]
         self.seconds = [before + reply.seconds for before, reply in zip(self.seconds, ordered, strict=True)]
         self.waited = [before + reply.waited for before, reply in zip(self.waited, ordered, strict=True)]
         return [reply.value for reply in ordered]
 
-    def _run(self, name: str, arguments: dict[int, dict[str, Any]]) -> dict[int, RankReply]:
+    def _run(
+        self, name: str, arguments: dict[int, dict[str, Any]], meanwhile: Callable[[], None] | None = None
+    ) -> dict[int, RankReply]:
         if self._ended:
             raise RankError(f"{name}: the ranks were ended before. {self._ended}")
         for rank, given in arguments.items():
@@ -62,8 +107,12 @@ class RankGroup:
         deadline = time.monotonic() + self.timeout_s
         while len(replies) + len(lost) < len(arguments):
             failed = bool(lost) or any(reply.failure for reply in replies.values())
-            arrival = self.processes.wait(deadline - time.monotonic())
+            left = deadline - time.monotonic()
+            arrival = self.processes.wait(min(left, PAUSE_S) if meanwhile else left)
             if arrival is None:
+                if meanwhile and time.monotonic() < deadline:
+                    self._do(meanwhile, name)
+                    continue
                 if failed:
                     break
                 self._end_late(name, [rank for rank in arguments if rank not in replies])
@@ -80,6 +129,14 @@ class RankGroup:
         if failures:
             self._raise(name, failures, shared=len(failures) == len(arguments))
         return replies
+
+    def _do(self, meanwhile: Callable[[], None], name: str) -> None:
+        """Call it; if it fails the ranks are ended, for nothing would read their replies."""
+        try:
+            meanwhile()
+        except BaseException:
+            self._close(f"{name} was interrupted")
+            raise
 
     def _raise(self, name: str, failures: dict[int, RankFailure], *, shared: bool) -> NoReturn:
         """Raise what the ranks reported, as the exception that it was; `shared` if every rank did."""

@@ -1,7 +1,6 @@
 """Starts the ranks as processes of this machine, one socket pair each.
 
-What a rank writes to its errors is kept in an unnamed file and shown when it fails. `RankGroup` needs no more than the
-methods here, so ranks on other machines would be another class with the same methods.
+What a rank writes to its errors is kept in an unnamed file and shown when it fails.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import rlvr
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankReply
@@ -30,7 +29,8 @@ class RankProcesses:
     """`count` processes. `wait` gives what arrives from any of them: (rank, reply), or (rank, None) when it ended."""
 
     def __init__(self, count: int, module: str = "rlvr.clients.sharded.rank_worker") -> None:
-        self.count, self._module = count, module
+        self.machines = ["this machine"] * count
+        self._module = module
         self._arrivals: queue.Queue[tuple[int, RankReply | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[RankChannel] = []
@@ -122,20 +122,3 @@ class RankProcesses:
         for closable in (*self._channels, *self._logs):
             with suppress(OSError):
                 closable.close()
-
-
-def listen_on_loopback(port: int) -> Any:
-    """A store at which the ranks meet, on a free port of this machine or on `port`; ValueError if that is in use."""
-    import torch.distributed as dist
-
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError as error:
-        listener.close()
-        raise ValueError(f"sharding.port={port}: {error.strerror}; leave it out to take a free one") from error
-    listener.listen()
-    chosen = listener.getsockname()[1]
-    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-    return store("127.0.0.1", chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

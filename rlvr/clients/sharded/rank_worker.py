@@ -3,17 +3,17 @@
     python -m rlvr.clients.sharded.rank_worker DESCRIPTOR         # started by `rank_processes`
 
 It takes commands one by one from the driver, and ends at once when the driver is gone, whatever it computes. The signal
-USR1 writes to its errors where it is. Exercised by `tests/test_sharded_client.py`, and killed by
-`tests/test_sharded_faults.py`.
+USR1 writes to its errors where it is. On a Ray cluster `ray_rank` has the same worker. Exercised by
+`tests/test_sharded_client.py`, and killed by `tests/test_sharded_faults.py`.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import platform
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,25 +24,55 @@ from typing import Any
 
 import numpy as np
 
-import rlvr
 from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankFacts, RankFailure, RankReply
+from rlvr.core.code_version import describe_code
 from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, NonFiniteError, OptimStepResponse
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 
+PACKAGES = ("torch", "transformers")  # that must be the same on every rank
+
 
 class RankWorker:
-    """The commands. `join` comes first and `build` second; all others involve every rank."""
+    """The commands. `listen`, to the first rank, and `join` come first, then `build` for one policy, or `build_base`
+    for the adapters that `set_adapter` gives one after the other. All others involve every rank.
+
+    `host`: the address of this machine at which the other ranks reach it.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
+
+    def listen(self, port: int) -> tuple[str, int]:
+        """Open the store at which the ranks meet, on `port` or a free one; ValueError if that is in use."""
+        import torch.distributed as dist
+
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._host, port))
+        except OSError as error:
+            listener.close()
+            raise ValueError(f"sharding.port={port}: {error.strerror}; leave it out to take a free one") from error
+        listener.listen()
+        chosen = listener.getsockname()[1]
+        store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        self._store = store(
+            self._host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return self._host, chosen
 
     def join(self, rank: int, size: int, host: str, port: int, device: str, threads: int, timeout_s: float) -> str:
-        """Meet the other ranks at the driver's store."""
+        """Meet the other ranks at the first one's store."""
         import torch
         import torch.distributed as dist
 
         from rlvr.engine import malloc
         from rlvr.engine.model_loading import pick_device
         from rlvr.engine.sharding import Ranks
+        from rlvr.engine.tokenizer import silence_transformers
 
+        silence_transformers()
         malloc.return_freed_memory()
         torch.set_num_threads(threads)
         kind = pick_device(device).type
@@ -57,34 +87,61 @@ class RankWorker:
         self.ranks = Ranks(rank, size, self.device)
         return backend
 
+    def has_file(self, path: Path) -> bool:
+        """Whether this process sees a file that the driver has written, in a folder in which it can write too."""
+        return path.is_file() and os.access(path.parent, os.W_OK)
+
     def build(
         self, model: ModelBuild, lora: LoraConfig | None, seed: int, limits: EngineLimits, adapter: Path | None
     ) -> RankFacts:
         """Load the model, keep this rank's part of it and make the policy. No collective: ranks may take turns."""
-        from dataclasses import replace
-
         from rlvr.engine.checkpoint import load_adapter
-        from rlvr.engine.learner import Learner
-        from rlvr.engine.lora import LoraBank
-        from rlvr.engine.model_loading import describe_device
         from rlvr.engine.muon import hidden_matrices
-        from rlvr.engine.policy import Policy, tensors_sha256
-        from rlvr.engine.sharding import shard_model
+        from rlvr.engine.policy import Policy
 
-        self.model = replace(model, device=self.device).load()
-        code = {**describe_code(), "weights": tensors_sha256(self.model.parameters())}
-        bank = LoraBank(self.model)
-        for weight in self.model.parameters().values():
-            weight.requires_grad_(lora is None)
+        bank, code = self._load(model, trains_base=lora is None)
         adapter_weights = None if lora is None else bank.init_weights(lora, seed)
         matrices = hidden_matrices(self.model.module) if lora is None else None
-        shard_model(self.model, self.ranks)
+        self._shard(bank, limits)
         self.policy = Policy("policy", adapter_weights or self.model.parameters(), lora, matrices)
         if adapter is not None:
             load_adapter(adapter, self.policy)
+        return self._describe(sum(p.numel() for p in self.policy.parameters.values()), code)
+
+    def build_base(self, model: ModelBuild, limits: EngineLimits) -> RankFacts:
+        """Load the model and keep this rank's part of it, for adapters to come. No collective."""
+        bank, code = self._load(model, trains_base=False)
+        bank.install()
+        self._shard(bank, limits)
+        return self._describe(0, code)
+
+    def _load(self, model: ModelBuild, *, trains_base: bool) -> tuple[Any, dict[str, str]]:
+        """Load the whole model: the bank of its adapters, and what must be equal on all ranks."""
+        from dataclasses import replace
+
+        from rlvr.engine.lora import LoraBank
+        from rlvr.engine.policy import tensors_sha256
+
+        self.model = replace(model, device=self.device).load()
+        for weight in self.model.parameters().values():
+            weight.requires_grad_(trains_base)
+        return LoraBank(self.model), {
+            **describe_code(*PACKAGES),
+            "weights": tensors_sha256(self.model.parameters()),
+        }
+
+    def _shard(self, bank: Any, limits: EngineLimits) -> None:
+        from rlvr.engine.learner import Learner
+        from rlvr.engine.sharding import shard_model
+
+        shard_model(self.model, self.ranks)
         self.learner = Learner(self.model, bank, limits, self.ranks)
+
+    def _describe(self, trainable: int, code: dict[str, str]) -> RankFacts:
+        from rlvr.engine.model_loading import describe_device
+
         return RankFacts(
-            sum(p.numel() for p in self.policy.parameters.values()),
+            trainable,
             str(self.model.dtype).removeprefix("torch."),
             self.model.context,
             self.model.vocabulary,
@@ -92,6 +149,22 @@ class RankWorker:
             describe_device(self.model.device),
             code,
         )
+
+    def set_adapter(self, lora: LoraConfig, weights: dict[str, np.ndarray]) -> None:
+        """Take an adapter with these weights in place of the one before."""
+        import torch
+
+        from rlvr.engine.policy import Policy
+
+        parameters = {n: torch.nn.Parameter(torch.from_numpy(w).to(self.device)) for n, w in weights.items()}
+        self.policy = Policy("adapter", parameters, lora)
+
+    def take_gradients(self) -> dict[str, np.ndarray]:
+        """The gradients of the adapter, from rank 0 alone, which are then cleared."""
+        masters = self.policy.masters if self.ranks.rank == 0 else {}
+        gradients = {name: m.grad.cpu().numpy() for name, m in masters.items() if m.grad is not None}
+        self.policy.clear_gradients()
+        return gradients
 
     def forward_backward(
         self, data: list[Datum], loss_fn: str, config: dict[str, float] | None, backward: bool
@@ -137,19 +210,6 @@ class RankWorker:
         return found
 
 
-def describe_code() -> dict[str, str]:
-    """Versions that must be the same on every rank."""
-    import torch
-    import transformers
-
-    return {
-        "rlvr": rlvr.__version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-    }
-
-
 def describe_failure(error: Exception) -> RankFailure:
     text, trace = str(error), traceback.format_exc()
     if isinstance(error, NonFiniteError):
@@ -157,6 +217,18 @@ def describe_failure(error: Exception) -> RankFailure:
     if isinstance(error, OSError) and error.errno:
         return RankFailure("system", f"{error.filename or ''}", trace, number=error.errno)
     return RankFailure("value" if isinstance(error, ValueError) else "other", text, trace)
+
+
+def answer(worker: Any, command: RankCommand) -> RankReply:
+    """Carry out a command; a failure is an answer too."""
+    began, ranks = time.perf_counter(), getattr(worker, "ranks", None)
+    waited = ranks.waited if ranks else 0.0
+    try:
+        reply = RankReply(getattr(worker, command.name)(**command.arguments))
+    except Exception as error:
+        reply = RankReply(failure=describe_failure(error))
+    spent = (worker.ranks.waited - waited) if ranks else 0.0
+    return RankReply(reply.value, reply.failure, time.perf_counter() - began, spent)
 
 
 def serve(channel: RankChannel, worker: Any) -> None:
@@ -172,23 +244,12 @@ def serve(channel: RankChannel, worker: Any) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        command = commands.get()
-        began, ranks = time.perf_counter(), getattr(worker, "ranks", None)
-        waited = ranks.waited if ranks else 0.0
-        try:
-            reply = RankReply(getattr(worker, command.name)(**command.arguments))
-        except Exception as error:
-            reply = RankReply(failure=describe_failure(error))
-        spent = (worker.ranks.waited - waited) if ranks else 0.0
-        channel.send(RankReply(reply.value, reply.failure, time.perf_counter() - began, spent))
+        channel.send(answer(worker, commands.get()))
 
 
 def run_rank(worker: RankWorker) -> None:
     """What a process that is a rank does from its beginning to its end."""
-    from rlvr.engine.tokenizer import silence_transformers
-
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    silence_transformers()
     serve(RankChannel(int(sys.argv[1])), worker)
 
 

@@ -3,14 +3,14 @@
 Each call is cut over the ranks (`data_split`) and returns what one process would: losses are sums, so the parts add up.
 Samples come from an engine in this process, made when they are first asked for: it holds a whole copy of the weights,
 which are gathered again after every optimizer step. With `sampler.name=vllm` there is no such copy. Exercised by
-`python -m pytest tests/test_sharded_client.py tests/test_sharded_gradient.py`. Left out on purpose: ranks on several
-machines.
+`python -m pytest tests/test_sharded_client.py tests/test_sharded_gradient.py tests/test_ray_ranks.py`.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,16 +30,15 @@ from rlvr.clients.local_engine import (
 )
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.clients.sharded.rank_channel import RankFacts
-from rlvr.clients.sharded.rank_group import RankGroup, RankRows
-from rlvr.clients.sharded.rank_processes import RankProcesses, listen_on_loopback
+from rlvr.clients.sharded.rank_group import RankGroup, RankPlaces
 from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.clients.sharded.split_call import check_equal, open_group, run_split
 from rlvr.core.files import check_name, new_folder
 from rlvr.core.futures import Future, LazyFuture
 from rlvr.core.messages import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
-    NonFiniteError,
     OptimStepResponse,
     SaveWeightsResponse,
 )
@@ -70,10 +69,9 @@ class ShardedTrainingClient:
         facts: RankFacts,
         policy: ShardedPolicy,
         folder: Path,
-        store: Any = None,
     ) -> None:
         self.group, self.facts = group, facts
-        self._policy, self._folder, self._store = policy, folder, store
+        self._policy, self._folder = policy, folder
         self.capabilities = replace(SHARDED_CAPABILITIES, world_size=group.size)
         self._version = 0
         self._is_current = False  # whether the engine has the weights of the ranks
@@ -102,22 +100,10 @@ class ShardedTrainingClient:
     def _run(
         self, data: list[Datum], loss_fn: str, config: dict[str, float] | None, *, backward: bool
     ) -> ForwardBackwardOutput:
-        from rlvr.clients.sharded.data_split import split_data
-        from rlvr.engine.learner import check_data, make_filler
+        from rlvr.engine.learner import check_data
 
         check_data(data, loss_fn, config, self.facts.context, self.facts.vocabulary)
-        shares = split_data(data, self.group.size)
-        idle = [make_filler(data[0])]  # a rank without data takes part in the passes of the others
-        calls = [
-            {"data": [data[i] for i in share] or idle, "loss_fn": loss_fn, "config": config, "backward": backward}
-            for share in shares
-        ]
-        try:
-            outputs: list[ForwardBackwardOutput] = self.group.call_each("forward_backward", calls)
-        except RankRows as error:
-            rows = [shares[rank][row] for rank, found in error.by_rank.items() for row in found if shares[rank]]
-            raise NonFiniteError(error.what, sorted(rows)) from error
-        return _join(outputs, shares)
+        return run_split(self.group, data, loss_fn, config, backward=backward)
 
     def forward_backward_custom(
         self, data: list[Datum], loss_fn: CustomLoss, loss_fn_config: dict[str, float] | None = None
@@ -224,16 +210,6 @@ class ShardedTrainingClient:
         self.group.close()
 
 
-def _join(outputs: Sequence[ForwardBackwardOutput], shares: Sequence[Sequence[int]]) -> ForwardBackwardOutput:
-    """One output in the order of the data. The first rank's metrics come first: a sum has one order."""
-    by_index = {
-        i: part for output, share in zip(outputs, shares, strict=True)
-        for i, part in zip(share, output.loss_fn_outputs, strict=bool(share))
-    }  # fmt: skip
-    metrics = {name: sum(output.metrics[name] for output in outputs) for name in outputs[0].metrics}
-    return ForwardBackwardOutput([by_index[i] for i in range(len(by_index))], metrics)
-
-
 class _Meter:
     """How busy the ranks were between two optimizer steps. On a GPU the times in collectives are not known."""
 
@@ -264,37 +240,38 @@ def start_ranks(
     *,
     threads: int = 1,
     adapter: Path | None = None,
-    start: Callable[[int], RankProcesses] = RankProcesses,
+    start: Callable[[ShardingOptions], RankPlaces] | None = None,
 ) -> ShardedTrainingClient:
-    """`start` the ranks and build the policy on them; states are saved in `folder`.
+    """Start the ranks and build the policy on them; states are saved in `folder`.
 
-    ValueError for a model that cannot be trained, RankError if a rank fails.
+    ValueError for a model that cannot be trained or a folder that the ranks do not share, RayError if a cluster has no
+    room, RankError if a rank fails.
     """
-    store = listen_on_loopback(options.port)
-    group = RankGroup(start(options.ranks), options.timeout_s)
+    group = open_group(options, policy.model.device, threads, start)
     try:
-        meeting = {"host": "127.0.0.1", "port": store.port, "device": policy.model.device, "threads": threads}
-        meeting |= {"size": options.ranks, "timeout_s": options.timeout_s}
-        group.call_each("join", [{**meeting, "rank": rank} for rank in range(options.ranks)])
+        _check_shared(group, folder)
         built: list[RankFacts] = group.call_in_turn(
             "build", model=policy.model, lora=policy.lora, seed=policy.seed, limits=policy.limits, adapter=adapter
         )
-        _check_equal([facts.code for facts in built])
+        check_equal([facts.code for facts in built])
     except BaseException:
         group.close()
         raise
-    return ShardedTrainingClient(group, built[0], policy, folder, store)
+    return ShardedTrainingClient(group, built[0], policy, folder)
 
 
-def _check_equal(codes: Sequence[dict[str, str]]) -> None:
-    """ValueError if a rank runs other code than the first, or has loaded other weights."""
-    for rank, code in enumerate(codes):
-        for name, value in code.items():
-            if value != codes[0][name]:
-                raise ValueError(
-                    f"client=sharded: rank {rank} has {name} {value[:20]}, rank 0 {codes[0][name][:20]}; install and "
-                    "load the same everywhere"
-                )
+def _check_shared(group: RankGroup, folder: Path) -> None:
+    """ValueError unless every rank sees and can use the folder of the run: the ranks write and read checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as file:
+        is_seen: list[bool] = group.call("has_file", path=Path(file.name).absolute())
+    if not all(is_seen):
+        rank = is_seen.index(False)
+        raise ValueError(
+            f"client=sharded: rank {rank} on {group.processes.machines[rank]} does not see the run folder "
+            f"{folder.absolute()}, or cannot write in it; all ranks write and read checkpoints there. Choose a "
+            "run.root on a file system that all machines mount at the same path"
+        )
 
 
 def _build(request: ClientRequest) -> ShardedTrainingClient:
@@ -309,10 +286,16 @@ def _build(request: ClientRequest) -> ShardedTrainingClient:
     silence_transformers()
     torch.set_num_threads(request.cores.threads)
     warn_of_threads(request)
-    policy = ShardedPolicy(plan_model(request), request.model.lora, request.seed, request.limits)
-    threads = max(1, request.cores.threads // request.sharding.ranks)
-    adapter = find_adapter_start(request)
-    client = start_ranks(policy, request.sharding, request.folder, threads=threads, adapter=adapter)
+    options, model, adapter = request.sharding, plan_model(request), find_adapter_start(request)
+    if options.ray is None:
+        threads = max(1, request.cores.threads // options.ranks)
+    else:
+        threads = options.cpus_per_rank
+        if model.name and Path(model.name).exists():  # actors have working directories of their own
+            model = replace(model, name=str(Path(model.name).absolute()))
+        adapter = adapter and adapter.absolute()
+    policy = ShardedPolicy(model, request.model.lora, request.seed, request.limits)
+    client = start_ranks(policy, options, request.folder, threads=threads, adapter=adapter)
     for note in client.facts.notes:
         request.warn(note)
     facts = client.facts
@@ -324,7 +307,9 @@ def _build(request: ClientRequest) -> ShardedTrainingClient:
 
 
 def _describe(request: ClientRequest) -> str:
-    return f"{describe_model(request)}, over {request.sharding.ranks} processes (client=sharded)"
+    options = request.sharding
+    where = f" that Ray places (sharding.ray={options.ray})" if options.ray else ""
+    return f"{describe_model(request)}, over {options.ranks} processes{where} (client=sharded)"
 
 
 SHARDED = ClientSpec(SHARDED_CAPABILITIES, _build, _describe)

@@ -5,7 +5,10 @@ Exercised by `python -m pytest tests/test_sharded_parts.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+
+RAY_KEYS = ("cpus_per_rank", "gpus_per_rank", "wait_s")
 
 
 class RankError(RuntimeError):
@@ -14,17 +17,23 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class ShardingOptions:
-    """How `client=sharded` trains: `ranks` processes on this machine, each with a part of every weight.
+    """How `client=sharded` trains: `ranks` processes, each with a part of every weight.
 
-    `timeout_s` bounds every command to them, loading the model and one forward-backward call for example. They meet at
-    `port` of the loopback interface, 0 for a free one. A run is the same to the bit only with the same number of ranks:
-    `allow_other_ranks` lets a run go on with another.
+    They run on this machine, or, with `ray`, on the machines of a Ray cluster: `auto` (the one that this machine has
+    joined), HOST:PORT, or `local`, which starts one here. Ray then finds a place with `cpus_per_rank` processors and
+    `gpus_per_rank` devices for each within `wait_s`. `timeout_s` bounds every command to the ranks, loading the model
+    and one forward-backward call for example. They meet at `port` of the first rank's machine, 0 for a free one. A run
+    is the same to the bit only with the same number of ranks: `allow_other_ranks` lets a run go on with another.
     """
 
     ranks: int = 2
     timeout_s: float = 1800.0
     port: int = 0
     allow_other_ranks: bool = False
+    ray: str | None = None
+    cpus_per_rank: int = 1
+    gpus_per_rank: int = 0
+    wait_s: float = 120.0
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -33,3 +42,13 @@ class ShardingOptions:
             raise ValueError(f"sharding.timeout_s={self.timeout_s}, expected a number of seconds above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"sharding.port={self.port}, expected 1 to 65535, or 0 for a free one")
+        if self.ray == "":
+            raise ValueError("sharding.ray='', expected auto, local or HOST:PORT; without it the ranks run here")
+        for key, least in (("cpus_per_rank", 1), ("gpus_per_rank", 0)):
+            if getattr(self, key) < least:
+                raise ValueError(f"sharding.{key}={getattr(self, key)}, expected at least {least}")
+        if not 0 < self.wait_s < math.inf:
+            raise ValueError(f"sharding.wait_s={self.wait_s}, expected a number of seconds above 0")
+        for field in fields(self):
+            if self.ray is None and field.name in RAY_KEYS and getattr(self, field.name) != field.default:
+                raise ValueError(f"sharding.{field.name} has no effect without sharding.ray; leave it out, or set both")

@@ -1,0 +1,119 @@
+"""Lets Ray start the ranks: one actor for each, in a placement group, on whatever machines have room.
+
+The driver's side of `ray_rank`, with the methods of `RankProcesses`. Ray ends the actors when the driver is gone. What
+a rank writes to its errors is in Ray's logs on its machine. Exercised by `python -m pytest tests/test_ray_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from rlvr.clients.sharded.rank_channel import RankCommand, RankReply
+from rlvr.clients.sharded.ray_rank import PACKAGES, RayRank
+from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.core.ray_cluster import check_same_code, join_cluster, missing_resources, wait_for_all
+
+STACK_WAIT_S = 5.0  # a call to another machine
+LOG_TAIL = 4000  # characters of Ray's reason, or of a stack, that a message shows
+
+
+class RayRanks:
+    """`options.ranks` actors; RayError if the cluster has no room for them in time, or other code."""
+
+    def __init__(self, options: ShardingOptions, actor: Callable[[], Any] = RayRank) -> None:
+        assert options.ray is not None
+        join_cluster(options.ray)
+        from ray.util.placement_group import placement_group
+
+        needs: dict[str, float] = {"CPU": options.cpus_per_rank}
+        needs |= {"GPU": options.gpus_per_rank} if options.gpus_per_rank else {}
+        resources = " and ".join(f"{count} {name}" for name, count in needs.items())
+        request = f"{options.ranks} ranks with {resources} each"
+        self._arrivals: queue.Queue[tuple[int, RankReply | None]] = queue.Queue()
+        self._ends: dict[int, str] = {}  # of ranks that are gone, Ray's reason
+        self._actors: list[Any] = []
+        self._places = placement_group([needs] * options.ranks)
+        try:
+            if not self._places.wait(math.ceil(options.wait_s)):
+                raise missing_resources(request, "they did not all find a place", options.wait_s)
+            self._actors = [self._start(rank, options, actor) for rank in range(options.ranks)]
+            replies = wait_for_all([one.describe.remote() for one in self._actors], options.wait_s, request)
+            described = [json.loads(reply) for reply in replies]
+            for one in described:
+                check_same_code(one, one["machine"], *PACKAGES)
+        except BaseException:
+            self.end()
+            raise
+        self.machines: list[str] = [one["machine"] for one in described]
+        self._ids: list[int] = [one["pid"] for one in described]
+
+    def _start(self, rank: int, options: ShardingOptions, actor: Callable[[], Any]) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=rank)
+        remote: Any = ray.remote(concurrency_groups={"look": 1})(actor)
+        return remote.options(
+            num_cpus=options.cpus_per_rank, num_gpus=options.gpus_per_rank, scheduling_strategy=place,
+            max_restarts=0, max_task_retries=0,
+        ).remote()  # fmt: skip
+
+    def send(self, rank: int, command: RankCommand) -> None:
+        """Send without waiting."""
+        reply = self._actors[rank].run.remote(pickle.dumps(command, protocol=5))
+        reply.future().add_done_callback(partial(self._read, rank))
+
+    def _read(self, rank: int, future: Future[bytes]) -> None:
+        try:
+            self._arrivals.put((rank, pickle.loads(future.result())))
+        except Exception as error:  # Ray's own: `run` gives failures as replies
+            self._ends[rank] = f"{type(error).__name__}: {error}"
+            self._arrivals.put((rank, None))
+
+    def wait(self, timeout_s: float) -> tuple[int, RankReply | None] | None:
+        """The next arrival; None after `timeout_s`."""
+        with suppress(queue.Empty):
+            return self._arrivals.get(timeout=max(0.0, timeout_s))
+        return None
+
+    def describe_end(self, rank: int) -> str:
+        """How Ray says that a rank ended."""
+        why = self._ends.get(rank, "Ray gave no reason").strip()
+        return f"(process {self._ids[rank]} on {self.machines[rank]}) is gone:\n{why[-LOG_TAIL:]}"
+
+    def describe_place(self, rank: int) -> str:
+        """Where a rank that is late is: the stack of the thread that carries out commands."""
+        import ray
+
+        where = f" (process {self._ids[rank]} on {self.machines[rank]})"
+        stack = self._actors[rank].describe_stack.options(concurrency_group="look").remote()
+        try:
+            return f"{where}:\n{ray.get(stack, timeout=STACK_WAIT_S)[-LOG_TAIL:]}"
+        except Exception:  # late itself, or gone
+            return f"{where}; it does not answer"
+
+    @property
+    def ids(self) -> list[int]:
+        """The process ids, each on its machine, by rank."""
+        return self._ids
+
+    def end(self) -> None:
+        """End all actors, and give their places back."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        for actor in self._actors:
+            with suppress(Exception):
+                ray.kill(actor)
+        with suppress(Exception):
+            remove_placement_group(self._places)

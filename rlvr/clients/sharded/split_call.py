@@ -1,0 +1,88 @@
+"""Opens a group of ranks, and computes a training call on all of them as if it were one process.
+
+Exercised by `python -m pytest tests/test_sharded_gradient.py tests/test_sharded_faults.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlvr.clients.sharded.data_split import split_data
+from rlvr.clients.sharded.rank_group import RankGroup, RankPlaces, RankRows
+from rlvr.clients.sharded.rank_processes import RankProcesses
+from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError
+
+
+def open_group(
+    options: ShardingOptions,
+    device: str,
+    threads: int,
+    start: Callable[[ShardingOptions], RankPlaces] | None = None,
+) -> RankGroup:
+    """The ranks, which have met each other and hold no model yet. RankError or RayError if they do not start."""
+    group = RankGroup((start or _start_places)(options), options.timeout_s)
+    try:
+        host, port = group.call_first("listen", port=options.port)
+        meeting = {"host": host, "port": port, "device": device, "threads": threads}
+        meeting |= {"size": options.ranks, "timeout_s": options.timeout_s}
+        group.call_each("join", [{**meeting, "rank": rank} for rank in range(options.ranks)])
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
+def _start_places(options: ShardingOptions) -> RankPlaces:
+    if options.ray is None:
+        return RankProcesses(options.ranks)
+    from rlvr.clients.sharded.ray_ranks import RayRanks
+
+    return RayRanks(options)
+
+
+def check_equal(codes: Sequence[dict[str, str]]) -> None:
+    """ValueError if a rank runs other code than the first, or has loaded other weights."""
+    for rank, code in enumerate(codes):
+        for name, value in code.items():
+            if value != codes[0][name]:
+                raise ValueError(
+                    f"client=sharded: rank {rank} has {name} {value[:30]}, rank 0 {codes[0][name][:30]}; install and "
+                    "load the same everywhere"
+                )
+
+
+def run_split(
+    group: RankGroup,
+    data: Sequence[Datum],
+    loss_fn: str,
+    config: dict[str, float] | None,
+    *,
+    backward: bool,
+    meanwhile: Callable[[], None] | None = None,
+) -> ForwardBackwardOutput:
+    """Cut data that was checked over the ranks, and join what they return. `meanwhile` is called while they compute."""
+    from rlvr.engine.learner import make_filler
+
+    shares = split_data(data, group.size)
+    idle = [make_filler(data[0])]  # a rank without data takes part in the passes of the others
+    calls = [
+        {"data": [data[i] for i in share] or idle, "loss_fn": loss_fn, "config": config, "backward": backward}
+        for share in shares
+    ]
+    try:
+        outputs: list[ForwardBackwardOutput] = group.call_each("forward_backward", calls, meanwhile)
+    except RankRows as error:
+        rows = [shares[rank][row] for rank, found in error.by_rank.items() for row in found if shares[rank]]
+        raise NonFiniteError(error.what, sorted(rows)) from error
+    return _join(outputs, shares)
+
+
+def _join(outputs: Sequence[ForwardBackwardOutput], shares: Sequence[Sequence[int]]) -> ForwardBackwardOutput:
+    """One output in the order of the data. The first rank's metrics come first: a sum has one order."""
+    by_index = {
+        i: part for output, share in zip(outputs, shares, strict=True)
+        for i, part in zip(share, output.loss_fn_outputs, strict=bool(share))
+    }  # fmt: skip
+    metrics = {name: sum(output.metrics[name] for output in outputs) for name in outputs[0].metrics}
+    return ForwardBackwardOutput([by_index[i] for i in range(len(by_index))], metrics)
