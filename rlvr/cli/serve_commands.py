@@ -103,6 +103,9 @@ def serve_engine(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
+    trainers: Annotated[
+        int, typer.Option("--trainers", help="Train on a base that is cut over so many processes; 0: in this one.")
+    ] = 0,
     log: Annotated[
         Path | None, typer.Option("--log", help="The log file; default: server.log in the state folder.")
     ] = None,
@@ -115,7 +118,7 @@ def serve_engine(
         typer.Option("--samplers-folder", help="Where the vLLM servers find adapters; default: in the state folder."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A YAML file with the sections engine, limits, wire and sampler.")
+        Path | None, typer.Option("--config", help="A YAML file with the sections engine, limits, wire, sampler and sharding.")
     ] = None,
 ) -> None:
     """Serve models to the tinker SDK: train adapters and sample, several clients at once.
@@ -124,7 +127,7 @@ def serve_engine(
 
     rlvr serve engine --model ./my-model engine.micro_tokens=8192 limits.owner_disk_bytes=50_000_000_000
 
-    docs/tinker-operations.md lists the settings of `engine`, `limits`, `wire` and `sampler`, with their defaults.
+    docs/tinker-operations.md lists the settings of `engine`, `limits`, `wire`, `sampler` and `sharding`, with their defaults.
     """
     from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
     from rlvr.tinker_server.server_limits import load_settings
@@ -133,4 +136,5 @@ def serve_engine(
     words += [f"sampler.folder={json.dumps(str(samplers_folder))}"] if samplers_folder else []
     settings = load_settings(words, config)
     options = {"aliases": parse_aliases(alias or []), "keys": keys, "log": log, "log_level": log_level}
+    options["trainers"] = trainers
     serve(ServeOptions(model, host, port, state, device=device, dtype=dtype, settings=settings, **options), say)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlvr.core import rng
 from rlvr.core.futures import LazyFuture
@@ -59,14 +59,34 @@ class LogprobRequest:
         return self.logprobs is not None or self.error is not None
 
 
+class GradientSource(Protocol):
+    """What computes the gradients of a policy: `Learner` here, `AdapterTrainers` in other processes."""
+
+    def forward_backward(
+        self,
+        policy: Policy,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: dict[str, float] | None = None,
+        *,
+        backward: bool = True,
+        after_batch: Callable[[], None] | None = None,
+    ) -> ForwardBackwardOutput:
+        """See `Learner.forward_backward`."""
+        ...
+
+
 class Engine:
     """One model with the policies that are trained on it: adapters, or all of its weights.
 
     `LocalTrainingClient(engine, policy, folder)` is its interface for loops. `model` is what `load_model` or
-    `build_model` gave, `policies` are those made here, by name, `lock` is held by every call that computes.
+    `build_model` gave, `policies` are those made here, by name, `lock` is held by every call that computes. With
+    `trainers` these compute the gradients of adapters.
     """
 
-    def __init__(self, model: LanguageModel, limits: EngineLimits = EngineLimits()) -> None:
+    def __init__(
+        self, model: LanguageModel, limits: EngineLimits = EngineLimits(), trainers: GradientSource | None = None
+    ) -> None:
         malloc.keep_freed_memory()
         self.model = model
         self.limits = limits
@@ -75,6 +95,7 @@ class Engine:
         self.policies: dict[str, Policy] = {}
         self._sampler = Sampler(model, self.bank, limits)
         self._learner = Learner(model, self.bank, limits)
+        self.trainers = trainers
         self._unseeded = itertools.count()
         self._base: weakref.WeakSet[Snapshot] = weakref.WeakSet()  # of the base model, which must not be trained then
         self._logprob_requests: list[weakref.ref[LogprobRequest]] = []  # weak: a dropped future keeps no weights alive
@@ -301,9 +322,8 @@ class Engine:
         """
         with self.lock:
             self._check_current(policy)
-            return self._learner.forward_backward(
-                policy, data, loss_fn, config, backward=backward, after_batch=after_batch
-            )
+            source = self.trainers if self.trainers and policy.lora and not policy.is_critic else self._learner
+            return source.forward_backward(policy, data, loss_fn, config, backward=backward, after_batch=after_batch)
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         """One step of AdamW, or of Muon for `MuonParams`, with the policy's accumulated gradients."""

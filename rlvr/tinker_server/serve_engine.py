@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr.clients.local_engine import find_weights_damage, is_model
+from rlvr.clients.local_engine import ModelBuild, find_weights_damage, is_model
+from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
 from rlvr.tinker_server.errors import TinkerServerError
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
@@ -28,14 +29,18 @@ from rlvr.web.logs import parse_filter, start_logging
 from rlvr.web.server import BackgroundServer, bind_socket, check_exposure, is_loopback, server_url
 
 if TYPE_CHECKING:
+    from rlvr.engine.engine import GradientSource
+    from rlvr.engine.engine_options import EngineLimits
     from rlvr.tinker_server.backend import TinkerBackend
 
+SETTINGS_OF_RUNS = ("sharding.ranks", "sharding.allow_other_ranks")  # of the section that a server has too
 EXTRA = 'pip install "rlvr[train,serve]"'
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of `rlvr serve engine`. `models` are `folder`, `hub/name` or `name=folder`."""
+    """The options of `rlvr serve engine`. `models` are `folder`, `hub/name` or `name=folder`; each model's adapters are
+    trained by `trainers` processes of its own, or in this one if that is 0."""
 
     models: list[str]
     host: str = "127.0.0.1"
@@ -46,6 +51,7 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "auto"
     settings: ServerSettings = field(default_factory=ServerSettings)
+    trainers: int = 0
     log: Path | None = None
     log_level: str = "info"
 
@@ -62,6 +68,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     named, limits = named_models(options.models), options.settings.limits
     validate_aliases(options.aliases)
     check_samplers(named, options.settings.sampler)
+    check_trainers(options)
     parse_filter(options.log_level)
     keys = ApiKeys.load(options.keys, KEY_PREFIX)
     check_exposure(options.host, keys, KEY_PREFIX)
@@ -93,6 +100,9 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
             finally:
                 server.stop()
                 backend.close()
+                for engine in dict.fromkeys(backend.engines.values()):
+                    if engine.trainers is not None:
+                        engine.trainers.close()
 
 
 def load_backend(
@@ -215,7 +225,6 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         import torch
 
         from rlvr.engine.engine import Engine
-        from rlvr.engine.model_loading import load_model
         from rlvr.engine.tokenizer import load_tokenizer, silence_transformers
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -225,12 +234,19 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
         torch.set_num_threads(limits.threads)
     where = {"device": options.device, "dtype": options.dtype}
 
+    builds: dict[str, Callable[[], ModelBuild]] = {}  # of the models that are trained here, by key
+
     def base_of(folder: str) -> BaseOfRun:
         if is_followed(place := Path(folder).expanduser()):
             return base_of_run(place, **where)
         if wrong := find_weights_damage(place):
             raise ValueError(f"--model {folder}: the checkpoint is damaged: {wrong}; give another one")
-        return BaseOfRun(resolve_folder(folder), lambda: load_model(folder, load_tokenizer(folder), **where))
+
+        def build() -> ModelBuild:
+            return ModelBuild(folder, {}, load_tokenizer(folder), 0, **where)
+
+        builds[key := resolve_folder(folder)] = build
+        return BaseOfRun(key, lambda: build().load())
 
     bases = {name: base_of(folder) for name, folder in named.items()}
     loads = {base.key: base.load for base in bases.values()}
@@ -241,8 +257,39 @@ def load_engines(named: dict[str, str], options: ServeOptions, report: Callable[
     engines: dict[str, Any] = {}
     for place, model in models.items():
         room = limits.cache_tokens or cache_tokens(model, share / len(models))
-        engines[place] = Engine(model, replace(limits, cache_tokens=room))
+        engine_limits = replace(limits, cache_tokens=room)
+        trainers = start_trainers(builds[place](), model, engine_limits, options) if place in builds else None
+        engines[place] = Engine(model, engine_limits, trainers)
     return {name: engines[base.key] for name, base in bases.items()}
+
+
+def check_trainers(options: ServeOptions) -> None:
+    """ValueError for trainers, or settings of them, that cannot be."""
+    if options.trainers < 0:
+        raise ValueError(f"--trainers {options.trainers}, expected at least 0 (0: train in the server's own process)")
+    sharding, default = options.settings.sharding, ShardingOptions()
+    for key in SETTINGS_OF_RUNS:
+        name = key.removeprefix("sharding.")
+        if getattr(sharding, name) != getattr(default, name):
+            raise ValueError(f"{key} is a setting of runs, without effect here; give --trainers")
+    if not options.trainers and sharding != default:
+        raise ValueError("the section sharding has no effect without --trainers; leave it out, or give --trainers 2")
+
+
+def start_trainers(build: ModelBuild, model: Any, limits: EngineLimits, options: ServeOptions) -> GradientSource | None:
+    """The ranks that train adapters of one model; None without `--trainers`."""
+    if not options.trainers:
+        return None
+    import torch
+
+    from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
+    from rlvr.engine.policy import tensors_sha256
+
+    sharding = replace(options.settings.sharding, ranks=options.trainers)
+    threads = max(1, torch.get_num_threads() // options.trainers) if sharding.ray is None else sharding.cpus_per_rank
+    if build.name and Path(build.name).exists():
+        build = replace(build, name=str(Path(build.name).absolute()))  # ranks elsewhere have folders of their own
+    return AdapterTrainers(build, tensors_sha256(model.parameters()), limits, sharding, threads)
 
 
 def resolve_folder(folder: str) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.clients.vllm import SamplerOptions
 from rlvr.engine.engine_options import EngineLimits
 
@@ -140,12 +141,14 @@ class ServerSamplers:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What `key=value` words set. Sections are `engine`, as in a run's config, `limits`, `wire` and `sampler`."""
+    """What `key=value` words set. Sections are `engine` and `sharding`, as in a run's config, `limits`, `wire` and
+    `sampler`."""
 
     engine: EngineLimits = field(default_factory=lambda: EngineLimits(one_request=ONE_REQUEST))
     limits: ServerLimits = field(default_factory=ServerLimits)
     wire: WireLimits = field(default_factory=WireLimits)
     sampler: ServerSamplers = field(default_factory=ServerSamplers)
+    sharding: ShardingOptions = field(default_factory=ShardingOptions)
 
 
 def load_settings(words: Sequence[str], file: Path | None = None) -> ServerSettings:

@@ -1,0 +1,170 @@
+"""`rlvr serve engine --trainers N`: tenants' adapters trained on one base that is cut over ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("google.protobuf")
+
+from sharded_ranks import LORA, group_rows, measure_difference, tiny_policy
+from tinker_backend import BackendClient, ServerFactory, counters, tiny_engine
+
+from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
+from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.core.messages import AdamParams, Datum, NonFiniteError
+from rlvr.engine.engine import Engine
+from rlvr.engine.engine_options import EngineLimits
+from rlvr.engine.policy import Policy, tensors_sha256
+from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
+from rlvr.tinker_server.server_limits import load_settings
+
+ROWS = group_rows([12, 9, 12, 20, 7, 3])
+
+
+@pytest.mark.parametrize(
+    ("trainers", "words", "message"),
+    [
+        (-1, [], "--trainers -1, expected at least 0"),
+        (0, ["sharding.timeout_s=60"], "no effect without --trainers"),
+        (2, ["sharding.ranks=3"], "give --trainers"),
+        (2, ["sharding.allow_other_ranks=true"], "give --trainers"),
+    ],
+)
+def test_wrong_trainers_are_refused(trainers: int, words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_trainers(ServeOptions([], trainers=trainers, settings=load_settings(words)))
+    check_trainers(ServeOptions([], trainers=2, settings=load_settings(["sharding.timeout_s=60"])))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """The engine of `tiny_engine`, whose adapters two ranks train."""
+    build = tiny_policy().model
+    model = build.load()
+    weights = tensors_sha256(model.parameters())
+    trainers = AdapterTrainers(build, weights, EngineLimits(), ShardingOptions(2, 120.0))
+    yield Engine(model, EngineLimits(), trainers)
+    trainers.close()
+
+
+def make_policy(engine: Engine, name: str) -> Policy:
+    """An adapter, none of whose weights is zero."""
+    policy = engine.create_policy(name, lora=LORA, seed=len(name))
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for p in policy.parameters.values():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.1)
+    return policy
+
+
+def read_gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: m.grad.clone() for name, m in policy.masters.items() if m.grad is not None}
+
+
+def read_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in policy.parameters.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_gradients_add_up_and_are_those_of_one_process(engine: Engine) -> None:
+    """For two adapters in turn, over a step: the ranks have each one's weights of the moment."""
+    alone = tiny_engine()
+    for one in (engine, alone):
+        policies = [make_policy(one, name) for name in ("a", "bb")]
+        for _ in range(2):
+            for policy in policies:
+                one.forward_backward(policy, ROWS, "ppo", {})
+                one.forward_backward(policy, ROWS[:1], "cross_entropy", {})  # of which one rank has nothing
+            one.optim_step(policies[0], AdamParams(0.01, eps=1e-4))
+            one.forward_backward(policies[0], ROWS, "ppo", {})
+    for name in ("a", "bb"):
+        ours, expected = (read_gradients(one.policies[name]) for one in (engine, alone))
+        assert measure_difference(ours, expected) < 1e-5
+        ours, expected = (read_weights(one.policies[name]) for one in (engine, alone))
+        assert measure_difference(ours, expected) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_mistakes_name_the_row_and_change_nothing(engine: Engine) -> None:
+    policy = make_policy(engine, "ccc")
+    engine.forward_backward(policy, ROWS, "ppo", {})
+    before = read_gradients(policy)
+    wrong = Datum(ROWS[3].model_input, {k: v for k, v in ROWS[3].loss_fn_inputs.items() if k != "advantages"})
+    with pytest.raises(ValueError, match="datum 3 lacks 'advantages'"):
+        engine.forward_backward(policy, [*ROWS[:3], wrong], "ppo", {})
+    with pytest.raises(NonFiniteError) as caught:
+        with torch.no_grad():
+            kept = policy.parameters[next(iter(policy.parameters))]
+            value = kept.view(-1)[0].clone()
+            kept.view(-1)[0] = float("nan")
+        engine.forward_backward(policy, ROWS, "ppo", {})
+    assert caught.value.rows
+    with torch.no_grad():
+        kept.view(-1)[0] = value
+    after = read_gradients(policy)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    engine.forward_backward(policy, ROWS, "ppo", {}, backward=False)
+    assert all(torch.equal(read_gradients(policy)[name], before[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_ranks_are_started_again_and_the_bits_are_the_same(engine: Engine) -> None:
+    trainers: Any = engine.trainers
+    policy = make_policy(engine, "dddd")
+    engine.forward_backward(policy, ROWS, "ppo", {})
+    expected = read_gradients(policy)
+    policy.clear_gradients()
+    before = trainers.group.processes.ids
+    os.kill(before[1], signal.SIGKILL)
+    engine.forward_backward(policy, ROWS, "ppo", {})
+    assert set(before).isdisjoint(trainers.group.processes.ids)
+    found = read_gradients(policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_model_that_changed_since_the_engine_loaded_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="other weights"):
+        AdapterTrainers(tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_tenants_trained_at_once_have_the_bits_of_each_alone(engine: Engine, tmp_path: Path) -> None:
+    """With samples in between, and an adapter that left memory and came back."""
+
+    def serve(folder: Path, owners: list[str]) -> list[str]:
+        folder.mkdir()
+        start = ServerFactory(folder)
+        backend = start(engine=engine, live_policies=1)
+        clients = [BackendClient(backend, owner) for owner in owners]
+        for client in clients:
+            client.make(rank=4, seed=len(client.owner))
+        ids: list[tuple[BackendClient, str]] = []
+        for i in range(2):
+            for client in clients:
+                ids.append((client, client.gradients(2 * i + 1, seed=i + len(client.owner), loss_fn="ppo")))
+                ids.append((client, client.step(2 * i + 2)))
+        for client, request in ids:
+            outcome = client.wait(request, timeout=120)
+            assert "error" not in vars(outcome), outcome
+        for client in clients:
+            client.save_weights(5, "end")
+        hashes = [counters(folder, client.run, "end")["weights_sha256"] for client in clients]
+        start.close()
+        return hashes
+
+    together = serve(tmp_path / "both", ["anna", "robert"])
+    alone = [serve(tmp_path / owner, [owner])[0] for owner in ("anna", "robert")]
+    assert together == alone and together[0] != together[1]
