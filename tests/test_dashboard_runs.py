@@ -125,6 +125,17 @@ def test_new_rows_of_a_running_run_appear(run: Path):
     assert source.charts("first")[0].lines[0].points[-1] == (4.0, 0.7)
 
 
+def test_a_sharded_run_shows_how_its_ranks_wait_and_what_their_exchange_takes(run: Path):
+    source = RunSource(run)
+    assert not any("anks" in chart.title for chart in source.charts("first"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ranks = {"ranks/idle/0": 0.0, "ranks/idle/1": 0.25, "ranks/transfer_s": 1.5, "ranks/publish_s": 0.5}
+    (run / "metrics.jsonl").write_text("".join(json.dumps({**row, **ranks}) + "\n" for row in rows))
+    charts = {chart.title: {line.name: line.points[-1][1] for line in chart.lines} for chart in source.charts("first")}
+    assert charts["Ranks that wait for others"] == {"rank 0": 0.0, "rank 1": 0.25}
+    assert charts["Exchange of the ranks"] == {"among the ranks": 1.5, "weights to the sampler": 0.5}
+
+
 def test_rewritten_metrics_are_read_again(run: Path):
     source = RunSource(run)
     assert len(source.charts("first")[0].lines[0].points) == 4

@@ -27,6 +27,10 @@ _RL: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
     ("Distance from the sampler", (("KL after the step", "optim/kl_after"), ("KL from the start", "kl")), False,
      "how far an update moves the policy"),
     ("Gradient norm", (("before clipping", "grad_norm"),), False, "of the last update of a step"),
+    ("Ranks that wait for others", tuple((f"rank {n}", f"ranks/idle/{n}") for n in range(8)), True,
+     "share of the time in commands, of the first 8: high where rows are of unequal lengths"),
+    ("Exchange of the ranks", (("among the ranks", "ranks/transfer_s"), ("weights to the sampler", "ranks/publish_s")),
+     False, "seconds of an update"),
 )  # fmt: skip
 _SFT: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
     ("Supervised fine-tuning: loss", (("loss", "loss"),), False, "negative log-likelihood per token"),
