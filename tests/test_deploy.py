@@ -16,6 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+RAY_DOCKERFILE = (ROOT / "deploy" / "ray.Dockerfile").read_text(encoding="utf-8")
 
 
 def known_variables() -> set[str]:
@@ -34,7 +35,7 @@ def test_the_image_and_the_compose_file_set_what_the_service_reads() -> None:
 
 def test_the_image_installs_extras_that_there_are() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for given in re.findall(r"EXTRAS=([\w,]+)", DOCKERFILE):
+    for given in re.findall(r"EXTRAS=([\w,]+)", DOCKERFILE + RAY_DOCKERFILE):
         assert set(given.split(",")) <= set(extras), given
     copied = {path for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M) for path in line.split()}
     assert all((ROOT / path).exists() for path in copied)
@@ -53,6 +54,33 @@ def test_prometheus_asks_where_the_service_answers() -> None:
     assert f"${{{COMPOSE['secrets'][secret]['environment']}:" in service["environment"]["RLVR_API_KEYS"]
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "rlvr" / "service").rglob("routes_*.py"))
     assert f'"{job["metrics_path"]}"' in source
+
+
+def test_the_job_for_kuberay_is_a_sharded_run_that_its_pods_can_hold() -> None:
+    """Its form, and that the command is one of this version: it has not been run on Kubernetes."""
+    from rlvr.config import load
+    from rlvr.config.build_config import build_config
+
+    text = (ROOT / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")
+    claim, job = yaml.safe_load_all(text)
+    assert "NOT YET RUN" in text
+    assert (claim["kind"], job["apiVersion"], job["kind"]) == ("PersistentVolumeClaim", "ray.io/v1", "RayJob")
+    program, command, name, *words = job["spec"]["entrypoint"].split()
+    assert (program, command, name) == ("rlvr", "train", "--config-name=arithmetic")
+    config = build_config(load("arithmetic", None, words))
+    assert (config.client, config.sharding.ray) == ("sharded", "auto")
+    cluster = job["spec"]["rayClusterSpec"]
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert f"\nray=={cluster['rayVersion']}\n" in pinned
+    [workers] = cluster["workerGroupSpecs"]
+    assert workers["replicas"] == config.sharding.ranks
+    for pod in (cluster["headGroupSpec"]["template"]["spec"], workers["template"]["spec"]):
+        [container] = pod["containers"]
+        assert int(container["resources"]["requests"]["cpu"]) >= config.sharding.cpus_per_rank
+        assert [mount["mountPath"] for mount in container["volumeMounts"]] == [config.run.root]
+        assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert f"docker build -t {container['image']} -f deploy/ray.Dockerfile ." in RAY_DOCKERFILE
+    assert f"useradd --system --uid {pod['securityContext']['fsGroup']} " in DOCKERFILE
 
 
 def test_every_container_has_limits_and_writes_to_its_volumes_only() -> None:
