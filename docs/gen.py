@@ -379,6 +379,7 @@ def service_settings() -> str:
 
 def engine_server_settings() -> str:
     """Every setting of `rlvr serve engine` by its words, with its default; what the limits are follows."""
+    from rlvr.tinker_server.serve_engine import SETTINGS_OF_RUNS
     from rlvr.tinker_server.server_limits import ServerLimits, ServerSamplers, ServerSettings, WireLimits
 
     rows: list[list[str]] = []
@@ -388,6 +389,7 @@ def engine_server_settings() -> str:
         rows += [
             [f"`{section.name}.{name}`", f"`{_yaml(value)}`", _kind(hints[name])]
             for name, value in vars(options).items()
+            if f"{section.name}.{name}" not in SETTINGS_OF_RUNS
         ]
     told = (_paragraphs(part) for part in (ServerLimits, WireLimits, ServerSamplers))
     return "\n\n".join([_table(["key", "default", "takes"], rows), *told])
