@@ -60,7 +60,7 @@ class LogprobRequest:
 
 
 class GradientSource(Protocol):
-    """What computes the gradients of a policy: `Learner` here, `AdapterTrainers` in other processes."""
+    """What computes the gradients of adapters in other processes; `AdapterTrainers` does."""
 
     def forward_backward(
         self,
@@ -72,7 +72,11 @@ class GradientSource(Protocol):
         backward: bool = True,
         after_batch: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
-        """See `Learner.forward_backward`."""
+        """What `Learner.forward_backward` does."""
+        ...
+
+    def close(self) -> None:
+        """End the processes."""
         ...
 
 

@@ -109,10 +109,10 @@ class RankGroup:
             failed = bool(lost) or any(reply.failure for reply in replies.values())
             left = deadline - time.monotonic()
             arrival = self.processes.wait(min(left, PAUSE_S) if meanwhile else left)
+            if arrival is None and meanwhile and time.monotonic() < deadline:
+                self._do(meanwhile, name)
+                continue
             if arrival is None:
-                if meanwhile and time.monotonic() < deadline:
-                    self._do(meanwhile, name)
-                    continue
                 if failed:
                     break
                 self._end_late(name, [rank for rank in arguments if rank not in replies])

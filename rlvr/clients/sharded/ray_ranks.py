@@ -60,8 +60,8 @@ class RayRanks:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         place = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=rank)
-        remote: Any = ray.remote(concurrency_groups={"look": 1})(actor)
-        return remote.options(
+        make: Any = ray.remote  # its type knows no concurrency groups
+        return make(concurrency_groups={"look": 1})(actor).options(
             num_cpus=options.cpus_per_rank, num_gpus=options.gpus_per_rank, scheduling_strategy=place,
             max_restarts=0, max_task_retries=0,
         ).remote()  # fmt: skip
