@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ pytest.importorskip("google.protobuf")
 
 from sharded_ranks import LORA, group_rows, measure_difference, tiny_policy
 from tinker_backend import BackendClient, ServerFactory, counters, tiny_engine
+from tinker_model import write_model
 
+from benchmarks.sharded_kills import is_running, list_ranks
 from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.messages import AdamParams, Datum, NonFiniteError
@@ -24,6 +27,8 @@ from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.policy import Policy, tensors_sha256
 from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
 from rlvr.tinker_server.server_limits import load_settings
+from tests.server_process import FRESH
+from tests.tinker_server import TinkerServer
 
 ROWS = group_rows([12, 9, 12, 20, 7, 3])
 
@@ -168,3 +173,38 @@ def test_two_tenants_trained_at_once_have_the_bits_of_each_alone(engine: Engine,
     together = serve(tmp_path / "both", ["anna", "robert"])
     alone = [serve(tmp_path / owner, [owner])[0] for owner in ("anna", "robert")]
     assert together == alone and together[0] != together[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_real_server_trains_over_a_killed_rank_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+    write_model(tmp_path / "model")
+    monkeypatch.setattr("tests.tinker_server.PATIENCE", 300.0)
+    server: Any = TinkerServer({"tiny": tmp_path / "model"}, tmp_path / "state", "--trainers", "2")
+    server.command = FRESH
+    tokens = {"target_tokens": [2, 3, 4, 5], "weights": [1.0] * 4}
+    row = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]), loss_fn_inputs=tokens)
+    with server:
+        assert "trained by 2 processes" in server.said
+        service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+        trainer = service.create_lora_training_client(base_model="tiny", rank=4).result()
+        losses: list[float] = []
+        ranks = list_ranks(server._process.pid)
+        for step in range(3):
+            if step == 1:
+                os.kill(ranks[1], signal.SIGKILL)
+            losses.append(trainer.forward_backward([row], "cross_entropy").result().metrics["loss:sum"])
+            trainer.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+        assert losses[0] > losses[1] > losses[2]
+        others = list_ranks(server._process.pid)
+        assert len(others) == 2 and set(ranks).isdisjoint(others)
+        assert "the ranks are started again" in server.log()
+        service.close("success").result()
+        assert server.stop() == 0
+        assert not any(map(is_running, others))
+    del service, trainer
+    gc.collect()  # here, where its warnings are expected

@@ -342,6 +342,8 @@ def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, 
             "torch.", ""
         )
         lines.append(f"serving {' and '.join(names)} ({kind}, {engine.model.device})")
+        if engine.trainers is not None:
+            lines.append(f"its adapters are trained by {options.trainers} processes, each with a part of the model")
     for name, run in backend.served_runs.items():
         lines.append(f"{name} is the policy of {run.place}, now {run.newest().fingerprint}")
     if not keys:
