@@ -33,11 +33,26 @@ def rows_of(*tokens: list[int]) -> list[Datum]:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ranks": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"port": -1}, {"port": 65536}]
-)
+    "wrong",
+    [
+        {"ranks": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"port": -1}, {"port": 65536}, {"ray": ""},
+        {"cpus_per_rank": 2}, {"gpus_per_rank": 1}, {"wait_s": 60.0}, {"cpus_per_rank": 0, "ray": "auto"},
+        {"gpus_per_rank": -1, "ray": "auto"}, {"wait_s": float("inf"), "ray": "auto"},
+    ],
+)  # fmt: skip
 def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"sharding\.{next(iter(wrong))}="):
+    with pytest.raises(ValueError, match=rf"sharding\.{next(iter(wrong))}( has no effect|=)"):
         ShardingOptions(**wrong)
+
+
+def test_ray_gives_the_ranks_the_device_that_they_need() -> None:
+    options = ShardingOptions(ray="auto")
+    options.check_device("auto")
+    ShardingOptions().check_device("cuda")
+    with pytest.raises(ValueError, match=r"device cuda needs sharding.gpus_per_rank=1"):
+        options.check_device("cuda")
+    with pytest.raises(ValueError, match=r"sharding.gpus_per_rank=2 has no effect on the device cpu"):
+        ShardingOptions(ray="auto", gpus_per_rank=2).check_device("cpu")
 
 
 def test_rows_are_cut_into_shares_of_equal_tokens_and_groups_stay_together() -> None:
@@ -143,6 +158,9 @@ def test_a_run_goes_on_with_other_ranks_only_if_that_is_asked_for(tmp_path: Path
     folder, _ = resume("sharding.ranks=2")
     (folder / "metrics.jsonl").write_text("{}\n")  # it has made a step
     assert resume("sharding.ranks=2", "sharding.timeout_s=60", "sharding.port=29500") == (folder, False)
+    assert resume("sharding.ranks=2", "sharding.ray=auto", "sharding.wait_s=60") == (folder, False)
+    with pytest.raises(ValueError, match=r"it differs in sharding.cpus_per_rank"):  # other threads round otherwise
+        resume("sharding.ranks=2", "sharding.ray=auto", "sharding.cpus_per_rank=4")
     with pytest.raises(ValueError, match=r"sharding.ranks=3: .* rounded otherwise.*sharding.allow_other_ranks=true"):
         resume("sharding.ranks=3")
     assert resume("sharding.ranks=3", "sharding.allow_other_ranks=true") == (folder, False)

@@ -150,7 +150,13 @@ class ShardedTrainingClient:
         """The engine in this process that samples, and its copy of the policy."""
         from rlvr.engine.engine import Engine
 
-        engine = Engine(self._policy.model.load(), self._policy.limits)
+        model = self._policy.model.load()
+        if (dtype := str(model.dtype).removeprefix("torch.")) != self.facts.dtype:
+            raise ValueError(
+                f"model.dtype={self._policy.model.dtype}: the ranks compute in {self.facts.dtype}, and this machine, "
+                f"which samples, would in {dtype}; name one for both: model.dtype={self.facts.dtype}"
+            )
+        engine = Engine(model, self._policy.limits)
         return engine, engine.create_policy("policy", lora=self._policy.lora, seed=self._policy.seed)
 
     def create_sampling_client(self, model_path: str | None = None) -> SamplingClient:

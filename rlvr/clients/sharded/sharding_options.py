@@ -52,3 +52,10 @@ class ShardingOptions:
         for field in fields(self):
             if self.ray is None and field.name in RAY_KEYS and getattr(self, field.name) != field.default:
                 raise ValueError(f"sharding.{field.name} has no effect without sharding.ray; leave it out, or set both")
+
+    def check_device(self, device: str) -> None:
+        """ValueError if Ray would place ranks without the `device` (auto, cpu or cuda) that they are to compute on."""
+        if self.ray is not None and device.startswith("cuda") and not self.gpus_per_rank:
+            raise ValueError(f"the device {device} needs sharding.gpus_per_rank=1: Ray hides devices not asked for")
+        if self.gpus_per_rank and device == "cpu":
+            raise ValueError(f"sharding.gpus_per_rank={self.gpus_per_rank} has no effect on the device cpu; give 0")

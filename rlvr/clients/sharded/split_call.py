@@ -21,6 +21,7 @@ def open_group(
     start: Callable[[ShardingOptions], RankPlaces] | None = None,
 ) -> RankGroup:
     """The ranks, which have met each other and hold no model yet. RankError or RayError if they do not start."""
+    options.check_device(device)
     group = RankGroup((start or _start_places)(options), options.timeout_s)
     try:
         host, port = group.call_first("listen", port=options.port)
