@@ -17,14 +17,17 @@ pytest.importorskip("google.protobuf")
 from sharded_ranks import LORA, group_rows, measure_difference, tiny_policy
 from tinker_backend import BackendClient, ServerFactory, counters, tiny_engine
 from tinker_model import write_model
+from tiny import params
+from value_rows import value_rows
 
 from benchmarks.sharded_kills import is_running, list_ranks
 from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
 from rlvr.clients.sharded.sharding_options import ShardingOptions
-from rlvr.core.messages import AdamParams, Datum, NonFiniteError
+from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError
 from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits
-from rlvr.engine.policy import Policy, tensors_sha256
+from rlvr.engine.policy import VALUE_HEAD, Policy, tensors_sha256
+from rlvr.engine.value_head import add_value_head
 from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
 from rlvr.tinker_server.server_limits import load_settings
 from tests.server_process import FRESH
@@ -139,6 +142,44 @@ def test_killed_ranks_are_started_again_and_the_bits_are_the_same(engine: Engine
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_the_engine_samples_while_the_ranks_compute(engine: Engine) -> None:
+    """And where that fails the ranks are ended, so that no reply is taken for one of the next call."""
+    policy, prompt = make_policy(engine, "eeeee"), ModelInput([1, 2])
+    snapshot = engine.snapshot(policy)
+    expected = engine.sample(snapshot, prompt, 2, params()).result().sequences
+    meanwhile: list[Any] = []
+    rows = ROWS * 40
+    engine.forward_backward(
+        policy, rows, "ppo", {},
+        after_batch=lambda: meanwhile.append(engine.sample(snapshot, prompt, 2, params()).result().sequences),
+    )  # fmt: skip
+    assert meanwhile and all(sequences == expected for sequences in meanwhile)
+    gradients = read_gradients(policy)
+
+    def fail() -> None:
+        raise KeyError("a mistake outside the ranks")
+
+    with pytest.raises(KeyError):
+        engine.forward_backward(policy, rows, "ppo", {}, after_batch=fail)
+    policy.clear_gradients()
+    engine.forward_backward(policy, rows, "ppo", {})
+    assert all(torch.equal(found, gradients[name]) for name, found in read_gradients(policy).items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_critic_is_trained_by_the_engine_itself(engine: Engine) -> None:
+    trainers: Any = engine.trainers
+    policy = make_policy(engine, "critic")
+    add_value_head(policy, engine.model)
+    before = trainers.group.seconds
+    engine.forward_backward(policy, value_rows(), "value", {})
+    assert trainers.group.seconds == before
+    assert float(read_gradients(policy)[VALUE_HEAD].abs().sum()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_model_that_changed_since_the_engine_loaded_it_is_refused() -> None:
     with pytest.raises(ValueError, match="other weights"):
         AdapterTrainers(tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0))
@@ -147,7 +188,7 @@ def test_a_model_that_changed_since_the_engine_loaded_it_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_tenants_trained_at_once_have_the_bits_of_each_alone(engine: Engine, tmp_path: Path) -> None:
-    """With samples in between, and an adapter that left memory and came back."""
+    """With room for one adapter in memory: each turn of a tenant brings its own back from disk."""
 
     def serve(folder: Path, owners: list[str]) -> list[str]:
         folder.mkdir()
