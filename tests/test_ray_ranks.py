@@ -136,13 +136,20 @@ def test_a_mistake_of_one_rank_ends_the_group_with_its_traceback(client: Sharded
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_cluster_without_room_says_what_is_missing_and_keeps_nothing(cluster: Any, tmp_path: Path) -> None:
+def test_a_cluster_without_room_says_what_is_missing_and_keeps_nothing(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     began = time.monotonic()
     with pytest.raises(RayError, match=r"3 ranks with 1 CPU each .* 2 CPU \(\d free\) on 1 machine"):
         RayRanks(ShardingOptions(3, ray="local", wait_s=2.0))
     with pytest.raises(RayError, match=r"1 ranks with 1 CPU and 1 GPU each"):
         RayRanks(ShardingOptions(1, ray="local", gpus_per_rank=1, wait_s=1.0))
     assert time.monotonic() - began < 60
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["client=sharded", "sharding.ray=local", "sharding.ranks=9", "sharding.wait_s=1"]
+    assert run(["train", "--config=tiny.yaml", *words]) == 1
+    assert "9 ranks with 1 CPU each" in (said := capfd.readouterr().err) and "Traceback" not in said
     RayRanks(OPTIONS).end()
 
 
