@@ -118,7 +118,8 @@ def serve_engine(
         typer.Option("--samplers-folder", help="Where the vLLM servers find adapters; default: in the state folder."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A YAML file with the sections engine, limits, wire, sampler and sharding.")
+        Path | None,
+        typer.Option("--config", help="A YAML file with the sections engine, limits, wire, sampler and sharding."),
     ] = None,
 ) -> None:
     """Serve models to the tinker SDK: train adapters and sample, several clients at once.
@@ -127,7 +128,7 @@ def serve_engine(
 
     rlvr serve engine --model ./my-model engine.micro_tokens=8192 limits.owner_disk_bytes=50_000_000_000
 
-    docs/tinker-operations.md lists the settings of `engine`, `limits`, `wire`, `sampler` and `sharding`, with their defaults.
+    docs/tinker-operations.md lists the settings of `engine`, `limits`, `wire`, `sampler` and `sharding`, with defaults.
     """
     from rlvr.tinker_server.serve_engine import ServeOptions, parse_aliases, serve
     from rlvr.tinker_server.server_limits import load_settings
