@@ -45,7 +45,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "prompt.chat": ("auto", "on", "off"),
     "training.mode": ("rlvr", "sft"),
     "training.completions": ("sampled", "given"),
-    "training.control": ("none", "random_reward"),
+    "training.control": ("none", "random_reward", "equal_rewards"),
     "evaluation.report": ("last", "best"),
     "training.schedule": ("sync", "fixed_lag", "completion", "null"),
     "training.stale": ("pace", "discard"),

@@ -121,9 +121,7 @@ def _results(source: CardSource) -> str:
     if summary.get("unjudged"):
         said.append(f"{summary['unjudged']:,} completions could not be judged and are left out.")
     if summary.get("control", "none") != "none":
-        said.append(
-            f"This is a control run ({summary['control']}): training used coin flips, not the verifier's verdicts."
-        )
+        said.append(f"This is a control run ({summary['control']}): training did not use the verifier's verdicts.")
     chosen = (summary.get("best") or {}).get("checkpoint") if summary.get("report") == "best" else None
     if (source.checkpoint.name != chosen) if chosen else (summary.get("weights_sha256") != source.weights_sha256):
         measured = f"best checkpoint, `{chosen}`" if chosen else "last weights"

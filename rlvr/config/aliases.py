@@ -101,7 +101,7 @@ ALIASES: tuple[Alias, ...] = (
     # the run
     *_words("seed", "seed", "the seed of all random draws"),
     Alias("mode", ("training.mode",), "rlvr, or sft for supervised learning alone", only_at_top=True),
-    Alias("control", ("training.control",), "random_reward: train on coin flips", only_at_top=True),
+    Alias("control", ("training.control",), "random_reward: coin flips; equal_rewards: all 1", only_at_top=True),
     Alias("experiment_name", ("tracking.experiment",), "the project (W&B) or experiment (MLflow)", only_at_top=True),
     Alias("run_name", ("run.name",), "the run's name, and its folder's", only_at_top=True),
 )  # fmt: skip

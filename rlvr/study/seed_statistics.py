@@ -78,6 +78,32 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     return float(np.mean(np.abs(sums) >= abs(math.fsum(differences)) - 1e-12 * np.sum(np.abs(differences))))
 
 
+def t_test_p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of Student's paired t test; it takes the differences to be normal.
+
+    Unlike that of sign flips it may be small with few pairs. Without a deviation there is no t: sign flips decide.
+    """
+    from scipy.special import stdtr
+
+    result = spread(differences)
+    if result is None or not result["sd"] or result["sd"] < 1e-12:  # equal but for rounding
+        return sign_flip_p_value(differences)
+    t = abs(result["mean"]) / (result["sd"] / math.sqrt(result["n"]))
+    return float(2 * stdtr(result["n"] - 1, -t))
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for several tests: the i-th smallest of n times n + 1 - i, never falling, at most 1.
+
+    Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
 def _quantile(share: float, degrees: Any) -> Any:
     from scipy.special import stdtrit
 

@@ -38,7 +38,7 @@ def log_file(folder: Path, run: str) -> Path:
 def open_study(plan: StudyPlan) -> Iterator[None]:
     """Lock the study's folder and store its specification; ValueError if it holds another study or other files.
 
-    The same study continues, and may have got more seeds.
+    The same study continues, and may have got more seeds and variants.
     """
     folder = plan.folder
     if blocking := next((place for place in (folder, folder.parent) if place.is_file()), None):
@@ -67,24 +67,31 @@ def _is_begun(folder: Path) -> bool:
 
 
 def _check_stored(plan: StudyPlan) -> None:
-    """Raise ValueError if the stored study has other variants or configs, or seeds that the plan lacks."""
+    """Raise ValueError if the stored study has variants or seeds that the plan lacks, or other configs."""
     path = plan.folder / SPECIFICATION
     if not path.exists():
         return
     stored = read_json(path, "the specification of a study", _REMEDY)
     try:
         seeds = [int(seed) for seed in stored["seeds"]]
-        variants = {held["name"]: (dict(held["environment"]), dict(held["config"])) for held in stored["variants"]}
+        variants = {
+            held["name"]: (dict(held["environment"]), dict(held["config"]), str(held["folder"]))
+            for held in stored["variants"]
+        }
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is damaged: not the specification of a study; {_REMEDY}") from None
     names = [variant.name for variant in plan.variants]
-    if list(variants) != names:
+    folders = {variant.name: variant.folder for variant in plan.variants}
+    kept = [name for name in names if name in variants]
+    if list(variants) != kept or any(folders[name] != variants[name][2] for name in kept):
         raise ValueError(
             f"{plan.folder} holds a study of other variants, in this order: {'; '.join(variants)}; now given: "
-            f"{'; '.join(names)}. Give the same, or choose another --name"
+            f"{'; '.join(names)}. Give the same, more behind them, or choose another --name"
         )
     for variant in plan.variants:
-        environment, config = variants[variant.name]
+        if variant.name not in variants:
+            continue
+        environment, config, _ = variants[variant.name]
         changed = difference(variant.config, add_defaults(config), ignore=["tracking", *CONNECTION_KEYS])
         changed += [f"--environment {key}" for key in difference(variant.environment, environment)]
         if changed:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,10 @@ class StudyRun:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What a study consists of. `words` are those of `rlvr train` that all runs share; a run has `threads` at most."""
+    """What a study consists of. `words` are those of `rlvr train` that all runs share; a run has `threads` at most.
+
+    `start` is the folder of a study without variants from whose runs, seed by seed, all runs of this one start.
+    """
 
     folder: Path
     words: tuple[str, ...]
@@ -80,6 +83,7 @@ class StudyPlan:
     variants: tuple[StudyVariant, ...]
     threads: int
     on_device: bool
+    start: Path | None = None
 
     @property
     def runs(self) -> list[StudyRun]:
@@ -91,9 +95,15 @@ class StudyPlan:
         """How many runs fit this machine at a time; one on an accelerator."""
         return 1 if self.on_device else max(1, available_cores() // self.threads)
 
+    def find_start(self, seed: int) -> str | None:
+        """The run folder that the runs of a seed start from."""
+        return str(self.start / f"seed-{seed}") if self.start else None
+
     def command(self, run: StudyRun) -> list[str]:
         """The words of `rlvr` for one run."""
         place = [f"run.root={self.folder}", f"run.name={run.name}"]
+        if start := self.find_start(run.seed):
+            place.append(f"model.start_from={start}")
         return ["train", *self.words, *run.variant.overrides, f"seed={run.seed}", *place]
 
 
@@ -109,18 +119,45 @@ def read_plan(
 ) -> StudyPlan:
     """The plan of what was typed; ValueError for whatever a run would refuse. Nothing is written."""
     if config_name is None and config is None:
-        raise ValueError("no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE")
-    seeds, shared, axes = _read_overrides(overrides)
-    variables = [_read_variable(text) for text in environment]
-    if twice := {key for key, _ in variables if [k for k, _ in variables].count(key) > 1}:
-        raise ValueError(f"--environment {min(twice)} is given twice; give its values once, separated by commas")
+        raise ValueError(
+            "no config given; give --config-name=NAME (arithmetic, for example) or --config=FILE, or let "
+            "`rlvr study algorithms` compare all algorithms"
+        )
+    seeds, shared, axes = read_overrides(overrides)
+    variables = read_environment(environment)
     common = {key: values[0] for key, values in variables if len(values) == 1}
     varied = [*axes, *(variable for variable in variables if len(variable[1]) > 1)]
     for key, values in varied:
         _check_values(key, values)
     combined = list(product(*([(key, value) for value in values] for key, values in varied)))
-    if len(combined) * len(seeds) > MOST_RUNS:
-        raise ValueError(f"{len(combined)} variants x {len(seeds)} seeds are more than {MOST_RUNS:,} runs")
+    drafts = [
+        StudyVariant(
+            ", ".join(f"{key}={value}" for key, value in pairs),
+            start,
+            tuple(f"{key}={value}" for key, value in pairs[: len(axes)]),
+            {**common, **dict(pairs[len(axes) :])},
+            {},
+        )
+        for pairs, start in zip(combined, _folder_names(combined), strict=True)
+    ]
+    options = {"config_name": config_name, "config": config, "config_path": config_path}
+    return build_plan(seeds, shared, drafts, name, **options, warn=warn)
+
+
+def build_plan(
+    seeds: tuple[int, ...],
+    shared: Sequence[str],
+    drafts: Sequence[StudyVariant],
+    name: str | None,
+    *,
+    config_name: str | None = None,
+    config: str | None = None,
+    config_path: str | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> StudyPlan:
+    """The plan of these variants, whose configs are made and checked here; `shared` are words of all runs."""
+    if len(drafts) * len(seeds) > MOST_RUNS:
+        raise ValueError(f"{len(drafts)} variants x {len(seeds)} seeds are more than {MOST_RUNS:,} runs")
 
     def compose(more: Sequence[str]) -> tuple[RunConfig, LoadedConfig]:
         loaded = load(config_name, config or config_path, [*shared, *more])
@@ -136,16 +173,13 @@ def read_plan(
     folder: Path | None = None
     label, threads, on_device = "", 1, False
     variants: list[StudyVariant] = []
-    for pairs, start in zip(combined, _folder_names(combined), strict=True):
-        title = ", ".join(f"{key}={value}" for key, value in pairs)
-        typed = tuple(f"{key}={value}" for key, value in pairs[: len(axes)])
-        surrounding = {**common, **dict(pairs[len(axes) :])}
-        with _add_variant_to_errors(title), _set_environment(surrounding):
+    for draft in drafts:
+        with _add_variant_to_errors(draft.name), _set_environment(draft.environment):
             if folder is None:
-                settings, loaded = compose(typed)
+                settings, loaded = compose(draft.overrides)
                 label = loaded.name or "run"
                 folder = Path(settings.run.root).expanduser() / check_name(name or f"{label}-study", "study name")
-            settings, loaded = compose([*typed, f"seed={CHECKED_SEED}", f"run.root={folder}", "run.name=run"])
+            settings, loaded = compose([*draft.overrides, f"seed={CHECKED_SEED}", f"run.root={folder}", "run.name=run"])
             source = build_source(settings)
             loaded, settings = resolve_epochs(loaded, settings, source)
             plan(settings, source)
@@ -154,17 +188,17 @@ def read_plan(
                 threads = max(threads, shares.threads + (shares.workers if shares.concurrent else 0))
                 on_device = on_device or uses_device(settings)
             resolved = resolved_values(settings, loaded)
-        variants.append(StudyVariant(title or label, start, typed, surrounding, resolved))
+        variants.append(replace(draft, name=draft.name or label, config=resolved))
     for one, other in combinations(variants, 2):
         if one.environment == other.environment and not difference(one.config, other.config):
             raise ValueError(f"{one.name} and {other.name} are the same run; leave one of the two out")
-    assert folder is not None, "a product of no axes has one element"
+    assert folder is not None, "a study has at least one variant"
     options = {"--config-name": config_name, "--config": config, "--config-path": config_path}
     words = [f"{option}={value}" for option, value in options.items() if value]
     return StudyPlan(folder, (*words, *shared), seeds, tuple(variants), threads, on_device)
 
 
-def _read_overrides(overrides: Sequence[str]) -> tuple[tuple[int, ...], list[str], list[Axis]]:
+def read_overrides(overrides: Sequence[str]) -> tuple[tuple[int, ...], list[str], list[Axis]]:
     """(seeds, overrides of all runs, axes) of the `key=value` words."""
     seeds: tuple[int, ...] | None = None
     shared: list[str] = []
@@ -232,6 +266,15 @@ def split_values(text: str) -> list[str]:
             continue
         parts[-1] += character
     return [part.strip() for part in parts] if len(parts) > 1 else [text]
+
+
+def read_environment(texts: Sequence[str]) -> list[Axis]:
+    """The variables of `NAME=value` and `NAME=one,other`."""
+    variables = [_read_variable(text) for text in texts]
+    names = [name for name, _ in variables]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"--environment {min(twice)} is given twice; give its values once, separated by commas")
+    return variables
 
 
 def _read_variable(text: str) -> Axis:

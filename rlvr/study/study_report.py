@@ -164,7 +164,7 @@ def _footer(finished: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     tasks = "; ".join(f"{tasks:,} held-out tasks x {samples} samples" for tasks, samples in sorted(sizes))
     yield f"{tasks + '; ' if tasks else ''}[95% over seeds]: Student's t; p: sign flips of the differences"
     for control in sorted({run["control"] for run in finished} - {"none", None}):
-        yield f"CONTROL RUNS ({control}): training used coin flips, not the verifier's verdicts"
+        yield f"CONTROL RUNS ({control}): training did not use the verifier's verdicts"
 
 
 def _percent(share: float) -> str:

@@ -13,16 +13,19 @@ from rlvr.config import difference, read
 from rlvr.config.build_config import add_defaults
 from rlvr.config.build_run import CONNECTION_KEYS
 from rlvr.core.machine import describe_machine
+from rlvr.core.types import mean
 from rlvr.study.run_log import read_failure
 from rlvr.study.seed_statistics import compare_pairs, spread
 from rlvr.study.study_folder import log_file
 from rlvr.study.study_plan import StudyPlan, StudyRun
 from rlvr.tracking import MetricsLog
 from rlvr.tracking.run_report import stored_summary
+from rlvr.training.metric_values import get_values, select_rl_rows
 from rlvr.training.monitor import StallWatch
 from rlvr.training.run_diagnosis import diagnose_run, stored_groups
 
 PACKAGES = ("rlvr", "torch", "transformers", "numpy")
+LAST_STEPS = 5  # of which the entropy at the end is the mean
 SHARES = (0.0, 1.0)  # the bounds of a pass rate
 RUN_KEYS = ("tasks", "samples", "control", "steps", "stopped", "seconds", "weights_sha256", "machine")
 
@@ -76,6 +79,9 @@ def read_run(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
         "state": "finished",
         "before": summary["baseline"]["pass@1"],
         "after": summary["final"]["pass@1"],
+        "pass@k": _read_pass_at_k(summary),
+        "change": summary.get("change"),
+        "entropy": _read_entropy(rows),
         "by_level": {
             level: {"before": both["baseline"]["pass@1"]["value"], "after": both["final"]["pass@1"]["value"]}
             for level, both in (summary.get("by_level") or {}).items()
@@ -90,10 +96,25 @@ def read_run(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
     }
 
 
+def _read_pass_at_k(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Before and after, of the largest k that the run reports."""
+    name = max((n for n in summary["final"] if n.startswith("pass@")), key=lambda n: int(n.removeprefix("pass@")))
+    return {side: summary[stored][name]["value"] for side, stored in (("before", "baseline"), ("after", "final"))}
+
+
+def _read_entropy(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean entropy of the last steps of reinforcement learning; None without any."""
+    values = get_values(select_rl_rows(rows)[-LAST_STEPS:], "entropy")
+    return mean(values) if values else None
+
+
 def find_changes(plan: StudyPlan, run: StudyRun) -> list[str]:
     """The keys in which a run's own config differs from its variant's: a config file may change while a study runs."""
     stored = add_defaults(read(plan.folder / run.name / "resolved.yaml"))
-    return difference(run.variant.config, stored, ignore=["seed", "run", "tracking", *CONNECTION_KEYS])
+    expected = run.variant.config
+    if start := plan.find_start(run.seed):
+        expected = {**expected, "model": {**expected["model"], "start_from": start}}
+    return difference(expected, stored, ignore=["seed", "run", "tracking", *CONNECTION_KEYS])
 
 
 def find_alarms(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def final_table(summary: Mapping[str, Any]) -> str:
         both = "" if summary.get("steps") == 0 else " of both evaluations"
         lines.append(f"{summary['unjudged']:,} completions{both} could not be judged and are left out")
     if summary.get("control", "none") != "none":
-        lines.append(f"CONTROL RUN ({summary['control']}): training used coin flips, not the verifier's verdicts")
+        lines.append(f"CONTROL RUN ({summary['control']}): training did not use the verifier's verdicts")
     return "\n".join([*lines, rule])
 
 

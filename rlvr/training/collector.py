@@ -121,6 +121,8 @@ class Collector:
     def _apply_control(self, trajectories: Sequence[Trajectory]) -> None:
         if self.options.control == "random_reward":
             flip_coins(trajectories, self._parts.seed)
+        if self.options.control == "equal_rewards":
+            pay_equally(trajectories)
         if self.options.has_noise:
             add_noise(trajectories, self._parts.reward.name, self.options, self._parts.seed)
 
@@ -131,3 +133,10 @@ def flip_coins(trajectories: Sequence[Trajectory], seed: int) -> None:
         if t.reward is not None:
             t.turn_rewards = []
             t.reward = float(rng.uniform(rng.key("coin", seed, t.rollout_id), 0) < 0.5)
+
+
+def pay_equally(trajectories: Sequence[Trajectory]) -> None:
+    """Replace every known reward by 1 (a control run)."""
+    for t in trajectories:
+        if t.reward is not None:
+            t.turn_rewards, t.reward = [], 1.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from rlvr.core.messages import AdamParams, MuonParams
 
 SCHEDULES = ("sync", "fixed_lag", "completion")
+CONTROLS = ("none", "random_reward", "equal_rewards")
 LONG_PROMPTS = ("filter", "truncate_left", "error")
 
 
@@ -162,7 +163,8 @@ class TrainingOptions:
 
     `control=random_reward` trains on coin flips instead of verdicts, which shows the gain without any signal
     (arXiv:2506.10947). Rewards in the training metrics are then the coins; pass rates and evaluations stay true, but
-    neither `until`, `patience` nor a curriculum uses them.
+    neither `until`, `patience` nor a curriculum uses them. `control=equal_rewards` pays 1 for every completion: an
+    algorithm with a baseline then has nothing to learn from.
     """
 
     mode: str = "rlvr"
@@ -199,7 +201,7 @@ class TrainingOptions:
         choices: dict[str, tuple[str | None, ...]] = {
             "mode": ("rlvr", "sft"),
             "completions": ("sampled", "given"),
-            "control": ("none", "random_reward"),
+            "control": CONTROLS,
             "schedule": (*SCHEDULES, None),
             "stale": ("pace", "discard"),
             "long_prompts": LONG_PROMPTS,

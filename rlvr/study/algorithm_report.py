@@ -1,0 +1,198 @@
+"""The tables and conclusions of `rlvr study algorithms`, all computed from its `results.json`.
+
+The unit is a run. Gains and differences from the reference are paired by seed; p-values are of paired t tests,
+corrected by Holm for the number of variants of a task. Exercised by `python -m pytest tests/test_algorithm_report.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.core.files import write_atomic
+from rlvr.core.types import mean
+from rlvr.study.algorithm_plot import plot_algorithms
+from rlvr.study.algorithm_results import dump_results
+from rlvr.study.seed_statistics import adjust_holm, spread, t_test_p_value
+
+SHARES = (0.0, 1.0)
+SIGNIFICANT = 0.05
+HEAD = ("variant", "seeds", "pass@1", "gain", "minus {reference}", "p", "pass@{k}", "entropy", "seconds", "diverged")
+
+
+@dataclass
+class VariantResult:
+    """A variant of a task over its finished runs. Spreads are those of `seed_statistics`, None without runs.
+
+    `differences` are those of the pass rate from the reference, seed by seed; `p_value` is corrected.
+    """
+
+    name: str
+    runs: list[Mapping[str, Any]]
+    finished: list[Mapping[str, Any]]
+    differences: list[float]
+    p_value: float | None = None
+
+    @property
+    def pass_rate(self) -> dict[str, Any] | None:
+        return spread([run["pass@1"][1] for run in self.finished], SHARES)
+
+    @property
+    def gain(self) -> dict[str, Any] | None:
+        return spread([run["pass@1"][1] - run["pass@1"][0] for run in self.finished])
+
+    @property
+    def pass_at_k(self) -> dict[str, Any] | None:
+        return spread([run["pass@k"][1] for run in self.finished], SHARES)
+
+    @property
+    def difference(self) -> dict[str, Any] | None:
+        return spread(self.differences)
+
+    @property
+    def diverged(self) -> int:
+        return sum(run["is_diverged"] for run in self.runs)
+
+
+def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
+    """The variants of a task of `results.json`; the first one is the reference."""
+    by_variant: dict[str, list[Mapping[str, Any]]] = {name: [] for name in task["overrides"]}
+    for run in task["runs"]:
+        by_variant[run["variant"]].append(run)
+    reference: dict[int, float] = {}
+    results: list[VariantResult] = []
+    for name, runs in by_variant.items():
+        finished = [run for run in runs if run["state"] == "finished"]
+        rates = {run["seed"]: run["pass@1"][1] for run in finished}
+        reference = reference if results else rates
+        shared = sorted(rates.keys() & reference.keys()) if results else []
+        results.append(VariantResult(name, runs, finished, [rates[seed] - reference[seed] for seed in shared]))
+    tested = [result for result in results if len(result.differences) > 1]
+    for result, p in zip(tested, adjust_holm([t_test_p_value(r.differences) for r in tested]), strict=True):
+        result.p_value = p
+    return results
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    """Write `results.json`, `table.md` and, once a run is finished, `study.png`."""
+    write_atomic(folder / "results.json", dump_results(results))
+    picture = ""
+    if any(run["state"] == "finished" for task in results["tasks"].values() for run in task["runs"]):
+        plot_algorithms(results, folder / "study.png")
+        picture = "\n![Pass rates of every variant, task by task](study.png)\n"
+    write_atomic(folder / "table.md", f"# {results['study']}\n\n{format_results(results)}\n{picture}")
+
+
+def format_results(results: Mapping[str, Any]) -> str:
+    """A table and the conclusions for each task, as Markdown."""
+    return "\n\n".join(part for name, task in results["tasks"].items() for part in _format_task(name, task))
+
+
+def _format_task(name: str, task: Mapping[str, Any]) -> Iterator[str]:
+    variants = compare_variants(task)
+    yield f"### {name}"
+    shown = [variant for variant in variants if variant.finished]
+    if not shown:
+        yield "No run is finished."
+        return
+    starts = {run["seed"]: run for run in task["runs"] if run["state"] == "finished"}  # all runs of a seed start alike
+    before, at_k = (_rate(spread([run[key][0] for run in starts.values()], SHARES)) for key in ("pass@1", "pass@k"))
+    seconds = mean(task["start_seconds"]) if task["start_seconds"] else 0.0
+    yield (
+        f"{len(starts)} seed{'s' if len(starts) > 1 else ''}; every run learns from {task['completions']:,} "
+        f"completions. Start: pass@1 {before}, pass@{task['k']} {at_k}, made in {seconds:.0f} s a seed. Measured on "
+        f"{task['tasks']:,} held-out tasks x {task['samples']} samples."
+    )
+    yield _table(task, variants[0].name, shown)
+    yield "\n".join(f"- {sentence}" for sentence in conclude(variants))
+
+
+def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantResult]) -> str:
+    head = [cell.format(reference=f"`{reference}`", k=task["k"]) for cell in HEAD]
+    lines = [head, ["---"] * 2 + ["--:"] * (len(head) - 2)]
+    for variant in variants:
+        p = variant.p_value
+        lines.append(
+            [
+                f"`{variant.name}`",
+                str(len(variant.finished)),
+                _rate(variant.pass_rate),
+                _points(variant.gain),
+                _points(variant.difference),
+                "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
+                _rate(variant.pass_at_k),
+                f"{mean([run['entropy'] for run in variant.finished]):.3f}",
+                f"{mean([run['seconds'] for run in variant.finished]):.0f}",
+                f"{variant.diverged} of {len(variant.runs)}",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def conclude(variants: Sequence[VariantResult]) -> list[str]:
+    """What the intervals allow to say, and no more."""
+    measured = [variant for variant in variants if len(variant.finished) > 1]
+    sentences: list[str] = []
+    if not measured:
+        sentences.append("One seed has no interval, so nothing can be concluded yet.")
+    learned = [variant.name for variant in measured if _sign(variant.gain) > 0]
+    fell = [variant.name for variant in measured if _sign(variant.gain) < 0]
+    unclear = [variant.name for variant in measured if _sign(variant.gain) == 0]
+    for names, text in (
+        (learned, "The pass rate rose (the interval of the gain is above 0)"),
+        (unclear, "No clear change of the pass rate (the interval holds 0)"),
+        (fell, "The pass rate fell (the interval is below 0)"),
+    ):
+        if names:
+            sentences.append(f"{text}: {_list(names)}.")
+    reference, *others = variants
+    compared = [variant for variant in others if variant.p_value is not None]
+    for word, sign in (("Above", 1), ("Below", -1)):
+        names = [v.name for v in compared if (v.p_value or 0) < SIGNIFICANT and sign * mean(v.differences) > 0]
+        if names:
+            sentences.append(f"{word} `{reference.name}` (corrected p below {SIGNIFICANT}): {_list(names)}.")
+    same = [v.name for v in compared if not any(v.differences)]
+    if same:
+        sentences.append(f"Equal to `{reference.name}` for every seed: {_list(same)}.")
+    open_ones = [v.name for v in compared if (v.p_value or 0) >= SIGNIFICANT and any(v.differences)]
+    if open_ones:
+        count = max(len(v.differences) for v in compared)
+        sentences.append(f"Not told apart from `{reference.name}` with {count} seeds: {_list(open_ones)}.")
+    still = [v.name for v in variants if v.finished and not any(run["has_moved"] for run in v.finished)]
+    if still:
+        sentences.append(f"Made no step, the weights at the end are those of the start: {_list(still)}.")
+    for variant in variants:
+        for run in variant.runs:
+            if run["state"] == "failed":
+                sentences.append(f"`{variant.name}`, seed {run['seed']}, failed: {run['reason']}")
+    return sentences
+
+
+def _sign(interval: Mapping[str, Any] | None) -> int:
+    """On which side of 0 an interval lies; 0 if it holds 0."""
+    assert interval is not None
+    return 1 if interval["low"] > 0 else -1 if interval["high"] < 0 else 0
+
+
+def _rate(result: Mapping[str, Any] | None) -> str:
+    """`71.2 % [69.0, 73.4]`, without an interval for one seed."""
+    if result is None:
+        return ""
+    if result["low"] is None:
+        return f"{100 * result['mean']:.1f} %"
+    return f"{100 * result['mean']:.1f} % [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
+
+
+def _points(result: Mapping[str, Any] | None) -> str:
+    """`+2.1 [-0.4, +4.6]`: percentage points."""
+    if result is None:
+        return ""
+    if result["low"] is None:
+        return f"{100 * result['mean']:+.1f}"
+    return f"{100 * result['mean']:+.1f} [{100 * result['low']:+.1f}, {100 * result['high']:+.1f}]"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,93 @@
+"""What the runs of `rlvr study algorithms` left, as one small file: `results.json`, a line for each run.
+
+    {"study": ..., "seeds": [1, 2], "machine": ..., "tasks": {"arithmetic": {"overrides": {"grpo": [...], ...},
+     "k": 8, "completions": 7680, "tasks": 200, "samples": 8, "start_seconds": [41.2], "runs": [
+    {"variant": "grpo", "seed": 1, "state": "finished", "pass@1": [0.31, 0.72], "pass@k": [0.8, 0.97], ...}, ...]}}}
+
+Pairs are before and after. Everything that the tables say is computed from this file. Exercised by
+`python -m pytest tests/test_algorithm_report.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvr.core.files import read_json
+from rlvr.core.machine import describe_machine
+from rlvr.study.study_plan import StudyPlan, StudyRun
+from rlvr.study.study_summary import PACKAGES, is_finished, read_run
+
+FORMAT = 1
+# Alarms of a policy that falls apart. The others say that there is little to learn from, or that it levels off.
+BROKEN = ("entropy_up", "entropy_gone", "gap", "large_update")
+
+
+def describe_task(start: StudyPlan, variants: StudyPlan) -> dict[str, Any]:
+    """The entry of one task in `results.json`."""
+    training, evaluation = (variants.variants[0].config[section] for section in ("training", "evaluation"))
+    begun = {run.seed: read_run(start, run) for run in start.runs if is_finished(start, run)}
+    weights = {seed: run.get("weights_sha256") for seed, run in begun.items()}
+    return {
+        "overrides": {variant.name: list(variant.overrides) for variant in variants.variants},
+        "completions": training["steps"] * training["prompts_per_step"] * training["group_size"],
+        "tasks": evaluation["tasks"],
+        "samples": evaluation["samples"],
+        "k": evaluation["k"] or evaluation["samples"],
+        "start_seconds": [_round(run["seconds"]) for run in begun.values() if run["state"] == "finished"],
+        "runs": [_describe_run(variants, run, weights.get(run.seed)) for run in variants.runs],
+    }
+
+
+def _describe_run(plan: StudyPlan, run: StudyRun, start: str | None) -> dict[str, Any]:
+    """One run. `has_moved`: its weights are no longer those it started from. `is_diverged`: it ended in numbers that
+    are not finite, with an alarm of `BROKEN`, or with a pass rate below the start, beyond the interval over tasks."""
+    found = read_run(plan, run)
+    named = {"variant": run.variant.name, "seed": run.seed, "state": found["state"]}
+    if found["state"] != "finished":
+        is_infinite = any((plan.folder / run.name).glob("failed-batch-*"))
+        return {**named, "reason": found.get("reason", ""), "is_diverged": is_infinite}
+    alarms = list(dict.fromkeys(alarm["code"] for alarm in found["alarms"]))
+    return {
+        **named,
+        "pass@1": [_round(found[side]["value"]) for side in ("before", "after")],
+        "pass@k": [_round(found["pass@k"][side]) for side in ("before", "after")],
+        "entropy": _round(found["entropy"]),
+        "seconds": _round(found["seconds"]),
+        "has_moved": found["weights_sha256"] != start,
+        "is_diverged": found["change"]["high"] < 0 or any(code in BROKEN for code in alarms),
+        "alarms": alarms,
+    }
+
+
+def make_results(study: str, seeds: tuple[int, ...], tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of `results.json`; `tasks` are entries by `describe_task`."""
+    return {
+        "format": FORMAT,
+        "study": study,
+        "seeds": list(seeds),
+        "machine": describe_machine(PACKAGES),
+        "tasks": dict(tasks),
+    }
+
+
+def dump_results(results: Mapping[str, Any]) -> str:
+    """The results as JSON with a line for each run."""
+    return json.dumps(results).replace('{"variant"', '\n{"variant"') + "\n"
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """Read what `dump_results` wrote; ValueError for a damaged file or one of another version."""
+    results = read_json(path, "the results of an algorithm study", "the same command writes it again")
+    if results.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has the format {results.get('format')}, expected {FORMAT}: another version of rlvr wrote it; the "
+            "same command writes it again"
+        )
+    return results
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")

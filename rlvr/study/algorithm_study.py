@@ -1,0 +1,177 @@
+"""`rlvr study algorithms`: does every algorithm learn, measured on small tasks from the same start?
+
+    rlvr study algorithms seeds=1..5                                    # all tasks, all variants
+    rlvr study algorithms arithmetic seeds=1 variants=grpo,dapo         # some of them
+
+A task is a config in `rlvr/configs/algorithms_study/`, whole in itself: fine-tuning, then `grpo`. The study makes the
+fine-tuning once for each seed (`<task>-start`), and all variants of the seed start from its weights and have equally
+many samples. A variant is a name and its overrides: one more is one more entry of a table here, and the same command
+makes its runs and keeps the others.
+
+`distillation` is left out: it learns from a teacher and not from the verifier, so its result would be the teacher's.
+Exercised by `python -m pytest tests/test_algorithm_study.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.algorithms.registry import ALGORITHMS
+from rlvr.config import load
+from rlvr.config.build_config import build_config
+from rlvr.config.build_run import build_source
+from rlvr.core.files import check_name
+from rlvr.core.registry import did_you_mean
+from rlvr.study.algorithm_report import write_results
+from rlvr.study.algorithm_results import describe_task, make_results
+from rlvr.study.study_folder import open_study
+from rlvr.study.study_plan import StudyPlan, StudyVariant, build_plan, read_environment, read_overrides, split_values
+from rlvr.study.study_report import write_report
+from rlvr.study.study_runner import StudyRunner
+from rlvr.study.study_summary import is_finished, summarize
+from rlvr.tracking import RunConsole
+from rlvr.training.training_job import RunOptions
+
+NAME = "algorithms"
+CONFIGS = "algorithms_study"
+TASKS = ("arithmetic", "programs", "corrections")
+REFERENCE = "grpo"  # what the others are compared with
+LEFT_OUT = ("distillation",)
+OF_TURNS = ("grpo_process",)  # algorithms for episodes of several turns
+
+# Variants of `grpo` that are to keep the policy's variety. `pass_at_k` is an algorithm of its own.
+EXPLORATION: dict[str, tuple[str, ...]] = {
+    "entropy_bonus": ("algorithm.entropy_coef=0.01",),
+    "clip_symmetric": ("algorithm.clip_high=0.2",),  # grpo has 0.28 above and 0.2 below
+    "clip_higher": ("algorithm.clip_high=0.5",),
+    "temperature_end": ("training.temperature_end=0.7",),
+}
+# `grpo` with rewards that say nothing, or not always the truth.
+CONTROLS: dict[str, tuple[str, ...]] = {
+    "false_positives": ("training.false_positives=0.1",),
+    "random_reward": ("training.control=random_reward",),
+    "equal_rewards": ("training.control=equal_rewards",),
+}
+# What an algorithm needs beside its name.
+NEEDED: dict[str, tuple[str, ...]] = {"ppo_critic": ("training.critic.optimizer.learning_rate=0.001",)}
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """The two studies of a task: `start` makes the weights that the runs of `variants` start from."""
+
+    task: str
+    start: StudyPlan
+    variants: StudyPlan
+
+
+def list_variants() -> dict[str, tuple[str, ...]]:
+    """Every variant with its overrides, the reference first."""
+    names = [REFERENCE, *(name for name in ALGORITHMS if name != REFERENCE and name not in LEFT_OUT)]
+    algorithms = {name: (f"algorithm.name={name}", *NEEDED.get(name, ())) for name in names}
+    return {**algorithms, **EXPLORATION, **CONTROLS}
+
+
+def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name: str | None) -> list[TaskPlan]:
+    """The plans of `[TASK ...] seeds=... [variants=...] [key=value ...]`; ValueError for what a run would refuse."""
+    tasks = _choose([word for word in words if "=" not in word], TASKS, "task") or list(TASKS)
+    listed = [word.partition("=")[2] for word in words if word.startswith("variants=")]
+    known = list_variants()
+    chosen = _choose([v for text in listed for v in split_values(text)], known, "variant") or list(known)
+    rest = [word for word in words if "=" in word and not word.startswith("variants=")]
+    (seeds, shared, axes), variables = read_overrides(rest), read_environment(environment)
+    if axes or any(len(values) > 1 for _, values in variables):
+        raise ValueError(
+            f"{axes[0][0] if axes else '--environment'} has several values, and the variants of this study are given "
+            "by variants=; give one value"
+        )
+    if REFERENCE not in chosen:
+        raise ValueError(f"variants={','.join(chosen)}: all are compared with {REFERENCE}; give it too")
+    root = next((word.partition("=")[2] for word in shared if word.startswith("run.root=")), RunOptions.root)
+    shared = [word for word in shared if not word.startswith("run.root=")]
+    shared.append(f"run.root={Path(root) / check_name(name or f'{NAME}-study', 'study name')}")
+    common = {key: values[0] for key, values in variables}
+    return [_plan_task(task, seeds, shared, common, chosen) for task in tasks]
+
+
+def _choose(given: Sequence[str], known: Collection[str], what: str) -> list[str]:
+    """What was given, in the order in which it is known; ValueError for a name that is not known."""
+    for name in given:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}{did_you_mean(name, list(known))}; there are: {', '.join(known)}")
+    return [name for name in known if name in given]
+
+
+def _plan_task(
+    task: str,
+    seeds: tuple[int, ...],
+    shared: Sequence[str],
+    environment: dict[str, str],
+    chosen: Sequence[str],
+) -> TaskPlan:
+    """Words of fine-tuning are for the start alone, those of reinforcement learning for the variants alone."""
+    config_name = f"{CONFIGS}/{task}"
+    of_start = [w for w in shared if not w.startswith(("training.", "algorithm.", "curriculum.", "teacher."))]
+    of_variants = [w for w in shared if not w.startswith("sft.")]
+    settings = build_config(load(config_name, None, of_variants))
+    sizes, turns = settings.training, build_source(settings).max_turns
+    # A loss without a bound on its ratio takes one update a batch: as many updates, each from fresh samples.
+    one_update = (
+        "training.num_substeps=1",
+        f"training.prompts_per_step={sizes.prompts_per_step // sizes.num_substeps}",
+        f"training.steps={sizes.steps * sizes.num_substeps}",
+    )
+    drafts: list[StudyVariant] = []
+    for name, overrides in list_variants().items():
+        if name not in chosen or (name in OF_TURNS and turns == 1):
+            continue
+        is_unbounded = name in ALGORITHMS and ALGORITHMS[name].loss == "importance_sampling"
+        more = one_update if is_unbounded and sizes.num_substeps > 1 else ()
+        drafts.append(StudyVariant(name, f"{name}_", (*overrides, *more), environment, {}))
+    start = build_plan(
+        seeds,
+        [*of_start, "training.mode=sft"],
+        [StudyVariant("", "", (), environment, {})],
+        f"{task}-start",
+        config_name=config_name,
+    )
+    variants = build_plan(seeds, [*of_variants, "sft.steps=0"], drafts, task, config_name=config_name)
+    return TaskPlan(task, start, replace(variants, start=start.folder))
+
+
+@contextmanager
+def open_studies(plans: Sequence[TaskPlan]) -> Iterator[None]:
+    """Lock the folders of all studies and store what they are."""
+    with ExitStack() as stack:
+        for plan in plans:
+            stack.enter_context(open_study(plan.start))
+            stack.enter_context(open_study(plan.variants))
+        yield
+
+
+def run_studies(plans: Sequence[TaskPlan], jobs: int, console: RunConsole) -> bool:
+    """Make all runs that are missing, seed by seed, with a report after each task; False if the user stopped them."""
+    for seed in plans[0].variants.seeds:
+        for plan in plans:
+            console.note(f"seed {seed}, {plan.task}")
+            start, variants = (replace(study, seeds=(seed,)) for study in (plan.start, plan.variants))
+            for study in (start, variants):
+                if study is variants and not is_finished(start, start.runs[0]):
+                    break
+                runner = StudyRunner(study, jobs, console, lambda: None)
+                runner.run()
+                if runner.stop_requests:
+                    return False
+            write_report(plan.variants.folder, summarize(plan.variants))
+            write_results(plan.variants.folder.parent, collect_results(plans))
+    return True
+
+
+def collect_results(plans: Sequence[TaskPlan]) -> dict[str, Any]:
+    """The content of `results.json`."""
+    tasks = {plan.task: describe_task(plan.start, plan.variants) for plan in plans}
+    return make_results(plans[0].variants.folder.parent.name, plans[0].variants.seeds, tasks)

@@ -1,0 +1,121 @@
+"""What `rlvr study algorithms` says of its runs: numbers worked out by hand, and no conclusion beyond the intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rlvr.study.algorithm_report import compare_variants, conclude, format_results, write_results
+from rlvr.study.algorithm_results import dump_results, load_results, make_results
+
+
+def a_run(variant: str, seed: int, before: float, after: float, **other: Any) -> dict[str, Any]:
+    return {
+        "variant": variant,
+        "seed": seed,
+        "state": "finished",
+        "pass@1": [before, after],
+        "pass@k": [0.75, 0.9],
+        "entropy": 0.25,
+        "seconds": 20.0,
+        "has_moved": True,
+        "is_diverged": False,
+        "alarms": [],
+        **other,
+    }
+
+
+def a_study(*runs: dict[str, Any]) -> dict[str, Any]:
+    names = list(dict.fromkeys(run["variant"] for run in runs))
+    task = {
+        "overrides": {name: [] for name in names},
+        "k": 8,
+        "completions": 7680,
+        "tasks": 200,
+        "samples": 8,
+        "start_seconds": [40.0, 50.0],
+        "runs": list(runs),
+    }
+    return make_results("algorithms-study", (1, 2, 3), {"arithmetic": task})
+
+
+STARTS = (0.2, 0.3, 0.4)
+STUDY = a_study(
+    *(a_run("grpo", seed, STARTS[seed - 1], after) for seed, after in ((1, 0.6), (2, 0.7), (3, 0.9))),
+    *(a_run("raft", seed, STARTS[seed - 1], after) for seed, after in ((1, 0.5), (2, 0.5), (3, 0.6))),
+    *(a_run("dpo", seed, STARTS[seed - 1], after) for seed, after in ((1, 0.5), (2, 0.6), (3, 0.8))),
+    *(a_run("ppo", seed, STARTS[seed - 1], after) for seed, after in ((1, 0.6), (2, 0.7), (3, 0.9))),
+    *(a_run("equal_rewards", seed, STARTS[seed - 1], STARTS[seed - 1], has_moved=False) for seed in (1, 2)),
+    {"variant": "equal_rewards", "seed": 3, "state": "not finished", "reason": "", "is_diverged": False},
+)
+
+
+def rows(results: dict[str, Any]) -> dict[str, list[str]]:
+    """The cells of each row of the table, by variant."""
+    lines = [line.strip("| ").split(" | ") for line in format_results(results).splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in lines}
+
+
+def test_the_table_has_means_and_intervals_over_seeds_paired_with_the_reference() -> None:
+    """t(2) = 4.302653. grpo ends at .6 .7 .9 (sd .152753) and gains .4 .4 .5 (sd .057735); raft less grpo is -.1 -.2
+    -.3 (sd .1, t = 3.4641): p = 1 - t / sqrt(t^2 + 2) = .0741799, the smallest of four, times four."""
+    table = rows(STUDY)
+    assert table["grpo"] == ["3", "73.3 % [35.4, 100.0]", "+43.3 [+29.0, +57.7]", "", "", "90.0 % [90.0, 90.0]",
+                             "0.250", "20", "0 of 3"]  # fmt: skip
+    assert table["raft"][2:5] == ["+23.3 [+9.0, +37.7]", "-20.0 [-44.8, +4.8]", "0.297"]
+    assert table["equal_rewards"][0] == "2" and table["equal_rewards"][-1] == "0 of 3"
+    assert "3 seeds; every run learns from 7,680 completions. Start: pass@1 30.0 % [5.2, 54.8]" in format_results(STUDY)
+
+
+def test_differences_that_are_equal_but_for_rounding_have_no_tiny_p() -> None:
+    """.5 - .6, .6 - .7 and .8 - .9 differ in their last bits; sign flips give 1/4, times three tests."""
+    dpo = next(result for result in compare_variants(STUDY["tasks"]["arithmetic"]) if result.name == "dpo")
+    assert dpo.p_value == pytest.approx(0.75)
+
+
+def test_conclusions_say_what_the_intervals_allow() -> None:
+    assert conclude(compare_variants(STUDY["tasks"]["arithmetic"])) == [
+        "The pass rate rose (the interval of the gain is above 0): `grpo`, `raft`, `dpo`, `ppo`.",
+        "No clear change of the pass rate (the interval holds 0): `equal_rewards`.",
+        "Equal to `grpo` for every seed: `ppo`.",
+        "Not told apart from `grpo` with 3 seeds: `raft`, `dpo`, `equal_rewards`.",
+        "Made no step, the weights at the end are those of the start: `equal_rewards`.",
+    ]
+
+
+def test_a_clear_difference_and_a_failure_are_named() -> None:
+    """Over four seeds -.30 -.31 -.29 -.30: t = 73, p = 5e-6, twice that with two tests."""
+    after = ((1, 0.4), (2, 0.39), (3, 0.41), (4, 0.4))
+    study = a_study(
+        *(a_run("grpo", seed, 0.3, 0.7) for seed in (1, 2, 3, 4)),
+        *(a_run("raft", seed, 0.6, rate, is_diverged=True) for seed, rate in after),
+        a_run("dpo", 1, 0.3, 0.6),
+        {"variant": "dpo", "seed": 2, "state": "failed", "reason": "not finite", "is_diverged": True},
+    )
+    said = conclude(compare_variants(study["tasks"]["arithmetic"]))
+    assert "Below `grpo` (corrected p below 0.05): `raft`." in said
+    assert "The pass rate fell (the interval is below 0): `raft`." in said
+    assert "`dpo`, seed 2, failed: not finite" in said
+    table = rows(study)
+    assert table["raft"][4] == "< 0.001" and table["raft"][-1] == "4 of 4"
+    assert table["dpo"][:5] == ["1", "60.0 %", "+30.0", "-10.0", ""] and table["dpo"][-1] == "1 of 2"
+
+
+def test_one_seed_concludes_nothing() -> None:
+    said = conclude(compare_variants(a_study(a_run("grpo", 1, 0.3, 0.7))["tasks"]["arithmetic"]))
+    assert said == ["One seed has no interval, so nothing can be concluded yet."]
+
+
+def test_the_files_of_a_study_are_read_back_and_those_of_another_version_refused(tmp_path: Path) -> None:
+    write_results(tmp_path, STUDY)
+    assert load_results(tmp_path / "results.json") == STUDY
+    assert (tmp_path / "results.json").read_text().count('\n{"variant"') == 15
+    assert "| `grpo` | 3 |" in (tmp_path / "table.md").read_text()
+    with Image.open(tmp_path / "study.png") as picture:
+        assert min(picture.size) > 200
+    (tmp_path / "results.json").write_text(dump_results({**STUDY, "format": 0}))
+    with pytest.raises(ValueError, match=r"format 0, expected 1.*same command"):
+        load_results(tmp_path / "results.json")
