@@ -433,13 +433,21 @@ def reasoning_gym_audit() -> str:
     return "\n\n".join(parts)
 
 
+def algorithms_study() -> str:
+    """The tables and conclusions of `rlvr study algorithms`, from its committed results."""
+    from rlvr.study.algorithm_report import format_results
+    from rlvr.study.algorithm_results import load_results
+
+    return format_results(load_results(ROOT / "benchmarks" / "results" / "algorithms-study" / "results.json"))
+
+
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__: part
     for part in (
         results, seeds, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, api,
+        reasoning_gym_audit, algorithms_study, api,
     )
 }  # fmt: skip
 

@@ -128,6 +128,8 @@ SHOWN = {
     "python -m venv": "installs",
     "ray start": "needs several machines",
     "rlvr train --config-name=mbpp model.name=./my-model 'reward.kwargs.sandbox={ray": "tests/test_ray_sandbox.py",
+    "rlvr study algorithms": "tests/test_algorithm_study.py",
+    "rlvr study --config-name=algorithms_study": "tests/test_algorithm_study.py",
     "rlvr serve --demo": "tests/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/test_tinker_settings.py",

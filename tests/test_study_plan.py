@@ -176,6 +176,20 @@ def test_a_folder_takes_the_same_study_again_with_more_seeds_and_no_other(folder
         pass
 
 
+def test_a_study_takes_more_variants_that_leave_the_run_folders_of_the_others(folder: Path) -> None:
+    for values in ("4,8", "4,2,8"):
+        with open_study(planned("seeds=1", f"training.group_size={values}")):
+            pass
+    keys = "reward.kwargs.keywords="
+    with open_study(planned("seeds=1", f'{keys}["a/b"],["a b"]', name="numbered")):
+        pass
+    moved = planned("seeds=1", f'{keys}["c"],["a/b"],["a b"]', name="numbered")
+    with pytest.raises(ValueError, match="other variants"), open_study(moved):
+        pass
+    with open_study(planned("seeds=1", f'{keys}["a/b"],["a b"],["c"]', name="numbered")):
+        pass
+
+
 def test_a_study_that_is_running_is_not_started_again(folder: Path, capfd: Any) -> None:
     with open_study(planned("seeds=1")):
         assert run(studied("seeds=1")) == 2
