@@ -57,7 +57,7 @@ def test_all_variants_have_equally_many_completions_and_updates(task: str) -> No
     sizes = [variant.config["training"] for variant in plan.variants.variants]
     assert len({t["steps"] * t["prompts_per_step"] * t["group_size"] for t in sizes}) == 1
     assert len({t["steps"] * t["num_substeps"] for t in sizes}) == 1
-    assert ("grpo_process" in {variant.name for variant in plan.variants.variants}) == (task == "corrections")
+    assert ("grpo_process" in {variant.name for variant in plan.variants.variants}) == (task == "tools")
     assert all(variant.config["sft"]["steps"] == 0 for variant in plan.variants.variants)
 
 

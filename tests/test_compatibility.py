@@ -28,7 +28,7 @@ from rlvr.training.collector import flip_coins
         ({"gap_warn": 0.5}, "0 < warn <= stop"),
         ({"prompts_per_step": 0}, "at least 1"),
         ({"mode": "dpo"}, "rlvr or sft"),
-        ({"control": "random"}, "none or random_reward"),
+        ({"control": "random"}, "none, random_reward or equal_rewards"),
         ({"kl_warn": 0.0}, "above 0"),
         ({"target_kl": math.nan, "ppo_epochs": 4}, "target_kl=nan"),
         ({"max_prompt_tokens": 0}, "at least 1, or null"),
@@ -106,6 +106,16 @@ def test_the_control_rewards_coins_and_reports_verdicts() -> None:
     metrics = t.update(0, collected)
     assert metrics["env/all/correct"] == 1.0, "the verdicts are the verifier's"
     assert metrics["updates"] == 1, "groups are told apart by their coins"
+
+
+def test_the_control_of_equal_rewards_gives_the_default_nothing_to_learn() -> None:
+    """Half of the answers are right, all are paid 1: no group has signal, and the metrics still say what passed."""
+    t = make_trainer(control="equal_rewards", prompts_per_step=20)
+    collected = collect(t, 0)
+    assert {x.reward for x in collected.all} == {1.0}
+    assert {x.scores["exact_match"].value for x in collected.all} == {0.0, 1.0}
+    metrics = t.update(0, collected)
+    assert metrics["updates"] == 0 and 0 < metrics["env/all/correct"] < 1
 
 
 def test_coins_are_the_same_after_a_restart_and_others_in_another_step_or_run() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlvr.study.seed_statistics import compare_pairs, sign_flip_p_value, spread
+from rlvr.study.seed_statistics import adjust_holm, compare_pairs, sign_flip_p_value, spread, t_test_p_value
 
 
 def test_the_interval_is_student_s_by_hand() -> None:
@@ -33,6 +33,28 @@ def test_an_interval_of_rates_stays_within_its_bounds() -> None:
     wide, cut = spread([0.9, 1.0]), spread([0.9, 1.0], (0.0, 1.0))
     assert wide is not None and wide["high"] == pytest.approx(1.5853, abs=1e-4)
     assert cut is not None and (cut["low"], cut["high"]) == (pytest.approx(0.3147, abs=1e-4), 1.0)
+
+
+def test_the_paired_t_test_is_scipy_s_and_right_by_hand() -> None:
+    """-.1 -.2 -.3: t = 3.4641 with 2 degrees of freedom, p = 1 - t / sqrt(t^2 + 2) = 0.07418."""
+    assert t_test_p_value([-0.1, -0.2, -0.3]) == pytest.approx(0.0741799, abs=1e-6)
+    draw = random.Random(2)
+    values = [draw.gauss(0.02, 0.03) for _ in range(9)]
+    expected = stats.ttest_1samp(values, 0.0)
+    assert t_test_p_value(values) == pytest.approx(expected.pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_differences_without_a_spread_are_judged_by_their_signs() -> None:
+    """.5 - .6, .6 - .7 and .8 - .9 differ in their last bits, which is no spread: 2 of 8 signs."""
+    assert t_test_p_value([0.5 - 0.6, 0.6 - 0.7, 0.8 - 0.9]) == 0.25
+    assert t_test_p_value([0.0, 0.0]) == t_test_p_value([0.3]) == 1.0
+
+
+def test_holm_s_correction_by_hand() -> None:
+    """0.01 x 3, 0.03 x 2, and 0.04 x 1, which is not let below the one before; never above 1."""
+    assert adjust_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjust_holm([0.7, 0.6]) == [1.0, 1.0]
+    assert adjust_holm([]) == []
 
 
 def test_one_seed_has_no_interval_and_none_has_nothing() -> None:

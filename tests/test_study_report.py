@@ -88,6 +88,9 @@ def test_the_files_hold_what_the_table_says(folder: Path) -> None:
         assert found["weights_sha256"] == own["weights_sha256"] and found["state"] == "finished"
         assert found["after"]["value"] == pytest.approx(own["final"]["pass@1"]["value"], rel=1e-5)
         assert found["seconds"] == pytest.approx(own["seconds"], rel=1e-5)
+        assert found["pass@k"]["after"] == pytest.approx(own["final"]["pass@4"]["value"], rel=1e-5)
+        rows = [json.loads(line) for line in (place / name / "metrics.jsonl").read_text().splitlines()]
+        assert found["entropy"] == pytest.approx(mean(row["entropy"] for row in rows[-5:]), rel=1e-5)
     rates = {name: found["after"]["value"] for name, found in runs.items()}
     difference = [rates[f"group_size-8_seed-{seed}"] - rates[f"group_size-4_seed-{seed}"] for seed in (1, 2)]
     assert kept["comparisons"][0]["after"]["mean"] == pytest.approx(mean(difference), abs=1e-5)

@@ -38,7 +38,7 @@ from rlvr.training.training_job import RunOptions
 
 NAME = "algorithms"
 CONFIGS = "algorithms_study"
-TASKS = ("arithmetic", "programs", "corrections")
+TASKS = ("arithmetic", "programs", "tools")
 REFERENCE = "grpo"  # what the others are compared with
 LEFT_OUT = ("distillation",)
 OF_TURNS = ("grpo_process",)  # algorithms for episodes of several turns
