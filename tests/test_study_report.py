@@ -216,7 +216,7 @@ def test_the_reason_of_a_failure_is_read_from_the_log_of_the_last_attempt(tmp_pa
     record_failure(log, "killed by SIGKILL")
     assert read_failure(log) == "killed by SIGKILL"
     begin_attempt(log, "seed-1")
-    log.write_text(log.read_text() + "rl: 5 steps\nrlvr: warning: a long step\n")
+    log.write_text(log.read_text() + "rlvr: loading the model ...\nrl: 5 steps\nrlvr: warning: a long step\n")
     assert read_failure(log) == ""
     log.write_text(log.read_text() + "rlvr: the verifier failed\nmore about it\nOSError: no room\n")
     assert read_failure(log) == "the verifier failed ... OSError: no room"

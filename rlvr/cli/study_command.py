@@ -101,7 +101,7 @@ def study(
 
 def _study_algorithms(words: list[str], environment: list[str], name: str | None, jobs: int | None) -> None:
     """Compare all algorithms, exploration options and controls on small tasks."""
-    from rlvr.study.algorithm_report import format_results
+    from rlvr.study.algorithm_report import format_results, write_results
     from rlvr.study.algorithm_study import collect_results, open_studies, read_algorithm_plans, run_studies
     from rlvr.tracking import RunConsole
 
@@ -119,11 +119,13 @@ def _study_algorithms(words: list[str], environment: list[str], name: str | None
         )
         is_done = run_studies(plans, jobs, console)
         results = collect_results(plans)
+        write_results(folder, results)
         console.close()
         console.note(mask_secrets(format_results(results)))
         console.note(f"table.md, results.json, study.png, and a folder for each task are in {folder}")
         if not is_done:
             console.note("stopped; the same command goes on from here")
             raise typer.Exit(130)
-    if any(run["state"] != "finished" for task in results["tasks"].values() for run in task["runs"]):
+    finished = sum(run["state"] == "finished" for task in results["tasks"].values() for run in task["runs"])
+    if finished < sum(len(plan.variants.runs) for plan in plans):
         raise typer.Exit(1)

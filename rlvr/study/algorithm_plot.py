@@ -20,7 +20,7 @@ def plot_algorithms(results: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     tasks = results["tasks"]
-    names = list(dict.fromkeys(name for task in tasks.values() for name in task["overrides"]))
+    names = list(max((task["overrides"] for task in tasks.values()), key=len))  # some are for tasks of several turns
     figure = Figure(figsize=(2.2 + 3.2 * len(tasks), 1.4 + _ROW * len(names)), dpi=150, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
@@ -38,6 +38,7 @@ def plot_algorithms(results: Mapping[str, Any], path: Path) -> None:
                     axes.plot([100 * result["low"], 100 * result["high"]], [row, row], color=colour, linewidth=2)
                 axes.plot(100 * result["mean"], row, marker, color=colour, markerfacecolor=fill, markersize=5)
         axes.set_title(task_name, fontsize=10, loc="left", parse_math=False)
+        axes.set_xlim(0, 100)
         axes.set_xlabel("held-out tasks that pass (%)", fontsize=8)
         axes.tick_params(labelsize=8, length=0)
         axes.grid(True, color="#dddddd", linewidth=0.6)

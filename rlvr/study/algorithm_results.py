@@ -4,8 +4,8 @@
      "k": 8, "completions": 7680, "tasks": 200, "samples": 8, "start_seconds": [41.2], "runs": [
     {"variant": "grpo", "seed": 1, "state": "finished", "pass@1": [0.31, 0.72], "pass@k": [0.8, 0.97], ...}, ...]}}}
 
-Pairs are before and after. Everything that the tables say is computed from this file. Exercised by
-`python -m pytest tests/test_algorithm_report.py`.
+Pairs are before and after; runs that did not end yet are left out. Everything that the tables say is computed from this
+file. Exercised by `python -m pytest tests/test_algorithm_report.py`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,25 @@ def describe_task(start: StudyPlan, variants: StudyPlan) -> dict[str, Any]:
         "samples": evaluation["samples"],
         "k": evaluation["k"] or evaluation["samples"],
         "start_seconds": [_round(run["seconds"]) for run in begun.values() if run["state"] == "finished"],
-        "runs": [_describe_run(variants, run, weights.get(run.seed)) for run in variants.runs],
+        "runs": [
+            run for run in (_describe_run(variants, r, weights.get(r.seed)) for r in variants.runs) if run is not None
+        ],
     }
 
 
-def _describe_run(plan: StudyPlan, run: StudyRun, start: str | None) -> dict[str, Any]:
-    """One run. `has_moved`: its weights are no longer those it started from. `is_diverged`: it ended in numbers that
-    are not finite, with an alarm of `BROKEN`, or with a pass rate below the start, beyond the interval over tasks."""
+def _describe_run(plan: StudyPlan, run: StudyRun, start: str | None) -> dict[str, Any] | None:
+    """One run that ended, None for others.
+
+    `has_moved`: its weights are no longer those it started from. `is_diverged`: it ended in numbers that are not
+    finite, with an alarm of `BROKEN`, or with a pass rate below the start, beyond the interval over tasks.
+    """
     found = read_run(plan, run)
     named = {"variant": run.variant.name, "seed": run.seed, "state": found["state"]}
-    if found["state"] != "finished":
+    if found["state"] == "not finished":
+        return None
+    if found["state"] == "failed":
         is_infinite = any((plan.folder / run.name).glob("failed-batch-*"))
-        return {**named, "reason": found.get("reason", ""), "is_diverged": is_infinite}
+        return {**named, "reason": found["reason"], "is_diverged": is_infinite}
     alarms = list(dict.fromkeys(alarm["code"] for alarm in found["alarms"]))
     return {
         **named,

@@ -17,6 +17,7 @@ from pathlib import Path
 TAIL_BYTES = 16 << 10  # read for the last lines
 _MARK, _FAILED = "--- ", "--- failed: "
 _MESSAGE, _WARNING = "rlvr: ", "rlvr: warning: "
+_PROGRESS = (" ...", " s so far")  # how messages end that only say what takes long
 
 
 def begin_attempt(log: Path, name: str) -> int:
@@ -49,7 +50,11 @@ def read_failure(log: Path) -> str:
 
 def describe_error(lines: Sequence[str]) -> str:
     """The error at the end of what `rlvr train` printed, shortened to its first and last line; '' without one."""
-    errors = [i for i, line in enumerate(lines) if line.startswith(_MESSAGE) and not line.startswith(_WARNING)]
+    errors = [
+        i
+        for i, line in enumerate(lines)
+        if line.startswith(_MESSAGE) and not line.startswith(_WARNING) and not line.endswith(_PROGRESS)
+    ]
     if not errors:
         return ""
     first, last = lines[errors[-1]], lines[-1]
