@@ -24,9 +24,9 @@ HEAD = ("variant", "seeds", "pass@1", "gain", "minus {reference}", "p", "pass@{k
 
 @dataclass
 class VariantResult:
-    """A variant of a task; `runs` ended, and `finished` did not fail. Spreads are those of `seed_statistics`, None without
-    runs.
+    """A variant of a task: all its runs that ended, and the finished ones, which did not fail.
 
+    Spreads are those of `seed_statistics`, None without runs.
     `differences` are those of the pass rate from the reference, seed by seed; `p_value` is corrected.
     """
 
