@@ -87,8 +87,12 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def format_results(results: Mapping[str, Any]) -> str:
-    """A table and the conclusions for each task, as Markdown."""
-    return "\n\n".join(part for name, task in results["tasks"].items() for part in _format_task(name, task))
+    """What the study took, then a table and the conclusions for each task, as Markdown."""
+    tasks = results["tasks"]
+    runs = [run for task in tasks.values() for run in task["runs"] if run["state"] == "finished"]
+    seconds = sum(run["seconds"] for run in runs) + sum(sum(task["start_seconds"]) for task in tasks.values())
+    took = f"{len(runs)} runs, which took {seconds / 3600:.1f} hours one after another, their starts included."
+    return "\n\n".join([took, *(part for name, task in tasks.items() for part in _format_task(name, task))])
 
 
 def _format_task(name: str, task: Mapping[str, Any]) -> Iterator[str]:
