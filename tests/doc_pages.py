@@ -68,6 +68,7 @@ SMALLER = {
         "evaluation.interim_tasks=4",
     ],
     "tool_use": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0"],
+    "algorithms_study/arithmetic": [*WARM_UP, *STEPS, *LOOKS],
     "reasoning_gym": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     "refine": [*WARM_UP, *STEPS, *LOOKS, "evaluation.every=0", "evaluation.interim_tasks=4"],
     **{
@@ -129,7 +130,6 @@ SHOWN = {
     "ray start": "needs several machines",
     "rlvr train --config-name=mbpp model.name=./my-model 'reward.kwargs.sandbox={ray": "tests/test_ray_sandbox.py",
     "rlvr study algorithms": "tests/test_algorithm_study.py",
-    "rlvr study --config-name=algorithms_study": "tests/test_algorithm_study.py",
     "rlvr serve --demo": "tests/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/test_tinker_settings.py",
