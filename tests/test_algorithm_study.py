@@ -30,7 +30,7 @@ def test_every_algorithm_but_distillation_is_a_variant() -> None:
     assert names[0] == "grpo"
     assert set(ALGORITHMS) - set(names) == {"distillation"}
     assert set(names) - set(ALGORITHMS) == {
-        "entropy_bonus", "clip_symmetric", "clip_higher", "temperature_end",
+        "entropy_bonus", "clip_symmetric", "clip_higher", "clip_cov", "temperature_end",
         "false_positives", "random_reward", "equal_rewards",
     }  # fmt: skip
 

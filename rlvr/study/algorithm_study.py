@@ -48,6 +48,7 @@ EXPLORATION: dict[str, tuple[str, ...]] = {
     "entropy_bonus": ("algorithm.entropy_coef=0.01",),
     "clip_symmetric": ("algorithm.clip_high=0.2",),  # grpo has 0.28 above and 0.2 below
     "clip_higher": ("algorithm.clip_high=0.5",),
+    "clip_cov": ("algorithm.clip_cov_ratio=0.002",),
     "temperature_end": ("training.temperature_end=0.7",),
 }
 # `grpo` with rewards that say nothing, or not always the truth.
