@@ -123,6 +123,12 @@ class RunConfig:
                 f"sampler.name=vllm with client={self.client}: the servers are given folders of weights, which that "
                 "client does not write; use client=local"
             )
+        for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
+            if self.sampler.name == "vllm" and (given := getattr(self.rollout, name)) != off:
+                raise ValueError(
+                    f"rollout.{name}={given} with sampler.name=vllm: its log-probs would be those after the cut; leave "
+                    f"rollout.{name} out"
+                )
         if self.client in AT_A_SERVER and not (self.model.name or self.model.start_from):
             raise ValueError(
                 f"client={self.client}: model.name is missing, the model's name at the server (or model.start_from=tinker://...)"

@@ -190,9 +190,9 @@ def sample_from_vllm(
 ) -> VllmTrainingClient:
     """A training client that is `trainer` and samples at the servers of `options`, where `keep` versions stay.
 
-    ValueError for a server that cannot sample for this trainer, SamplerError for one that cannot be reached.
+    ValueError for a server that cannot sample for this trainer, SamplerError for one that does not answer.
     """
-    publisher = connect_servers(options, keep)
+    publisher = connect_servers(options, keep, warn)
     try:
         check_tokenizer(publisher, trainer.get_tokenizer())
     except BaseException:
@@ -211,14 +211,16 @@ def draw_probe(publisher: VllmPublisher, tokenizer: Any) -> tuple[list[int], lis
     return draw("probe", length), draw("probe-next", PROBE_TOKENS)
 
 
-def connect_servers(options: SamplerOptions, keep: int) -> VllmPublisher:
+def connect_servers(
+    options: SamplerOptions, keep: int, warn: Callable[[str], None] = lambda text: None
+) -> VllmPublisher:
     """The checked servers of `options`, where `keep` versions stay. ValueError or SamplerError for one that cannot
-    serve."""
-    return RequestFuture(start_coroutine(_connect(options, keep))).result()
+    serve, or that does not answer within `wait_s`. `warn` is told of servers that go away and come back."""
+    return RequestFuture(start_coroutine(_connect(options, keep, warn))).result()
 
 
-async def _connect(options: SamplerOptions, keep: int) -> VllmPublisher:
-    publisher = VllmPublisher([VllmServer(url, options) for url in options.urls], options, keep)
+async def _connect(options: SamplerOptions, keep: int, warn: Callable[[str], None]) -> VllmPublisher:
+    publisher = VllmPublisher([VllmServer(url, options) for url in options.urls], options, keep, warn)
     try:
         await publisher.check()
     except BaseException:

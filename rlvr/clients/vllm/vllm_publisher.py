@@ -2,7 +2,7 @@
 
 `publish` and `retire` are the seam: today a folder that every server can read, an adapter under a new name per version
 or all weights by `reload_weights`. After each publish the servers score a few next tokens that the trainer scores too:
-an adapter that is listed and not applied, old weights, another base model and another dtype show there. A server that
+an adapter that is listed and not applied, old weights and another base model show there. A server that
 restarted has lost its weights and is given them again. Exercised by `python -m pytest tests/test_vllm_sampler.py
 tests/test_vllm_faults.py`.
 Left out on purpose: transfer by NCCL.
@@ -59,15 +59,22 @@ class VllmPublisher:
     At most `keep` versions stay: older ones are unloaded and their folders deleted.
     """
 
-    def __init__(self, servers: Sequence[VllmServer], options: SamplerOptions, keep: int) -> None:
-        self.servers, self._options, self._keep = list(servers), options, keep
+    def __init__(
+        self,
+        servers: Sequence[VllmServer],
+        options: SamplerOptions,
+        keep: int,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.servers, self._options, self._keep, self._warn = list(servers), options, keep, warn
+        self._down = set[str]()  # the servers that are known to be down
         self.published: dict[str, PublishedWeights] = {}
         self._known = {STARTED}  # versions that this process or a fresh start may have left at a server
         self._first: PublishedWeights | None = None  # an adapter that does nothing yet, in a new run
 
     async def check(self) -> None:
-        """Check every server; SamplerError or ValueError for the first that cannot serve."""
-        await asyncio.gather(*(server.check() for server in self.servers))
+        """Check every server, waiting `wait_s` for those that start; SamplerError or ValueError if one cannot serve."""
+        await asyncio.gather(*(self._try_each([server], lambda server: server.check()) for server in self.servers))
         self._known |= {server.base_version for server in self.servers}
 
     async def publish(self, weights: PublishedWeights) -> None:
@@ -125,16 +132,31 @@ class VllmPublisher:
             failures: list[str] = []
             for server in order:
                 try:
-                    return await ask(server)
+                    answer = await ask(server)
                 except ServerDownError as error:
                     failures.append(str(error))
+                    self._report_down(server, error)
+                else:
+                    self._report_up(server)
+                    return answer
             if time.monotonic() + wait > until:
                 raise NoServerError(
                     f"no sampling server answers (sampler.wait_s={self._options.wait_s:g}): {'; '.join(failures)}. "
-                    "Start one, then run the same command: it resumes"
+                    "Start one at sampler.urls, then run the same command: it resumes (`rlvr doctor --vllm URL` checks "
+                    "a server)"
                 )
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
+
+    def _report_down(self, server: VllmServer, error: ServerDownError) -> None:
+        if server.url not in self._down:
+            self._down.add(server.url)
+            self._warn(f"{error}; it is asked again, for {self._options.wait_s:g} s where no other server answers")
+
+    def _report_up(self, server: VllmServer) -> None:
+        if server.url in self._down:
+            self._down.discard(server.url)
+            self._warn(f"{server.url} answers again")
 
     async def _generate_at(
         self, server: VllmServer, weights: PublishedWeights, tokens: Sequence[int], params: Mapping[str, Any]
@@ -199,8 +221,8 @@ class VllmPublisher:
         if not gap <= PROBE_GAP:
             raise SamplerError(
                 f"{server.url} was given the weights {weights.fingerprint} and scores a probe {gap:.3g} nats a token "
-                f"apart from the trainer (at most {PROBE_GAP:g} is rounding): it serves other weights, another base "
-                "model or another dtype. Start it with the model that is trained here and its dtype"
+                f"apart from the trainer (at most {PROBE_GAP:g} is rounding): it serves other weights or another "
+                "base model. Start it with the model that is trained here, and with its dtype"
             )
 
     async def aclose(self) -> None:
@@ -239,7 +261,7 @@ async def _load_adapter(server: VllmServer, weights: PublishedWeights) -> None:
         await server.call("POST", "/v1/load_lora_adapter", body)
     except (ServerRefusedError, ServerDownError) as error:
         text = str(error)
-        if "404" in text and "No adapter found" not in text:
+        if ("404" in text and "No adapter found" not in text) or "LoRA is not enabled" in text:
             remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
         elif "rank" in text:
             remedy = "start it with a larger --max-lora-rank, or lower model.lora.rank (limits.max_rank of a server)"
@@ -254,8 +276,8 @@ async def _load_adapter(server: VllmServer, weights: PublishedWeights) -> None:
 
 async def _load_all(server: VllmServer, weights: PublishedWeights) -> None:
     """Replace all weights between pause and resume. While they are half replaced, the version says so."""
-    await server.call("POST", "/pause?mode=wait")
     try:
+        await server.call("POST", "/pause?mode=wait")
         await server.call("POST", "/update_weight_version", {"new_version": LOADING + weights.fingerprint})
         arguments = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
         await server.call("POST", "/collective_rpc", arguments)
