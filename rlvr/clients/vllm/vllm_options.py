@@ -57,4 +57,4 @@ def check_url(url: str) -> None:
         sound = False
     if not sound or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
         bare = url.rpartition("@")[2].partition("?")[0][:200]
-        raise ValueError(f"sampler.urls: {bare!r}, expected an address such as http://127.0.0.1:8790")
+        raise ValueError(f"sampler.urls: {bare!r}, expected an address without a path, such as http://127.0.0.1:8790")
