@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -241,7 +243,12 @@ def test_what_a_killed_server_left_is_deleted_at_the_next_start(server: Server) 
     assert not fake.adapters and not server.published
 
 
-def test_stale_weights_are_the_servers_failure_and_both_names_are_in_it(server: Server) -> None:
+WENT_WRONG = "a sampling server did not give what was asked for; its log has"
+
+
+def test_stale_weights_are_the_servers_failure_and_both_names_are_in_its_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = server.add()
     anna = Tenant(server.start(), "anna")
     anna.sample(anna.save("old"))
@@ -255,21 +262,78 @@ def test_stale_weights_are_the_servers_failure_and_both_names_are_in_it(server: 
     fake.answer = serve_old  # type: ignore[method-assign]
     anna.train()
     sampler = anna.save("new")
-    assert_failed(anna.sample(sampler), "given the weights adapter-", f"as {old} does", category="server")
+    assert_failed(anna.sample(sampler), WENT_WRONG, category="server")
+    assert "given the weights adapter-" in caplog.text and f"as {old} does" in caplog.text
     fake.answer = given  # type: ignore[method-assign]
     assert len(sampled_tokens(anna.sample(sampler))) == 2  # the next request publishes them anew
     new = models_asked(fake)[-1]
     fake.fault = lambda path, body, answer: {**answer, "model": old} if body.get("model") == new else answer
-    assert_failed(anna.sample(sampler), f"weights {old!r}", f"expected {new!r}", category="server")
+    assert_failed(anna.sample(sampler), WENT_WRONG, category="server")
+    assert f"weights {old!r}" in caplog.text and f"expected {new!r}" in caplog.text
 
 
-def test_a_rank_above_the_servers_is_refused_with_the_option_to_change(server: Server) -> None:
+def test_a_rank_above_the_servers_is_refused_with_the_option_to_change(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.add()
     with pytest.raises(SamplerError, match=r"rank 32.*--max-lora-rank"):
         server.connect(rank=32)
     anna = Tenant(server.start(), "anna", rank=32)
-    assert_failed(anna.sample(anna.save()), "--max-lora-rank", category="server")
+    assert_failed(anna.sample(anna.save()), WENT_WRONG, category="server")
+    assert "--max-lora-rank" in caplog.text
     assert not server.published
+
+
+class SlowCalls:
+    """Calls of `path` for adapters that `is_slow` are counted, and wait until `release` is set, or for `seconds`."""
+
+    def __init__(self, fake: FakeVllm, path: str, is_slow: Callable[[str], bool], seconds: float) -> None:
+        self.release, self.count = threading.Event(), 0
+        given = fake.answer
+
+        def answer(asked: str, body: dict[str, Any]) -> tuple[int, Any]:
+            if asked == path and is_slow(body["lora_name"]):
+                self.count += 1
+                self.release.wait(seconds)
+            return given(asked, body)
+
+        fake.answer = answer  # type: ignore[method-assign]
+
+    def wait_for(self, count: int) -> None:
+        while self.count < count:
+            time.sleep(0.01)
+
+
+def test_two_publications_that_unload_the_same_adapters_do_not_meet(server: Server) -> None:
+    fake = server.add()
+    backend = server.start()
+    tenants = Tenant(backend, "anna"), Tenant(backend, "robert", steps=2)
+    for tenant in tenants:
+        tenant.sample(tenant.save("old"))
+    for tenant in tenants:
+        backend.checkpoints.delete(tenant.owner, f"tinker://{tenant.run}/sampler_weights/old")
+    samplers = [tenant.save("new") for tenant in tenants]
+    SlowCalls(fake, "/v1/unload_lora_adapter", set(fake.adapters).__contains__, 0.5)
+    asked = [tenant.ask(sampler) for tenant, sampler in zip(tenants, samplers, strict=True)]
+    for tenant, sampler, one in zip(tenants, samplers, asked, strict=True):
+        sampled_tokens(tenant.wait(one))
+        sampled_tokens(tenant.sample(sampler))
+    assert len(fake.adapters) == 2
+
+
+def test_an_adapter_that_is_loaded_samples_while_another_is_being_loaded(server: Server) -> None:
+    fake = server.add()
+    backend = server.start()
+    anna, bob = Tenant(backend, "anna"), Tenant(backend, "robert", steps=2)
+    mine = anna.save()
+    anna.sample(mine)
+    slow = SlowCalls(fake, "/v1/load_lora_adapter", lambda name: True, 4.0)
+    other = bob.ask(bob.save())
+    slow.wait_for(1)
+    sampled_tokens(anna.sample(mine))
+    assert len(fake.adapters) == 1, "the other one is still being loaded"
+    slow.release.set()
+    sampled_tokens(bob.wait(other))
 
 
 def test_with_all_servers_down_the_client_sends_its_request_again(server: Server) -> None:

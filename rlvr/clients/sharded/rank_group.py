@@ -105,6 +105,8 @@ class RankGroup:
         replies: dict[int, RankReply] = {}
         lost: list[int] = []
         deadline = time.monotonic() + self.timeout_s
+        if meanwhile:  # once at least, however fast the ranks are
+            self._do(meanwhile, name)
         while len(replies) + len(lost) < len(arguments):
             failed = bool(lost) or any(reply.failure for reply in replies.values())
             left = deadline - time.monotonic()

@@ -11,6 +11,7 @@ Left out on purpose: transfer by NCCL.
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +32,8 @@ from rlvr.clients.vllm.vllm_server import (
 T = TypeVar("T")
 
 FOLDER = "published-"  # begins the names of published folders, beside the run's checkpoints
-PROBE_GAP = 0.1  # nats a token between server and trainer after a publish: far more than any rounding
+PROBE_GAP = 0.5  # nats a token between server and trainer after a publish; one step of a bfloat16 logit of 30 is 0.125
+CLOSE_SECONDS = 15.0  # for unloading what was published
 LEAST_GAP = 1e-6  # nats a token: less is rounding in float32, whichever version scored the probe
 STALE_FACTOR = 4.0  # a probe that fits an older version this much better than the new one was scored by the older
 FIRST_WAIT, LONGEST_WAIT = 0.25, 4.0  # seconds before servers that are all down are asked again
@@ -127,7 +129,7 @@ class VllmPublisher:
         return await self._try_each(order, lambda server: self._generate_at(server, weights, tokens, params))
 
     async def _try_each(self, order: Sequence[VllmServer], ask: Callable[[VllmServer], Awaitable[T]]) -> T:
-        until, wait = time.monotonic() + self._options.wait_s, FIRST_WAIT
+        until, wait = math.inf, FIRST_WAIT
         while True:
             failures: list[str] = []
             for server in order:
@@ -139,6 +141,7 @@ class VllmPublisher:
                 else:
                     self._report_up(server)
                     return answer
+            until = min(until, time.monotonic() + self._options.wait_s)  # from the first time that no server answered
             if time.monotonic() + wait > until:
                 raise NoServerError(
                     f"no sampling server answers (sampler.wait_s={self._options.wait_s:g}): {'; '.join(failures)}. "
@@ -190,6 +193,9 @@ class VllmPublisher:
 
     async def _provide(self, server: VllmServer, weights: PublishedWeights) -> None:
         """Make sure that a server holds the weights; load and verify them if it is not known to."""
+        is_replaced = weights.folder is not None and not weights.is_adapter  # by the next load of all weights
+        if weights.fingerprint in server.loaded and not is_replaced:
+            return  # others may be loading theirs
         async with server.publishing:
             if weights.fingerprint in server.loaded:
                 return
@@ -200,7 +206,7 @@ class VllmPublisher:
                     )
                 await (_load_adapter if weights.is_adapter else _load_all)(server, weights)
             await self._verify(server, weights)
-            if weights.folder is not None and not weights.is_adapter:
+            if is_replaced:
                 server.loaded.clear()
             server.loaded.add(weights.fingerprint)
             server.loads += 1
@@ -226,9 +232,11 @@ class VllmPublisher:
             )
 
     async def aclose(self) -> None:
-        """Retire everything, and drop the connections."""
-        for fingerprint in list(self.published):
-            await self.retire(fingerprint)
+        """Retire everything, as far as the servers answer in time, and drop the connections."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for fingerprint in list(self.published):
+                    await self.retire(fingerprint)
         for server in self.servers:
             await server.aclose()
 

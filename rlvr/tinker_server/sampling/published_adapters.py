@@ -124,7 +124,10 @@ class PublishedAdapters:
         except BaseException:
             del self._versions[key]
             raise
-        await self._retire_unused()
+        try:
+            await self._retire_unused()
+        except Exception:  # the new weights are there all the same
+            log.exception("adapters that no request uses were not unloaded")
         return client
 
     async def _publish(self, folder: Path | None, load: Callable[[], Snapshot]) -> VllmSamplingClient:
@@ -134,7 +137,8 @@ class PublishedAdapters:
         if folder is None:
             weights = PublishedWeights("base", None, False, prompt, scores)
         else:
-            name = f"adapter-{next(self._numbers)}-{sha256(folder / WEIGHTS)[:12]}"  # clients read it: it names no run
+            digest = await asyncio.to_thread(sha256, folder / WEIGHTS)
+            name = f"adapter-{next(self._numbers)}-{digest[:12]}"  # clients read it: it names no run
             copied = await asyncio.to_thread(self._copy, folder, name)
             weights = PublishedWeights(name, copied, True, prompt, scores)
             log.info("%s is published as %s", folder, name)
@@ -159,6 +163,8 @@ class PublishedAdapters:
 
     async def _retire_unused(self) -> None:
         for key, version in list(self._versions.items()):
+            if self._versions.get(key) is not version:
+                continue  # another publication retired it while this one waited
             is_idle = version.publication.done() and not version.users
             if is_idle and (len(self._versions) > self._most or not Path(key).is_dir()):
                 del self._versions[key]

@@ -108,7 +108,11 @@ class VllmSampler:
             outcome = LostRequest()
         except SamplerError as error:
             log.error("%s failed: %s", sampling.future.request_id, error)
-            outcome = RequestFailure(str(error), "server")
+            # The error has addresses and paths, and may name the adapters of others.
+            request = sampling.future.request_id
+            outcome = RequestFailure(
+                f"a sampling server did not give what was asked for; its log has {request}", "server"
+            )
         except Exception as error:
             outcome, is_ours = classify_error(error)
             if is_ours:
