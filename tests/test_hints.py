@@ -50,7 +50,7 @@ def hint_lengths(made: Curriculum, verdicts: list[bool]) -> list[int]:
     for verdict in verdicts:
         [task] = made.tasks(1, step=len(lengths))
         lengths.append(len(task.hint))
-        made.observe_tasks({task.id: [False, verdict]})
+        made.observe_tasks({task.id: [[False, verdict]]})
     return lengths
 
 
@@ -58,7 +58,7 @@ def test_a_hint_grows_until_the_task_is_solved_then_shrinks_until_it_is_solved_w
     made = curriculum()
     found = hint_lengths(made, [False, False, False, True, False, True, True, True, True])
     assert found == [0, 1, 2, 3, 2, 3, 2, 1, 0]
-    assert made.unsolved == [] and not made.hints, "solved without a hint: it does not come back"
+    assert not made.unsolved and not made.hints, "solved without a hint: it does not come back"
     assert hint_lengths(curriculum(hint_step=0.5), [False] * 5) == [0, 2, 3, 3, 3]
 
 
@@ -66,15 +66,15 @@ def test_without_a_verdict_the_task_comes_back_with_the_same_hint() -> None:
     made = curriculum()
     hint_lengths(made, [False, False])
     [task] = made.tasks(1, step=2)
-    made.observe_tasks({task.id: []})
+    made.observe_tasks({task.id: [[]]})
     assert len(task.hint) == 2 and made.tasks(1, step=3) == [task]
 
 
 def test_the_state_restores_hints_that_wait_and_those_under_way() -> None:
     made, other = curriculum(), curriculum()
     first, second = made.tasks(2, step=0)
-    made.observe_tasks({first.id: [False], second.id: [False]})
-    made.observe_tasks({made.tasks(1, step=1)[0].id: [False]})
+    made.observe_tasks({first.id: [[False]], second.id: [[False]]})
+    made.observe_tasks({made.tasks(1, step=1)[0].id: [[False]]})
     [under_way] = made.tasks(1, step=2)
     other.restore(made.state())
     assert made.state()["hints"] == [["", 1], ["", 0], ["", 0]] and other.state() == made.state()

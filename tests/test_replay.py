@@ -26,17 +26,17 @@ def test_an_unsolved_task_comes_back_the_longest_waiting_first_and_a_solved_one_
     made = curriculum(0.999999)
     tasks = made.tasks(4, step=0)
     assert [task.id for task in tasks] == ["0", "1", "2", "3"]
-    made.observe_tasks({"2": [False, False], "0": [False], "1": [False, True], "3": []})
-    assert made.unsolved == [("", 2), ("", 0), ("", 3)], "no judged completion is no solution"
+    made.observe_tasks({"2": [[False, False]], "0": [[False]], "1": [[False, True]], "3": [[]]})
+    assert list(made.unsolved.values()) == [("", 2), ("", 0), ("", 3)], "no judged completion is no solution"
     assert [task.id for task in made.tasks(5, step=1)] == ["2", "0", "3", "4", "5"]
-    assert made.unsolved == []
-    made.observe_tasks({"2": [False], "7": [False]})
-    assert made.unsolved == [("", 2)], "again unsolved; 7 is not under way"
+    assert not made.unsolved
+    made.observe_tasks({"2": [[False]], "7": [[False]]})
+    assert made.unsolved == {"2": ("", 2)}, "again unsolved; 7 is not under way"
 
 
 def test_a_place_is_given_to_a_replay_with_the_chance_of_the_option() -> None:
     made = curriculum(0.3)
-    made.unsolved = [("", 10_000 + i) for i in range(2000)]
+    made.unsolved = {f"{10_000 + i}": ("", 10_000 + i) for i in range(2000)}
     drawn = made.draw(2000, step=3)
     share = sum(index >= 10_000 for _, index in drawn) / 2000
     assert abs(share - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
@@ -46,8 +46,8 @@ def test_a_place_is_given_to_a_replay_with_the_chance_of_the_option() -> None:
 def test_without_the_option_nothing_is_remembered() -> None:
     made = curriculum(0.0)
     made.tasks(2, step=0)
-    made.observe_tasks({"0": [False]})
-    assert made.unsolved == [] and made.state() == {"drawn": {"": 2}, "pass_rate": {"": 0.5}}
+    made.observe_tasks({"0": [[False]]})
+    assert not made.unsolved and not made.under_way and made.state() == {"drawn": {"": 2}, "pass_rate": {"": 0.5}}
 
 
 def with_replay(trainer: Any, replay: float = 0.5) -> Any:
@@ -70,10 +70,10 @@ def test_a_run_asks_unsolved_tasks_again_and_reports_how_many_wait() -> None:
 
 def test_the_state_restores_what_waits_and_a_fixed_lag_repeats(tmp_path: Path) -> None:
     made = curriculum()
-    made.unsolved = [("", 4)]
+    made.unsolved = {"4": ("", 4)}
     other = curriculum()
     other.restore(made.state())
-    assert other.unsolved == [("", 4)]
+    assert other.unsolved == {"4": ("", 4)}
     runs = []
     for name in ("a", "b"):
         trainer = with_replay(fixed_lag_trainer(max_steps_off_policy=1))

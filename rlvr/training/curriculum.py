@@ -85,10 +85,10 @@ class Curriculum:
         self.source, self.options, self.seed = source, options, seed
         self.drawn = dict.fromkeys(source.levels, 0)
         self.pass_rate = dict.fromkeys(source.levels, 0.5)
-        self.unsolved: list[tuple[str, int]] = []  # (level, index), the one that waits longest first
-        self.hints = Counter[tuple[str, int]]()  # how many steps long the hint of a place is
+        self.unsolved: dict[str, tuple[str, int]] = {}  # task id: (level, index), the one that waits longest first
+        self.hints = Counter[tuple[str, int]]()  # (level, index): how many steps long its hint is; one for each id
+        self.under_way: dict[str, list[tuple[str, int]]] = {}  # task id: (level, index) of each draw without a verdict
         self._hint_writer = hint_writer
-        self._places: dict[str, tuple[str, int]] = {}  # of tasks under way, by id
         for _, weights in options.schedule:
             if unknown := [level for level in weights if level not in self.drawn]:
                 raise ValueError(f"curriculum.schedule: no level {unknown}; this environment has {list(source.levels)}")
@@ -152,7 +152,7 @@ class Curriculum:
     def task(self, level: str, index: int) -> Task:
         task = self.source.train(self.seed, index, level)
         if self.options.replay:
-            self._places[task.id] = level, index
+            self.under_way.setdefault(task.id, []).append((level, index))
         if not (steps := self.hints[level, index]):
             return task
         assert self._hint_writer is not None
@@ -166,8 +166,10 @@ class Curriculum:
         chosen: list[tuple[str, int]] = []
         for position in range(count):
             if self.unsolved and rng.uniform(replays, position) < self.options.replay:
-                chosen.append(self.unsolved.pop(0))
-                continue
+                waiting = (id for id in self.unsolved if id not in self.under_way)
+                if (id := next(waiting, None)) is not None:
+                    chosen.append(self.unsolved.pop(id))
+                    continue
             level = levels[rng.choice(weights, key, position)] if len(levels) > 1 else levels[0]
             chosen.append((level, self.drawn[level]))
             self.drawn[level] += 1
@@ -184,21 +186,35 @@ class Curriculum:
                 now = sum(verdicts) / len(verdicts)
                 self.pass_rate[level] += (1 - self.options.decay) * (now - self.pass_rate[level])
 
-    def observe_tasks(self, passes: Mapping[str, Sequence[bool]]) -> None:
-        """Fold a step's verdicts, by the id of their task, into the tasks that wait to come back, and their hints."""
-        for id, verdicts in passes.items():
-            place = self._places.pop(id, None)
-            if place is None:
-                continue
-            if not any(verdicts) or self.hints[place]:  # solved behind a hint is not solved
-                self.unsolved.append(place)
+    def observe_tasks(self, passes: Mapping[str, Sequence[Sequence[bool]]]) -> None:
+        """Fold a step's verdicts into the tasks that wait to come back, and their hints.
+
+        `passes` has the verdicts of each group, by the id of their task, in the order in which they were drawn. With a
+        data set an id is drawn once an epoch, so several groups may have it: it waits once, and solves without a hint.
+        """
+        for id, groups in passes.items():
+            places = self.under_way.pop(id, [])
+            if later := places[len(groups) :]:
+                self.under_way[id] = later
+            judged = zip(places, groups, strict=False)
+            for place, verdicts in sorted(
+                judged, key=lambda group: not self.hints[group[0]]
+            ):  # those with a hint first
+                self._observe_group(id, place, verdicts)
+
+    def _observe_group(self, id: str, place: tuple[str, int], verdicts: Sequence[bool]) -> None:
+        steps, passed = self.hints.pop(place, 0), any(verdicts)
+        if passed and not steps:  # solved behind a hint is not solved
+            self.hints.pop(self.unsolved.pop(id, place), None)
+        elif steps or id not in self.unsolved:
+            self.unsolved[id] = place
             if self.options.hint_step and verdicts:
-                most, change = math.ceil(1 / self.options.hint_step), -1 if any(verdicts) else 1
-                if steps := min(most, max(0, self.hints.pop(place, 0) + change)):
-                    self.hints[place] = steps
+                steps = min(math.ceil(1 / self.options.hint_step), steps + (-1 if passed else 1))
+            if steps:
+                self.hints[place] = steps
 
     def state(self) -> dict[str, Any]:
-        waiting = {"unsolved": [list(place) for place in self.unsolved]} if self.options.replay else {}
+        waiting = {"unsolved": [list(place) for place in self.unsolved.values()]} if self.options.replay else {}
         if self.options.hint_step:  # each place as often as its hint has steps
             waiting["hints"] = [list(place) for place in self.hints.elements()]
         return {"drawn": dict(self.drawn), "pass_rate": dict(self.pass_rate), **waiting}
@@ -206,8 +222,15 @@ class Curriculum:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.drawn.update(state["drawn"])
         self.pass_rate.update(state["pass_rate"])
-        self.unsolved = [(level, index) for level, index in state.get("unsolved", [])]
-        self.hints = Counter((level, index) for level, index in state.get("hints", []))
+        waiting = [(level, index) for level, index in state.get("unsolved", [])]
+        hints = Counter((level, index) for level, index in state.get("hints", []))
+        # Sorted: epoch after epoch, since a source may have to make the order of each.
+        ids = {place: self.source.train(self.seed, place[1], place[0]).id for place in sorted({*waiting, *hints})}
+        self.unsolved = {}
+        for place in waiting:  # an id more than once: of a version that counted places
+            self.unsolved.setdefault(ids[place], place)
+        self.hints = Counter({p: steps for p, steps in hints.items() if self.unsolved.get(ids[p], p) == p})
+        self.under_way = {}
 
 
 def _height(level: str) -> float:

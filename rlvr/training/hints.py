@@ -61,6 +61,6 @@ def without_hints(batch: TrajectoryBatch) -> TrajectoryBatch:
 def hint_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
     """The share of a step's completions that had a hint, and the pass rate of the others, if there are any."""
     others = without_hints(batch)
-    passed = [verdict for verdicts in verdicts_by_task(others, reward).values() for verdict in verdicts]
+    passed = [v for groups in verdicts_by_task(others, reward).values() for verdicts in groups for v in verdicts]
     rate = {"curriculum/correct_without_hint": mean([float(p) for p in passed])} if passed else {}
     return {"curriculum/hinted": 1 - len(others) / max(1, len(batch)), **rate}

@@ -24,11 +24,14 @@ def verdicts_by_level(batch: TrajectoryBatch, reward: str) -> dict[str, list[boo
     return {level: [t.scores[reward].outcome is Outcome.PASSED for t in members] for level, members in levels.items()}
 
 
-def verdicts_by_task(batch: TrajectoryBatch, reward: str) -> dict[str, list[bool]]:
-    """Verdicts of the verifier `reward` on the judged completions, by the id of their task."""
-    judged = [t for t in last_of_rollouts(batch) if t.reward is not None and t.task is not None]
-    tasks = group_by(judged, lambda t: t.task.id if t.task else "")
-    return {id: [t.scores[reward].outcome is Outcome.PASSED for t in members] for id, members in tasks.items()}
+def verdicts_by_task(batch: TrajectoryBatch, reward: str) -> dict[str, list[list[bool]]]:
+    """Verdicts of the verifier `reward` by the id of their task: a list for each group, of its judged completions."""
+    tasks: dict[str, list[list[bool]]] = {}
+    for group in group_by(last_of_rollouts(batch), lambda t: t.group_id).values():
+        for id, members in group_by((t for t in group if t.task), lambda t: t.task.id if t.task else "").items():
+            judged = [t.scores[reward].outcome is Outcome.PASSED for t in members if t.reward is not None]
+            tasks.setdefault(id, []).append(judged)
+    return tasks
 
 
 def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:

@@ -51,9 +51,12 @@ class Trainer:
     def accept(self, step: int, batch: TrajectoryBatch) -> None:
         """Check a batch against the error budget, and let the curriculum see its verdicts."""
         self._check_error_budget(step, batch)
-        if not self.options.is_control:  # a control run must learn nothing from the verifier, by the curriculum too
-            self.parts.curriculum.observe(verdicts_by_level(without_hints(batch), self.parts.reward.name))
-            self.parts.curriculum.observe_tasks(verdicts_by_task(batch, self.parts.reward.name))
+        curriculum, reward = self.parts.curriculum, self.parts.reward.name
+        if self.options.is_control:  # it must learn nothing from the verifier, by the curriculum too
+            curriculum.under_way.clear()
+        else:
+            curriculum.observe(verdicts_by_level(without_hints(batch), reward))
+            curriculum.observe_tasks(verdicts_by_task(batch, reward))
 
     def update(self, step: int, collected: StepBatch) -> dict[str, float]:
         """Make all optimizer steps of one training step; metrics of the completions and of the update."""
