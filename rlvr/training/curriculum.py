@@ -190,16 +190,16 @@ class Curriculum:
         """Fold a step's verdicts into the tasks that wait to come back, and their hints.
 
         `passes` has the verdicts of each group, by the id of their task, in the order in which they were drawn. With a
-        data set an id is drawn once an epoch, so several groups may have it: it waits once, and solves without a hint.
+        data set an id is drawn every epoch, so several groups may have it. A task waits once; a fresh draw of one that
+        waits has no hint: it ends the wait if a completion passes, and changes nothing if none does.
         """
         for id, groups in passes.items():
             places = self.under_way.pop(id, [])
             if later := places[len(groups) :]:
                 self.under_way[id] = later
-            judged = zip(places, groups, strict=False)
-            for place, verdicts in sorted(
-                judged, key=lambda group: not self.hints[group[0]]
-            ):  # those with a hint first
+            judged = list(zip(places, groups, strict=False))
+            judged.sort(key=lambda group: not self.hints[group[0]])  # those with a hint first
+            for place, verdicts in judged:
                 self._observe_group(id, place, verdicts)
 
     def _observe_group(self, id: str, place: tuple[str, int], verdicts: Sequence[bool]) -> None:
