@@ -117,3 +117,9 @@ def test_a_key_typed_at_its_default_turns_off_what_a_file_turned_on() -> None:
     text = "evaluation: {every: 5}\ntraining: {until: 0.9}\n"
     assert config(text, "training.until=0", "evaluation.every=0").training.until == 0
     assert "training.until (evaluation.every is 0" in refusal_of(text, "training.until=0.8", "evaluation.every=0")
+
+
+@pytest.mark.parametrize(("algorithm", "cap"), [("grpo", 2.0), ("dpo", None), ("kto", None)])
+def test_another_sampler_s_importance_cap_is_not_given_to_a_preference_loss(algorithm: str, cap: float | None) -> None:
+    got = config(f"sampler: {{name: vllm, urls: ['http://127.0.0.1:1']}}\nalgorithm: {{name: {algorithm}}}\n")
+    assert got.algorithm.resolve().importance_cap == cap

@@ -79,7 +79,8 @@ def _needs_importance_cap(config: RunConfig) -> bool:
         return False
     if training.num_minibatches > 1 and training.num_substeps > 1:  # `rlvr.training.compatibility` refuses both
         return False
-    return config.algorithm.resolve().importance_cap is None
+    algorithm = config.algorithm.resolve()
+    return algorithm.importance_cap is None and not algorithm.is_preference
 
 
 def _without_dynamic_sampling(config: RunConfig) -> str:
