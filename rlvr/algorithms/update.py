@@ -167,9 +167,11 @@ def update_streamed(
 ) -> UpdateStatistics:
     """Like `update`, but takes minibatches of whole groups from `arriving` one at a time and sends each at once.
 
-    Gradients equal those of one call over the substep's groups: losses are sums, and no weight depends on what has not
-    arrived. An optimizer step without a row to learn from is not made. ValueError for a loss of preferences or of the
-    user's: it need not be a sum over rows, so it gets those of an optimizer step at once (`update`).
+    Losses are sums, and no weight depends on what has not arrived: the denominator is `stream.completions`. If
+    `Algorithm.select` keeps n of these N, the gradient is n/N of that of `update` over the substep's groups, whose
+    denominator is n; if it keeps all, they are equal. An optimizer step without a row to learn from is not made.
+    ValueError for a loss of preferences or of the user's: it need not be a sum over rows, so it gets those of an
+    optimizer step at once (`update`).
     """
     if algorithm.needs_whole_step:
         raise ValueError(f"algorithm.loss={algorithm.loss} needs all rows of an optimizer step at once; use update")
