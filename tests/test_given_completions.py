@@ -114,6 +114,14 @@ def test_kto_learns_from_labels() -> None:
         ({"algorithm": "dpo", "group_size": 2, "max_steps_off_policy": 1}, "samples ahead, and nothing is sampled"),
         ({"algorithm": "dpo", "group_size": 2, "temperature_end": 2.0}, "temperature_end changes how completions"),
         ({"algorithm": "dpo", "group_size": 2, "completions": "made"}, "expected sampled or given"),
+        (
+            {"algorithm": "kto", "group_size": 1, "prompts_per_step": 4, "num_substeps": 4},
+            r"an optimizer step has 1 \(prompts_per_step=4 / num_substeps=4; use at least 2",
+        ),
+        (
+            {"algorithm": "dpo", "cells": {"overlong_buffer": 2}, "group_size": 2},
+            r"algorithm.overlong_buffer=2 lowers the reward .* \(leave it out",
+        ),
     ],
 )
 def test_what_cannot_learn_from_given_pairs_is_refused(options: dict[str, Any], message: str) -> None:

@@ -113,8 +113,9 @@ PREFERENCE_SPECS: dict[str, LossSpec] = {
     "ipo": LossSpec("(h_w - h_l - 1 / (2 beta))^2. Azar et al. 2023, arXiv:2310.12036, eq. 17.", **_PREFERENCE),
     "kto": LossSpec(
         "1 - sigmoid(beta (h - z)) of a preferred completion, 1 - sigmoid(beta (z - h)) of another one; "
-        "z = max(0, mean of h), without a gradient. Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8; there z is "
-        "estimated from completions of other prompts, here too if completions are given, else from the policy's own.",
+        "z = max(0, mean of h), without a gradient. Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8, with "
+        "lambda_D = lambda_U = 1; there z is estimated from completions of other prompts, here too if completions are "
+        "given, else from the policy's own.",
         **_PREFERENCE,
     ),
 }

@@ -157,7 +157,7 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     elif config.training.max_steps_off_policy == 0:
         idle.append(("training.stale", "training.max_steps_off_policy is 0: every group is waited for"))
     if config.training.completions == "given":
-        keys = ("training.dynamic_sampling", "algorithm.mask_truncated", "algorithm.overlong_buffer", "rollout.top_p")
+        keys = ("training.dynamic_sampling", "algorithm.mask_truncated", "rollout.top_p")
         keys += ("curriculum.replay", "curriculum.hint_step")
         idle += [(key, "training.completions=given: no completion is sampled to learn from") for key in keys]
     if config.training.is_control:

@@ -87,6 +87,17 @@ def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
             f"training.group_size={options.group_size}, and for {algorithm.loss} a task brings {count} "
             f"(use group_size={count})"
         )
+    rows = options.prompts_per_step // options.num_substeps
+    if algorithm.loss == "kto" and rows < 2:
+        wrong.append(
+            f"kto pairs each prompt with another one's completion, and an optimizer step has {rows} "
+            f"(prompts_per_step={options.prompts_per_step} / num_substeps={options.num_substeps}; use at least 2)"
+        )
+    if algorithm.overlong_buffer is not None:
+        wrong.append(
+            f"algorithm.overlong_buffer={algorithm.overlong_buffer} lowers the reward of long completions, and so could "
+            "make a preferred one count as not preferred (leave it out)"
+        )
     if options.order != "sync":
         wrong.append(f"training.schedule={options.order} samples ahead, and nothing is sampled (use schedule=sync)")
     if options.temperature_end is not None:
