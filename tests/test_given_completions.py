@@ -13,8 +13,10 @@ from tiny_run import attempt, stored_steps
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source, plan
+from rlvr.config.run_tasks import fit_prompts
 from rlvr.core.types import Task
-from rlvr.training.given_completions import read_completions
+from rlvr.engine.tokenizer import build_tokenizer
+from rlvr.training.given_completions import check_lengths, read_completions
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.training_options import LearningRateSchedule
 
@@ -73,6 +75,17 @@ def test_a_chat_counts_by_its_last_message() -> None:
     assert read_completions(pair, is_paired=True) == [("yes", True), ("no", False)]
     labelled = Task("t", "p", {"completion": chat, "label": False})
     assert read_completions(labelled, is_paired=False) == [("yes", False)]
+
+
+def test_a_completion_beyond_the_context_is_named_with_its_tokens() -> None:
+    """Three words, two words and the end token are six tokens; the task before them has three."""
+    words = build_tokenizer("words", ["a", "b"], end="<end>", pad="<pad>")
+    tasks = [Task("short", "a", {"completion": "b", "label": True})]
+    tasks += [Task("t", "a a a", {"completion": "b b", "label": False})]
+    check_lengths(tasks, words, None, 6, is_paired=False)
+    check_lengths(tasks, words, 2, 5, is_paired=False)  # a prompt is cut to two tokens
+    with pytest.raises(ValueError, match=r"task 't' has 6 tokens, 3 of its prompt and 3 .* context of 5; shorten"):
+        check_lengths(tasks, words, None, 5, is_paired=False)
 
 
 class Labels(Letters):
@@ -144,6 +157,21 @@ evaluation: {tasks: 4, samples: 1}
 run: {checkpoint_every: 1}
 engine: {threads: 1}
 """
+
+
+def test_a_run_checks_that_its_completions_fit_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinker_model import tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{i}?", "chosen": " two" + " three" * 40, "rejected": " acht"} for i in range(9)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pairs.yaml").write_text(CONFIG)
+    config, pieces = build_config(load(None, "pairs.yaml", [])), tokenizer()
+    pieces.model_max_length = 4096
+    fit_prompts(config, build_source(config), pieces, print)
+    pieces.model_max_length = 40
+    with pytest.raises(ValueError, match=r"task .* tokens, .* more than the model's context of 40"):
+        fit_prompts(config, build_source(config), pieces, print)
 
 
 @pytest.mark.slow

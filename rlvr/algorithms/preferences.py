@@ -77,13 +77,22 @@ def keep_comparable(algorithm: Algorithm, rows: Rows) -> tuple[list[tuple[Trajec
     return [row for i, row in enumerate(rows) if i in paired], pairing.equal
 
 
-def mismatch(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Each prompt with the completion of the next trajectory, and the last with that of the first; no log-probs."""
-    others = [*trajectories[1:], *trajectories[:1]]
-    return [
-        Trajectory(t.prompt, t.prompt_tokens, o.response, o.response_tokens, [0.0] * len(o.response_tokens))
-        for t, o in zip(trajectories, others, strict=True)
-    ]
+def mismatch(trajectories: Sequence[Trajectory], context: int | None = None) -> list[Trajectory]:
+    """Each prompt with the completion of the next trajectory, and the last with that of the first; no log-probs.
+
+    If the two have more than `context` tokens together, the completion loses its end. ValueError for fewer than two
+    trajectories: the only other completion would be the prompt's own.
+    """
+    if len(trajectories) < 2:
+        raise ValueError(
+            f"kto with given completions: an optimizer step has {len(trajectories)} completions and needs at least 2; "
+            "give it more, or fewer substeps"
+        )
+    pairs = list[Trajectory]()
+    for t, other in zip(trajectories, [*trajectories[1:], trajectories[0]], strict=True):
+        tokens = other.response_tokens[: None if context is None else context - len(t.prompt_tokens)]
+        pairs.append(Trajectory(t.prompt, t.prompt_tokens, other.response, tokens, [0.0] * len(tokens)))
+    return pairs
 
 
 def build_preference_loss(

@@ -254,9 +254,11 @@ def _estimate_divergence(
 ) -> float:
     """The policy's divergence from the reference, max(0, mean of h) with h as in `rlvr.algorithms.preferences`.
 
-    Of completions that the policy did not sample it is estimated by mismatched ones, as in arXiv:2402.01306, eq. 8.
+    Of completions that the policy did not sample it is estimated by mismatched ones, as in arXiv:2402.01306, eq. 8,
+    cut to the model's context.
     """
-    others, is_mean = mismatch([t for t, _ in rows]), algorithm.reduction == "sequence_mean"
+    context = getattr(client.get_tokenizer(), "model_max_length", None)
+    others, is_mean = mismatch([t for t, _ in rows], context), algorithm.reduction == "sequence_mean"
     before = compute_sampler_logprobs(others, reference, temperature)
     pairs = zip(compute_current_logprobs(client, others, config), before, strict=True)
     return max(0.0, mean([(math.fsum(p) - math.fsum(q)) / (len(q) if is_mean else 1) for p, q in pairs]))

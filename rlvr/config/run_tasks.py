@@ -14,7 +14,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 from rlvr.envs.registry import takes_option
-from rlvr.training.given_completions import read_completions
+from rlvr.training.given_completions import check_lengths, read_completions
 from rlvr.training.sft import name_task
 
 
@@ -52,6 +52,9 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
         source = limit_prompts(source, tokenizer, limit, t.long_prompts, say, key, is_strict=is_given)
     if config.sft.steps and context is not None:
         leave_out_long_demonstrations(source, tokenizer, context, say)
+    if t.mode == "rlvr" and t.completions == "given" and context is not None and source.size is not None:
+        is_paired = config.algorithm.resolve().is_paired
+        check_lengths(list_train(source), tokenizer, source.prompt_limit, context, is_paired)
     return source
 
 

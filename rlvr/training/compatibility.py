@@ -95,7 +95,7 @@ def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
         )
     if algorithm.overlong_buffer is not None:
         wrong.append(
-            f"algorithm.overlong_buffer={algorithm.overlong_buffer} lowers the reward of long completions, and so could "
+            f"algorithm.overlong_buffer={algorithm.overlong_buffer} lowers the reward of long completions, which can "
             "make a preferred one count as not preferred (leave it out)"
         )
     if options.order != "sync":

@@ -20,6 +20,7 @@ from rlvr.rollout import Group
 
 CHOSEN, REJECTED = "chosen", "rejected"
 COMPLETION, LABEL = "completion", "label"
+_BATCH = 1024  # tasks whose tokens are counted in one call
 
 
 def read_completions(task: Task, is_paired: bool) -> list[tuple[str, bool]]:
@@ -45,6 +46,23 @@ def _read(task: Task, name: str) -> str:
             f"{COMPLETION!r} and {LABEL!r}"
         )
     return value
+
+
+def check_lengths(
+    tasks: Sequence[Task], tokenizer: Any, prompt_limit: int | None, context: int, is_paired: bool
+) -> None:
+    """ValueError naming the first task whose prompt and completion have more than `context` tokens together."""
+    for start in range(0, len(tasks), _BATCH):
+        part = tasks[start : start + _BATCH]
+        given = [(task, text) for task in part for text, _ in read_completions(task, is_paired)]
+        encoded = encode_examples([task for task, _ in given], [text for _, text in given], tokenizer, prompt_limit)
+        for (task, _), (prompt, completion) in zip(given, encoded, strict=True):
+            if (total := len(prompt) + len(completion)) > context:
+                raise ValueError(
+                    f"training.completions=given: task {task.id!r} has {total:,} tokens, {len(prompt):,} of its prompt "
+                    f"and {len(completion):,} of its completion, more than the model's context of {context:,}; shorten "
+                    "it or leave it out of the data"
+                )
 
 
 def make_given(
