@@ -183,7 +183,7 @@ class TrainingClient(Protocol):
         ...
 
     def create_critic(self) -> TrainingClient:
-        """A client for a critic, which begins with these weights as they are now and a value head of zeros.
+        """A client for a critic, which begins with these weights as they are now and V = 0.
 
         Its loss is `value`; where a policy's outputs have `logprobs`, its have `values` [T], of the place after each
         input token. It samples nothing. ValueError without `Feature.CRITIC`.

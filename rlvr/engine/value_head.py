@@ -2,7 +2,7 @@
 
 The value of a place is the product of the last hidden state with one vector, in fp32. A critic of an adapter is a
 second adapter of the same base; one of all weights is a second model, in an engine of its own. Both begin with the
-policy's weights and a head of zeros, so every value is 0 at first. Exercised by `python -m pytest
+policy's weights and a zero-initialised value head, so V = 0 at the start. Exercised by `python -m pytest
 tests/test_engine_critic.py`.
 """
 
@@ -36,7 +36,7 @@ def create_critic(engine: Engine, policy: Policy) -> tuple[Engine, Policy]:
 
 
 def add_value_head(policy: Policy, model: LanguageModel) -> None:
-    """Make a policy that was not trained yet a critic, with a head of zeros."""
+    """Make a policy that was not trained yet a critic, with a zero-initialised value head."""
     policy.__dict__.pop("masters", None)  # made anew, with the head
     width = model.module.config.get_text_config().hidden_size
     policy.parameters[VALUE_HEAD] = nn.Parameter(torch.zeros(1, width, device=model.device))

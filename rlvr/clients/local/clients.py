@@ -243,7 +243,7 @@ class LocalTrainingClient(SelfFuture):
         return self.create_sampling_client()
 
     def create_critic(self) -> LocalTrainingClient:
-        """A client for a critic of this policy, which begins with its weights as they are now and values of 0.
+        """A client for a critic of this policy, which begins with its weights as they are now and V = 0.
 
         It takes the loss `value`, and gives values where a policy gives log-probs.
         """
