@@ -160,9 +160,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_minibatches(reduction: st
         alone, dropping, arriving, lambda n: AdamParams(0.1), StreamPlan(1, minibatches, 16), **shared
     )
     assert (alone.policy.logits == parts.policy.logits).all(), "dropping equal groups must not change a denominator"
-    dropped = update(
-        MockTrainingClient(table(3)), dropping, batch(16), lambda n: AdamParams(0.1), Passes(), **shared
-    )
+    dropped = update(MockTrainingClient(table(3)), dropping, batch(16), lambda n: AdamParams(0.1), Passes(), **shared)
     assert kept.grad_norm == pytest.approx(dropped.grad_norm * 12 / 16), "a whole batch drops a group from N"
 
 
