@@ -28,23 +28,30 @@ class Pairs(Letters):
         return Task(f"{index}", "say", {"answer": "a", "chosen": "a", "rejected": "a" if index % 3 == 2 else "b"})
 
 
-def test_a_policy_learns_to_prefer_and_equal_pairs_are_counted() -> None:
-    """Six pairs a step, two of them equal: the preferred word's log-prob rises above the other's."""
+def learn_from_given(
+    algorithm: str, source: Letters, group_size: int
+) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
+    """The metrics of the first and the last of 20 steps, the first step's batch, and the client."""
     trainer = make_trainer(
-        algorithm="dpo", source=Pairs(), group_size=2, completions="given", steps=20,
+        algorithm=algorithm, source=source, group_size=group_size, completions="given", steps=20,
         optimizer=LearningRateSchedule(learning_rate=0.1), sampling={"max_tokens": 4},
     )  # fmt: skip
     client: Any = trainer.parts.client
     trainer.reference = client.save_weights_and_get_sampling_client()
     rows = [Synchronous(trainer).learn(step) for step in range(20)]
-    first, last = rows[0][0], rows[-1][0]
+    return rows[0][0], rows[-1][0], rows[0][1].batch, client
+
+
+def test_a_policy_learns_to_prefer_and_equal_pairs_are_counted() -> None:
+    """Six pairs a step, two of them equal: the preferred word's log-prob rises above the other's."""
+    first, last, batch, client = learn_from_given("dpo", Pairs(), group_size=2)
     assert (first["loss/pairs"], first["equal_pairs"], first["env/all/correct"]) == (4.0, 2.0, 0.5)
     assert first["loss/margin"] == pytest.approx(0.0, abs=1e-5) and last["loss/margin"] > 1.5
     assert last["loss/accuracy"] == 1.0 and last["loss"] < first["loss"] == pytest.approx(0.6931, abs=1e-3)
     assert first["sampling/sampling_logp_difference/max"] < 1e-6
     ids, table = client.get_tokenizer().ids, client.policy.logprobs()
     assert table[ids["a"]] - table[ids["b"]] > 1.5
-    pair = rows[0][1].batch[:2]
+    pair = batch[:2]
     assert [(t.response, t.response_tokens[-1], t.reward) for t in pair] == [("a", 0, 1.0), ("b", 0, 0.0)]
 
 
@@ -100,19 +107,12 @@ class Labels(Letters):
 
 def test_kto_learns_from_labels() -> None:
     """Four preferred completions and two others a step: the log-prob of the preferred word rises above the other's."""
-    trainer = make_trainer(
-        algorithm="kto", source=Labels(), group_size=1, completions="given", steps=20,
-        optimizer=LearningRateSchedule(learning_rate=0.1), sampling={"max_tokens": 4},
-    )  # fmt: skip
-    client: Any = trainer.parts.client
-    trainer.reference = client.save_weights_and_get_sampling_client()
-    rows = [Synchronous(trainer).learn(step) for step in range(20)]
-    first, last = rows[0][0], rows[-1][0]
+    first, last, batch, client = learn_from_given("kto", Labels(), group_size=1)
     assert first["env/all/correct"] == pytest.approx(4 / 6) and first["loss"] == pytest.approx(0.5)
     assert last["loss"] < 0.47 and first["loss/divergence"] == 0.0
     ids, table = client.get_tokenizer().ids, client.policy.logprobs()
     assert table[ids["a"]] - table[ids["b"]] > 1.5
-    assert [(t.response, t.reward) for t in rows[0][1].batch[1:3]] == [("a", 1.0), ("b", 0.0)]
+    assert [(t.response, t.reward) for t in batch[1:3]] == [("a", 1.0), ("b", 0.0)]
 
 
 @pytest.mark.parametrize(
