@@ -104,6 +104,18 @@ def test_a_clear_difference_and_a_failure_are_named() -> None:
     assert table["dpo"][:5] == ["1", "60.0 %", "+30.0", "-10.0", ""] and table["dpo"][-1] == "1 of 2"
 
 
+def test_a_pair_is_compared_beside_the_reference() -> None:
+    """.6 .5 .5 less .7 .7 .8: the differences of `raft` above, without a correction for several tests."""
+    study = a_study(
+        *(a_run("grpo", seed, 0.3, 0.7) for seed in (1, 2, 3)),
+        *(a_run("dr_grpo", seed, 0.3, after) for seed, after in ((1, 0.7), (2, 0.7), (3, 0.8))),
+        *(a_run("noise_20", seed, 0.3, after) for seed, after in ((1, 0.6), (2, 0.5), (3, 0.5))),
+    )
+    said = conclude(compare_variants(study["tasks"]["arithmetic"]))
+    assert "`noise_20` minus `dr_grpo`: -20.0 [-44.8, +4.8], p 0.074 (of this pair alone)." in said
+    assert not any("noise_20_corrected" in sentence for sentence in said)
+
+
 def test_one_seed_concludes_nothing() -> None:
     said = conclude(compare_variants(a_study(a_run("grpo", 1, 0.3, 0.7))["tasks"]["arithmetic"]))
     assert said == ["One seed has no interval, so nothing can be concluded yet."]

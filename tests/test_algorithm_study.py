@@ -31,7 +31,8 @@ def test_every_algorithm_but_distillation_is_a_variant() -> None:
     assert set(ALGORITHMS) - set(names) == {"distillation"}
     assert set(names) - set(ALGORITHMS) == {
         "entropy_bonus", "clip_symmetric", "clip_higher", "clip_cov", "temperature_end",
-        "false_positives", "random_reward", "equal_rewards",
+        "false_positives", "false_positives_30", "false_negatives", "false_negatives_30", "noise_20",
+        "noise_20_corrected", "random_reward", "equal_rewards",
     }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from rlvr.study.seed_statistics import adjust_holm, spread, t_test_p_value
 
 SHARES = (0.0, 1.0)
 SIGNIFICANT = 0.05
+# Variants that are also compared with another one than the reference.
+PAIRS = (("noise_20", "dr_grpo"), ("noise_20_corrected", "noise_20"))
 HEAD = ("variant", "seeds", "pass@1", "gain", "minus {reference}", "p", "pass@{k}", "entropy", "seconds", "diverged")
 
 
@@ -126,7 +128,7 @@ def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantRe
                 _rate(variant.pass_rate),
                 _points(variant.gain),
                 _points(variant.difference),
-                "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
+                "" if p is None else _p_value(p),
                 _rate(variant.pass_at_k),
                 f"{mean([run['entropy'] for run in variant.finished]):.3f}",
                 f"{mean([run['seconds'] for run in variant.finished]):.0f}",
@@ -165,6 +167,7 @@ def conclude(variants: Sequence[VariantResult]) -> list[str]:
     if open_ones:
         count = max(len(v.differences) for v in compared)
         sentences.append(f"Not told apart from `{reference.name}` with {count} seeds: {_list(open_ones)}.")
+    sentences.extend(_compare_pairs({variant.name: variant for variant in measured}))
     still = [v.name for v in variants if v.finished and not any(run["has_moved"] for run in v.finished)]
     if still:
         sentences.append(f"Made no step, the weights at the end are those of the start: {_list(still)}.")
@@ -173,6 +176,20 @@ def conclude(variants: Sequence[VariantResult]) -> list[str]:
             if run["state"] == "failed":
                 sentences.append(f"`{variant.name}`, seed {run['seed']}, failed: {run['reason']}")
     return sentences
+
+
+def _compare_pairs(variants: Mapping[str, VariantResult]) -> Iterator[str]:
+    for name, other in PAIRS:
+        if name in variants and other in variants:
+            rates = [{run["seed"]: run["pass@1"][1] for run in variants[key].finished} for key in (name, other)]
+            differences = [rates[0][seed] - rates[1][seed] for seed in sorted(rates[0].keys() & rates[1].keys())]
+            if len(differences) > 1:
+                p = t_test_p_value(differences)
+                yield f"`{name}` minus `{other}`: {_points(spread(differences))}, p {_p_value(p)} (of this pair alone)."
+
+
+def _p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _sign(interval: Mapping[str, Any] | None) -> int:

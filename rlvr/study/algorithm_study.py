@@ -51,9 +51,19 @@ EXPLORATION: dict[str, tuple[str, ...]] = {
     "clip_cov": ("algorithm.clip_cov_ratio=0.002",),
     "temperature_end": ("training.temperature_end=0.7",),
 }
-# `grpo` with rewards that say nothing, or not always the truth.
-CONTROLS: dict[str, tuple[str, ...]] = {
+# A verifier that errs about a share of the completions. `grpo` divides by the spread of the rewards, so that a correction
+# of them changes nothing; `dr_grpo` does not divide.
+_ERRORS = ("algorithm.name=dr_grpo", "training.false_positives=0.2", "training.false_negatives=0.2")
+NOISE: dict[str, tuple[str, ...]] = {
     "false_positives": ("training.false_positives=0.1",),
+    "false_positives_30": ("training.false_positives=0.3",),
+    "false_negatives": ("training.false_negatives=0.1",),
+    "false_negatives_30": ("training.false_negatives=0.3",),
+    "noise_20": _ERRORS,
+    "noise_20_corrected": (*_ERRORS, "training.noise_correction=true"),
+}
+# `grpo` with rewards that say nothing.
+CONTROLS: dict[str, tuple[str, ...]] = {
     "random_reward": ("training.control=random_reward",),
     "equal_rewards": ("training.control=equal_rewards",),
 }
@@ -74,7 +84,7 @@ def list_variants() -> dict[str, tuple[str, ...]]:
     """Every variant with its overrides, the reference first."""
     names = [REFERENCE, *(name for name in ALGORITHMS if name != REFERENCE and name not in LEFT_OUT)]
     algorithms = {name: (f"algorithm.name={name}", *NEEDED.get(name, ())) for name in names}
-    return {**algorithms, **EXPLORATION, **CONTROLS}
+    return {**algorithms, **EXPLORATION, **NOISE, **CONTROLS}
 
 
 def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name: str | None) -> list[TaskPlan]:
