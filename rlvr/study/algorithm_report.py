@@ -6,8 +6,8 @@ corrected by Holm for the number of variants of a task. Exercised by `python -m 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,41 @@ SHARES = (0.0, 1.0)
 SIGNIFICANT = 0.05
 # Variants that are also compared with another one than the reference.
 PAIRS = (("noise_20", "dr_grpo"), ("noise_20_corrected", "noise_20"))
+# What variants are compared in, from a run at its end.
+MEASURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "pass@1": lambda run: run["pass@1"][1],
+    "pass@k": lambda run: run["pass@k"][1],
+    "entropy": lambda run: run["entropy"],
+}
 HEAD = ("variant", "seeds", "pass@1", "gain", "minus {reference}", "p", "pass@{k}", "entropy", "seconds", "diverged")
 
 
 @dataclass
-class VariantResult:
-    """A variant of a task: all its runs that ended, and the finished ones, which did not fail.
+class Comparison:
+    """Of a variant with the reference: differences seed by seed, and the corrected p-value, None for fewer than two."""
 
-    Spreads are those of `seed_statistics`, None without runs.
-    `differences` are those of the pass rate from the reference, seed by seed; `p_value` is corrected.
+    differences: list[float] = field(default_factory=list[float])
+    p_value: float | None = None
+
+    @property
+    def is_significant(self) -> bool:
+        return self.p_value is not None and self.p_value < SIGNIFICANT
+
+
+@dataclass
+class VariantResult:
+    """A variant of a task: all its runs that ended, the finished ones, which did not fail, and the comparisons with the
+    reference, by measure (a key of `MEASURES`). Spreads are those of `seed_statistics`, None without runs.
     """
 
     name: str
     runs: list[Mapping[str, Any]]
     finished: list[Mapping[str, Any]]
-    differences: list[float]
-    p_value: float | None = None
+    compared: dict[str, Comparison] = field(default_factory=dict[str, Comparison])
 
     @property
     def pass_rate(self) -> dict[str, Any] | None:
-        return spread([run["pass@1"][1] for run in self.finished], SHARES)
+        return spread(self.values("pass@1"), SHARES)
 
     @property
     def gain(self) -> dict[str, Any] | None:
@@ -48,34 +63,40 @@ class VariantResult:
 
     @property
     def pass_at_k(self) -> dict[str, Any] | None:
-        return spread([run["pass@k"][1] for run in self.finished], SHARES)
-
-    @property
-    def difference(self) -> dict[str, Any] | None:
-        return spread(self.differences)
+        return spread(self.values("pass@k"), SHARES)
 
     @property
     def diverged(self) -> int:
         return sum(run["is_diverged"] for run in self.runs)
 
+    def values(self, measure: str) -> list[float]:
+        return [MEASURES[measure](run) for run in self.finished]
+
 
 def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
     """The variants of a task of `results.json`; the first one is the reference."""
-    by_variant: dict[str, list[Mapping[str, Any]]] = {name: [] for name in task["overrides"]}
+    results = {name: VariantResult(name, [], []) for name in task["overrides"]}
     for run in task["runs"]:
-        by_variant[run["variant"]].append(run)
-    reference: dict[int, float] = {}
-    results: list[VariantResult] = []
-    for name, runs in by_variant.items():
-        finished = [run for run in runs if run["state"] == "finished"]
-        rates = {run["seed"]: run["pass@1"][1] for run in finished}
-        reference = reference if results else rates
-        shared = sorted(rates.keys() & reference.keys()) if results else []
-        results.append(VariantResult(name, runs, finished, [rates[seed] - reference[seed] for seed in shared]))
-    tested = [result for result in results if len(result.differences) > 1]
-    for result, p in zip(tested, adjust_holm([t_test_p_value(r.differences) for r in tested]), strict=True):
-        result.p_value = p
-    return results
+        results[run["variant"]].runs.append(run)
+        if run["state"] == "finished":
+            results[run["variant"]].finished.append(run)
+    reference, *others = results.values()
+    for measure in MEASURES:
+        found = [Comparison(_subtract(other, reference, measure)) for other in others]
+        tested = [comparison for comparison in found if len(comparison.differences) > 1]
+        p_values = adjust_holm([t_test_p_value(comparison.differences) for comparison in tested])
+        for comparison, p in zip(tested, p_values, strict=True):
+            comparison.p_value = p
+        reference.compared[measure] = Comparison()
+        for other, comparison in zip(others, found, strict=True):
+            other.compared[measure] = comparison
+    return list(results.values())
+
+
+def _subtract(one: VariantResult, other: VariantResult, measure: str) -> list[float]:
+    """`one` minus `other`, over the seeds that both have."""
+    values = [{run["seed"]: MEASURES[measure](run) for run in result.finished} for result in (one, other)]
+    return [values[0][seed] - values[1][seed] for seed in sorted(values[0].keys() & values[1].keys())]
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> None:
@@ -113,24 +134,24 @@ def _format_task(name: str, task: Mapping[str, Any]) -> Iterator[str]:
         f"{task['tasks']:,} held-out tasks x {task['samples']} samples."
     )
     yield _table(task, variants[0].name, shown)
-    yield "\n".join(f"- {sentence}" for sentence in conclude(variants))
+    yield "\n".join(f"- {sentence}" for sentence in conclude(variants, task["k"]))
 
 
 def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantResult]) -> str:
     head = [cell.format(reference=f"`{reference}`", k=task["k"]) for cell in HEAD]
     lines = [head, ["---"] * 2 + ["--:"] * (len(head) - 2)]
     for variant in variants:
-        p = variant.p_value
+        p = variant.compared["pass@1"].p_value
         lines.append(
             [
                 f"`{variant.name}`",
                 str(len(variant.finished)),
                 _rate(variant.pass_rate),
                 _points(variant.gain),
-                _points(variant.difference),
+                _points(spread(variant.compared["pass@1"].differences)),
                 "" if p is None else _p_value(p),
                 _rate(variant.pass_at_k),
-                f"{mean([run['entropy'] for run in variant.finished]):.3f}",
+                f"{mean(variant.values('entropy')):.3f}",
                 f"{mean([run['seconds'] for run in variant.finished]):.0f}",
                 f"{variant.diverged} of {len(variant.runs)}",
             ]
@@ -138,8 +159,8 @@ def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantRe
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def conclude(variants: Sequence[VariantResult]) -> list[str]:
-    """What the intervals allow to say, and no more."""
+def conclude(variants: Sequence[VariantResult], k: int) -> list[str]:
+    """What the intervals allow to say, and no more; pass@k is of `k`."""
     measured = [variant for variant in variants if len(variant.finished) > 1]
     sentences: list[str] = []
     if not measured:
@@ -155,18 +176,19 @@ def conclude(variants: Sequence[VariantResult]) -> list[str]:
         if names:
             sentences.append(f"{text}: {_list(names)}.")
     reference, *others = variants
-    compared = [variant for variant in others if variant.p_value is not None]
-    for word, sign in (("Above", 1), ("Below", -1)):
-        names = [v.name for v in compared if (v.p_value or 0) < SIGNIFICANT and sign * mean(v.differences) > 0]
-        if names:
-            sentences.append(f"{word} `{reference.name}` (corrected p below {SIGNIFICANT}): {_list(names)}.")
-    same = [v.name for v in compared if not any(v.differences)]
+    for measure, title in (("pass@1", " in pass@1"), ("pass@k", f" in pass@{k}"), ("entropy", " in entropy")):
+        for word, sign in (("Above", 1), ("Below", -1)):
+            compared = [(other.name, other.compared[measure]) for other in others]
+            names = [name for name, found in compared if found.is_significant and sign * mean(found.differences) > 0]
+            if names:
+                sentences.append(f"{word} `{reference.name}`{title} (corrected p below {SIGNIFICANT}): {_list(names)}.")
+    rates = {other.name: found for other in others if (found := other.compared["pass@1"]).p_value is not None}
+    same = [name for name, found in rates.items() if not any(found.differences)]
     if same:
-        sentences.append(f"Equal to `{reference.name}` for every seed: {_list(same)}.")
-    open_ones = [v.name for v in compared if (v.p_value or 0) >= SIGNIFICANT and any(v.differences)]
-    if open_ones:
-        count = max(len(v.differences) for v in compared)
-        sentences.append(f"Not told apart from `{reference.name}` with {count} seeds: {_list(open_ones)}.")
+        sentences.append(f"Equal to `{reference.name}` in pass@1 for every seed: {_list(same)}.")
+    if open_ones := [name for name, found in rates.items() if not found.is_significant and any(found.differences)]:
+        count = max(len(found.differences) for found in rates.values())
+        sentences.append(f"Not told apart from `{reference.name}` in pass@1 with {count} seeds: {_list(open_ones)}.")
     sentences.extend(_compare_pairs({variant.name: variant for variant in measured}))
     still = [v.name for v in variants if v.finished and not any(run["has_moved"] for run in v.finished)]
     if still:
@@ -181,8 +203,7 @@ def conclude(variants: Sequence[VariantResult]) -> list[str]:
 def _compare_pairs(variants: Mapping[str, VariantResult]) -> Iterator[str]:
     for name, other in PAIRS:
         if name in variants and other in variants:
-            rates = [{run["seed"]: run["pass@1"][1] for run in variants[key].finished} for key in (name, other)]
-            differences = [rates[0][seed] - rates[1][seed] for seed in sorted(rates[0].keys() & rates[1].keys())]
+            differences = _subtract(variants[name], variants[other], "pass@1")
             if len(differences) > 1:
                 p = t_test_p_value(differences)
                 yield f"`{name}` minus `{other}`: {_points(spread(differences))}, p {_p_value(p)} (of this pair alone)."
