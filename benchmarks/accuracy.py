@@ -1,7 +1,7 @@
 """Held-out accuracy over time, of this package and of TRL's `GRPOTrainer`, on the main job.
 
 Both sides start from the weights that the main job's supervised fine-tuning made with a seed, and train for equal
-times with the same problems, reward, batch, loss and learning rate (`benchmarks.end_to_end` has what they share).
+times with the same problems, reward, batch, loss and learning rate (`benchmarks.step_shape` has what they share).
 Training stops for each measurement: the weights are saved, and `transformers` samples one completion of each of 1,200
 held-out problems at temperature 1, with the same random draws for both; its seconds do not count. (Greedy completions
 say little here: nine in ten are right at the start, because the demonstrations' mistakes are random.) A target counts
@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.end_to_end import StepShape, ours
+from benchmarks.end_to_end import ours
 from benchmarks.measure import BenchmarkCase, BenchSettings, TurnResult
+from benchmarks.step_shape import StepShape
 from benchmarks.workloads import last_word, main_job
 
 SEEDS = (1, 2, 3)

@@ -13,6 +13,7 @@ from functools import partial
 
 from benchmarks import end_to_end, mathematics, sandbox
 from benchmarks.measure import BenchmarkCase, BenchSettings, Side
+from benchmarks.step_shape import SHORT
 
 SIZES = (1, 4, 16)
 
@@ -20,7 +21,7 @@ SIZES = (1, 4, 16)
 def cases(setting: BenchSettings) -> list[BenchmarkCase]:
     sizes = SIZES[:2] if setting.quick else SIZES
     # At the first size a step is long enough that what a step costs once does not matter.
-    shape = replace(end_to_end.SHORT, groups=16, steps=1, fine_tuning_steps=10)
+    shape = replace(SHORT, groups=16, steps=1, fine_tuning_steps=10)
 
     def steps(size: int) -> Side:
         return partial(end_to_end.ours, setting, replace(shape, groups=shape.groups * size))

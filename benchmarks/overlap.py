@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.end_to_end import StepShape, ours
+from benchmarks.end_to_end import ours
 from benchmarks.measure import BenchmarkCase, BenchSettings, Turn, TurnResult
+from benchmarks.step_shape import StepShape
 from benchmarks.workloads import QWEN_3M, OrderedPrompts, build_folder, sums
 from rlvr.core.cpu_budget import OTHERS, POLICY, available_cores, limit_spinning, restore_spinning
 

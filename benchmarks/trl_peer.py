@@ -17,10 +17,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import BenchSettings, TurnResult
+from benchmarks.step_shape import BETA1, BETA2, StepShape, start_folder, tasks_and_reward
 from rlvr.core.cpu_budget import restore_spinning
 
 if TYPE_CHECKING:
-    from benchmarks.end_to_end import StepShape
     from rlvr.core.types import Task
 
 
@@ -33,8 +33,6 @@ def peer(setting: BenchSettings, shape: StepShape, continuous: bool = False, set
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
-
-    from benchmarks.end_to_end import BETA1, BETA2, start_folder, tasks_and_reward
 
     torch.set_num_threads(setting.threads)
     datasets.disable_progress_bars()

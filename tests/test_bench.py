@@ -18,9 +18,10 @@ import pytest
 
 from benchmarks import accuracy, report
 from benchmarks.catalog import BENCHMARKS, select_cases
-from benchmarks.end_to_end import SHORT, case, token_passes
+from benchmarks.end_to_end import case, token_passes
 from benchmarks.measure import BenchmarkCase, BenchSettings, CaseResult, SideResult, TurnResult, measure
 from benchmarks.sandbox import read_programs
+from benchmarks.step_shape import SHORT
 from benchmarks.trl_peer import TrlTurn
 from benchmarks.workloads import OrderedPrompts, even_words, last_word, near_sum, sums
 from rlvr.cli.bench import import_benchmarks

@@ -1,0 +1,127 @@
+"""What both sides of `benchmarks.end_to_end` start from: a step's size, initial weights, tasks and their reward."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import BenchSettings
+from benchmarks.workloads import (
+    QWEN_3M,
+    QWEN_25M,
+    WORDS,
+    OrderedPrompts,
+    build_folder,
+    even_words,
+    last_word,
+    main_job_tasks,
+    near_sum,
+    sums,
+    word_prompts,
+)
+from rlvr.core.types import Task
+
+BETA1, BETA2 = 0.9, 0.95
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """One comparison: `groups` prompts of `prompt` tokens (0: sums) x `size` answers of at most `answer` tokens.
+
+    With a `seed` the tasks are the main job's, and the model is the one that its supervised fine-tuning made.
+
+    After 150 `fine_tuning_steps` nine groups of ten have a signal. After 600 nine completions of ten are right, as late
+    in a run, and in half of the groups all are.
+    """
+
+    name: str
+    groups: int
+    size: int
+    prompt: int
+    answer: int
+    steps: int  # of a turn
+    fine_tuning_steps: int = 0  # of supervised fine-tuning before, once for both
+    learning_rate: float = 2e-4
+    seed: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.groups * self.size
+
+
+SHORT = StepShape("short", 128, 8, 0, 8, steps=5, fine_tuning_steps=150)
+LATE = replace(SHORT, name="short-late", fine_tuning_steps=600)
+LONG = StepShape("long", 8, 16, 256, 64, steps=1)
+CODE = StepShape("code-like", 4, 8, 500, 128, steps=1)
+
+
+def start_folder(setting: BenchSettings, shape: StepShape) -> Path:
+    """The folder with the initial weights of both sides; the first caller creates it."""
+    if setting.model is not None:
+        return setting.model
+    if shape.seed:
+        return main_job_start(setting, shape)
+    if shape.prompt:
+        return build_folder(setting.scratch / "qwen-25m", QWEN_25M, "words", WORDS)
+    folder = setting.scratch / f"qwen-3m-{shape.fine_tuning_steps}"
+    if not (folder / "config.json").exists():
+        build_folder(folder, QWEN_3M, "characters", "0123456789+-=")
+        fine_tune(folder, shape.fine_tuning_steps, setting.threads)
+    return folder
+
+
+def main_job_start(setting: BenchSettings, shape: StepShape) -> Path:
+    """The folder with the weights that the main job has after its supervised fine-tuning with this seed."""
+    name = f"main-job-{shape.seed}"
+    folder = setting.scratch / name / "checkpoints" / "done-000000"
+    if not folder.exists():
+        settings = [f"seed={shape.seed}", f"sft.steps={shape.fine_tuning_steps}", "training.steps=0"]
+        settings += [f"run.root={setting.scratch}", f"run.name={name}", "evaluation.tasks=100", "evaluation.samples=1"]
+        subprocess.run([sys.executable, "-m", "rlvr", "train", "--config-name=arithmetic", *settings], check=True)
+    return folder
+
+
+def fine_tune(folder: Path, steps: int, threads: int) -> None:
+    """Supervised fine-tuning on sums, until some completions are right and some are not; writes to the folder."""
+    from rlvr.training.curriculum import Curriculum, CurriculumOptions
+    from rlvr.training.sft import SftOptions, sft_step
+    from rlvr.training.training_options import LearningRateSchedule
+
+    client, engine = local_client(folder, "float32", threads, folder)
+    source = OrderedPrompts("sums", sums(8192)[::-1], [], "", demonstrations="answer")
+    options = SftOptions(
+        steps=steps, batch_size=64, optimizer=LearningRateSchedule(learning_rate=1e-3, warmup_steps=20)
+    )
+    curriculum = Curriculum(source, CurriculumOptions(), seed=0)
+    for step in range(steps):
+        sft_step(client, source, curriculum, options, step, seed=0)
+    engine.model.module.save_pretrained(folder)
+
+
+def local_client(folder: Path, dtype: str, threads: int, saves: Path) -> tuple[Any, Any]:
+    """A client that trains all weights of the model, and its engine."""
+    import torch
+
+    from rlvr.clients.local import LocalTrainingClient
+    from rlvr.engine.engine import Engine
+    from rlvr.engine.engine_options import EngineLimits
+    from rlvr.engine.model_loading import load_model
+    from rlvr.engine.tokenizer import load_tokenizer
+
+    torch.set_num_threads(threads)
+    model = load_model(str(folder), load_tokenizer(str(folder)), device="auto", dtype=dtype)
+    engine = Engine(model, EngineLimits(threads=threads, max_rows=1024))
+    return LocalTrainingClient(engine, engine.create_policy("policy"), saves), engine
+
+
+def tasks_and_reward(shape: StepShape, tokenizer: Any) -> tuple[list[Task], Callable[..., list[float]]]:
+    """The tasks of both sides, in order, and their reward."""
+    if shape.seed:
+        return main_job_tasks(shape.seed), last_word
+    if shape.prompt:
+        return word_prompts(shape.groups * 8, shape.prompt, tokenizer), even_words
+    return sums(8192), near_sum
