@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.gae import compute_gae, gae, split_reward
+from rlvr.algorithms.gae import compute_gae, compute_returns, gae, split_reward
 from rlvr.algorithms.shaping import penalize
 from rlvr.core.types import StopReason, Trajectory
 
@@ -110,6 +110,19 @@ def test_it_is_the_sum_of_the_paper(rows: list[tuple[float, float, bool]], gamma
     deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)]
     expected = [sum((gamma * lam) ** k * d for k, d in enumerate(deltas[t:])) for t in range(len(deltas))]
     assert compute_gae(rewards, values, 0.5, gamma, lam) == pytest.approx(expected, abs=1e-12)
+
+
+@given(NUMBERS, st.floats(0, 1), st.floats(0, 1))
+def test_returns_are_advantages_and_values_and_equal_rewards_give_equal_ones(
+    rows: list[tuple[float, float, bool]], gamma: float, lam: float
+) -> None:
+    """The policy's recursion of delta_t once more, plus V_t. With lambda 1 a reward at the end alone, undiscounted, is
+    every return to the bit, whatever the values."""
+    rewards, values = [r for r, _, _ in rows], [v for _, v, _ in rows]
+    advantages = advantages_of_trl(np.array(rewards), np.array(values), gamma, lam)
+    assert compute_returns(rewards, values, 0.0, gamma, lam) == pytest.approx(advantages + values, abs=1e-12)
+    at_end = [*[0.0] * (len(rows) - 1), rewards[-1]]
+    assert compute_returns(at_end, values, 0.0, 1.0, 1.0).tolist() == [rewards[-1]] * len(rows)
 
 
 def advantages_of_trl(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float) -> np.ndarray:

@@ -110,6 +110,6 @@ def describe_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     masks = [np.asarray(t.action_mask, dtype=bool) for t in trajectories]
     values = np.concatenate([np.asarray(t.values[:-1])[m] for t, m in zip(trajectories, masks, strict=True)])
     returns = np.concatenate([np.asarray(t.returns)[m] for t, m in zip(trajectories, masks, strict=True)])
-    spread = float(returns.var())
-    explained = {"critic/explained_variance": 1.0 - float((returns - values).var()) / spread} if spread > 0 else {}
+    is_equal = returns.min() == returns.max()  # the variance of equal numbers may be above 0 by rounding
+    explained = {} if is_equal else {"critic/explained_variance": 1.0 - float((returns - values).var() / returns.var())}
     return {"critic/value": float(values.mean()), "critic/return": float(returns.mean()), **explained}

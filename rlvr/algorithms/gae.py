@@ -25,12 +25,21 @@ def compute_gae(
     rewards_T: Sequence[float], values_T: Sequence[float], end: float, gamma: float, lam: float
 ) -> np.ndarray:
     """The advantages [T] of T actions in a row; `end` is the value of the state after the last one."""
-    advantages_T, advantage, following = np.zeros(len(rewards_T)), 0.0, end
+    return compute_returns(rewards_T, values_T, end, gamma, lam) - values_T
+
+
+def compute_returns(
+    rewards_T: Sequence[float], values_T: Sequence[float], end: float, gamma: float, lam: float
+) -> np.ndarray:
+    """A_t + V_t [T], by G_t = r_t + gamma ((1 - lambda) V_t+1 + lambda G_t+1).
+
+    With lambda 1 no value enters, not even by rounding: equal rewards give equal returns.
+    """
+    returns_T, earned, following = np.zeros(len(rewards_T)), end, end
     for t in range(len(rewards_T) - 1, -1, -1):
-        delta = rewards_T[t] + gamma * following - values_T[t]
-        advantage = delta + gamma * lam * advantage
-        advantages_T[t], following = advantage, values_T[t]
-    return advantages_T
+        earned = rewards_T[t] + gamma * ((1 - lam) * following + lam * earned)
+        returns_T[t], following = earned, values_T[t]
+    return returns_T
 
 
 def split_reward(parts: Sequence[Trajectory]) -> list[float]:
@@ -73,7 +82,7 @@ def gae(
         values = [t.values[i] for t, i in actions]
         rewards = split_reward(parts)
         advantages = compute_gae(rewards, values, end, gamma, lam)
-        returns = compute_gae(rewards, values, end, gamma, critic_lam) + values
+        returns = compute_returns(rewards, values, end, gamma, critic_lam)
         for (t, i), advantage, earned in zip(actions, advantages.tolist(), returns.tolist(), strict=True):
             t.token_advantages[i], t.returns[i] = advantage, earned
         for t in parts:
