@@ -130,6 +130,20 @@ def test_variety_is_compared_as_the_pass_rate_is() -> None:
     assert not any("in pass@8" in sentence for sentence in said)  # equal differences of three seeds: p = 1/4
 
 
+def test_runs_that_are_no_fair_comparison_are_named() -> None:
+    """Other code, unknown if a run is older; a seed whose fine-tuning was made anew between two of its runs."""
+    study = a_study(
+        a_run("grpo", 1, 0.3, 0.7, code="0.2 (a)"),
+        a_run("raft", 1, 0.3, 0.7),
+        a_run("dpo", 1, 0.25, 0.7, code="0.2 (b)"),
+        a_run("grpo", 2, 0.2, 0.7, code="0.2 (a)"),
+    )
+    said = " ".join(conclude(compare_variants(study["tasks"]["arithmetic"]), 8))
+    assert "several versions of rlvr (0.2 (a), 0.2 (b), unknown)" in said
+    assert "Seed 1 began at several pass rates (25.0 %: `dpo`; 30.0 %: `grpo`, `raft`)" in said
+    assert "Seed 2 began" not in said
+
+
 def test_one_seed_concludes_nothing() -> None:
     said = conclude(compare_variants(a_study(a_run("grpo", 1, 0.3, 0.7))["tasks"]["arithmetic"]), 8)
     assert said == ["One seed has no interval, so nothing can be concluded yet."]

@@ -15,6 +15,7 @@ from PIL import Image
 from study_runs import MOCK, make_runs, planned
 
 from rlvr.cli.main import run
+from rlvr.core.code_version import describe_code
 from rlvr.study.run_log import begin_attempt, read_failure, record_failure
 from rlvr.study.seed_statistics import compare_pairs
 from rlvr.study.study_folder import log_file
@@ -231,3 +232,13 @@ def test_each_run_has_the_machine_that_it_was_made_with(folder: Path) -> None:
     [found] = summarize(plan)["runs"]
     assert found["machine"] == stored(folder, "seed-1")["machine"] and found["steps"] == 2 and found["stopped"] == ""
     assert found["machine"]["numpy"] == np.__version__ and found["machine"]["cpu"]
+    assert found["machine"]["rlvr"] == describe_code()["rlvr"]
+
+
+def test_runs_of_several_versions_of_the_code_are_named(folder: Path) -> None:
+    plan = planned("seeds=1..2", "training.steps=2")
+    make_runs(plan)
+    assert "several versions" not in study_table(summarize(plan))
+    path = folder / "runs" / "mock-study" / "seed-2" / "summary.json"
+    path.write_text(path.read_text().replace(describe_code()["rlvr"], "0.0.9 (abc)"))
+    assert f"several versions of rlvr (0.0.9 (abc), {describe_code()['rlvr']})" in study_table(summarize(plan))

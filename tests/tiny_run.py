@@ -66,7 +66,7 @@ def attempt(file: str, *words: str, killed_at: int = 0) -> dict[str, Any]:
     folder, _ = open_run(composed, config)
     with KillingConsole(killed_at) as console, Journal(folder) as journal:
         job = build(config, folder, console.note, console.warn)
-        journal.attempt(job.parts.client.describe_environment(), console.warn)
+        journal.attempt(job.describe_environment(), console.warn)
         try:
             return TrainingLoop(job, journal, console).run()
         finally:

@@ -96,7 +96,7 @@ def train(
             except Exception:
                 journal.delete_unstarted()
                 raise
-            journal.attempt(job.parts.client.describe_environment(), warn)
+            journal.attempt(job.describe_environment(), warn)
             try:
                 summary = TrainingLoop(job, journal, console).run()
             except (TrainingInterruptedError, KeyboardInterrupt):

@@ -16,6 +16,7 @@ from rlvr.core.types import mean
 from rlvr.study.algorithm_plot import plot_algorithms
 from rlvr.study.algorithm_results import dump_results
 from rlvr.study.seed_statistics import adjust_holm, spread, t_test_p_value
+from rlvr.study.study_summary import describe_versions
 
 SHARES = (0.0, 1.0)
 SIGNIFICANT = 0.05
@@ -193,6 +194,7 @@ def conclude(variants: Sequence[VariantResult], k: int) -> list[str]:
     still = [v.name for v in variants if v.finished and not any(run["has_moved"] for run in v.finished)]
     if still:
         sentences.append(f"Made no step, the weights at the end are those of the start: {_list(still)}.")
+    sentences.extend(_name_mixtures([run for variant in variants for run in variant.finished]))
     for variant in variants:
         for run in variant.runs:
             if run["state"] == "failed":
@@ -207,6 +209,23 @@ def _compare_pairs(variants: Mapping[str, VariantResult]) -> Iterator[str]:
             if len(differences) > 1:
                 p = t_test_p_value(differences)
                 yield f"`{name}` minus `{other}`: {_points(spread(differences))}, p {_p_value(p)} (of this pair alone)."
+
+
+def _name_mixtures(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What makes runs no fair comparison: other versions of the code, another start than the others of a seed."""
+    if versions := describe_versions(run.get("code") for run in runs):
+        yield versions
+    for seed in sorted({run["seed"] for run in runs}):
+        begun: dict[float, list[str]] = {}
+        for run in runs:
+            if run["seed"] == seed:
+                begun.setdefault(run["pass@1"][0], []).append(run["variant"])
+        if len(begun) > 1:
+            groups = "; ".join(f"{100 * rate:.1f} %: {_list(names)}" for rate, names in sorted(begun.items()))
+            yield (
+                f"Seed {seed} began at several pass rates ({groups}): its start was made anew in between, or on "
+                "another machine. Delete the folders of these runs, and the same command makes them again."
+            )
 
 
 def _p_value(p: float) -> str:

@@ -66,6 +66,7 @@ def _describe_run(plan: StudyPlan, run: StudyRun, start: str | None) -> dict[str
         "has_moved": found["weights_sha256"] != start,
         "is_diverged": found["change"]["high"] < 0 or any(code in BROKEN for code in alarms),
         "alarms": alarms,
+        "code": (found["machine"] or {}).get("rlvr"),
     }
 
 

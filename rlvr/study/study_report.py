@@ -14,6 +14,7 @@ from typing import Any
 from rlvr.core.files import write_atomic
 from rlvr.study.seed_statistics import FEWEST_FOR_POWER, MOST_SEEDS
 from rlvr.study.study_plot import plot_study
+from rlvr.study.study_summary import describe_versions
 from rlvr.tracking import readable
 from rlvr.tracking.run_report import duration, format_rate
 
@@ -165,6 +166,8 @@ def _footer(finished: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"{tasks + '; ' if tasks else ''}[95% over seeds]: Student's t; p: sign flips of the differences"
     for control in sorted({run["control"] for run in finished} - {"none", None}):
         yield f"CONTROL RUNS ({control}): training did not use the verifier's verdicts"
+    if versions := describe_versions((run.get("machine") or {}).get("rlvr") for run in finished):
+        yield versions
 
 
 def _percent(share: float) -> str:

@@ -5,7 +5,7 @@ Exercised by `python -m pytest tests/test_study.py tests/test_study_report.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,14 @@ def read_run(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
         **{key: summary.get(key) for key in RUN_KEYS},
         "alarms": find_alarms(folder, rows),
     }
+
+
+def describe_versions(runs: Iterable[str | None]) -> str:
+    """A sentence if runs were made by several versions of the code (None: an older one, unknown); '' if by one."""
+    versions = sorted({version or "unknown" for version in runs})
+    if len(versions) < 2:
+        return ""
+    return f"The runs are of several versions of rlvr ({', '.join(versions)}), so a difference may be the code's."
 
 
 def _read_pass_at_k(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -292,7 +292,7 @@ class TrainingLoop:
             "stopped": self._end_reason(made[-1]) if len(made) < self.steps_to_train else "",
             "report": "best" if self._policy_to_report() else "last",
             **({"best": best} if best else {}),
-            "machine": self.job.parts.client.describe_environment(),
+            "machine": self.job.describe_environment(),
         }
         ends = [e.metrics()["pass@1"].value for e in (before, after)] if self.steps_to_train else []
         plot_curve(rows, self.job.folder / "curve.png", self.job.folder.name, ends)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlvr.core.code_version import describe_code
 from rlvr.tracking.trackers import Trackers
 from rlvr.training.evaluate import EvaluationOptions
 from rlvr.training.parts import TrainerParts
@@ -71,3 +72,7 @@ class TrainingJob:
     @property
     def parts(self) -> TrainerParts:
         return self.trainer.parts
+
+    def describe_environment(self) -> dict[str, str | int]:
+        """What the results depend on beside the config: the client's machine and versions, and this code."""
+        return {**self.parts.client.describe_environment(), "rlvr": describe_code()["rlvr"]}
