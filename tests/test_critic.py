@@ -168,6 +168,7 @@ def compose(tmp_path: Path, *words: str) -> Any:
         ("algorithm.gamma=1.5", "algorithm.gamma=1.5, expected 0 to 1"),
         ("algorithm.gae_lambda=-1", "algorithm.gae_lambda=-1.0, expected 0 to 1"),
         ("training.critic.warmup_steps=-1", "training.critic.warmup_steps=-1, expected at least 0"),
+        ("training.critic.warmup_steps=4", "warmup_steps=4 of training.steps=4: the critic would learn alone"),
         ("training.critic.value_clip=0", "training.critic.value_clip=0.0, expected above 0, or null"),
         ("training.critic.optimizer.learning_rate=0", "learning_rate=0.0, expected a number above 0"),
         ("client=mock", r"advantage=gae is not supported by client=mock \(it needs a critic"),

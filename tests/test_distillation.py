@@ -111,4 +111,7 @@ def test_what_cannot_work_is_refused() -> None:
             resolve_algorithm("grpo", teacher_coef=wrong)
     with pytest.raises(ValueError, match=r"algorithm.advantage=zero learns from a teacher alone"):
         resolve_algorithm("grpo", advantage="zero")
+    for options in ({"control": "random_reward"}, {"false_positives": 0.1}):
+        with pytest.raises(ValueError, match=r"no effect with algorithm.advantage=zero, which reads no reward"):
+            make_trainer(algorithm="distillation", **options)
     assert not resolve_algorithm("grpo", teacher_coef=0.5).drop_equal_groups, "equal rewards have a gradient then"

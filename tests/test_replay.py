@@ -119,3 +119,6 @@ def test_what_cannot_replay_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             build_config(load(None, str(tmp_path / "tiny.yaml"), ["curriculum.replay=0.5", *words]))
+    with pytest.raises(ValueError, match=r"curriculum.by \(a control run must not choose tasks"):
+        words = ["curriculum.by=pass_rate", "training.control=random_reward"]
+        build_config(load(None, str(tmp_path / "tiny.yaml"), words))

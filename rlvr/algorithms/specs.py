@@ -39,8 +39,8 @@ class Algorithm:
     """The spec of one algorithm. `clip_low` and `clip_high` are epsilons around 1 (0.2 means a ratio of 0.8).
 
     - `loss`: a named loss, or a function of the user's as `package.module:function` (docs/custom_loss_quickstart.md).
-    - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators. Setting `kl_coef` or
-      `entropy_coef` turns this off, since such groups then have a gradient, unless it is set too.
+    - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators. Setting `kl_coef`,
+      `entropy_coef` or `teacher_coef` turns this off, since such groups then have a gradient, unless it is set too.
     - `mask_truncated`: completions that ran out of tokens are not learned from (DAPO's overlong filtering).
     - `beta`: the weight of dro's quadratic term, or the strength of the pull to the reference of dpo, ipo and kto; for
       these losses only.
@@ -119,6 +119,7 @@ class Algorithm:
                 )
         self._check_numbers()
         self._check_clip()
+        self._check_penalties()
         if self.has_custom_loss and self.entropy_coef and self.entropy == "exact":
             raise ValueError(
                 f"algorithm.entropy=exact needs full logits, and algorithm.loss={self.loss} is a function of the "
@@ -208,6 +209,20 @@ class Algorithm:
                     f"algorithm.{name}={getattr(self, name)} has no effect on the loss {self.loss!r}, which has no "
                     "advantages and its own pull to the reference (algorithm.beta); leave it out"
                 )
+
+    def _check_penalties(self) -> None:
+        """Refuse penalties on a reward that is not read, or read by a threshold alone."""
+        unread = {"zero": "reads no reward", "acceptance": "asks only whether a reward is above accept_above"}
+        if self.kl_coef and self.kl_in == "reward" and self.advantage in unread:
+            raise ValueError(
+                f"algorithm.kl_coef={self.kl_coef:g} with kl_in=reward and the advantage {self.advantage!r}, which "
+                f"{unread[self.advantage]}: the KL has no gradient; use kl_in=loss, or leave kl_coef out"
+            )
+        if self.overlong_buffer is not None and self.advantage == "zero":
+            raise ValueError(
+                f"algorithm.overlong_buffer={self.overlong_buffer} has no effect with the advantage 'zero', which "
+                "reads no reward; leave it out"
+            )
 
     def _check_clip(self) -> None:
         for bound, most in (("clip_low", 1.0), ("clip_high", math.inf)):

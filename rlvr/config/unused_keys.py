@@ -163,7 +163,8 @@ def find_unused(config: RunConfig) -> UnusedKeys:
     if config.training.is_control:
         stops = ("training.until", "training.patience")
         idle += [(key, "a control run must not stop by the verifier's verdicts") for key in stops]
-        idle.append(("curriculum.replay", "a control run must not choose tasks by the verifier's verdicts"))
+        by_verdicts = ("curriculum.replay", *(("curriculum.by",) if config.curriculum.by == "pass_rate" else ()))
+        idle += [(key, "a control run must not choose tasks by the verifier's verdicts") for key in by_verdicts]
     if config.training.mode == "sft":
         used = ("mode", "error_budget", "max_prompt_tokens", "long_prompts")  # of evaluation, and of all prompts
         learned = [f"training.{f.name}" for f in fields(TrainingOptions) if f.name not in used]

@@ -48,6 +48,16 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
         )
     if options.completions == "given":
         _check_given(algorithm, options)
+    if algorithm.advantage == "zero" and options.is_control:
+        given = "false_positives and false_negatives" if options.has_noise else f"control={options.control}"
+        raise ValueError(
+            f"training.{given} has no effect with algorithm.advantage=zero, which reads no reward; leave it out"
+        )
+    if algorithm.has_critic and 0 < options.steps <= options.critic.warmup_steps:
+        raise ValueError(
+            f"training.critic.warmup_steps={options.critic.warmup_steps} of training.steps={options.steps}: the critic "
+            "would learn alone in every step, and the policy in none; give fewer"
+        )
     if algorithm.pass_k is not None and algorithm.pass_k > options.group_size:
         raise ValueError(
             f"algorithm.pass_k={algorithm.pass_k} is more than training.group_size={options.group_size}: there is no "
