@@ -85,6 +85,23 @@ def test_a_run_learns_from_the_noisy_rewards_and_reports_the_true_ones() -> None
     assert trainer.parts.curriculum.pass_rate == {"": 0.5}, "nothing but the rewards learns from verdicts"
 
 
+@pytest.mark.parametrize(("advantage", "is_same"), [("group_mean", True), ("group_normalized", True), ("raw", False)])
+def test_a_baseline_and_adamw_leave_nothing_of_the_correction(advantage: str, is_same: bool) -> None:
+    """Rewards scaled and shifted alike: the same weights after ten steps, unless there is no baseline."""
+    logits: list[Any] = []
+    for is_corrected in (False, True):
+        trainer = make_trainer(
+            steps=10, optimizer=LearningRateSchedule(learning_rate=0.1), cells={"advantage": advantage},
+            false_positives=0.2, false_negatives=0.2, noise_correction=is_corrected,
+        )  # fmt: skip
+        schedule = Synchronous(trainer)
+        for step in range(10):
+            schedule.learn(step)
+        client: Any = trainer.parts.client
+        logits.append(client.policy.logits)
+    assert (logits[1] == pytest.approx(logits[0], abs=1e-4)) == is_same
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

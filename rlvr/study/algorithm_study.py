@@ -51,8 +51,8 @@ EXPLORATION: dict[str, tuple[str, ...]] = {
     "clip_cov": ("algorithm.clip_cov_ratio=0.002",),
     "temperature_end": ("training.temperature_end=0.7",),
 }
-# A verifier that errs about a share of the completions. `grpo` divides by the spread of the rewards, so correcting them
-# changes nothing; `dr_grpo` does not divide.
+# A verifier that errs about a share of the completions. The correction is a control: it scales all rewards alike, which
+# AdamW divides out again, so both `noise_20` are to learn alike but for rounding.
 _ERRORS = ("algorithm.name=dr_grpo", "training.false_positives=0.2", "training.false_negatives=0.2")
 NOISE: dict[str, tuple[str, ...]] = {
     "false_positives": ("training.false_positives=0.1",),
