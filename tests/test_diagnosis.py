@@ -120,6 +120,15 @@ def test_entropy_that_fell_to_nothing_and_entropy_that_rose_are_found():
     assert findings(gone) == [], "a policy that solves its tasks may be sure of itself"
 
 
+def test_entropies_at_several_temperatures_are_not_compared():
+    """`training.temperature_end`: colder sampling has less entropy and hotter more. A policy without any is found."""
+    for entropy, expected in ((0.01, {}), (2.0, {}), (0.0005, {"entropy_gone": "problem"})):
+        run = rows(40, rollout__temperature=0.7)
+        for row in run[-5:]:
+            row["entropy"] = entropy
+        assert codes(findings(run)) == expected
+
+
 def test_low_entropy_is_no_alarm_where_the_held_out_tasks_pass_and_a_curriculum_draws_the_hard_ones():
     run = rows(env__all__correct=0.7)
     for row in run[10:]:

@@ -220,6 +220,16 @@ def test_substeps_keep_groups_together() -> None:
     assert metrics["loss/pairs"] * 3 + metrics["equal_pairs"] == pytest.approx(pairs)
 
 
+def test_an_equal_pair_is_counted_once_for_all_epochs() -> None:
+    items = [answer("0", 1.0, [3]), answer("1", 0.0, [3]), answer("2", 0.0, [2])]
+    client = make_trainer().parts.client
+    measured = update(
+        client, resolve_algorithm("dpo"), items, lambda n: AdamParams(0.1), Passes(epochs=3), max_tokens=1,
+        baseline=RunningBaseline(), reference=client.save_weights_and_get_sampling_client(),
+    )  # fmt: skip
+    assert (measured.updates, measured.equal_pairs) == (3, 1)
+
+
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_without_a_pair_no_step_is_made(reward: float) -> None:
     items = [answer("0", reward, [3]), answer("1", reward, [4])]

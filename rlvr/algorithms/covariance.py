@@ -1,6 +1,6 @@
 """Covariance clipping (Clip-Cov): the tokens that would lower the policy's entropy most are not learned from.
 
-    cov_t = (log p_t - mean log p) (A_t - mean A)        means over all T sampled tokens of a step's batch
+    cov_t = (log p_t - mean log p) (A_t - mean A)        means over all T sampled tokens a step learns from
 
 To first order a policy gradient lowers the entropy by the covariance of log-prob and advantage, and a few tokens make
 most of it. Of those with lb < cov_t < ub, floor(ratio x T), at least one, are drawn at random. Their advantage becomes

@@ -112,7 +112,7 @@ def update(
         rows = algorithm.weigh(part, max_tokens)
         if algorithm.is_preference:
             rows, equal = keep_comparable(algorithm, rows)
-            statistics.equal_pairs += equal
+            statistics.equal_pairs += equal if epoch == 0 else 0
         if not rows:
             continue
         data = [make_datum(algorithm, t, weight, old.of(t)) for t, weight in rows]

@@ -269,17 +269,21 @@ def _updates(recent: Rows) -> Iterator[Finding]:
 
 
 def _entropy(recent: Rows, rows: Rows) -> Iterator[Finding]:
-    """The sampled entropy a token, against the first steps. Where nearly everything passes it is low of itself."""
+    """The sampled entropy a token, against the first steps. Where nearly everything passes it is low of itself.
+
+    With a schedule of temperatures the first steps had another one, so there is nothing to compare with.
+    """
     start, now = get_mean(rows[:START], "entropy"), get_mean(recent[-START:], "entropy")
     passes = get_pass_rate(rows)
-    if now > start + 0.5 and now > 2 * start:
+    is_comparable = not get_values(rows, "rollout/temperature")
+    if is_comparable and now > start + 0.5 and now > 2 * start:
         yield Finding(
             "problem",
             "entropy_up",
             f"entropy rose from {start:.3f} to {now:.3f} nats a token: the policy turns into noise",
             "lower training.optimizer.learning_rate, or the entropy bonus (algorithm.entropy_coef)",
         )
-    elif passes < CEILING and now < LOW_ENTROPY and now < 0.2 * start:
+    elif is_comparable and passes < CEILING and now < LOW_ENTROPY and now < 0.2 * start:
         yield Finding(
             "problem",
             "entropy_gone",
