@@ -21,6 +21,7 @@ from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.preferences import Pairing, build_preference_loss, keep_comparable, mismatch
 from rlvr.algorithms.update import Passes, make_datum, update
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
 from rlvr.core.types import Trajectory
 from rlvr.training.schedules.sync import Synchronous
@@ -228,6 +229,25 @@ def test_an_equal_pair_is_counted_once_for_all_epochs() -> None:
         baseline=RunningBaseline(), reference=client.save_weights_and_get_sampling_client(),
     )  # fmt: skip
     assert (measured.updates, measured.equal_pairs) == (3, 1)
+
+
+def test_substeps_keep_the_trajectories_of_a_completion_together() -> None:
+    """Four completions with a rewritten history in two optimizer steps: each has both trajectories of two of them."""
+    items = [answer(str(c), float(c < 2), [c, half]) for c in range(4) for half in (0, 1)]
+    steps: list[list[int]] = []
+
+    class RecordingClient(MockTrainingClient):
+        def forward_backward_custom(self, data: list[Datum], *args: Any) -> Any:
+            steps.append([datum.model_input.to_ints()[2] for datum in data])
+            return super().forward_backward_custom(data, *args)
+
+    client = RecordingClient(TablePolicy(["a", "b", "c", "d"]))
+    for key in range(5):
+        update(
+            client, resolve_algorithm("kto"), items, lambda n: AdamParams(0.1), Passes(substeps=2), max_tokens=2,
+            baseline=RunningBaseline(), reference=client.save_weights_and_get_sampling_client(), key=key,
+        )  # fmt: skip
+    assert len(steps) == 10 and all(step.count(c) == 2 for step in steps for c in step)
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
