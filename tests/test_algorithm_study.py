@@ -80,6 +80,8 @@ def test_the_config_of_a_task_is_a_whole_run(task: str) -> None:
         (["seeds=1", "--environment", "A=1,2"], ["--environment has several values"]),
         (["seeds=1", "training.group_sise=8"], ["training.group_sise", "training.group_size"]),
         (["seeds=1", "--config-name=arithmetic"], ["configs of its own", "--config-name"]),
+        (["seeds=1", "algorithm.name=dapo"], ["algorithm.name=dapo", "variants=grpo,"]),
+        (["seeds=1", "training.steps=0"], ["training.steps=0", "at least 1"]),
         (["seeds=1", "run.name=x"], ["run.name", "--name"]),
         (["seeds=1", "--name", "../out"], ["../out", "letters, digits"]),
     ],

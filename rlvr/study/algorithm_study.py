@@ -100,6 +100,8 @@ def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name:
             f"{axes[0][0] if axes else '--environment'} has several values, and the variants of this study are given "
             "by variants=; give one value"
         )
+    if named := [word for word in shared if word.startswith("algorithm.name=")]:
+        raise ValueError(f"{named[0]}: the algorithms are the variants; give variants={REFERENCE},... instead")
     if REFERENCE not in chosen:
         raise ValueError(f"variants={','.join(chosen)}: all are compared with {REFERENCE}; give it too")
     root = next((word.partition("=")[2] for word in shared if word.startswith("run.root=")), RunOptions.root)
@@ -130,6 +132,8 @@ def _plan_task(
     of_variants = [w for w in shared if not w.startswith("sft.")]
     settings = build_config(load(config_name, None, of_variants))
     sizes, turns = settings.training, build_source(settings).max_turns
+    if sizes.steps == 0:
+        raise ValueError("training.steps=0: nothing would be learned that could be compared; give at least 1")
     # A loss without a bound on its ratio takes one update a batch: as many updates, each from fresh samples.
     one_update = (
         "training.num_substeps=1",
