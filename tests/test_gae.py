@@ -78,6 +78,12 @@ def test_a_rollout_of_several_trajectories_is_one_episode() -> None:
     gae([first, second], RunningBaseline(), gamma=1.0, lam=0.0)
     assert first.token_advantages == pytest.approx([0.25 + 0.7 - 0.5])
     assert second.token_advantages == pytest.approx([0.1 - 0.7, 0.25 - 0.1])
+    first.stop_reason, first.values[-1], second.values[-1] = StopReason.LENGTH, 8.0, 0.5
+    gae([first, second], RunningBaseline(), gamma=1.0, lam=0.0)
+    assert second.token_advantages[-1] == pytest.approx(0.25 - 0.1), "the episode went on after its first part"
+    second.stop_reason = StopReason.LENGTH
+    gae([first, second], RunningBaseline(), gamma=1.0, lam=0.0)
+    assert second.token_advantages[-1] == pytest.approx(0.25 + 0.5 - 0.1), "the value after the last part"
 
 
 def test_an_unknown_reward_has_advantage_zero_and_needs_no_values() -> None:

@@ -112,8 +112,8 @@ class Monitor:
         if "critic/return" in metrics and "critic/explained_variance" not in metrics:
             self._warn_once(
                 "critic",
-                f"step {step}: every return that the critic learns from is {metrics['critic/return']:.3g}, so neither "
-                "it nor the policy learns anything; check that the reward of some completion differs (said once)",
+                f"step {step}: every return that the critic learns from is {metrics['critic/return']:.3g}, so no "
+                "completion is better than another; check that the reward of some completion differs (said once)",
             )
 
     def _warn_once(self, key: str, text: str) -> None:

@@ -107,8 +107,9 @@ class CriticOptions:
     """The critic of an algorithm with one (`algorithm.advantage=gae`): a second adapter, or a second model.
 
     It begins with the policy's weights as RL begins and a zero-initialised value head (V = 0), and learns from the same
-    batches in as many optimizer steps. In the first `warmup_steps` steps of RL it learns alone. `value_clip` bounds how
-    far a value may move from the one before the update; null: no bound. It has its own `optimizer`.
+    batches in as many optimizer steps. In the first `warmup_steps` steps of RL it learns alone, while the schedule of
+    the policy's learning rate goes on. `value_clip` bounds how far a value may move from the one before the update;
+    null: no bound. It has its own `optimizer`.
     """
 
     warmup_steps: int = 0
