@@ -47,8 +47,10 @@ def test_a_truncated_end_goes_on_with_the_critics_value() -> None:
     t = episode(1.0, [0.5, 0.4, 0.8, 0.5], stop_reason=StopReason.LENGTH)
     gae([t], RunningBaseline(), gamma=0.9, lam=0.5)
     assert t.token_advantages == pytest.approx([0.135625, 0.6125, 0.65], abs=1e-15)
+    assert t.returns == pytest.approx([0.81 * 1.45, 0.9 * 1.45, 1.45]), "1 + 0.9 x 0.5 at the end"
     gae([t], RunningBaseline(), gamma=0.9, lam=0.5, bootstrap_truncated=False)
     assert t.token_advantages == pytest.approx([0.0445, 0.41, 0.2], abs=1e-15)
+    assert t.returns == pytest.approx([0.81, 0.9, 1.0])
 
 
 def test_turns_earn_at_their_last_token_and_written_tokens_are_no_time() -> None:
