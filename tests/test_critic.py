@@ -57,7 +57,8 @@ def batch(reward: Callable[[int], float | None] = lambda prompt: float(prompt ==
 
 def step(policy: Any, critic: Any, trajectories: list[Trajectory], passes: Passes = Passes(), **how: Any) -> Any:
     spec = resolve_algorithm("ppo_critic", **how.pop("cells", {}))
-    own = ValueCritic(critic, lambda number: AdamParams(0.01), how.pop("value_clip", None), **how)
+    adam = how.pop("adam", lambda number: AdamParams(0.01))
+    own = ValueCritic(critic, adam, how.pop("value_clip", None), **how)
     return update(
         policy, spec, trajectories, lambda number: AdamParams(0.001), passes,
         baseline=RunningBaseline(), max_tokens=3, critic=own,
@@ -124,6 +125,18 @@ def test_the_critic_learns_the_returns_and_the_policy_follows(lora: Any, client:
     row = step(policy, critic, batch(), Passes(epochs=2, substeps=2), value_clip=0.2).metrics()
     assert row["updates"] == 4 and policy.policy.version == 4 and policy.weights_sha256() != before
     assert {"critic/value", "critic/return", "critic/clip_ratio", "critic/grad_norm", "critic/learning_rate"} < set(row)
+
+
+def test_each_optimizer_step_of_the_critic_has_its_own_parameters(client: Callable[..., Any]) -> None:
+    """Three epochs of two steps: the last one has the number 5, as the schedule of a learning rate asks for."""
+    policy, numbers = client("qwen3", lora=LoraConfig(rank=4)), list[int]()
+
+    def adam(number: int) -> AdamParams:
+        numbers.append(number)
+        return AdamParams(0.01 * (1 + number))
+
+    row = step(policy, policy.create_critic(), batch(), Passes(epochs=3, substeps=2), adam=adam).metrics()
+    assert numbers == [0, 1, 2, 3, 4, 5] and row["critic/learning_rate"] == pytest.approx(0.06)
 
 
 def test_a_reward_that_is_zero_everywhere_moves_nothing(client: Callable[..., Any]) -> None:

@@ -137,9 +137,12 @@ def _split(
     algorithm: Algorithm, selected: Sequence[Trajectory], passes: Passes, key: int
 ) -> Iterator[tuple[int, list[Trajectory]]]:
     """The epoch and the trajectories of each optimizer step."""
+
     # A completion may be several trajectories, and pairs of completions are within a group: neither is cut apart.
-    of = (lambda t: t.group_id) if algorithm.is_paired else (lambda t: t.rollout_id or str(id(t)))
-    units = list(group_by(selected, of).values())
+    def name_unit(t: Trajectory) -> str:
+        return t.group_id if algorithm.is_paired else t.rollout_id or str(id(t))
+
+    units = list(group_by(selected, name_unit).values())
     count = min(passes.substeps, len(units))
     for epoch in range(passes.epochs):
         order = rng.permutation(len(units), rng.key("minibatches", key, epoch))
