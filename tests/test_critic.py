@@ -17,7 +17,8 @@ from rlvr.algorithms.update import Passes, update
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source, plan
-from rlvr.core.messages import AdamParams
+from rlvr.core.futures import LazyFuture
+from rlvr.core.messages import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
 from rlvr.core.types import StopReason, Trajectory
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.training.compatibility import check_compatibility
@@ -88,6 +89,32 @@ def test_the_share_of_explained_variance_by_hand() -> None:
     assert describe_values([t])["critic/explained_variance"] == pytest.approx(-3.0)
     t.returns = [1.0, 1.0]
     assert describe_values([t]) == {"critic/value": 0.5, "critic/return": 1.0}
+
+
+class ScriptedCritic:
+    """Answers every pass with values of 0.1, 0.8 and 0.3; its losses are 1 and 3."""
+
+    def __init__(self) -> None:
+        self.settings: list[Any] = []
+
+    def forward_backward(self, data: list[Datum], loss_fn: str, settings: Any = None) -> Any:
+        self.settings.append(settings)
+        values = {"values": TensorData.of(np.array([0.1, 0.8, 0.3, 9.0]))}
+        return LazyFuture.from_value(ForwardBackwardOutput([values], {"loss:sum": 2.0 * len(self.settings) - 1.0}))
+
+    def optim_step(self, adam: AdamParams) -> Any:
+        return LazyFuture.from_value(OptimStepResponse({"grad_norm": 0.25}))
+
+
+@pytest.mark.parametrize(("clip", "settings", "ratio"), [(0.2, {"value_clip": 0.2}, 1 / 3), (None, None, 0.0)])
+def test_the_metrics_of_a_critics_update_by_hand(clip: float | None, settings: Any, ratio: float) -> None:
+    """Values of 0, 0.5 and 0.3 before: the second has moved by 0.3. The loss is the mean of both steps'."""
+    t = Trajectory("p", [7], "r", [1, 2, 3], [-1.0] * 3, values=[0.0, 0.5, 0.3, 9.0], returns=[1.0, 0.0, 0.0])
+    client: Any = ScriptedCritic()
+    found = ValueCritic(client, lambda number: AdamParams(0.01), clip).learn([[(t, 0.5)], [(t, 0.5)]])
+    assert client.settings == [settings] * 2
+    assert found["critic/loss"] == 2.0 and found["critic/grad_norm"] == 0.25
+    assert found["critic/clip_ratio"] == pytest.approx(ratio)
 
 
 def test_returns_that_are_equal_have_no_explained_variance_by_rounding() -> None:
