@@ -130,6 +130,16 @@ def test_variety_is_compared_as_the_pass_rate_is() -> None:
     assert not any("in pass@8" in sentence for sentence in said)  # equal differences of three seeds: p = 1/4
 
 
+def test_the_entropy_of_another_temperature_is_not_compared() -> None:
+    study = a_study(
+        *(a_run("grpo", seed, 0.3, 0.7, entropy=0.2) for seed in (1, 2, 3)),
+        *(a_run(name, seed, 0.3, 0.7, entropy=0.1 + seed / 1000) for name in ("a", "b") for seed in (1, 2, 3)),
+    )
+    task = study["tasks"]["arithmetic"]
+    task["overrides"]["a"] = ["training.temperature_end=0.7"]
+    assert "Below `grpo` in entropy (corrected p below 0.05): `b`." in conclude(compare_variants(task), 8)
+
+
 def test_runs_that_are_no_fair_comparison_are_named() -> None:
     """Other code, unknown if a run is older; a seed whose fine-tuning was made anew between two of its runs."""
     study = a_study(

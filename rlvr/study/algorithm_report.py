@@ -83,7 +83,10 @@ def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
             results[run["variant"]].finished.append(run)
     reference, *others = results.values()
     for measure in MEASURES:
-        found = [Comparison(_subtract(other, reference, measure)) for other in others]
+        found = [
+            Comparison(_subtract(other, reference, measure) if _is_comparable(task, other.name, measure) else [])
+            for other in others
+        ]
         tested = [comparison for comparison in found if len(comparison.differences) > 1]
         p_values = adjust_holm([t_test_p_value(comparison.differences) for comparison in tested])
         for comparison, p in zip(tested, p_values, strict=True):
@@ -92,6 +95,11 @@ def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
         for other, comparison in zip(others, found, strict=True):
             other.compared[measure] = comparison
     return list(results.values())
+
+
+def _is_comparable(task: Mapping[str, Any], name: str, measure: str) -> bool:
+    """Not the entropy of samples at another temperature: it is lower by itself."""
+    return measure != "entropy" or not any("temperature_end=" in override for override in task["overrides"][name])
 
 
 def _subtract(one: VariantResult, other: VariantResult, measure: str) -> list[float]:
