@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.critic import ValueCritic, describe_values, make_value_datum
 from rlvr.algorithms.update import Passes, update
+from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source, plan
@@ -92,15 +93,19 @@ def test_the_share_of_explained_variance_by_hand() -> None:
 
 
 class ScriptedCritic:
-    """Answers every pass with values of 0.1, 0.8 and 0.3; its losses are 1 and 3."""
+    """Answers every pass with the values of a row, or zeros; its losses are 1 and 3. Keeps what it was sent."""
 
-    def __init__(self) -> None:
-        self.settings: list[Any] = []
+    def __init__(self, values: Sequence[float] = ()) -> None:
+        self.values, self.settings, self.sent = values, list[Any](), list[Datum]()
+
+    def forward(self, data: list[Datum], loss_fn: str) -> Any:
+        rows = [{"values": TensorData.of(np.array(self.values or [0.0] * d.model_input.length))} for d in data]
+        return LazyFuture.from_value(ForwardBackwardOutput(rows, {"loss:sum": 2.0 * len(self.settings) - 1.0}))
 
     def forward_backward(self, data: list[Datum], loss_fn: str, settings: Any = None) -> Any:
         self.settings.append(settings)
-        values = {"values": TensorData.of(np.array([0.1, 0.8, 0.3, 9.0]))}
-        return LazyFuture.from_value(ForwardBackwardOutput([values], {"loss:sum": 2.0 * len(self.settings) - 1.0}))
+        self.sent += data
+        return self.forward(data, loss_fn)
 
     def optim_step(self, adam: AdamParams) -> Any:
         return LazyFuture.from_value(OptimStepResponse({"grad_norm": 0.25}))
@@ -110,11 +115,29 @@ class ScriptedCritic:
 def test_the_metrics_of_a_critics_update_by_hand(clip: float | None, settings: Any, ratio: float) -> None:
     """Values of 0, 0.5 and 0.3 before: the second has moved by 0.3. The loss is the mean of both steps'."""
     t = Trajectory("p", [7], "r", [1, 2, 3], [-1.0] * 3, values=[0.0, 0.5, 0.3, 9.0], returns=[1.0, 0.0, 0.0])
-    client: Any = ScriptedCritic()
+    client: Any = ScriptedCritic([0.1, 0.8, 0.3, 9.0])
     found = ValueCritic(client, lambda number: AdamParams(0.01), clip).learn([[(t, 0.5)], [(t, 0.5)]])
     assert client.settings == [settings] * 2
     assert found["critic/loss"] == 2.0 and found["critic/grad_norm"] == 0.25
     assert found["critic/clip_ratio"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weights"),
+    [("token_mean", (1 / 5, 1 / 5)), ("sequence_mean", (1 / 6, 1 / 4)), ("constant", (1 / 8,) * 2)],
+)
+def test_the_critic_has_the_reduction_of_the_policy(reduction: str, weights: tuple[float, ...]) -> None:
+    """Completions of three and two tokens, a budget of four; one without a reward is in no denominator."""
+    lengths = ((3, 1.0), (2, 1.0), (9, None))
+    items = [Trajectory("p", [0], "r", [1] * n, [-1.0] * n, reward=r, rollout_id=str(n)) for n, r in lengths]
+    critic: Any = ScriptedCritic()
+    spec = resolve_algorithm("ppo_critic", reduction=reduction)
+    update(
+        MockTrainingClient(TablePolicy(["a"])), spec, items, lambda n: AdamParams(), Passes(),
+        baseline=RunningBaseline(), max_tokens=4, critic=ValueCritic(critic, lambda n: AdamParams(), alone=True),
+    )  # fmt: skip
+    sent = [datum.loss_fn_inputs["weights"].tolist()[:-1] for datum in critic.sent]
+    assert sent == [pytest.approx([weight] * n) for weight, (n, _) in zip(weights, lengths[:2], strict=True)]
 
 
 def test_returns_that_are_equal_have_no_explained_variance_by_rounding() -> None:
