@@ -146,6 +146,9 @@ def test_a_completion_of_two_trajectories_is_one() -> None:
     loss, grads, reported = evaluate(resolve_algorithm("ipo"), items, [[0.0], [1.0], [-8.0]])
     assert (loss, reported["pairs"]) == (pytest.approx(25.0), 1.0)
     assert grads == [pytest.approx([10.0]), pytest.approx([10.0]), pytest.approx([-10.0])]
+    loss, grads, _ = evaluate(resolve_algorithm("ipo", reduction="sequence_mean"), items, [[0.0], [1.0], [-8.0]])
+    assert loss == pytest.approx(12.25), "the mean over the tokens of both"
+    assert grads == [pytest.approx([3.5]), pytest.approx([3.5]), pytest.approx([-7.0])]
 
 
 def plain_h(module: Any, t: Trajectory) -> Tensor:

@@ -32,7 +32,7 @@ HEAD = ("variant", "seeds", "pass@1", "gain", "minus {reference}", "p", "pass@{k
 
 
 @dataclass
-class Comparison:
+class PairedComparison:
     """Of a variant with the reference: differences seed by seed, and the corrected p-value, None for fewer than two."""
 
     differences: list[float] = field(default_factory=list[float])
@@ -52,7 +52,7 @@ class VariantResult:
     name: str
     runs: list[Mapping[str, Any]]
     finished: list[Mapping[str, Any]]
-    compared: dict[str, Comparison] = field(default_factory=dict[str, Comparison])
+    compared: dict[str, PairedComparison] = field(default_factory=dict[str, PairedComparison])
 
     @property
     def pass_rate(self) -> dict[str, Any] | None:
@@ -84,14 +84,14 @@ def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
     reference, *others = results.values()
     for measure in MEASURES:
         found = [
-            Comparison(_subtract(other, reference, measure) if _is_comparable(task, other.name, measure) else [])
+            PairedComparison(_subtract(other, reference, measure) if _is_comparable(task, other.name, measure) else [])
             for other in others
         ]
         tested = [comparison for comparison in found if len(comparison.differences) > 1]
         p_values = adjust_holm([t_test_p_value(comparison.differences) for comparison in tested])
         for comparison, p in zip(tested, p_values, strict=True):
             comparison.p_value = p
-        reference.compared[measure] = Comparison()
+        reference.compared[measure] = PairedComparison()
         for other, comparison in zip(others, found, strict=True):
             other.compared[measure] = comparison
     return list(results.values())
