@@ -123,6 +123,20 @@ def test_optimizer_steps_and_epochs_of_a_batch_have_the_same_draw() -> None:
     assert once != drawn_tokens(Passes(), key=6)
 
 
+def test_with_an_importance_cap_an_update_draws_by_the_trainers_log_probs() -> None:
+    """However the sampler's differ: then the draw is the same, and without the cap it is another one."""
+
+    def draw(shift: float, **fields: Any) -> list[list[float]]:
+        client = RecordingClient()
+        items, row = sample_answers(client), resolve_algorithm("ppo", **FIELDS, **fields)
+        for i, t in enumerate(items):
+            t.logprobs = [q - shift * (i % 3) for q in t.logprobs]
+        update(client, row, items, lambda n: AdamParams(0.01), Passes(), baseline=RunningBaseline(), max_tokens=4)
+        return [t.response_advantages for t in items]
+
+    assert draw(0.5, importance_cap=2.0) == draw(0.0, importance_cap=2.0) == draw(0.0) != draw(0.5)
+
+
 def test_the_gradient_is_that_of_the_tokens_that_were_not_drawn() -> None:
     """Against central differences of PPO's loss, written out over these tokens alone."""
     client = RecordingClient()

@@ -16,7 +16,7 @@ from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.config import load
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import build_source, plan
-from rlvr.core.types import Task
+from rlvr.core.types import Outcome, Score, Task, Trajectory, TrajectoryBatch
 from rlvr.envs import resolve_environment
 from rlvr.training.curriculum import Curriculum, CurriculumOptions
 from rlvr.training.hints import HintWriter, make_hint_writer
@@ -126,6 +126,22 @@ def test_metrics_tell_completions_with_and_without_a_hint_apart() -> None:
         assert row["curriculum/hinted"] == pytest.approx(sum(marks) / len(marks))
         assert row["curriculum/correct_without_hint"] == pytest.approx(sum(r or 0 for r in plain) / len(plain))
     assert any(marks)
+
+
+def test_a_pass_behind_a_hint_does_not_raise_the_pass_rate_of_a_level() -> None:
+    """Half of the completions without a hint pass: the running rate stays at its 0.5, whatever those with one do."""
+    trainer = hinted_trainer(steps=8)
+    plain, hinted = SOURCE.train(1, 0, ""), replace(SOURCE.train(1, 1, ""), hint=(3,), level="1")
+    plain, curriculum = replace(plain, level="1"), trainer.parts.curriculum
+    curriculum.pass_rate = {"1": 0.5}
+    right, wrong = Score(1.0, Outcome.PASSED), Score(0.0, Outcome.FAILED)
+    batch = [
+        Trajectory("p", [1], "r", [2], [-0.5], reward=score.value, task=task, group_id=task.id, rollout_id=f"{i}",
+                   scores={trainer.parts.reward.name: score})
+        for i, (task, score) in enumerate([(plain, right), (plain, wrong), (hinted, right), (hinted, right)])
+    ]  # fmt: skip
+    trainer.accept(0, TrajectoryBatch(batch))
+    assert curriculum.pass_rate == {"1": 0.5}
 
 
 def test_a_fixed_lag_repeats(tmp_path: Path) -> None:

@@ -82,7 +82,10 @@ def test_kto_by_hand() -> None:
     assert below == {"divergence": 0.0}, "an estimated divergence below 0 is 0"
 
 
-def test_of_given_completions_kto_estimates_the_divergence_by_mismatched_ones(client: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("reduction", ["sequence_sum", "sequence_mean"])
+def test_of_given_completions_kto_estimates_the_divergence_by_mismatched_ones(
+    reduction: str, client: Callable[..., Any]
+) -> None:
     """On an engine whose policy has moved: z is the mean h of each prompt with the next one's completion."""
     trainer = client("qwen3")
     old = copy.deepcopy(trainer._engine.model.module)
@@ -97,11 +100,15 @@ def test_of_given_completions_kto_estimates_the_divergence_by_mismatched_ones(cl
     trainer.forward_backward(imitated, "cross_entropy")
     trainer.optim_step(AdamParams(3e-2))
     module = copy.deepcopy(trainer._engine.model.module)
-    h = [float((plain_h(module, t) - plain_h(old, t)).sum().detach()) for t in items]
-    z = sum(float((plain_h(module, t) - plain_h(old, t)).sum().detach()) for t in others) / 3
+
+    def compute_h(t: Trajectory) -> float:
+        total = float((plain_h(module, t) - plain_h(old, t)).sum().detach())
+        return total / len(t.response_tokens) if reduction == "sequence_mean" else total
+
+    h, z = [compute_h(t) for t in items], sum(map(compute_h, others)) / 3
     measured = update(
-        trainer, resolve_algorithm("kto"), items, lambda n: AdamParams(0.0), Passes(), baseline=RunningBaseline(),
-        max_tokens=5, reference=reference, is_given=True,
+        trainer, resolve_algorithm("kto", reduction=reduction), items, lambda n: AdamParams(0.0), Passes(),
+        baseline=RunningBaseline(), max_tokens=5, reference=reference, is_given=True,
     )  # fmt: skip
     assert z > 0.1 and abs(z - sum(h) / 3) > 0.01, "it is not the mean of the completions themselves"
     assert measured.metrics()["loss/divergence"] == pytest.approx(z, rel=1e-4)
