@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from study_runs import MOCK, make_runs, planned
 
+from rlvr.core.code_version import describe_code
 from rlvr.study.algorithm_report import compare_variants, conclude, format_results, write_results
-from rlvr.study.algorithm_results import dump_results, load_results, make_results
+from rlvr.study.algorithm_results import describe_task, dump_results, load_results, make_results
+from rlvr.study.run_log import begin_attempt, record_failure
+from rlvr.study.study_folder import log_file
 
 
 def a_run(variant: str, seed: int, before: float, after: float, **other: Any) -> dict[str, Any]:
@@ -157,6 +162,41 @@ def test_runs_that_are_no_fair_comparison_are_named() -> None:
 def test_one_seed_concludes_nothing() -> None:
     said = conclude(compare_variants(a_study(a_run("grpo", 1, 0.3, 0.7))["tasks"]["arithmetic"]), 8)
     assert said == ["One seed has no interval, so nothing can be concluded yet."]
+
+
+def test_what_a_run_left_says_whether_it_moved_and_whether_it_fell_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run like its start has not moved; an interval below 0, an alarm of a broken policy and numbers that are not
+    finite are divergence, and neither an interval that holds 0 nor a run that levels off is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mock.yaml").write_text(MOCK)
+    start, plan = (planned("seeds=1", "training.steps=2", name=name) for name in ("begun", "compared"))
+    make_runs(start)
+    make_runs(plan)
+    summary = plan.folder / "seed-1" / "summary.json"
+    written = json.loads(summary.read_text())
+
+    def describe(alarm: str = "stall", **changed: Any) -> dict[str, Any]:
+        summary.write_text(json.dumps({**written, **changed}))
+        monkeypatch.setattr("rlvr.study.study_summary.find_alarms", lambda folder, rows: [{"code": alarm}])
+        [found] = describe_task(start, plan)["runs"]
+        return found
+
+    holds, below = ({**written["change"], "low": -0.2, "high": high} for high in (0.1, -0.1))
+    assert not describe(change=holds)["has_moved"] and describe(weights_sha256="other")["has_moved"]
+    assert not describe(change=holds)["is_diverged"] and describe(change=below)["is_diverged"]
+    for alarm in ("entropy_up", "entropy_gone", "gap", "large_update"):
+        assert describe(alarm, change=holds)["is_diverged"]
+    assert describe()["code"] == describe_code()["rlvr"]
+    summary.unlink()
+    log = log_file(plan.folder, "seed-1")
+    begin_attempt(log, "seed-1")
+    record_failure(log, "not finite")
+    named = {"variant": "mock", "seed": 1, "state": "failed", "reason": "not finite"}
+    assert describe_task(start, plan)["runs"] == [{**named, "is_diverged": False}]
+    (plan.folder / "seed-1" / "failed-batch-000001.jsonl").touch()
+    assert describe_task(start, plan)["runs"] == [{**named, "is_diverged": True}]
 
 
 def test_the_files_of_a_study_are_read_back_and_those_of_another_version_refused(tmp_path: Path) -> None:
