@@ -47,7 +47,8 @@ def test_token_advantages_by_hand() -> None:
     assert sent == [pytest.approx([0, 0.15, 0, 0.7 / 3]), pytest.approx([0, -0.7 / 3])]
     assert measure_teacher_kl(items) == pytest.approx((0.5 - 2.0 + 2.0) / 3)
     add_teacher_advantages(items, Scripted(), 0.1, 1.0, lambda t: [-1.0] * len(t.logprobs))
-    assert items[1].token_advantages[-1] == pytest.approx(-0.7 - 0.2), "added to what stands there, by the trainer's"
+    assert items[1].token_advantages[-1] == pytest.approx(-0.7 - 0.2), "added to what stands there"
+    assert items[0].token_advantages[-1] == pytest.approx(0.7 - 0.1), "by the trainer's -1, not the sampler's -4"
 
 
 def test_a_critic_learns_nothing_of_the_teacher() -> None:

@@ -139,6 +139,17 @@ def test_pairs_are_all_those_of_a_group_and_every_group_counts_alike() -> None:
     assert sorted(pairing.pairs) == [(0, 1, 0.25), (2, 1, 0.25), (4, 3, 0.5)]
 
 
+def test_the_loss_weighs_every_group_alike() -> None:
+    """Margins 1 and 2 of one group, 5 of the other: 16 / 4 + 9 / 4 + 0 / 2, and their mean with the same weights."""
+    items = [
+        answer("a0", 1.0, [3], "a"), answer("a1", 0.0, [4], "a"), answer("a2", 1.0, [5], "a"),
+        answer("b0", 0.0, [3], "b"), answer("b1", 1.0, [4], "b"),
+    ]  # fmt: skip
+    loss, _, reported = evaluate(resolve_algorithm("ipo"), items, [[0.0], [-1.0], [1.0], [-1.0], [4.0]])
+    assert loss == pytest.approx(6.25)
+    assert reported == {"margin": pytest.approx(3.25), "accuracy": 1.0, "pairs": 3.0}
+
+
 def test_a_pair_of_equal_tokens_is_left_out_and_counted() -> None:
     """A verifier that contradicts itself: the loss of such a pair is a constant."""
     items = [answer("0", 1.0, [3]), answer("1", 0.0, [3]), answer("2", 0.0, [4])]
