@@ -107,6 +107,11 @@ def test_two_tokenizers_are_compared_token_by_token(words: Any) -> None:
         check_same_tokens(words, other, "mine")
     with pytest.raises(ValueError, match=r"teacher small has another tokenizer"):
         check_same_tokens(words, fewer, "small")
+    more = build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>")
+    more.add_tokens(["later"])
+    check_same_tokens(words, more, "larger")
+    with pytest.raises(ValueError, match=r"teacher words has .*is None for the teacher and 'later' for the policy"):
+        check_same_tokens(more, words, "words")
 
 
 @pytest.mark.parametrize(
