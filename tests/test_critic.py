@@ -271,6 +271,7 @@ def test_a_run_that_was_killed_ends_with_the_same_policy_and_critic(tmp_path: Pa
     for name in ("calm", "killed"):
         compose(tmp_path / name if (tmp_path / name).mkdir() is None else tmp_path)
         words = (str(tmp_path / name / "turns.yaml"), f"run.root={tmp_path / name}", "run.name=run", *lora)
+        words = (*words, "training.critic.value_clip=0.001", "training.critic.optimizer.warmup_steps=7")
         if name == "killed":
             with pytest.raises(RunKilled):
                 attempt(*words, killed_at=3)
@@ -281,6 +282,8 @@ def test_a_run_that_was_killed_ends_with_the_same_policy_and_critic(tmp_path: Pa
     steps = [row for row in rows if row["phase"] == "rl"]
     assert [row["updates"] for row in steps] == [0.0, 4.0, 4.0, 4.0]
     assert all("critic/explained_variance" in row for row in steps)
+    assert [row["critic/learning_rate"] for row in steps] == pytest.approx([0.0015, 0.003, 0.003, 0.003])
+    assert steps[-1]["critic/clip_ratio"] > 0, "the clip of the config, beyond which values moved"
     folders = sorted(place.name for place in (calm / "checkpoints").iterdir())
     assert len(folders) == 4 and sum(name.endswith("-critic") for name in folders) == 2
     for place in folders:
