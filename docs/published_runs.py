@@ -58,7 +58,9 @@ def predict_sampling(rows: int) -> float:
 
 
 def predict_step(name: str, gpus: int, wide: int, mean: int) -> float:
-    """Seconds; prompts are taken as 100 tokens. Each batch is scored by two models, and trained on in 4 updates."""
+    """Seconds; prompts are taken as 100 tokens. Each batch is scored by two models, and trained on in 4 updates. The
+    engines have the trainers' GPUs, so new weights take the GPUs' own network."""
     work = StepWork(64, 32, 100, mean - 100, 3_996, references=2, updates=4)
     limits = EngineLimits(micro_tokens=16_384, tree=False, gradient_checkpointing=True)
-    return estimate_step(shape_of(name), work, limits, ClusterOptions(trainers=gpus, tensor_parallel=wide)).seconds
+    cluster = ClusterOptions(trainers=gpus, samplers=gpus // wide, tensor_parallel=wide, transfer_gb_s=50.0)
+    return estimate_step(shape_of(name), work, limits, cluster).seconds

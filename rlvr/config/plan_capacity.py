@@ -6,7 +6,7 @@ Nothing is computed on a device and nothing is downloaded. Exercised by `python 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -43,7 +43,24 @@ def read_words(
     options = validate(loaded.values, PlanOptions, loaded.origin, loaded.typed)
     if config_name is None and config is None and not any(word.startswith("env") for word in others):
         others.append("env.name=dataset")  # a run has tasks; which ones says nothing about its capacity
-    return build_config(load(config_name, config, others), warn), options.cluster
+    run = build_config(load(config_name, config, others), warn)
+    return run, find_processes(run, options.cluster, [word.partition("=")[0] for word in ours])
+
+
+def find_processes(run: RunConfig, cluster: ClusterOptions, typed: Sequence[str]) -> ClusterOptions:
+    """The cluster with the trainers and samplers that the run's own settings name; ValueError if both do, otherwise."""
+    named: dict[str, tuple[str, int]] = {}
+    if run.client == "sharded":
+        named["trainers"] = ("sharding.ranks", run.sharding.ranks)
+    if run.sampler.name == "vllm":
+        named["samplers"] = ("sampler.urls", len(run.sampler.urls))
+    for name, (key, count) in named.items():
+        if f"cluster.{name}" in typed and getattr(cluster, name) != count:
+            raise ValueError(
+                f"cluster.{name}={getattr(cluster, name)}, and {key} gives {count}: they are the same processes; leave "
+                f"cluster.{name} out"
+            )
+    return replace(cluster, **{name: count for name, (_, count) in named.items()})
 
 
 def find_planned_shape(config: RunConfig) -> ModelShape:
@@ -96,20 +113,25 @@ def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
     memory, tflops, speed = cluster.figures
     active = f"{shape.parameters / 1e9:.3g} B weights, {shape.active_weights / 1e9:.3g} B multiplied for a token"
     trained = f"an adapter of rank {work.lora.rank}" if work.lora else "all weights"
-    engines = f"{cluster.samplers} samplers of {cluster.tensor_parallel}" if cluster.samplers else "which also sample"
+    alone = cluster.trainers == 1
+    trainers = "1 trainer" if alone else f"{cluster.trainers} trainers"
+    engines = f"{cluster.samplers} samplers of {cluster.tensor_parallel}" if cluster.samplers else (
+        "which also samples" if alone else "one of which also samples"
+    )  # fmt: skip
     lines = [
         f"model    {active}, {work.dtype}; {trained} trained",
         f"a step   {work.prompts} prompts x {work.group_size} completions; prompts of {work.prompt_tokens:,.4g} "
         f"tokens, completions of {work.completion_tokens:,.5g}, the longest {work.longest_completion:,.5g}",
-        f"devices  {cluster.trainers} trainers, {engines}; each device has {memory / GIB:.0f} GiB, {tflops / 1e12:.3g} "
+        f"devices  {trainers}, {engines}; each device has {memory / GIB:.0f} GiB, {tflops / 1e12:.3g} "
         f"TFLOP/s and {speed / 1e9:,.4g} GB/s reached",
     ]
-    for name, parts in (("trainer", estimate.trainer), ("sampler", estimate.sampler)):
+    trainer = "a trainer" if alone or cluster.samplers else "the trainer that also samples"
+    for name, parts in ((trainer, estimate.trainer), ("a sampler", estimate.sampler)):
         if parts:
             needed = count_needed(parts)
             fit = "" if needed <= memory else ": DOES NOT FIT"
             head = f"{needed / GIB:.1f} of {memory / GIB:.0f} GiB, with 10 % for the allocator and 1 GiB{fit}"
-            lines += ["", f"memory of a {name}: {head}", *_list_parts(parts, GIB, "GiB")]
+            lines += ["", f"memory of {name}: {head}", *_list_parts(parts, GIB, "GiB")]
     total = sum(estimate.phases.values())
     order = "sampling and training at once, then transfer" if work.ahead and cluster.samplers else (
         "sampling (verification at the same time), then training, then transfer"

@@ -41,7 +41,7 @@ class ClusterOptions:
 
     `device` is a known GPU; `memory_gib`, `tflops` (of the model's dtype) and `memory_gb_s` replace its figures, or
     give those of any other device. `trainers` devices train, each with a share of the weights (FSDP). `samplers`
-    engines sample, each on `tensor_parallel` devices; 0: the trainers' devices sample themselves, before they train. A
+    engines sample, each on `tensor_parallel` devices; 0: one of the trainers' devices samples, before they train. A
     device sends `network_gb_s` to the others; `transfer_gb_s` is how fast new weights reach all samplers. `verifiers`
     cores take `verify_s` seconds for a completion. `prompt_tokens` and `completion_tokens` are means; without them the
     run's largest are taken. A pass of training or prefill reaches the share `compute_efficiency` of `tflops`, a step of
@@ -75,10 +75,10 @@ class ClusterOptions:
         for name, least in (("trainers", 1), ("samplers", 0), ("tensor_parallel", 1), ("verifiers", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"cluster.{name}={getattr(self, name)}, expected at least {least}")
-        if not self.samplers and self.trainers % self.tensor_parallel:
+        if not self.samplers and self.tensor_parallel > 1:
             raise ValueError(
-                f"cluster.tensor_parallel={self.tensor_parallel} does not divide cluster.trainers={self.trainers}, "
-                "whose devices sample here; give cluster.samplers, or a number that divides it"
+                f"cluster.tensor_parallel={self.tensor_parallel} has no effect without cluster.samplers: one device "
+                "samples, beside the trainers; give cluster.samplers too"
             )
         for name in ("memory_gib", "tflops", "memory_gb_s", "network_gb_s", "transfer_gb_s", "prompt_tokens",
                      "completion_tokens", "compute_efficiency", "memory_efficiency"):  # fmt: skip
@@ -104,7 +104,7 @@ class ClusterOptions:
 
     @property
     def engines(self) -> int:
-        return self.samplers or self.trainers // self.tensor_parallel
+        return self.samplers or 1
 
     @property
     def devices(self) -> int:
@@ -269,16 +269,26 @@ def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, clus
     compute = a_token * tokens / (n * flops)
     trained = adapter or shape.parameters
     moved = 7 * FP32 * trained / (1 if work.lora else n) * work.updates
-    micro = max(1, math.ceil(tokens / n / limits.micro_tokens)) * (work.epochs + work.references)
-    sent = (2 * shape.parameters * size * micro + 2 * FP32 * trained * work.updates) * (n - 1) / n
+    micro = max(1, math.ceil(tokens / n / limits.micro_tokens))
+    sent = work.epochs * micro * count_exchanged(shape, size, trains_base=not adapter)
+    sent += work.references * micro * shape.parameters * size + 2 * FP32 * adapter * work.updates
+    sent *= (n - 1) / n
     network = sent / (cluster.network_gb_s * 1e9)
     return [
         Part("passes", compute, f"{tokens:,.0f} tokens x {a_token:.3g} FLOP ({passes} x {_count(shape.active_weights)} "
              f"active + attention {attention:.2g}) / ({n} x {_rate(flops, 'FLOP/s')})"),
-        Part("waiting for the network", max(0.0, network - compute), f"{sent / 1e9:,.1f} GB in {micro} micro-batches / "
+        Part("waiting for the network", max(0.0, network - compute), f"{sent / 1e9:,.1f} GB in "
+             f"{micro * (work.epochs + work.references)} micro-batches / "
              f"{cluster.network_gb_s:g} GB/s = {network:,.2f} s, as far as the passes do not hide it"),
         Part("optimizer", moved / speed, f"7 x 4 bytes x {_count(trained)} trained / {_rate(speed, 'B/s')}"),
     ]  # fmt: skip
+
+
+def count_exchanged(shape: ModelShape, size: int, *, trains_base: bool) -> int:
+    """Bytes of one micro-batch that devices with shares of the weights gather and add up. A block is gathered for each
+    of both passes, embedding and head once; gradients are added up in float32."""
+    once = shape.vocabulary * shape.width * (1 if shape.is_tied else 2) + shape.width
+    return (2 * shape.parameters - once) * size + (FP32 * shape.parameters if trains_base else 0)
 
 
 def _time_transfer(shape: ModelShape, work: StepWork, cluster: ClusterOptions) -> list[Part]:
@@ -323,8 +333,8 @@ def _estimate_devices(
     keys = at_once * row * cache_bytes(shape, size) / cluster.tensor_parallel
     cache = Part("KV cache", keys, f"{at_once} rows x {row:,} tokens x {cache_bytes(shape, size):,} bytes")
     if not cluster.samplers:
-        held = Part("weights to sample", shape.parameters * size / cluster.tensor_parallel, "all of them, gathered")
-        return [*trainer, cache, *([held] if n > cluster.tensor_parallel else [])], []
+        held = Part("weights to sample", shape.parameters * size, "all of them, gathered")
+        return [*trainer, cache, *([held] if n > 1 else [])], []
     weights = shape.parameters * size / cluster.tensor_parallel
     whole = f"{_count(shape.parameters)} x {size} bytes / {cluster.tensor_parallel}"
     return trainer, [Part("weights", weights, whole), cache]
