@@ -72,6 +72,7 @@ def test_the_job_for_kuberay_is_a_sharded_run_that_its_pods_can_hold() -> None:
     cluster = job["spec"]["rayClusterSpec"]
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['rayVersion']}\n" in pinned
+    assert cluster["authOptions"] == {"mode": "token"}
     [workers] = cluster["workerGroupSpecs"]
     assert workers["replicas"] == config.sharding.ranks
     for pod in (cluster["headGroupSpec"]["template"]["spec"], workers["template"]["spec"]):

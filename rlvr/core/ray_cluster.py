@@ -6,7 +6,7 @@
 
 Ray waits for ever for resources that a cluster does not have; `wait_for_all` says what is missing. Ray moves pickles
 between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Exercised by
-`python -m pytest tests/test_ray_sandbox.py`. Left out on purpose: starting Ray on other machines, which `ray start` and
+`python -m pytest tests/test_ray_cluster.py`. Left out on purpose: starting Ray on other machines, which `ray start` and
 KubeRay do.
 """
 
@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlvr.core.code_version import describe_code
@@ -25,6 +26,7 @@ from rlvr.core.cpu_budget import available_cores
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 INSTALL = "pip install 'rlvr[ray]'"
 LOCAL = "local"
+_joined = ""  # the address that this process has given
 
 
 class RayError(RuntimeError):
@@ -34,9 +36,10 @@ class RayError(RuntimeError):
 def join_cluster(address: str) -> None:
     """Join the cluster at `address` (`auto` or `host:port`), or start one on this machine alone (`local`).
 
-    A process joins one cluster: if it has joined one already, that one is used. One that this process started ends with
-    it, and listens on the loopback address unless ray was imported before.
+    A process joins one cluster: if it has joined one already, that one is used, and RayError says so if `address` names
+    another. One that this process started ends with it, and listens on the loopback address.
     """
+    global _joined
     if address == LOCAL:
         os.environ.setdefault(_LOOPBACK, "0")
     try:
@@ -44,9 +47,12 @@ def join_cluster(address: str) -> None:
     except ImportError as error:
         raise RayError(f"ray={address}: the package ray is not installed: {INSTALL}") from error
     if ray.is_initialized():
+        _check_joined(address)
         return
     try:
         if address == LOCAL:
+            if os.environ[_LOOPBACK] == "0":  # Ray reads it when it is imported, which other code may have done
+                ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
             ray.init(
                 LOCAL,
                 num_cpus=available_cores(),
@@ -62,6 +68,34 @@ def join_cluster(address: str) -> None:
             f"ray={address}: no cluster could be joined: {error}. Start one with `ray start --head`, join it on this "
             "machine with `ray start --address=HOST:PORT`, or give ray=local for one on this machine alone"
         ) from error
+    _joined = address
+
+
+def _check_joined(address: str) -> None:
+    """RayError if `address` is another cluster than the one that this process has joined."""
+    import ray
+
+    here = ray.get_runtime_context().gcs_address
+    if address == LOCAL:
+        is_same = _joined in (LOCAL, "")  # "": by code of the user's, which knows why
+    elif address == "auto":
+        is_same = _joined != LOCAL
+    else:
+        is_same = _resolve(address) == _resolve(here)
+    if not is_same:
+        given = f" (ray={_joined})" if _joined else ""
+        raise RayError(
+            f"ray={address}: this process has joined the cluster at {here} before{given}, and a process joins one; "
+            "give sharding.ray and the sandbox's ray the same address"
+        )
+
+
+def _resolve(address: str) -> tuple[str, str]:
+    """The host as a number, if it has one, and the port."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    with suppress(OSError):
+        host = socket.gethostbyname(host)
+    return host, port
 
 
 def _try_to_reach(address: str) -> None:
