@@ -2,9 +2,9 @@
 
 Each worker is an actor with one CPU and one worker of the sandbox (`rlvr.sandbox.ray_worker`). Programs wait here, in
 the same fair queue as on one machine, and go out in small batches to whichever worker is free. The programs of a worker
-that dies or is late run again elsewhere, each alone. After `MOST_LOSSES` lost workers a program's verdict is an
-`error`, which has no value: a machine's failure is never the program's. One thread keeps all of this pool's state; the
-others send it events. Exercised by `python -m pytest tests/test_ray_sandbox.py`.
+that dies, is late or has a broken sandbox run again elsewhere, each alone. After `MOST_LOSSES` lost workers a program's
+verdict is an `error`, which has no value: a machine's failure is never the program's. One thread keeps all of this
+pool's state; the others send it events. Exercised by `python -m pytest tests/test_ray_sandbox.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlvr.core.ray_cluster import (
     join_cluster,
     wait_for_all,
 )
+from rlvr.core.types import Outcome
 from rlvr.sandbox.ray_worker import SandboxWorker, decode_verdicts, encode_jobs
 from rlvr.sandbox.supervisor import NoTier
 from rlvr.sandbox.verdict import Limits, Verdict
@@ -256,12 +257,19 @@ class RayPool:
         ref.future().add_done_callback(lambda future: self._events.put(partial(read, future)))
 
     def _finish(self, worker: RemoteWorker, data: bytes) -> None:
-        verdicts = decode_verdicts(data, len(worker.batch))
-        batch, worker.batch, worker.is_running = worker.batch, [], False
-        self._free.append(worker)
-        for one, verdict in zip(batch, verdicts, strict=True):
-            one.worker = None
-            one.future.set_result(verdict)
+        verdicts = list(zip(worker.batch, decode_verdicts(data, len(worker.batch)), strict=True))
+        # An error is its machine's failure, and quicker than a verdict: a broken machine would soon have most programs.
+        broken = {one: v.detail for one, v in verdicts if v.outcome is Outcome.ERROR and not one.is_cancelled}
+        worker.batch = list(broken)
+        for one, verdict in verdicts:
+            if one not in broken:
+                one.worker = None
+                one.future.set_result(verdict)
+        if broken:
+            self._lose(worker, f"its sandbox failed: {next(iter(broken.values()))}")
+        else:
+            worker.is_running = False
+            self._free.append(worker)
 
     def _lose(self, worker: RemoteWorker, why: str) -> None:
         """Give the programs of a lost worker to others, and ask for another worker."""

@@ -10,11 +10,12 @@ Needs `pip install 'rlvr[ray]'`, on every machine of the cluster with the same c
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Sequence
 
 from rlvr.sandbox.ray_pool import RayPool
-from rlvr.sandbox.supervisor import TIERS, Sandbox, check_sandbox, live_sandboxes
+from rlvr.sandbox.supervisor import TIERS, UNSAFE, Sandbox, check_sandbox, live_sandboxes
 from rlvr.sandbox.verdict import Limits
 
 WAIT_SECONDS = 120.0
@@ -44,6 +45,8 @@ class RaySandbox(Sandbox):
         pool = RayPool(ray, workers, self.limits, tiers, allow_unsafe, wait_s)
         self._pairs, self._pool, self._workers = [], pool, pool
         self.tier, self.workers = pool.tier, pool.count
+        if self.tier == UNSAFE:
+            warnings.warn("answers run WITHOUT a sandbox on the machines of the cluster", RuntimeWarning, stacklevel=2)
         weakref.finalize(self, pool.close)
         live_sandboxes.add(self)
 

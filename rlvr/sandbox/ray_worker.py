@@ -56,7 +56,7 @@ class SandboxWorker:
         self._lock = threading.Lock()
         self._batch = -1
         self._queued: list[QueuedVerification] = []
-        self._cancelled: dict[int, Sequence[int]] = {}  # by batch: calls overtake each other on their way here
+        self._cancelled: dict[int, list[int]] = {}  # by batch: calls overtake each other on their way here
 
     def describe(self) -> bytes:
         return json.dumps({"machine": platform.node(), "pid": os.getpid(), **describe_code()}).encode()
@@ -86,7 +86,7 @@ class SandboxWorker:
             if batch == self._batch:
                 self._pool.cancel([self._queued[index] for index in indices])
             elif batch > self._batch:
-                self._cancelled[batch] = indices
+                self._cancelled.setdefault(batch, []).extend(indices)
 
     def _wait(self, one: QueuedVerification) -> Verdict:
         try:

@@ -36,6 +36,7 @@ from rlvr.sandbox.verification_job import Judgement, TestFault, VerificationJob
 from rlvr.sandbox.worker_pool import VerificationPool, WorkerPool
 
 TIERS = ("namespaces", "landlock")
+UNSAFE = "unsafe"  # the tier of answers that run without any protection, where that is allowed
 SIGXCPU, SIGKILL = 24, 9
 LOST_IN_A_ROW = 3  # tests that, run alone, ended the answer's process: the rest is not tried
 
@@ -303,9 +304,9 @@ def _choose_tier(tiers: Sequence[str], limits: Limits, allow_unsafe: bool) -> tu
             "Landlock (5.13 or newer); allow_unsafe=True runs answers without any protection"
         )
     warnings.warn(f"answers run WITHOUT a sandbox ({'; '.join(refusals)})", RuntimeWarning, stacklevel=3)
-    pair = Pair("unsafe", limits)
+    pair = Pair(UNSAFE, limits)
     pair.start()
-    return "unsafe", pair
+    return UNSAFE, pair
 
 
 def shared_sandbox() -> Sandbox:

@@ -18,6 +18,7 @@ from rlvr.sandbox.setup_parts import for_answer
 from rlvr.sandbox.verdict import Limits, TestResult, Verdict
 
 PATHS = ("auto", "weak")
+TEST_KEYS = ("input", "output", "tolerance")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -71,8 +72,12 @@ class VerificationJob:
                 raise ValueError(f"tolerance={tolerance!r:.80}: expected a finite number of at least 0, or none")
             if SURROGATE.search(test["input"] + (expected or "")):
                 raise ValueError(f"the test {test!r:.200} holds a lone surrogate, which UTF-8 cannot encode; remove it")
+        if self.stdio:  # what else a row of a dataset has may be of any type, and has no effect
+            self.tests = [{key: test[key] for key in TEST_KEYS if key in test} for test in self.tests]
         if isinstance(imports, str) or not all(isinstance(line, str) for line in imports) or not isinstance(setup, str):
             raise ValueError(f"imports={imports!r:.200}, setup={setup!r:.200}; expected a list of texts and a text")
+        if not isinstance(entry_point, (str, type(None))):
+            raise ValueError(f"entry_point={entry_point!r:.200}; expected the name of a function, or none")
         if path not in PATHS:
             raise ValueError(f"path={path!r}; expected one of {', '.join(PATHS)}")
         self.seconds = limits.timeout_s if timeout_s is None else float(timeout_s)
