@@ -10,21 +10,24 @@ import os
 import resource
 import signal
 import time
-from dataclasses import replace
 from typing import Any
 
 from rlvr.clients.sharded.rank_worker import RankWorker, run_rank
 
 
 class FaultyRank(RankWorker):
+    def _load(self, *given: Any, **options: Any) -> tuple[Any, dict[str, str]]:
+        bank, code = super()._load(*given, **options)
+        rank, place, self.fate = os.environ["RLVR_TEST_FAULT"].split()
+        if place == "torch" and self.ranks.rank == int(rank):
+            return bank, {**code, "torch": self.fate}
+        return bank, code
+
     def build(self, **given: Any) -> Any:
         facts = super().build(**given)
-        rank, place, self.fate = os.environ["RLVR_TEST_FAULT"].split()
-        if self.ranks.rank != int(rank):
-            return facts
-        if place == "torch":
-            return replace(facts, code={**facts.code, "torch": self.fate})
-        getattr(self, f"break_{place}")()
+        rank, place, _ = os.environ["RLVR_TEST_FAULT"].split()
+        if place != "torch" and self.ranks.rank == int(rank):
+            getattr(self, f"break_{place}")()
         return facts
 
     def meet_fate(self, *_: Any) -> None:

@@ -22,12 +22,14 @@ from value_rows import value_rows
 
 from benchmarks.sharded_kills import is_running, list_ranks
 from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
-from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.clients.sharded.rank_processes import RankProcesses
+from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.core.messages import AdamParams, Datum, ModelInput, NonFiniteError
 from rlvr.engine.engine import Engine
 from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.policy import VALUE_HEAD, Policy, tensors_sha256
 from rlvr.engine.value_head import add_value_head
+from rlvr.tinker_server.runs.executor import classify_error
 from rlvr.tinker_server.serve_engine import ServeOptions, check_trainers
 from rlvr.tinker_server.server_limits import load_settings
 from tests.server_process import FRESH
@@ -183,6 +185,37 @@ def test_a_critic_is_trained_by_the_engine_itself(engine: Engine) -> None:
 def test_a_model_that_changed_since_the_engine_loaded_it_is_refused() -> None:
     with pytest.raises(ValueError, match="other weights"):
         AdapterTrainers(tiny_policy().model, "another hash", EngineLimits(), ShardingOptions(1, 120.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("no_such_module", "rank 0 ended with exit code 1"), ("faulty_rank", r"rank 0 has torch 1\.9, this process 2")],
+)
+def test_a_tenant_is_not_blamed_for_ranks_that_do_not_come_back(
+    module: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is shown the server's stacks and folders. The faulty rank has another torch, as after an upgrade."""
+    monkeypatch.setenv("RLVR_TEST_FAULT", "0 torch 1.9")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    policy = tiny_policy()
+    model = policy.model.load()
+    modules = ["rlvr.clients.sharded.rank_worker", module]
+    options = ShardingOptions(1, 120.0)
+    trainers = AdapterTrainers(
+        policy.model, tensors_sha256(model.parameters()), EngineLimits(), options,
+        start=lambda options: RankProcesses(options.ranks, modules.pop(0)),
+    )  # fmt: skip
+    engine = Engine(model, EngineLimits(), trainers)
+    adapter = make_policy(engine, "a")
+    os.kill(trainers.group.processes.ids[0], signal.SIGKILL)
+    with pytest.raises(RankError, match=f"could not be started again: .*{message}") as caught:
+        engine.forward_backward(adapter, ROWS, "ppo", {})
+    failure, is_damaged = classify_error(caught.value)
+    assert failure.category == "server" and is_damaged
+    assert "Traceback" not in failure.error and os.sep not in failure.error
+    trainers.close()
 
 
 @pytest.mark.slow

@@ -67,6 +67,12 @@ class AdapterTrainers:
             raise
         return group, built[0]
 
+    def _restart(self) -> None:
+        try:
+            self.group, self._facts = self._start_ranks()
+        except (RuntimeError, ValueError) as error:  # other code than at the start, say: no mistake of a tenant's
+            raise RankError(f"the ranks could not be started again: {_summarize(error)}") from error
+
     def forward_backward(
         self,
         policy: Policy,
@@ -91,9 +97,9 @@ class AdapterTrainers:
                 break
             except RankError as error:
                 if attempt == 2:
-                    raise
+                    raise RankError(_summarize(error)) from error
                 log.warning("%s; the ranks are started again, and the call is repeated", error)
-                self.group, self._facts = self._start_ranks()
+                self._restart()
         for name, gradient in gradients.items():
             master, added = policy.masters[name], torch.from_numpy(gradient).to(policy.masters[name].device)
             master.grad = added if master.grad is None else master.grad.add_(added)
@@ -112,3 +118,8 @@ class AdapterTrainers:
     def close(self) -> None:
         """End the ranks."""
         self.group.close()
+
+
+def _summarize(error: Exception) -> str:
+    """What a tenant may read of an error: without the stacks and folders of this server, which the log has."""
+    return str(error).partition("\n")[0].rstrip(":")

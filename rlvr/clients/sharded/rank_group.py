@@ -1,8 +1,8 @@
 """The ranks as the driver sees them: one command at a time, to all of them, each with a deadline.
 
 A rank that dies, fails alone or is late ends the group: the others wait for it in a collective and can do nothing else.
-A mistake that all ranks report alike (a ValueError, a loss that is not finite) leaves them as they were. Exercised by
-`tests/test_sharded_faults.py`.
+A command that is interrupted ends it too: nothing would read its replies. A mistake that all ranks report alike (a
+ValueError, a loss that is not finite) leaves them as they were. Exercised by `tests/test_sharded_faults.py`.
 """
 
 from __future__ import annotations
@@ -100,19 +100,36 @@ class RankGroup:
     ) -> dict[int, RankReply]:
         if self._ended:
             raise RankError(f"{name}: the ranks were ended before. {self._ended}")
+        try:
+            replies, lost = self._collect(name, arguments, meanwhile)
+        except BaseException:  # Ctrl-C, say: the next command would take the replies to this one for its own
+            if not self._ended:
+                self._close(f"{name} was interrupted")
+            raise
+        if lost:
+            self._end(f"rank {lost[0]} {self.processes.describe_end(lost[0])}", name)
+        failures = {rank: reply.failure for rank, reply in replies.items() if reply.failure}
+        if failures:
+            self._raise(name, failures, shared=len(failures) == len(arguments))
+        return replies
+
+    def _collect(
+        self, name: str, arguments: dict[int, dict[str, Any]], meanwhile: Callable[[], None] | None
+    ) -> tuple[dict[int, RankReply], list[int]]:
+        """Send a command, and wait for the replies or ends of its ranks: the replies by rank, and the ranks lost."""
         for rank, given in arguments.items():
             self.processes.send(rank, RankCommand(name, given))
         replies: dict[int, RankReply] = {}
         lost: list[int] = []
         deadline = time.monotonic() + self.timeout_s
         if meanwhile:  # once at least, however fast the ranks are
-            self._do(meanwhile, name)
+            meanwhile()
         while len(replies) + len(lost) < len(arguments):
             failed = bool(lost) or any(reply.failure for reply in replies.values())
             left = deadline - time.monotonic()
             arrival = self.processes.wait(min(left, PAUSE_S) if meanwhile else left)
             if arrival is None and meanwhile and time.monotonic() < deadline:
-                self._do(meanwhile, name)
+                meanwhile()
                 continue
             if arrival is None:
                 if failed:
@@ -125,20 +142,7 @@ class RankGroup:
                 replies[rank] = reply
             if not failed and (lost or (reply is not None and reply.failure)):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
-        if lost:
-            self._end(f"rank {lost[0]} {self.processes.describe_end(lost[0])}", name)
-        failures = {rank: reply.failure for rank, reply in replies.items() if reply.failure}
-        if failures:
-            self._raise(name, failures, shared=len(failures) == len(arguments))
-        return replies
-
-    def _do(self, meanwhile: Callable[[], None], name: str) -> None:
-        """Call it; if it fails the ranks are ended, for nothing would read their replies."""
-        try:
-            meanwhile()
-        except BaseException:
-            self._close(f"{name} was interrupted")
-            raise
+        return replies, lost
 
     def _raise(self, name: str, failures: dict[int, RankFailure], *, shared: bool) -> NoReturn:
         """Raise what the ranks reported, as the exception that it was; `shared` if every rank did."""

@@ -42,9 +42,10 @@ class RankProcesses:
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         paths = [str(Path(rlvr.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        # gloo's own connections stay on the loopback interface.
+        # The libraries' own connections stay on the loopback interface.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GLOO_SOCKET_IFNAME": loopback}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         command = [sys.executable, "-X", "faulthandler", "-m", self._module, str(theirs.fileno())]
         process = subprocess.Popen(
             command,

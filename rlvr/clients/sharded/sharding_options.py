@@ -38,7 +38,7 @@ class ShardingOptions:
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"sharding.ranks={self.ranks}, expected at least 1")
-        if not self.timeout_s > 0:
+        if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"sharding.timeout_s={self.timeout_s}, expected a number of seconds above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"sharding.port={self.port}, expected 1 to 65535, or 0 for a free one")
@@ -56,6 +56,6 @@ class ShardingOptions:
     def check_device(self, device: str) -> None:
         """ValueError if Ray would place ranks without the `device` (auto, cpu or cuda) that they are to compute on."""
         if self.ray is not None and device.startswith("cuda") and not self.gpus_per_rank:
-            raise ValueError(f"the device {device} needs sharding.gpus_per_rank=1: Ray hides devices not asked for")
+            raise ValueError(f"the device {device} needs sharding.gpus_per_rank=1: a rank sees what it asks Ray for")
         if self.gpus_per_rank and device == "cpu":
             raise ValueError(f"sharding.gpus_per_rank={self.gpus_per_rank} has no effect on the device cpu; give 0")

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from rlvr.clients.sharded.data_split import split_data
 from rlvr.clients.sharded.rank_group import RankGroup, RankPlaces, RankRows
 from rlvr.clients.sharded.rank_processes import RankProcesses
+from rlvr.clients.sharded.rank_worker import PACKAGES
 from rlvr.clients.sharded.sharding_options import ShardingOptions
+from rlvr.core.code_version import describe_code
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError
 
 
@@ -43,13 +45,15 @@ def _start_places(options: ShardingOptions) -> RankPlaces:
 
 
 def check_equal(codes: Sequence[dict[str, str]]) -> None:
-    """ValueError if a rank runs other code than the first, or has loaded other weights."""
+    """ValueError if a rank runs other code than this process, or has loaded other weights than the first rank."""
+    ours = describe_code(*PACKAGES)
     for rank, code in enumerate(codes):
         for name, value in code.items():
-            if value != codes[0][name]:
+            other, expected = ("this process", ours[name]) if name in ours else ("rank 0", codes[0][name])
+            if value != expected:
                 raise ValueError(
-                    f"client=sharded: rank {rank} has {name} {value[:30]}, rank 0 {codes[0][name][:30]}; install and "
-                    "load the same everywhere"
+                    f"client=sharded: rank {rank} has {name} {value[:30]}, {other} {expected[:30]}; install and load "
+                    "the same everywhere"
                 )
 
 
