@@ -17,6 +17,7 @@ from rlvr.clients.sharded.data_split import split_data
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.config import load
+from rlvr.config.build_client import check_cluster_use
 from rlvr.config.build_config import build_config
 from rlvr.config.build_run import open_run
 from rlvr.config.plan_memory import describe_memory
@@ -35,9 +36,10 @@ def rows_of(*tokens: list[int]) -> list[Datum]:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"ranks": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"port": -1}, {"port": 65536}, {"ray": ""},
-        {"cpus_per_rank": 2}, {"gpus_per_rank": 1}, {"wait_s": 60.0}, {"cpus_per_rank": 0, "ray": "auto"},
-        {"gpus_per_rank": -1, "ray": "auto"}, {"wait_s": float("inf"), "ray": "auto"},
+        {"ranks": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"timeout_s": float("inf")}, {"port": -1},
+        {"port": 65536}, {"ray": ""}, {"cpus_per_rank": 2}, {"gpus_per_rank": 1}, {"wait_s": 60.0},
+        {"cpus_per_rank": 0, "ray": "auto"}, {"gpus_per_rank": -1, "ray": "auto"},
+        {"wait_s": float("inf"), "ray": "auto"},
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
@@ -166,6 +168,20 @@ def test_a_run_goes_on_with_other_ranks_only_if_that_is_asked_for(tmp_path: Path
     assert resume("sharding.ranks=3", "sharding.allow_other_ranks=true") == (folder, False)
     with pytest.raises(ValueError, match=r"it differs in seed"):
         resume("sharding.ranks=3", "sharding.allow_other_ranks=true", "seed=9")
+
+
+def test_verifiers_leave_the_ranks_cpus_of_the_cluster() -> None:
+    def check(sandbox: str, *more: str) -> None:
+        words = ["env.name=dataset", "model.name=x", "rollout.max_tokens=8", "reward.type=code"]
+        words += [f"reward.kwargs.sandbox={sandbox}", *more]
+        check_cluster_use(build_config(load(None, None, words)))
+
+    on_ray = ["client=sharded", "sharding.ray=auto"]
+    check("{ray: auto, workers: 3}", *on_ray)
+    check("{ray: auto}", "client=sharded")
+    check("{workers: 3}", *on_ray)
+    with pytest.raises(ValueError, match=r"reward.kwargs.sandbox has no workers.*leaves CPUs to the ranks"):
+        check("{ray: auto}", *on_ray)
 
 
 def test_the_plan_says_what_a_rank_and_the_driver_hold(tmp_path: Path) -> None:

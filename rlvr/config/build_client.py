@@ -81,6 +81,16 @@ def _sandbox_settings(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _sandbox_settings(part)
 
 
+def check_cluster_use(config: RunConfig) -> None:
+    """ValueError if the verifiers would take the CPUs of a Ray cluster that the ranks need: they start first."""
+    on_ray = [sandbox for sandbox in _sandbox_settings(config.reward.kwargs) if sandbox.get("ray") is not None]
+    if config.client == "sharded" and config.sharding.ray and any(one.get("workers") is None for one in on_ray):
+        raise ValueError(
+            "reward.kwargs.sandbox has no workers: without it the sandbox takes all free CPUs of the Ray cluster, and "
+            "sharding.ranks find none; give workers, a number that leaves CPUs to the ranks"
+        )
+
+
 def uses_device(config: RunConfig) -> bool:
     """Whether the model computes on an accelerator."""
     if config.model.device != "auto":

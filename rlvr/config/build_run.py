@@ -16,7 +16,7 @@ from rlvr.algorithms.loss_specs import is_custom_loss
 from rlvr.clients.custom_loss import try_custom_loss
 from rlvr.clients.registry import resolve_client
 from rlvr.config import LoadedConfig, difference, dump, read
-from rlvr.config.build_client import build_client, client_request, core_shares
+from rlvr.config.build_client import build_client, check_cluster_use, client_request, core_shares
 from rlvr.config.build_config import add_defaults, resolved_values
 from rlvr.config.build_teacher import build_teacher, check_teacher, has_teacher
 from rlvr.config.plan_memory import describe_memory
@@ -269,6 +269,7 @@ def build_watched(config: RunConfig) -> list[Reward]:
 
 def start_rewards(config: RunConfig, source: TaskSource) -> None:
     """Start what the verifiers depend on, such as a sandbox; ValueError if this machine does not support it."""
+    check_cluster_use(config)
     set_default_workers(core_shares(config, source).workers)
     for reward in (build_reward(config, source), *build_watched(config)):
         reward.start()
