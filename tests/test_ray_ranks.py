@@ -155,6 +155,16 @@ def test_a_cluster_without_room_says_what_is_missing_and_keeps_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_rank_sees_no_device_that_it_did_not_ask_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray leaves them visible, though another actor may have them."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    RayRank()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_another_torch_is_refused_with_both_versions(cluster: Any) -> None:
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,20 @@ from typing import Any
 import pytest
 import torch
 from sharded_ranks import LORA, group_rows, move_adapter, start, start_alone, tiny_policy
+from tinker_model import write_model
 from tiny import params
 
 from rlvr.cli.main import run
-from rlvr.clients.sharded.sharded_client import ShardedTrainingClient
+from rlvr.clients.local_engine import ModelBuild
+from rlvr.clients.sharded.data_split import split_data
+from rlvr.clients.sharded.rank_processes import RankProcesses
+from rlvr.clients.sharded.sharded_client import ShardedPolicy, ShardedTrainingClient, start_ranks
+from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.messages import AdamParams, Datum, ModelInput
+from rlvr.engine.capacity import count_exchanged
+from rlvr.engine.engine_options import EngineLimits
+from rlvr.engine.memory import read_shape
+from rlvr.engine.tokenizer import load_tokenizer
 from tests.tiny_run import TINY, RunKilled, attempt, stored_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -91,6 +101,37 @@ def test_checkpoints_load_in_transformers_or_peft(client: ShardedTrainingClient)
     assert found[1:] == pytest.approx([float(table[0, 1]), float(table[1, 4])], abs=1e-5)
     saved = client.create_sampling_client(path).compute_logprobs(ModelInput([3, 1, 4])).result()
     assert saved[1:] == pytest.approx(found[1:], abs=1e-6)
+
+
+def test_an_adapter_is_never_sampled_on_another_base_than_it_is_trained_on(tmp_path: Path) -> None:
+    """As where the driver's machine has another revision of the model than those of the ranks."""
+    folder = tmp_path / "model"
+    write_model(folder, seed=1)
+    build = ModelBuild(str(folder), {}, load_tokenizer(str(folder)), 0, "cpu", "float32")
+    client = start(ShardedPolicy(build, LORA, 0, EngineLimits()), tmp_path)
+    write_model(folder, seed=2)
+    with pytest.raises(ValueError, match=r"model\.name=.*other weights than the ranks"):
+        client.create_sampling_client()
+    client.close()
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all-weights", "adapter"])
+def test_ranks_exchange_as_much_as_the_plan_of_a_run_counts(
+    lora: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    policy = tiny_policy("qwen3", lora, micro_tokens=24)
+    options = ShardingOptions(2, 120.0)
+    client = start_ranks(policy, options, tmp_path, start=lambda _: RankProcesses(2, "counting_rank"))
+    learner = start_alone(policy, tmp_path)._engine._learner
+    batches = [learner._batches([ROWS[i] for i in share]) for share in split_data(ROWS, 2)]
+    client.forward_backward(ROWS, "ppo").result()
+    moved = client.group.call("count_moved")
+    client.close()
+    shape = read_shape(learner.model.module.config.to_dict())
+    assert shape is not None
+    expected = max(map(len, batches)) * count_exchanged(shape, 4, trains_base=lora is None)
+    assert moved == pytest.approx([expected] * 2, rel=0.02)  # parts are of one size: the last is padded
 
 
 def test_a_run_resumes_with_as_many_ranks_and_with_others_only_if_that_is_asked_for(

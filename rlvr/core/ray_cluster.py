@@ -52,7 +52,9 @@ def join_cluster(address: str) -> None:
     try:
         if address == LOCAL:
             if os.environ[_LOOPBACK] == "0":  # Ray reads it when it is imported, which other code may have done
-                ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+                from ray._private import ray_constants
+
+                ray_constants.ENABLE_RAY_CLUSTER = False
             ray.init(
                 LOCAL,
                 num_cpus=available_cores(),

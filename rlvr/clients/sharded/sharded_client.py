@@ -149,12 +149,19 @@ class ShardedTrainingClient:
     def _sampler(self) -> Any:
         """The engine in this process that samples, and its copy of the policy."""
         from rlvr.engine.engine import Engine
+        from rlvr.engine.policy import tensors_sha256
 
         model = self._policy.model.load()
         if (dtype := str(model.dtype).removeprefix("torch.")) != self.facts.dtype:
             raise ValueError(
                 f"model.dtype={self._policy.model.dtype}: the ranks compute in {self.facts.dtype}, and this machine, "
                 f"which samples, would in {dtype}; name one for both: model.dtype={self.facts.dtype}"
+            )
+        # All weights of a policy come from the ranks. Of an adapter's, the base is this machine's own.
+        if self._policy.lora and tensors_sha256(model.parameters()) != self.facts.code["weights"]:
+            raise ValueError(
+                f"model.name={self._policy.model.name}: this machine, which samples, has other weights than the ranks; "
+                "load the same everywhere"
             )
         engine = Engine(model, self._policy.limits)
         return engine, engine.create_policy("policy", lora=self._policy.lora, seed=self._policy.seed)
