@@ -140,8 +140,8 @@ def test_a_request_that_is_given_up_frees_its_thread() -> None:
     from rlvr.envs.tools import tool
 
     box = Toolbox(tools(only=["sleep"], seconds=0.5))
-    text, is_good = call(box, "sleep", {"seconds": 2.0}, 60.0)
-    assert not is_good and "error: " in text and not tool._stuck
+    assert call(box, "sleep", {"seconds": 2.0}, 60.0) == ("error: sleep took longer than 0.5 s", False)
+    assert not tool._stuck
 
 
 def test_late_requests_end_by_themselves_and_are_no_outage() -> None:
@@ -150,8 +150,10 @@ def test_late_requests_end_by_themselves_and_are_no_outage() -> None:
     async def gather() -> list[tuple[str, bool]]:
         return await asyncio.gather(*(box.call("sleep", {"seconds": 2.0}, 60.0) for _ in range(20)))
 
+    # Where the machine is busy, the request's own limit of a second can be noticed before the call's.
+    late = {(f"error: sleep took longer than {seconds} s", False) for seconds in ("0.1", "1")}
     for _ in range(2):
-        assert asyncio.run(gather()) == [("error: sleep took longer than 0.1 s", False)] * 20
+        assert set(asyncio.run(gather())) <= late
 
 
 def test_an_error_with_the_code_of_an_ended_server_is_a_result(box: Toolbox) -> None:

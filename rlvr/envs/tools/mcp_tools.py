@@ -89,7 +89,7 @@ class McpServer:
     def _make_function(self, name: str) -> Callable[..., str]:
         def call(**arguments: Any) -> str:
             from mcp import MCPError
-            from mcp_types import CONNECTION_CLOSED
+            from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
             client, loop = self._connection.client, self._connection.loop
             calling = client.call_tool(name, arguments, read_timeout_seconds=self._seconds)
@@ -98,6 +98,8 @@ class McpServer:
             except MCPError as error:
                 if error.code == CONNECTION_CLOSED and self._has_ended():
                     raise ToolOutage(f"tool {name}: the server {self.name} has ended") from error
+                if error.code == REQUEST_TIMEOUT:
+                    raise ToolProblem(f"{name} took longer than {self._seconds:g} s") from None
                 raise ToolProblem(error.message) from None
             text = read_result(result)
             if result.is_error:
