@@ -106,17 +106,23 @@ def test_training_is_six_operations_a_weight_and_attention() -> None:
 
 
 def test_the_network_counts_as_far_as_the_passes_do_not_hide_it() -> None:
-    # 4 trainers, 1,200 tokens each in 3 micro-batches. In each the 1,800 weights of blocks are gathered twice and the
-    # 2,010 others once, in 2 bytes, and 3,810 gradients are added up in 4: 3 x (5,610 x 2 + 15,240) x 3/4 at 10^9 B/s.
-    limits = replace(PLAIN, micro_tokens=500)
-    sent = 3 * (5_610 * 2 + 15_240) * 0.75 / 1e9
+    # 4 trainers, 1,200 tokens each in 2 micro-batches. In each the 1,800 weights of blocks are gathered twice and the
+    # 2,010 others once, in 2 bytes, and 3,810 gradients are added up in 4; 3/4 of them travel, at 5 x 10^8 bytes/s.
+    limits = replace(PLAIN, micro_tokens=1_000)
+    slow: dict[str, Any] = {"limits": limits, "trainers": 4, "network_gb_s": 0.5}
+    sent = 2 * (5_610 * 2 + 15_240) * 0.75 / 0.5e9
     passes = 4_800 * 34_560 / 4e12
-    one = estimate(limits=limits, trainers=4)
+    one = estimate(**slow)
     assert part(one, "training", "waiting for the network") == pytest.approx(sent - passes)
-    # An adapter's 316 gradients are added up once, to all; the base has none.
-    adapter = estimate(replace(WORK, lora=LoraConfig(1)), limits, trainers=4, tflops=2e6)
-    sent = (3 * 5_610 * 2 + 2 * 4 * 316) * 0.75 / 1e9
-    assert part(adapter, "training", "waiting for the network") == pytest.approx(sent, rel=1e-3)
+    processors = estimate(**slow, device="cpu")  # compute or exchange
+    assert part(processors, "training", "waiting for the network") == pytest.approx(sent)
+    # An adapter's 316 gradients are added up once, to all, after all micro-batches; the base has none.
+    adapter = estimate(replace(WORK, lora=LoraConfig(1)), **slow, device="cpu")
+    lora_sent = (2 * 5_610 * 2 + 2 * 4 * 316) * 0.75 / 0.5e9
+    assert part(adapter, "training", "waiting for the network") == pytest.approx(lora_sent)
+    # A second epoch doubles it; a reference gathers each weight for one pass: 3,810 x 2 bytes more, per micro-batch.
+    more = estimate(replace(WORK, epochs=2, updates=2, references=1), **slow, device="cpu")
+    assert part(more, "training", "waiting for the network") == pytest.approx(2 * sent + 15_240 * 0.75 / 0.5e9)
     fast = estimate(limits=limits, trainers=4, network_gb_s=1e6)
     assert part(fast, "training", "waiting for the network") == 0
     assert part(estimate(limits=limits), "training", "waiting for the network") == 0

@@ -13,7 +13,15 @@ from typing import Any
 from rlvr.clients.registry import resolve_client
 from rlvr.config.build_client import uses_device
 from rlvr.config.schema import RunConfig
-from rlvr.engine.memory import DTYPE_BYTES, GIB, MemoryEstimate, ModelShape, estimate_memory, read_shape
+from rlvr.engine.memory import (
+    DTYPE_BYTES,
+    GIB,
+    MemoryEstimate,
+    ModelShape,
+    count_gathered,
+    estimate_memory,
+    read_shape,
+)
 
 PROMPT = 512  # tokens, where `training.max_prompt_tokens` does not say
 
@@ -78,9 +86,7 @@ def describe_ranks(estimate: MemoryEstimate, shape: ModelShape, config: RunConfi
     cut, whole = estimate.weights, estimate.adapter
     of_trained = estimate.state + estimate.gradients
     cut, whole = (cut, whole + of_trained) if config.model.lora else (cut + of_trained, whole)
-    # Gathered at once, with gradients: the embedding and the head for the whole pass, and a block.
-    table = shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
-    gathered = 2 * size * (table + shape.matrices // shape.layers)
+    gathered = size * count_gathered(shape, has_adapter=config.model.lora is not None)
     rank = cut / config.sharding.ranks + whole + gathered + estimate.activations + estimate.logits
     samples = config.sampler.name == "trainer"
     driver = estimate.weights + estimate.adapter + estimate.copies + estimate.cache + estimate.sampling_tables

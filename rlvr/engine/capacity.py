@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
-from rlvr.engine.memory import DTYPE_BYTES, FP32, GIB, ModelShape, estimate_memory, read_shape
+from rlvr.engine.memory import DTYPE_BYTES, FP32, GIB, ModelShape, count_gathered, estimate_memory, read_shape
 
 # GiB of memory that a program sees, 10^12 FLOP/s of dense bfloat16, 10^9 bytes/s of memory, by the makers' data sheets.
 DEVICES: Mapping[str, tuple[float, float, float]] = {
@@ -42,10 +42,11 @@ class ClusterOptions:
     `device` is a known GPU; `memory_gib`, `tflops` (of the model's dtype) and `memory_gb_s` replace its figures, or
     give those of any other device. `trainers` devices train, each with a share of the weights (FSDP). `samplers`
     engines sample, each on `tensor_parallel` devices; 0: one of the trainers' devices samples, before they train. A
-    device sends `network_gb_s` to the others; `transfer_gb_s` is how fast new weights reach all samplers. `verifiers`
-    cores take `verify_s` seconds for a completion. `prompt_tokens` and `completion_tokens` are means; without them the
-    run's largest are taken. A pass of training or prefill reaches the share `compute_efficiency` of `tflops`, a step of
-    decoding the share `memory_efficiency` of `memory_gb_s`, after `overhead_ms`.
+    device sends `network_gb_s` to the others, while it computes unless it is a processor (`device=cpu`);
+    `transfer_gb_s` is how fast new weights reach all samplers. `verifiers` cores take `verify_s` seconds for a
+    completion. `prompt_tokens` and `completion_tokens` are means; without them the run's largest are taken. A pass of
+    training or prefill reaches the share `compute_efficiency` of `tflops`, a step of decoding the share
+    `memory_efficiency` of `memory_gb_s`, after `overhead_ms`.
     """
 
     device: str = "h100"
@@ -274,12 +275,13 @@ def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, clus
     sent += work.references * micro * shape.parameters * size + 2 * FP32 * adapter * work.updates
     sent *= (n - 1) / n
     network = sent / (cluster.network_gb_s * 1e9)
+    hidden = 0.0 if cluster.device == "cpu" else compute
     return [
         Part("passes", compute, f"{tokens:,.0f} tokens x {a_token:.3g} FLOP ({passes} x {_count(shape.active_weights)} "
              f"active + attention {attention:.2g}) / ({n} x {_rate(flops, 'FLOP/s')})"),
-        Part("waiting for the network", max(0.0, network - compute), f"{sent / 1e9:,.1f} GB in "
+        Part("waiting for the network", max(0.0, network - hidden), f"{sent / 1e9:,.1f} GB in "
              f"{micro * (work.epochs + work.references)} micro-batches / "
-             f"{cluster.network_gb_s:g} GB/s = {network:,.2f} s, as far as the passes do not hide it"),
+             f"{cluster.network_gb_s:.3g} GB/s = {network:,.2f} s, as far as the passes do not hide it"),
         Part("optimizer", moved / speed, f"7 x 4 bytes x {_count(trained)} trained / {_rate(speed, 'B/s')}"),
     ]  # fmt: skip
 
@@ -287,7 +289,7 @@ def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, clus
 def count_exchanged(shape: ModelShape, size: int, *, trains_base: bool) -> int:
     """Bytes of one micro-batch that devices with shares of the weights gather and add up. A block is gathered for each
     of both passes, embedding and head once; gradients are added up in float32."""
-    once = shape.vocabulary * shape.width * (1 if shape.is_tied else 2) + shape.width
+    once = shape.tables + shape.width
     return (2 * shape.parameters - once) * size + (FP32 * shape.parameters if trains_base else 0)
 
 
@@ -317,8 +319,7 @@ def _estimate_devices(
         optimizer=work.optimizer, copies=work.references,
     )  # fmt: skip
     mine = 1 if work.lora else n  # adapters are replicated, with their gradients and moments
-    block, tables = shape.matrices // shape.layers, shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
-    gathered = tables + 2 * block + (0 if work.lora else tables + block)  # weights, and gradients not yet added up
+    gathered = count_gathered(shape, has_adapter=work.lora is not None)
     experts = shape.active_experts * 4 * shape.inner * size * shape.layers if shape.experts > 1 else 0
     micro = min(max(limits.micro_tokens, row), math.ceil(work.rows / n) * row)
     trainer = [

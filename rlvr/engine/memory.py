@@ -76,12 +76,16 @@ class ModelShape:
         return sum(sizes.values()) + experts * inner + router
 
     @property
+    def tables(self) -> int:
+        """Weights of the embedding and the head; a tied head counts once."""
+        return self.vocabulary * self.width * (1 if self.is_tied else 2)
+
+    @property
     def parameters(self) -> int:
-        """All weights; a tied head counts once."""
-        tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
+        """All weights."""
         biases = self.queries + 2 * self.keys if self.has_biases else 0
         norms = 2 * self.width + (2 * self.head if self.has_head_norms else 0)
-        return tables + self.matrices + self.layers * (biases + norms) + self.width
+        return self.tables + self.matrices + self.layers * (biases + norms) + self.width
 
     def count_adapter(self, lora: LoraConfig) -> int:
         """Weights of an adapter, without targets on all linear layers of the blocks."""
@@ -184,6 +188,13 @@ def estimate_memory(
         # Logits, log-probs, and the rows gathered for the draws.
         sampling_tables=at_once * shape.vocabulary * 3 * FP32,
     )
+
+
+def count_gathered(shape: ModelShape, *, has_adapter: bool) -> int:
+    """Weights that a rank of several holds whole at a time, and their gradients: embedding and head for a whole pass,
+    two blocks while they compute. The base of an adapter has no gradients."""
+    block = shape.matrices // shape.layers
+    return shape.tables + 2 * block + (0 if has_adapter else shape.tables + block)
 
 
 def _token_activations(shape: ModelShape, limits: EngineLimits, size: int, row_tokens: int) -> int:
