@@ -1,16 +1,19 @@
-"""Memory and time of training a model of 100 million weights: in one process, and cut over ranks.
+"""Memory and time of training a model of 100 million weights, in one process and cut over ranks, beside `rlvr plan`.
 
     python -m benchmarks.sharded_memory                    # one process, then 1, 2 and 4 ranks: prints a table
     python -m benchmarks.sharded_memory --ranks 0 2 --rows 4 --tokens 128
 
 Each case runs in new processes with one thread each. Memory is that of the system (resident), with Python and torch
-themselves, which the first column shows. A step is one forward-backward call and an optimizer step of AdamW in fp32.
+themselves. A step is one forward-backward call and an optimizer step of AdamW in fp32. The plan is given what as many
+processes reach at once in products of matrices, reading and exchange (`sharded_peaks`), and its memory the libraries'.
+One rank is planned as one process: what `fully_shard` costs without a second rank is no part of a plan.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,12 +21,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.sharded_peaks import MachinePeaks, measure_peaks
 from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.rank_worker import RankWorker
 from rlvr.clients.sharded.sharded_client import ShardedPolicy, ShardedTrainingClient, start_ranks
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.messages import AdamParams, Datum, ModelInput
+from rlvr.engine.capacity import ClusterOptions, StepWork, estimate_step
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
+from rlvr.engine.memory import read_shape
 
 CONFIG = {
     "model_type": "qwen3", "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12,
@@ -107,22 +113,43 @@ def _measure_steps(client: ShardedTrainingClient, rows: list[Datum], steps: int)
     }
 
 
+def plan(ranks: int, rows: int, tokens: int, lora: int, peaks: MachinePeaks) -> tuple[float, float]:
+    """MiB of a rank at its peak and seconds of a step, by the formulas of `rlvr plan`."""
+    shape = read_shape(CONFIG | {"vocab_size": WORDS})
+    assert shape is not None
+    adapter = LoraConfig(lora, lora) if lora else None
+    work = StepWork(rows, 1, 1, tokens - 1, tokens - 1, dtype="float32", lora=adapter)
+    cluster = ClusterOptions(
+        "cpu", memory_gib=1024.0, tflops=peaks.flops / 1e12, memory_gb_s=peaks.memory / 1e9, trainers=max(1, ranks),
+        samplers=1, network_gb_s=peaks.network / 1e9, compute_efficiency=1.0, memory_efficiency=1.0,
+    )  # fmt: skip
+    estimate = estimate_step(shape, work, plan_policy(tokens, lora).limits, cluster)
+    return sum(part.value for part in estimate.trainer) / 2**20 + peaks.libraries, estimate.phases["training"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[0, 1, 2, 4], help="0: one process without shards")
-    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--lora", type=int, default=0, help="the rank of an adapter; 0 trains all weights")
     given = parser.parse_args()
     rows = make_rows(given.rows, given.tokens)
-    print("| | weights trained | MiB while loading | between steps | peak of a step | seconds a step |")
-    print("|---|--:|--:|--:|--:|--:|")
+    heads = ("weights trained", "MiB while loading", "between steps", "peak of a step", "planned", "seconds a step")
+    print(f"| | {' | '.join(heads)} | planned |\n|---|{'--:|' * 7}")
     for ranks in given.ranks:
         found = measure(ranks, rows, given.steps, given.lora, given.tokens)
+        peaks = measure_peaks(max(1, ranks), given.tokens, CONFIG["hidden_size"], CONFIG["intermediate_size"])
+        memory, seconds = plan(ranks, given.rows, given.tokens, given.lora, peaks)
         name = f"{ranks} ranks, each" if ranks > 1 else "1 rank" if ranks else "one process"
         cells = [f"{found[key]:,.0f}" for key in ("weights", "loading", "between", "peak")]
-        print(f"| {name} | {' | '.join(cells)} | {found['seconds']:.2f} |", flush=True)
+        cells += [f"{memory:,.0f}", f"{found['seconds']:.2f}", f"{seconds:.2f}"]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        print(
+            f"  a process reached {peaks.flops / 1e9:.0f} GFLOP/s, read {peaks.memory / 1e9:.1f} GB/s, was sent "
+            f"{peaks.network / 1e9:.2f} GB/s; libraries {peaks.libraries:.0f} MiB", file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
