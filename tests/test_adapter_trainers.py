@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ import torch
 
 pytest.importorskip("google.protobuf")
 
+from rounding import close_logprobs
 from sharded_ranks import LORA, group_rows, measure_difference, tiny_policy
 from tinker_backend import BackendClient, ServerFactory, counters, tiny_engine
 from tinker_model import write_model
 from tiny import params
 from value_rows import value_rows
+from vllm_server import BASE, FakeVllm, serve_vllm
 
 from benchmarks.sharded_kills import is_running, list_ranks
 from rlvr.clients.sharded.adapter_trainers import AdapterTrainers
@@ -282,3 +287,101 @@ def test_a_real_server_trains_over_a_killed_rank_and_leaves_no_process(
         assert not any(map(is_running, others))
     del service, trainer
     gc.collect()  # here, where its warnings are expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_two_tenants_are_trained_by_ranks_and_sampled_by_servers_over_a_killed_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--trainers 2 --samplers URL`: what the ranks score is what the server sampled with, after every step.
+
+    tests/test_vllm_real_servers.py does it with vLLM itself.
+    """
+    tinker = pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+    save_tiny_model(tmp_path / "model")
+    monkeypatch.setattr("tests.tinker_server.PATIENCE", 300.0)
+    prompt, keys = [1, 10, 2, 13], ("tml-anna-0001", "tml-robert-0002")
+
+    def to_row(tokens: list[int], weight: float) -> Any:
+        row = Datum.from_completion(prompt, tokens, weight)
+        inputs = {name: tinker.TensorData.from_numpy(value.to_numpy()) for name, value in row.loss_fn_inputs.items()}
+        return tinker.Datum(model_input=tinker.ModelInput.from_ints(row.model_input.to_ints()), loss_fn_inputs=inputs)
+
+    fake = FakeVllm(tiny_engine)
+    with serve_vllm(fake) as url:
+        options = ("--trainers", "2", "--samplers", url, "limits.max_rank=8")
+        server: Any = TinkerServer({"tiny": tmp_path / "model"}, tmp_path / "state", *options, keys=",".join(keys))
+        server.command = FRESH
+        with server:
+            assert "trained by 2 processes" in server.said and f"vLLM samples at {url}" in server.said
+            services = [tinker.ServiceClient(base_url=server.url, api_key=key) for key in keys]
+            trainers = [
+                service.create_lora_training_client(base_model="tiny", rank=4, seed=tenant).result()
+                for tenant, service in enumerate(services)
+            ]
+            seen: list[list[list[int]]] = []
+            for step in range(3):
+                steps: list[Any] = []
+                for tenant, trainer in enumerate(trainers):
+                    trainer.forward_backward([to_row([1 + tenant, 2, 3], 1.0)], "cross_entropy")
+                    steps.append(trainer.optim_step(tinker.AdamParams(learning_rate=2e-2)))
+                if step == 1:
+                    os.kill(list_ranks(server._process.pid)[1], signal.SIGKILL)
+                for future in steps:
+                    future.result()
+                for trainer in trainers:
+                    sampler = trainer.save_weights_and_get_sampling_client().result()
+                    asked = tinker.SamplingParams(max_tokens=8, seed=5, stop=[])
+                    given = tinker.ModelInput.from_ints(prompt)
+                    sequences = sampler.sample(given, num_samples=2, sampling_params=asked).result().sequences
+                    rows = [to_row(list(sequence.tokens), 0.0) for sequence in sequences]
+                    scored = trainer.forward(rows, "cross_entropy").result().loss_fn_outputs
+                    for sequence, row in zip(sequences, scored, strict=True):
+                        assert list(sequence.logprobs) == close_logprobs(row["logprobs"].to_numpy()[len(prompt) - 1 :])
+                    seen.append([list(sequence.tokens) for sequence in sequences])
+            models = [body["model"] for _, body in fake.requests if "n" in body.get("sampling_params", {})]
+            assert len(set(models)) == len(models) == 6 and BASE not in models
+            assert "the ranks are started again" in server.log()
+            for service in services:
+                service.close("success").result()
+            ranks = list_ranks(server._process.pid)
+            assert server.stop() == 0 and not any(map(is_running, ranks)) and not fake.adapters
+    del services, trainers, trainer, sampler
+    gc.collect()  # here, where its warnings are expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_sampling_server_that_is_refused_leaves_no_rank(tmp_path: Path) -> None:
+    """It is tried when the ranks are there: they train the trial adapter."""
+    save_tiny_model(tmp_path / "model")
+    words = ["--model", f"tiny={tmp_path / 'model'}", "--state", str(tmp_path / "state"), "--port", "0"]
+    with serve_vllm(FakeVllm(tiny_engine, rank=4)) as url:
+        done = subprocess.run(
+            [*FRESH, "engine", *words, "--trainers", "2", "--samplers", url, "limits.max_rank=8"],
+            capture_output=True, text=True, timeout=250, env={**os.environ, "RLVR_TEST_MARK": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 1 and "--max-lora-rank" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    until = time.monotonic() + 20
+    while (left := list_marked(str(tmp_path))) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
+
+
+def save_tiny_model(folder: Path) -> None:
+    """The model of `tiny_engine`."""
+    model = tiny_engine().model
+    model.module.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+
+
+def list_marked(mark: str) -> list[Path]:
+    """Processes with this text in their environment."""
+    found: list[Path] = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"RLVR_TEST_MARK={mark}".encode() in place.read_bytes():
+                found.append(place)
+    return found

@@ -70,10 +70,14 @@ def list_adapters(server: VllmProcess) -> list[str]:
         return [m["id"] for m in json.load(answer)["data"] if m["parent"] is not None]
 
 
-def test_two_tenants_of_the_tinker_sdk_are_sampled_by_vllm_with_the_servers_own_logprobs(
-    tmp_path: Path, model: Path, vllm: VllmProcess
+@pytest.mark.parametrize("ranks", [0, 2], ids=["one process", "2 ranks"])
+def test_two_tenants_of_the_tinker_sdk_are_sampled_by_vllm_with_the_trainers_logprobs(
+    tmp_path: Path, model: Path, vllm: VllmProcess, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """Each trains and saves three times: six adapters, of which vLLM takes four into one batch (`--max-loras`)."""
+    """Both train at once and save three times: six adapters, of which vLLM takes four into one batch (`--max-loras`).
+
+    With ranks the server is `rlvr serve engine --trainers 2 --samplers URL`, and they compute what `forward` returns.
+    """
     keys = ("tml-alice-0001", "tml-robert-0002")
     options = ("--samplers", vllm.url, "--samplers-folder", str(tmp_path / "shared"), "limits.max_rank=16")
     samplers, before = list[Any](), list[list[list[int]]]()
@@ -82,14 +86,25 @@ def test_two_tenants_of_the_tinker_sdk_are_sampled_by_vllm_with_the_servers_own_
         asked = tinker.SamplingParams(max_tokens=12, seed=5)
         return sampler.sample(tinker.ModelInput.from_ints(PROMPT), num_samples=8, sampling_params=asked)
 
+    if ranks:
+        options += ("--trainers", str(ranks))
+        monkeypatch.setattr("tests.tinker_server.PATIENCE", 300.0)
     with TinkerServer({"tiny": model}, tmp_path / "state", *options, keys=",".join(keys)) as server:
         assert f"vLLM samples at {vllm.url}" in server.said
+        assert (f"trained by {ranks} processes" in server.said) is bool(ranks)
         services = [tinker.ServiceClient(base_url=server.url, api_key=key) for key in keys]
-        for tenant, service in enumerate(services):
-            trainer = service.create_lora_training_client(base_model="tiny", rank=8, seed=tenant).result()
-            for step in range(3):
+        trainers = [
+            service.create_lora_training_client(base_model="tiny", rank=8, seed=tenant).result()
+            for tenant, service in enumerate(services)
+        ]
+        for step in range(3):
+            trained: list[Any] = []
+            for tenant, trainer in enumerate(trainers):
                 trainer.forward_backward([to_datum([1 + tenant, 2, 3], 1.0)], "cross_entropy")
-                trainer.optim_step(tinker.AdamParams(learning_rate=2e-2)).result()
+                trained.append(trainer.optim_step(tinker.AdamParams(learning_rate=2e-2)))
+            for future in trained:
+                future.result()
+            for tenant, (service, trainer) in enumerate(zip(services, trainers, strict=True)):
                 path = trainer.save_weights_for_sampler(name=f"step{step}").result().path
                 samplers.append(service.create_sampling_client(model_path=path).result())
                 sequences = start(samplers[-1]).result().sequences
@@ -102,8 +117,8 @@ def test_two_tenants_of_the_tinker_sdk_are_sampled_by_vllm_with_the_servers_own_
                     f"{keys[tenant]}: {len(gaps)} tokens, difference {gaps.mean():.2e}, at most {gaps.max():.2e} nats"
                 )
                 assert gaps.mean() < ROUNDING and gaps.max() < 1e-4
-            scored = samplers[-1].compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result()
-            assert len(scored) == len(PROMPT)  # by the engine: vLLM for CPUs would die of it
+        scored = samplers[-1].compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result()
+        assert len(scored) == len(PROMPT)  # by the engine: vLLM for CPUs would die of it
         assert len(list_adapters(vllm)) == 6
         together = [start(sampler) for sampler in samplers]
         assert [[list(s.tokens) for s in future.result().sequences] for future in together] == before
