@@ -118,7 +118,8 @@ def test_a_full_disk_is_the_systems_error_and_the_state_before_stands(
     good = tmp_path / "state"
     with pytest.raises(OSError) as caught:
         train_a_step(client)
-    assert caught.value.errno == 27  # EFBIG: `rlvr train` says to make room
+    assert caught.value.errno == 27  # EFBIG: `rlvr train` says to make room, and where
+    assert caught.value.filename.startswith(f"{tmp_path}/.state")
     assert not good.exists() and not list(tmp_path.glob(".state*"))
     assert_ended(client)
 

@@ -50,9 +50,10 @@ def save_policy(
         if tokenizer and writes:
             model.tokenizer.save_pretrained(folder)
     except Exception as error:
-        # safetensors and tokenizers give the system's error number only in their text.
-        if match := re.search(r"\(os error (\d+)\)", str(error)):
-            number = int(match[1])
+        # safetensors and tokenizers give the system's error number only in their text, and a full disk has no file name.
+        hidden = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(hidden[1]) if hidden else getattr(error, "errno", None)
+        if number and not getattr(error, "filename", None):
             raise OSError(number, os.strerror(number), str(folder)) from error
         raise
 
