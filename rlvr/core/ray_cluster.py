@@ -68,7 +68,8 @@ def join_cluster(address: str) -> None:
     except Exception as error:  # Ray has no class of its own for it: another version, or a start that took too long
         raise RayError(
             f"ray={address}: no cluster could be joined: {error}. Start one with `ray start --head`, join it on this "
-            "machine with `ray start --address=HOST:PORT`, or give ray=local for one on this machine alone"
+            "machine with `ray start --address=HOST:PORT`, or give ray=local for one on this machine alone. If it asks "
+            "for a token (InvalidAuthToken), set RAY_AUTH_MODE=token here, and copy its ~/.ray/auth_token"
         ) from error
     _joined = address
 
