@@ -46,6 +46,14 @@ class PeakWorker(RankWorker):
         numbers = torch.ones(count)
         return 4 * count / _time(lambda: numbers.sum())
 
+    def measure_libraries(self) -> float:
+        """MiB of this process with all that a rank imports, and no model."""
+        import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+        import rlvr.engine.learner  # noqa: F401
+
+        return self.measure_memory()["now"]
+
     def exchange(self, count: int) -> float:
         """Gather `count` float32 from all ranks twice and add them up once, as weights and gradients are; the bytes a
         second that come from the others."""
@@ -82,7 +90,7 @@ def measure_peaks(ranks: int, tokens: int, width: int, inner: int) -> MachinePea
             flops=min(group.call("multiply", tokens=tokens, width=width, inner=inner)),
             memory=min(group.call("read", count=1 << 26)),
             network=min(group.call("exchange", count=1 << 23)),
-            libraries=max(one["now"] for one in group.call("measure_memory")),
+            libraries=max(group.call("measure_libraries")),
         )
     finally:
         group.close()
