@@ -77,6 +77,7 @@ def measure_speed(jobs: list[dict[str, Any]], rounds: int) -> None:
                 began = time.perf_counter()
                 sandbox.verify_many(jobs)
                 found.append(len(jobs) / (time.perf_counter() - began))
+            print(f"{workers} workers{' on Ray' * on_ray}: {found[-1]:.0f} programs/s", file=sys.stderr, flush=True)
     print(f"\n| workers | programs/s of {len(jobs)} references | on Ray |\n|--:|--:|--:|")
     for workers in (1, 2):
         cells = [rates[on_ray, workers] for on_ray in (False, True)]
