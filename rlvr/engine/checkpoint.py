@@ -50,7 +50,7 @@ def save_policy(
         if tokenizer and writes:
             model.tokenizer.save_pretrained(folder)
     except Exception as error:
-        # safetensors and tokenizers give the system's error number only in their text, and a full disk has no file name.
+        # safetensors and tokenizers give the system's error number only in their text; a full disk gives no file name.
         hidden = re.search(r"\(os error (\d+)\)", str(error))
         number = int(hidden[1]) if hidden else getattr(error, "errno", None)
         if number and not getattr(error, "filename", None):
