@@ -27,6 +27,7 @@ from benchmarks.workloads import read_rows
 from rlvr.core.types import Outcome
 from rlvr.sandbox import Limits, Sandbox, Verdict
 from rlvr.sandbox.ray_sandbox import RaySandbox
+from rlvr.sandbox.supervisor import TIERS
 
 SECONDS = 5.0  # for a program
 
@@ -39,10 +40,10 @@ def read_jobs(data: Path, every: int) -> list[dict[str, Any]]:
 
 
 def open_sandbox(on_ray: bool, workers: int, tier: str | None = None) -> Sandbox:
-    limits, tiers = Limits(timeout_s=SECONDS), {"tiers": (tier,)} if tier else {}
+    limits, tiers = Limits(timeout_s=SECONDS), (tier,) if tier else TIERS
     if on_ray:
-        return RaySandbox("local", workers=workers, limits=limits, **tiers)
-    return Sandbox(workers=workers, limits=limits, **tiers)
+        return RaySandbox("local", tiers, workers, limits)
+    return Sandbox(tiers, workers, limits)
 
 
 def verify_with_kill(sandbox: Sandbox, jobs: list[dict[str, Any]], after: float) -> list[Verdict]:
