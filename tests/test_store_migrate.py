@@ -65,8 +65,8 @@ def test_the_tables_are_what_the_migrations_make(store_url: str):
         assert compare_metadata(context, metadata) == []
     migrated = shape(database)
     with database.write() as connection:
-        for table in ("rlvr_error_types", "rlvr_ratings", "rlvr_experiences", "rlvr_sessions", "rlvr_states"):
-            connection.execute(sa.text(f"DROP TABLE {table}"))
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(sa.text(f"DROP TABLE {table.name}"))
         connection.execute(sa.text(f"DROP TABLE {VERSION_TABLE}"))
     with closing(open_store(store_url)) as store:
         assert shape(store) == migrated

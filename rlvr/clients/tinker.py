@@ -80,6 +80,10 @@ class TinkerTrainingClient:
         return str(self._wait(self._client.get_info).model_data.model_name)
 
     @property
+    def lora_rank(self) -> int | None:
+        return self._wait(self._client.get_info).lora_rank
+
+    @property
     def fingerprint(self) -> str:
         """Of the weights as they are now: the server's name for the run, and the steps made by this client."""
         return f"{self._client.model_id}@{self._steps}"
@@ -250,6 +254,7 @@ def connect(
     base_model: str | None,
     *,
     start_from: str | None = None,
+    has_optimizer: bool = False,
     lora: LoraConfig | None = None,
     seed: int = 0,
     base_url: str | None = None,
@@ -258,7 +263,8 @@ def connect(
     timeout_s: float = TIMEOUT,
     client_class: type[C] = TinkerTrainingClient,
 ) -> C:
-    """A client that trains a new adapter of `base_model`, or goes on from the weights at `start_from`.
+    """A client that trains a new adapter of `base_model`, or goes on from the weights at `start_from`, and from the
+    optimizer's state there if `has_optimizer`.
 
     `base_url` and `api_key` None: where the SDK itself looks (TINKER_BASE_URL, TINKER_API_KEY, its credentials file).
     The adapter covers all linear layers but the head, as our own engine's do.
@@ -271,8 +277,10 @@ def connect(
         new = {"rank": lora.rank, "seed": seed, "train_unembed": False}
         with translate_errors():
             if start_from is not None:
-                path = check_path(start_from)
-                client = wait_for(lambda: service.create_training_client_from_state(path), timeout_s)
+                path, make = check_path(start_from), service.create_training_client_from_state
+                if has_optimizer:
+                    make = service.create_training_client_from_state_with_optimizer
+                client = wait_for(lambda: make(path), timeout_s)
             else:
                 client = wait_for(lambda: service.create_lora_training_client(base_model, **new), timeout_s)
     except tinker.TinkerError as error:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from rlvr.clients.registry import ModelOptions
-from rlvr.clients.tinker_sdk import RemoteFuture, check_logprobs, import_sdk, to_input
+from rlvr.clients.tinker_sdk import (
+    RemoteFuture,
+    check_logprobs,
+    end_session,
+    import_sdk,
+    to_input,
+    translate_errors,
+    wait_for,
+)
 from rlvr.core.futures import Future
 from rlvr.core.messages import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from rlvr.core.types import StopReason
@@ -69,3 +77,27 @@ class TinkerSamplingClient:
         if self._tokenizer is None:
             self._tokenizer = self._client.get_tokenizer()
         return self._tokenizer
+
+
+class TinkerSamplers:
+    """Samplers of saved weights, in one session at a server and without a training run.
+
+    `base_url` and `api_key` None: where the SDK itself looks.
+    """
+
+    def __init__(self, base_url: str | None = None, api_key: str | None = None, timeout_s: float = TIMEOUT) -> None:
+        tinker, self._timeout_s = import_sdk(), timeout_s
+        try:
+            self._service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
+        except tinker.TinkerError as error:
+            raise ValueError(f"client=tinker: {error}") from error
+
+    def open(self, path: str) -> TinkerSamplingClient:
+        """A sampler of what `save_weights_for_sampler` returned as `path`."""
+        with translate_errors():
+            client = wait_for(lambda: self._service.create_sampling_client(model_path=path), self._timeout_s)
+        return TinkerSamplingClient(client, path, timeout_s=self._timeout_s)
+
+    def close(self) -> None:
+        """End the session at the server."""
+        end_session(self._service)

@@ -86,7 +86,7 @@ def build(settings: Settings, keys: ApiKeys, port: int) -> Service:
     except StoreDown as error:
         raise ValueError(f"the database cannot be used: {error}; start it, or give another --database") from error
     instance, holds = claim_instance_name(settings.state, port)
-    generator, judge = build_generator(settings, store), build_judge(settings)
+    generator, judge = build_generator(settings, store, instance), build_judge(settings)
     sessions = Sessions(settings, store, generator, instance, judge=judge)
     return Service(settings, store, sessions, generator, keys, instance, judge, holds)
 

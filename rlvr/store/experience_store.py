@@ -14,13 +14,21 @@ from rlvr.store.patterns import PatternQueries
 from rlvr.store.replay import ReplayQueries
 from rlvr.store.retention import RetentionQueries
 from rlvr.store.session_queries import SessionQueries
+from rlvr.store.shared_policies import PolicyQueries
 from rlvr.store.shared_states import StateQueries
 
 BUFFER_SIZE = 1000
 
 
 class ExperienceStore(
-    SessionQueries, ExperienceQueries, ReplayQueries, AnalysisQueries, PatternQueries, RetentionQueries, StateQueries
+    SessionQueries,
+    ExperienceQueries,
+    ReplayQueries,
+    AnalysisQueries,
+    PatternQueries,
+    RetentionQueries,
+    StateQueries,
+    PolicyQueries,
 ):
     """All queries of the database. Safe from any thread; each call is one transaction."""
 

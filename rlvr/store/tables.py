@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from rlvr.store.records import Status
 
-HEAD = "0004"  # the newest migration: what `metadata` describes
-KNOWN_VERSIONS = ("0001", "0002", "0003", "0004")  # every schema that can be brought there
+HEAD = "0005"  # the newest migration: what `metadata` describes
+KNOWN_VERSIONS = ("0001", "0002", "0003", "0004", "0005")  # every schema that can be brought there
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -199,4 +199,28 @@ states = sa.Table(
     column("version", sa.Integer),
     column("value", JsonColumn),
     column("saved", FloatColumn),
+)
+
+# A policy that replicas train together: the lease of the one that learns, and the state that it published last.
+policies = sa.Table(
+    "rlvr_policies",
+    metadata,
+    column("name", TextColumn, primary_key=True),
+    column("holder", TextColumn),
+    column("token", sa.Integer),
+    column("expires", FloatColumn),
+    column("state", JsonColumn, nullable=True),
+)
+
+# The episodes of a session that the learner of a policy takes: `value` until a step has learned from them.
+groups = sa.Table(
+    "rlvr_groups",
+    metadata,
+    column("session_id", TextColumn, sa.ForeignKey("rlvr_sessions.id", ondelete="CASCADE"), primary_key=True),
+    column("policy", TextColumn),
+    column("version", sa.Integer),
+    column("step", sa.Integer, nullable=True),
+    column("value", JsonColumn, nullable=True),
+    column("created", FloatColumn),
+    sa.Index("rlvr_groups_by_step", "policy", "step", "created"),
 )

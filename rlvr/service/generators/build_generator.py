@@ -22,8 +22,9 @@ POLICIES = "policies"
 JUDGE = "judge"
 
 
-def build_generator(settings: Settings, store: ExperienceStore) -> Generator:
-    """The generator of the settings. It loads nothing and sends no request before `start`."""
+def build_generator(settings: Settings, store: ExperienceStore, instance: str = "") -> Generator:
+    """The generator of the settings. It loads nothing and sends no request before `start`. `instance` is this process's
+    name among those that share the store."""
     config, limits = settings.training, settings.limits
     if settings.llm:
         llm = settings.llm
@@ -39,23 +40,34 @@ def build_generator(settings: Settings, store: ExperienceStore) -> Generator:
     from rlvr.web.logs import get_logger
 
     check_name(settings.model)
+    options = EngineOptions(max_tokens=limits.max_tokens, seed=settings.seed)
+    learner = LearnerOptions(
+        learning_rate=config.learning_rate,
+        entropy_coefficient=config.entropy_coefficient,
+        policy_coefficient=config.policy_coefficient,
+        batch_size=config.batch_size,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+    )
+
+    def warn(text: str) -> None:
+        get_logger("rlvr.service.generators.engine_generator").warning(text)
 
     def opener(folder: Path, say: Callable[[str], None]) -> Any:
         given = str(train_demo(settings.state, say)) if settings.demo else settings.model
         say(f"loading {given}")
+        if given.startswith("tinker:") and not store.is_sqlite:  # all replicas reach the weights and the database
+            from rlvr.service.generators.shared_model import open_shared
+
+            return open_shared(given, folder, store, instance, learner, seed=settings.seed, say=say, warn=warn)
         return open_model(given, folder, seed=settings.seed)
 
     return EngineGenerator(
         opener,
         settings.state / POLICIES / policy_folder_name(DEMO if settings.demo else settings.model),
-        EngineOptions(max_tokens=limits.max_tokens, seed=settings.seed),
-        LearnerOptions(
-            learning_rate=config.learning_rate,
-            entropy_coefficient=config.entropy_coefficient,
-            policy_coefficient=config.policy_coefficient,
-            batch_size=config.batch_size,
-        ),
-        warn=lambda text: get_logger("rlvr.service.generators.engine_generator").warning(text),
+        options,
+        learner,
+        warn=warn,
     )
 
 

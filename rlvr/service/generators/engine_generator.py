@@ -2,7 +2,8 @@
 
 One thread owns the client. It loads the model after the service is up, plays all waiting sessions together (each a
 group of `samples` episodes, in one lockstep rollout), and lets `SessionLearner` make its steps in between. So the
-weights that learn are those that sampled, and no two threads compute at once.
+weights that learn are those that sampled, and no two threads compute at once. If replicas of the service share the
+policy (`SharedLearner`), this thread only samples, from the weights published last.
 
 A conversation is refined turn by turn in one context. A model that cannot read feedback (its tokenizer has a vocabulary
 of words, as the demo's) gets the same prompt again. `rlvr.service.sessions.session_rewards` has the rewards.
@@ -35,6 +36,7 @@ from rlvr.rollout import Group, rollout
 from rlvr.service.generators.batch_queue import take_batch
 from rlvr.service.generators.served_models import Say, ServedModel
 from rlvr.service.learning.session_learner import LearnerOptions, SessionLearner
+from rlvr.service.learning.shared_learner import SharedLearner
 from rlvr.service.sessions.jobs import (
     NOTHING_LEARNED,
     AnswerKey,
@@ -97,7 +99,7 @@ class EngineGenerator:
         self._opener, self._folder, self.options, self._warn = opener, folder, options, warn
         self._learner_options = learner
         self._model: ServedModel | None = None
-        self.learner: SessionLearner | None = None
+        self.learner: SessionLearner | SharedLearner | None = None
         self._state, self._detail = "loading", "the model is being loaded"
         self._queue: queue.Queue[_EngineRequest | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -111,27 +113,19 @@ class EngineGenerator:
 
     def health(self) -> dict[str, Any]:
         state = {"state": self._state, "detail": self._detail}
+        if self._state == "ready" and self.learner is not None:
+            state["detail"] = self.learner.detail
         return {"kind": self.kind, "name": self.name, **state, "learns": "weights"}
 
     async def check(self) -> None:
         """Nothing: its state is known in this process."""
 
     def refresh(self) -> None:
-        """Nothing: weights belong to this instance."""
+        if self.learner is not None:
+            self.learner.refresh()
 
     def learning(self) -> dict[str, Any]:
-        if (learner := self.learner) is None:
-            return dict(NOTHING_LEARNED)
-        progress = learner.progress
-        return {
-            "policy_entropy": progress.entropy,
-            "training_loss": progress.loss,
-            "updates": progress.steps,
-            "learning_rate": learner.learning_rate,
-            "sessions_learned": progress.sessions,
-            "sessions_without_signal": progress.silent,
-            "steps_refused": progress.refused,
-        }
+        return dict(NOTHING_LEARNED) if self.learner is None else self.learner.describe()
 
     def task_from_prompt(self, text: str) -> EnvironmentTask | None:
         source = self._model.source if self._model else None
@@ -198,10 +192,11 @@ class EngineGenerator:
         most = min(filter(None, (model.max_tokens, self.options.max_tokens)))
         self.options = replace(self.options, max_tokens=most)
         options = replace(self._learner_options, max_tokens=most, temperature=self.options.temperature)
-        learner = SessionLearner(model.client, self._folder, options, warn=self._warn)
-        learner.restore()
+        if (learner := model.learner) is None:
+            learner = SessionLearner(model.trainer, self._folder, options, warn=self._warn)
+            learner.restore()
         self.kind, self.name, self._model, self.learner = model.kind, model.name, model, learner
-        self._state, self._detail = "ready", f"{learner.progress.steps} steps learned"
+        self._state = "ready"
 
     def _fail(self, batch: Sequence[_EngineRequest], failure: Exception) -> None:
         for waiting in batch:
@@ -213,6 +208,8 @@ class EngineGenerator:
         try:
             group_ids, trajectories = self._run_rollout(batch)
         except Exception as error:
+            if isinstance(error, RuntimeError):  # the server could not answer
+                self.learner.forget_sampler()
             if len(batch) > 1:
                 for waiting in batch:
                     self._play([waiting])
@@ -226,7 +223,6 @@ class EngineGenerator:
             waiting.group = assign_rewards(by_group[group_id], waiting.rewards, waiting.job.session_id)
         learning = [w for w in batch if w.job.learn and w.failure is None]
         self.learner.learn([t for waiting in learning for t in waiting.group])
-        self._detail = f"{self.learner.progress.steps} steps learned"
         for waiting in batch:
             waiting.settle(waiting.failure or self._outcome(waiting))
 
@@ -241,7 +237,7 @@ class EngineGenerator:
                 group.id += f"/{waiting.job.session_id}"
             groups[group.id] = group
         params = SamplingParams(max_tokens=self.options.max_tokens, temperature=self.options.temperature)
-        version = self.learner.progress.steps
+        version = self.learner.version
         trajectories = rollout(list(groups.values()), self._sampler, params, seed=self.options.seed, version=version)
         return list(groups), trajectories
 
@@ -301,7 +297,7 @@ class EngineGenerator:
                 began=began[0],
                 tokens=True,
                 logprobs=sampled.logprobs,
-                policy_version=self.learner.progress.steps,
+                policy_version=self.learner.version,
                 policy_fingerprint=self._sampler.fingerprint,
             )
             try:

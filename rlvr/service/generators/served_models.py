@@ -21,12 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlvr.clients.registry import AT_A_SERVER
-from rlvr.core.protocols import TaskSource, TrainingClient
+from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
 from rlvr.envs.prompt import PromptOptions, PromptWriter
 from rlvr.envs.prompted_source import make_writer
+
+if TYPE_CHECKING:
+    from rlvr.service.learning.shared_learner import SharedLearner
 
 VARIABLE = "RLVR_MODEL"  # the setting that names the model, for messages
 LORA_RANK = 16
@@ -50,15 +53,22 @@ Say = Callable[[str], None]
 @dataclass
 class ServedModel:
     """A training client and what is known of its model. `source` has the tasks of its run's environment, if it has a
-    run; `max_tokens` is the answer's token budget in its run, `prompt` how its model reads text."""
+    run; `max_tokens` is the answer's token budget in its run, `prompt` how its model reads text. `learner` trains a
+    policy that replicas share; the client is then a sampler."""
 
-    client: TrainingClient
+    client: TrainingClient | SamplingClient
     name: str
     kind: str  # local | tinker
     source: TaskSource | None = None
     max_tokens: int | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)
     notes: list[str] = field(default_factory=list[str])
+    learner: SharedLearner | None = None
+
+    @property
+    def trainer(self) -> TrainingClient:
+        assert self.learner is None
+        return cast("TrainingClient", self.client)
 
     @cached_property
     def prompt_writer(self) -> PromptWriter:

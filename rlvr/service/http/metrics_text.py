@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
 
 STATES = ("ready", "loading", "down", "absent")
+LEARNED = ("policy_entropy", "training_loss", "learning_rate", "updates")
+SHARED = ("sampled_step", "is_learner", "sessions_waiting", "sessions_dropped")  # of a policy that replicas share
 TASKS = 50  # with a series of their own: those with the most sessions
 
 
@@ -37,7 +39,7 @@ def collect_metrics(service: Service) -> Iterator[Metric]:
     with suppress(StoreDown):
         service.generator.refresh()
     learned = service.generator.learning()
-    for name in ("policy_entropy", "training_loss", "learning_rate", "updates"):
+    for name in (*LEARNED, *SHARED):
         if isinstance(learned.get(name), (int, float)):
             yield gauge(f"rlvr_{name}", f"As /stats has it: {name}.", learned[name])
     try:

@@ -13,6 +13,7 @@ them. When the service stops, it learns from what it has gathered. Each step sav
 previous ones and then names them in `learner.json`, so a start after a kill has the exact bits of the last complete
 step. A step that is not finite is refused, and the saved state is loaded again.
 
+`GroupLearner` makes the steps and `SessionLearner` saves them in a folder; `leased_learner` publishes them to replicas.
 `python -m pytest tests/test_service_learning.py` exercises it. Left out on purpose: deleting checkpoints at a Tinker
 server (they have a lifetime of their own).
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -79,7 +81,7 @@ class LearningStep:
 
 @dataclass
 class LearnerProgress:
-    """The state that `learner.json` holds, saved and restored with the weights."""
+    """The counters that are saved and restored with the weights; `learner.json` holds them."""
 
     steps: int = 0
     sessions: int = 0  # learned from
@@ -92,18 +94,17 @@ class LearnerProgress:
     plateau: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-class SessionLearner:
-    """Called by the thread that owns the client only; any thread may read `progress`."""
+class GroupLearner(ABC):
+    """Gathers groups and makes steps; a subclass saves them. Called by the thread that owns the client only; any thread
+    may read `progress`."""
+
+    refusals: tuple[type[Exception], ...] = (NonFiniteError,)
+    """The errors of a step that repeating it would repeat: its groups are not learned from."""
 
     def __init__(
-        self,
-        client: TrainingClient,
-        folder: Path,
-        options: LearnerOptions = LearnerOptions(),
-        *,
-        warn: Callable[[str], None] = lambda text: None,
+        self, client: TrainingClient, options: LearnerOptions, *, warn: Callable[[str], None] = lambda text: None
     ) -> None:
-        self.client, self.folder, self.options, self.warn = client, folder, options, warn
+        self.client, self.options, self.warn = client, options, warn
         self.algorithm = resolve_algorithm(
             options.algorithm, entropy_coef=options.entropy_coefficient, drop_equal_groups=True
         )
@@ -113,12 +114,122 @@ class SessionLearner:
         self._baseline = RunningBaseline(self.algorithm.baseline_decay)
         self._sampler: SamplingClient | None = None
         self._gathered: list[Trajectory] = []
-        self._lock: IO[str] | None = None
 
     @property
     def learning_rate(self) -> float:
         warm_up = min(1.0, (self.progress.steps + 1) / (WARM_UP + 1))
         return self.options.learning_rate * RATE * self.plateau.scale * warm_up
+
+    def learn(self, trajectories: Sequence[Trajectory], *, now: bool = False) -> LearningStep | None:
+        """Gather complete groups, and make a step if there are enough episodes, or any if `now`."""
+        groups = group_by(trajectories, lambda t: t.group_id)
+        with_signal = [group for group in groups.values() if has_signal(group) and all(t.logprobs for t in group)]
+        self.progress.silent += len(groups) - len(with_signal)
+        for group in groups.values():
+            if rewards := [t.reward for t in group if t.reward is not None]:
+                self.plateau.observe(math.fsum(rewards) / len(rewards))
+        scale = self.options.policy_coefficient
+        for t in (t for group in with_signal for t in group):
+            self._gathered.append(replace(t, reward=None if t.reward is None else scale * t.reward))
+        if len({t.rollout_id for t in self._gathered}) < (1 if now else self.options.batch_size):
+            return None
+        batch, self._gathered = self._gathered, []
+        return self._step(batch)
+
+    def _step(self, batch: list[Trajectory]) -> LearningStep | None:
+        groups = len(group_by(batch, lambda t: t.group_id))
+        adam = AdamParams(self.learning_rate, grad_clip_norm=self.options.grad_clip)
+        self._sampler = None
+        try:
+            measured = update(
+                self.client,
+                self.algorithm,
+                batch,
+                lambda number: adam,
+                Passes(),
+                baseline=self._baseline,
+                max_tokens=self.options.max_tokens,
+                temperature=self.options.temperature,
+                key=self.progress.steps,
+            )
+            self._require_finite(batch)
+        except self.refusals as error:
+            self._refuse(error)
+            return None
+        if not measured.updates:
+            return None
+        self.progress.steps += 1
+        self.progress.sessions += groups
+        self.progress.loss, self.progress.entropy = measured.loss, _entropy(batch)
+        try:
+            self._save()
+        except OSError as error:  # e.g. a full disk: the weights in memory are good
+            self.warn(f"what was learned could not be saved ({error}); the next step saves again")
+        return LearningStep(
+            self.progress.steps,
+            measured.loss,
+            self.progress.entropy,
+            measured.grad_norm,
+            adam.learning_rate,
+            groups,
+            {t.rollout_id: t.advantage for t in batch},
+        )
+
+    def _require_finite(self, batch: Sequence[Trajectory]) -> None:
+        """NonFiniteError if a weight is not finite. A client without `policy.has_finite_weights` is tested by the
+        log-probs of one answer."""
+        policy = getattr(self.client, "policy", None)
+        if hasattr(policy, "has_finite_weights"):
+            is_finite = policy.has_finite_weights()  # pyright: ignore[reportOptionalMemberAccess]
+        else:
+            config = loss_config(self.algorithm, self.client, self.options.temperature)
+            [logprobs] = compute_current_logprobs(self.client, batch[:1], config)
+            is_finite = all(map(math.isfinite, logprobs))
+        if not is_finite:
+            raise NonFiniteError("a weight after the step", [])
+
+    def _refuse(self, error: Exception) -> None:
+        """Load the last good weights and optimizer state, which drops the accumulated gradients."""
+        self.client.load_state_with_optimizer(self._absolute(self.progress.path)).result()
+        self.progress.refused += 1
+        self._write_progress()
+        self.warn(f"a step was refused ({error}); the weights are those of step {self.progress.steps}")
+
+    @abstractmethod
+    def _save(self) -> None:
+        """Save weights and optimizer, then `progress` with their path."""
+
+    @abstractmethod
+    def _write_progress(self) -> None:
+        """Write `progress` alone: the weights are those saved last."""
+
+    def _absolute(self, path: str) -> str:
+        return path
+
+
+class SessionLearner(GroupLearner):
+    """Saves in a folder of this instance, which it locks."""
+
+    def __init__(
+        self,
+        client: TrainingClient,
+        folder: Path,
+        options: LearnerOptions = LearnerOptions(),
+        *,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(client, options, warn=warn)
+        self.folder = folder
+        self._lock: IO[str] | None = None
+
+    @property
+    def version(self) -> int:
+        """The step whose weights `sampler` samples from."""
+        return self.progress.steps
+
+    @property
+    def detail(self) -> str:
+        return f"{self.progress.steps} steps learned"
 
     @property
     def sampler(self) -> SamplingClient:
@@ -126,6 +237,16 @@ class SessionLearner:
         if self._sampler is None:
             self._sampler = self.client.save_weights_and_get_sampling_client()
         return self._sampler
+
+    def forget_sampler(self) -> None:
+        """Nothing: the client of this sampler is this learner's."""
+
+    def describe(self) -> dict[str, Any]:
+        """The numbers for /stats and the metrics."""
+        return describe_progress(self.progress, self.learning_rate)
+
+    def refresh(self) -> None:
+        """Nothing: the weights belong to this instance."""
 
     def restore(self) -> bool:
         """Load the last saved state; False if there is none. If it is damaged, the one before is loaded."""
@@ -161,88 +282,13 @@ class SessionLearner:
             self._lock.close()
             self._lock = None
 
-    def learn(self, trajectories: Sequence[Trajectory], *, now: bool = False) -> LearningStep | None:
-        """Gather complete groups, and make a step if there are enough episodes, or any if `now`."""
-        groups = group_by(trajectories, lambda t: t.group_id)
-        with_signal = [group for group in groups.values() if has_signal(group) and all(t.logprobs for t in group)]
-        self.progress.silent += len(groups) - len(with_signal)
-        for group in groups.values():
-            if rewards := [t.reward for t in group if t.reward is not None]:
-                self.plateau.observe(math.fsum(rewards) / len(rewards))
-        scale = self.options.policy_coefficient
-        for t in (t for group in with_signal for t in group):
-            self._gathered.append(replace(t, reward=None if t.reward is None else scale * t.reward))
-        if len({t.rollout_id for t in self._gathered}) < (1 if now else self.options.batch_size):
-            return None
-        batch, self._gathered = self._gathered, []
-        return self._step(batch)
-
-    def _step(self, batch: list[Trajectory]) -> LearningStep | None:
-        groups = len(group_by(batch, lambda t: t.group_id))
-        adam = AdamParams(self.learning_rate, grad_clip_norm=self.options.grad_clip)
-        self._sampler = None
-        try:
-            measured = update(
-                self.client,
-                self.algorithm,
-                batch,
-                lambda number: adam,
-                Passes(),
-                baseline=self._baseline,
-                max_tokens=self.options.max_tokens,
-                temperature=self.options.temperature,
-                key=self.progress.steps,
-            )
-            self._require_finite(batch)
-        except NonFiniteError as error:
-            self._refuse(error)
-            return None
-        if not measured.updates:
-            return None
-        self.progress.steps += 1
-        self.progress.sessions += groups
-        self.progress.loss, self.progress.entropy = measured.loss, _entropy(batch)
-        try:
-            self._save()
-        except OSError as error:  # e.g. a full disk: the weights in memory are good
-            self.warn(f"what was learned could not be saved ({error}); the next step saves again")
-        return LearningStep(
-            self.progress.steps,
-            measured.loss,
-            self.progress.entropy,
-            measured.grad_norm,
-            adam.learning_rate,
-            groups,
-            {t.rollout_id: t.advantage for t in batch},
-        )
-
-    def _require_finite(self, batch: Sequence[Trajectory]) -> None:
-        """NonFiniteError if a weight is not finite. A client without `policy.has_finite_weights` is tested by the
-        log-probs of one answer."""
-        policy = getattr(self.client, "policy", None)
-        if hasattr(policy, "has_finite_weights"):
-            is_finite = policy.has_finite_weights()  # pyright: ignore[reportOptionalMemberAccess]
-        else:
-            config = loss_config(self.algorithm, self.client, self.options.temperature)
-            [logprobs] = compute_current_logprobs(self.client, batch[:1], config)
-            is_finite = all(map(math.isfinite, logprobs))
-        if not is_finite:
-            raise NonFiniteError("a weight after the step", [])
-
-    def _refuse(self, error: NonFiniteError) -> None:
-        """Load the last good weights and optimizer state, which drops the accumulated gradients."""
-        self.client.load_state_with_optimizer(self._absolute(self.progress.path)).result()
-        self.progress.refused += 1
-        self._write_pointer()
-        self.warn(f"a step was refused ({error}); the weights are those of step {self.progress.steps}")
-
     def _save(self) -> None:
         """Save a state in `folder`, under a name relative to it: the folder may be moved."""
         name = f"step-{self.progress.steps:08d}"
         path = self.client.save_state(name).result().path
         self.progress = replace(self.progress, path=path if "://" in path else name, before=self.progress.path)
         self.progress.plateau = asdict(self.plateau)
-        self._write_pointer()
+        self._write_progress()
         for old in sorted(self.folder.glob("step-*")):
             if old.name not in (self.progress.path, self.progress.before):
                 shutil.rmtree(old, ignore_errors=True)
@@ -250,8 +296,20 @@ class SessionLearner:
     def _absolute(self, path: str) -> str:
         return path if "://" in path else str(self.folder / path)
 
-    def _write_pointer(self) -> None:
+    def _write_progress(self) -> None:
         write_atomic(self.folder / POINTER, json.dumps(asdict(self.progress), indent=2))
+
+
+def describe_progress(progress: LearnerProgress, learning_rate: float | None) -> dict[str, Any]:
+    return {
+        "policy_entropy": progress.entropy,
+        "training_loss": progress.loss,
+        "updates": progress.steps,
+        "learning_rate": learning_rate,
+        "sessions_learned": progress.sessions,
+        "sessions_without_signal": progress.silent,
+        "steps_refused": progress.refused,
+    }
 
 
 def _entropy(batch: Sequence[Trajectory]) -> float:

@@ -39,7 +39,7 @@ STOP_S = 30.0  # how long a stop waits for a download or a long verdict
 
 def open_judge(given: str, folder: Path) -> SamplingClient:
     """Open the model that `given` names, to sample from it; ValueError if it cannot be opened."""
-    return open_model(given, folder, variable="JUDGE_MODEL").client.save_weights_and_get_sampling_client()
+    return open_model(given, folder, variable="JUDGE_MODEL").trainer.save_weights_and_get_sampling_client()
 
 
 class ChatFormatter:
