@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class FolderServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.trainers, self.failure = folder, list[MockTrainingClient](), ""
+        self.retired = list[str]()
 
     def open_trainer(self, path: str | None) -> MockTrainingClient:
         client = FailingTrainer(self, self.folder / f"run-{time.monotonic_ns()}")
@@ -62,6 +63,9 @@ class FolderServer:
             client.load_state_with_optimizer(path).result()
         self.trainers.append(client)
         return client
+
+    def retire(self, paths: Sequence[str]) -> None:
+        self.retired += paths
 
     def describe(self, trainer: Any) -> dict[str, Any]:
         return {"base_model": "table", "rank": 16}
@@ -258,9 +262,11 @@ def test_two_replicas_sample_from_one_policy_and_the_other_one_learns_when_the_f
         assert len(server.trainers) == 1, "a replica that samples has no training run"
         before = a.sampler.fingerprint
         assert b.sampler.fingerprint == before and (a.version, b.version) == (0, 0)
+        first = state_of(store)
         write(store, a, "x")
         write(store, b, "y")
         wait_until(lambda: steps(store) == {"x": 1, "y": 1})
+        wait_until(lambda: server.retired == [first["path"], first["sampler"]])
         assert a.sampler.fingerprint == b.sampler.fingerprint != before and (a.version, b.version) == (1, 1)
         assert b.describe()["sessions_learned"] == 2 and b.describe()["learner"] == "a"
         assert b.detail == "samples from step 1 of 1; a learns"

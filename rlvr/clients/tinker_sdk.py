@@ -52,6 +52,15 @@ def end_session(service: Any) -> None:
     time.sleep(SETTLE_SECONDS)
 
 
+def expire_weights(path: str, seconds: int, timeout_s: float) -> None:
+    """Let the server of TINKER_BASE_URL delete what was saved at `path` after some time, an hour at least. With an SDK
+    that asks for a training session to do it, the weights stay."""
+    tinker = import_sdk()
+    if hasattr(tinker, "RestClient") and hasattr(tinker.RestClient, "get_server_capabilities"):
+        with translate_errors():
+            wait_for(lambda: tinker.RestClient().set_checkpoint_ttl_from_tinker_path(path, seconds), timeout_s)
+
+
 def wait_for(call: Callable[[], Any], seconds: float) -> Any:
     """The result of a call of the SDK that blocks, as those up to 0.29 do, or returns a future; RuntimeError when late.
 

@@ -7,18 +7,22 @@ Exercised by tests/test_service_replicas.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlvr.clients.tinker import SCHEME, TinkerTrainingClient, connect
-from rlvr.clients.tinker_sampler import TinkerSamplers, TinkerSamplingClient
+from rlvr.clients.tinker_sampler import TIMEOUT, TinkerSamplers, TinkerSamplingClient
+from rlvr.clients.tinker_sdk import expire_weights
 from rlvr.core.protocols import TrainingClient
 from rlvr.engine.engine_options import LoraConfig
 from rlvr.service.generators.served_models import LORA_RANK, Say, ServedModel
 from rlvr.service.learning.session_learner import POINTER, LearnerOptions
 from rlvr.service.learning.shared_learner import SharedLearner
 from rlvr.store import ExperienceStore
+
+RETIRED_S = 3_600  # how long weights stay after newer ones were published: a replica may be in a long session
 
 
 class TinkerPolicyServer:
@@ -45,6 +49,11 @@ class TinkerPolicyServer:
         except (OSError, ValueError, KeyError):
             return None
         return path if str(path).startswith(SCHEME) else None
+
+    def retire(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with suppress(RuntimeError, ValueError):  # of a server without this call: the weights stay
+                expire_weights(path, RETIRED_S, TIMEOUT)
 
     def describe(self, trainer: TrainingClient) -> dict[str, Any]:
         assert isinstance(trainer, TinkerTrainingClient)

@@ -51,11 +51,13 @@ class LeasedLearner(GroupLearner):
         options: LearnerOptions,
         *,
         model: dict[str, Any] | None = None,
+        retire: Callable[[Sequence[str]], None] = lambda paths: None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`model` is published with every state."""
+        """`model` is published with every state; `retire` is called with the paths that a publication replaced."""
         super().__init__(client, options, warn=warn)
-        self._store, self._name, self._token, self._model = store, name, token, dict(model or {})
+        self._store, self._name, self._token = store, name, token
+        self._model, self._retire = dict(model or {}), retire
         self.taken: set[str] = set()  # the sessions whose groups no publication has marked yet
         self._learning: set[str] = set()  # those of the step that is made
         self._sampler_path, self._dropped = "", 0
@@ -87,11 +89,13 @@ class LeasedLearner(GroupLearner):
             self._learning = set()
 
     def _save(self) -> None:
+        replaced = [path for path in (self.progress.path, self._sampler_path) if path]
         number = f"{self.progress.steps:08d}"
         path = self.client.save_state(f"step-{number}").result().path
         self._sampler_path = self.client.save_weights_for_sampler(f"sampler-{number}").result().path
         self.progress = replace(self.progress, path=path, before=self.progress.path)
         self._publish(self.progress.steps)
+        self._retire(replaced)
 
     def _write_progress(self) -> None:
         self._publish(NOT_LEARNED)

@@ -43,6 +43,10 @@ class PolicyServer(Protocol):
         """What is published with the weights: `base_model`, and what `check` compares."""
         ...
 
+    def retire(self, paths: Sequence[str]) -> None:
+        """Let weights go that newer ones have replaced, after a while: replicas may be sampling from them."""
+        ...
+
     def check(self, state: dict[str, Any]) -> None:
         """ValueError if the published weights are not of the model that this replica is configured for."""
         ...
@@ -247,8 +251,16 @@ class SharedLearner:
         state = policy.state if policy else None
         client = self._server.open_trainer(state["path"] if state else None)
         try:
-            model = self._server.describe(client)
-            learner = LeasedLearner(client, self._store, self._name, token, self.options, model=model, warn=self._warn)
+            learner = LeasedLearner(
+                client,
+                self._store,
+                self._name,
+                token,
+                self.options,
+                model=self._server.describe(client),
+                retire=self._server.retire,
+                warn=self._warn,
+            )
             learner.restore(state)
             self._failure = ""
             while self._token == token and not self._closing.is_set():
