@@ -177,14 +177,17 @@ def test_what_is_gathered_and_not_learned_is_there_for_the_next_learner(store: E
         group(store, id, rewards)
     assert first.take(store.waiting_groups(NAME, 3)) is not None  # a, b, c
     group(store, "d", [1.0, 0.0])
+    group(store, "equal", [0.5, 0.5])
     assert first.take(store.waiting_groups(NAME, 9, first.taken)) is None and first.taken == {"d"}
     learned = state_of(store)
+    assert steps(store) == {"a": 1, "b": 1, "c": 1, "d": None, "equal": NOT_LEARNED} and learned["silent"] == 1
     time.sleep(0.15)  # it was killed
     second = leased(store, server)
-    assert second.progress == first.progress and steps(store) == {"a": 1, "b": 1, "c": 1, "d": None}
+    assert second.progress == first.progress
     group(store, "e", [0.0, 1.0], version=1)
     assert second.take(store.waiting_groups(NAME, 9, second.taken)) is not None
-    assert steps(store) == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2} and state_of(store)["before"] == learned["path"]
+    assert steps(store) == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2, "equal": NOT_LEARNED}
+    assert state_of(store)["before"] == learned["path"]
 
 
 def test_a_learner_that_was_replaced_while_it_computed_changes_nothing(store: ExperienceStore, tmp_path: Path):
@@ -276,6 +279,13 @@ def test_two_replicas_sample_from_one_policy_and_the_other_one_learns_when_the_f
         write(store, b, "w")
         wait_until(lambda: steps(store) == {"x": 1, "y": 1, "z": 2, "w": 2})
         assert b.sampler is not None and b.version == 2
+    alone = SessionLearner(table(tmp_path / "alone"), tmp_path / "alone", OPTIONS)
+    alone.restore()
+    for id in "xyzw":
+        alone.learn(episodes(id, [1.0, 0.0]))
+    assert isinstance(alone.client, MockTrainingClient)
+    assert server.trainers[-1].policy.sha256() == alone.client.policy.sha256(), "the optimizer went on, too"
+    alone.close()
 
 
 @pytest.mark.usefixtures("quick")
