@@ -76,10 +76,10 @@ class ServerProcess:
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
-    def signal(self) -> None:
-        """SIGTERM, without waiting for what becomes of it."""
+    def signal(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """A signal, without waiting for what becomes of it."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(how)
 
     def _end(self, how: signal.Signals) -> int:
         if self._process is None:

@@ -5,6 +5,7 @@ Every part is real: two processes of `rlvr serve`, one of `rlvr serve engine` wi
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -184,6 +185,43 @@ def test_two_replicas_train_one_policy_and_the_other_one_takes_over_when_the_lea
         services[1 - leader].stop()
         wait_for(lambda: stats(services[leader])["is_learner"] == 1, 10.0)
         assert check_accounts(store, model, told) >= taken_over + 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_learner_that_sleeps_is_replaced_and_a_restarted_engine_server_is_used_again(
+    postgres: Any, server: TinkerServer, model: str, tmp_path: Path
+):
+    url = postgres.database()
+    services = [replica(server, url, tmp_path / name, model) for name in "ab"]
+    with ExitStack() as ends, closing(open_store(url)) as store, ThreadPoolExecutor(8) as pool:
+        for service in services:
+            ends.callback(service.stop)
+            service.start()
+            wait_for(lambda service=service: is_ready(service))
+        sleeper, other = services  # the first one holds the lease
+        told = [train(other, seed) for seed in range(8)]
+        pending = [pool.submit(train, sleeper, 50 + seed) for seed in range(6)]
+        sleeper.signal(signal.SIGSTOP)
+        try:
+            wait_for(lambda: stats(other)["is_learner"] == 1)
+            told += [train(other, 100 + seed) for seed in range(8)]
+            wait_for(lambda: has_learned(other))
+        finally:
+            sleeper.signal(signal.SIGCONT)
+        told += [one.result() for one in pending]
+        wait_for(lambda: has_learned(other))
+        assert (stats(sleeper)["is_learner"], stats(other)["is_learner"]) == (0, 1)
+        steps = check_accounts(store, model, told)
+
+        server.kill()
+        server.start()
+        for service in services:
+            wait_for(lambda service=service: service.post("/train", {**SHORT, "samples": 2}).status_code == 200)
+        told += list(pool.map(lambda i: train(services[i % 2], 200 + i), range(8)))
+        wait_for(lambda: published(store, model)["steps"] > steps)
+        wait_for(lambda: has_learned(other))
+        check_accounts(store, model, told)
 
 
 @pytest.mark.slow
