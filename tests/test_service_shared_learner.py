@@ -6,18 +6,20 @@ The weights are tables of logits in a folder in place of the server; tests/test_
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from rlvr.clients.mock.mock_client import MockSamplingClient, MockTrainingClient, TablePolicy
-from rlvr.core.futures import Future
-from rlvr.core.messages import SaveWeightsResponse
+from rlvr.clients.mock.mock_client import MockTrainingClient
 from rlvr.core.types import Trajectory
 from rlvr.service.generators.shared_model import TinkerPolicyServer
 from rlvr.service.learning import shared_learner
@@ -27,57 +29,7 @@ from rlvr.service.learning.shared_learner import SharedLearner
 from rlvr.store import ExperienceStore, Session, Status, open_store
 from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
 from rlvr.store.tables import groups
-
-NAME = "tinker:table"
-WORDS = ["yes", "no", "perhaps", "never"]
-OPTIONS = LearnerOptions(batch_size=4, learning_rate=0.01)
-
-
-def table(folder: Path) -> MockTrainingClient:
-    return MockTrainingClient(TablePolicy(WORDS, seed=1, rate=300.0), folder)
-
-
-class FailingTrainer(MockTrainingClient):
-    """Cannot save while its server has a failure."""
-
-    def __init__(self, server: FolderServer, folder: Path) -> None:
-        super().__init__(table(folder).policy, folder)
-        self.server = server
-
-    def save_state(self, name: str) -> Future[SaveWeightsResponse]:
-        if self.server.failure:
-            raise RuntimeError(self.server.failure)
-        return super().save_state(name)
-
-
-class FolderServer:
-    """Weights in a folder; a folder of its own for each trainer, as a Tinker server has a run for each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.trainers, self.failure = folder, list[MockTrainingClient](), ""
-        self.retired = list[str]()
-
-    def open_trainer(self, path: str | None) -> MockTrainingClient:
-        client = FailingTrainer(self, self.folder / f"run-{time.monotonic_ns()}")
-        if path:
-            client.load_state_with_optimizer(path).result()
-        self.trainers.append(client)
-        return client
-
-    def retire(self, paths: Sequence[str]) -> None:
-        self.retired += paths
-
-    def describe(self, trainer: Any) -> dict[str, Any]:
-        return {"base_model": "table", "rank": 16}
-
-    def check(self, state: dict[str, Any]) -> None:
-        pass
-
-    def open_sampler(self, path: str) -> MockSamplingClient:
-        return table(self.folder).create_sampling_client(path)
-
-    def close(self) -> None:
-        pass
+from tests.table_replicas import NAME, OPTIONS, QUICK, FolderServer, draw_rewards, episodes, table, write_session
 
 
 @pytest.fixture
@@ -88,21 +40,8 @@ def store(tmp_path: Path) -> Iterator[ExperienceStore]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"LEASE_S": 0.5, "BEAT_S": 0.05, "POLL_S": 0.02, "RETRY_S": 1.0}.items():
+    for name, seconds in QUICK.items():
         monkeypatch.setattr(shared_learner, name, seconds)
-
-
-def episodes(id: str, rewards: list[float | None], version: int = 0) -> list[Trajectory]:
-    """The answers yes and no, in turns, as the untrained table says them."""
-    logprobs = table(Path()).policy.logprobs()
-    return [
-        Trajectory(
-            "p", [3], WORDS[i % 2], [token], [float(logprobs[token])], reward=reward,
-            group_id=id, rollout_id=f"{id}/{i}", policy_version=version,
-        )
-        for i, reward in enumerate(rewards)
-        for token in [table(Path()).policy.tokenizer.ids[WORDS[i % 2]]]
-    ]  # fmt: skip
 
 
 def group(store: ExperienceStore, id: str, rewards: list[float | None], version: int = 0) -> WaitingGroup:
@@ -250,11 +189,6 @@ def replica(store: ExperienceStore, name: str, server: FolderServer, said: list[
     return learner
 
 
-def write(store: ExperienceStore, learner: SharedLearner, id: str) -> None:
-    store.add_session(Session(id, "t", "p", status=Status.DONE))
-    learner.learn(episodes(id, [1.0, 0.0], version=learner.version))
-
-
 @pytest.mark.usefixtures("quick")
 def test_two_replicas_sample_from_one_policy_and_the_other_one_learns_when_the_first_stops(
     store: ExperienceStore, tmp_path: Path
@@ -266,8 +200,8 @@ def test_two_replicas_sample_from_one_policy_and_the_other_one_learns_when_the_f
         before = a.sampler.fingerprint
         assert b.sampler.fingerprint == before and (a.version, b.version) == (0, 0)
         first = state_of(store)
-        write(store, a, "x")
-        write(store, b, "y")
+        write_session(store, a, "x")
+        write_session(store, b, "y")
         wait_until(lambda: steps(store) == {"x": 1, "y": 1})
         wait_until(lambda: server.retired == [first["path"], first["sampler"]])
         assert a.sampler.fingerprint == b.sampler.fingerprint != before and (a.version, b.version) == (1, 1)
@@ -275,8 +209,8 @@ def test_two_replicas_sample_from_one_policy_and_the_other_one_learns_when_the_f
         assert b.detail == "samples from step 1 of 1; a learns"
         a.close()
         wait_until(lambda: b.holder == "b")
-        write(store, b, "z")
-        write(store, b, "w")
+        write_session(store, b, "z")
+        write_session(store, b, "w")
         wait_until(lambda: steps(store) == {"x": 1, "y": 1, "z": 2, "w": 2})
         assert b.sampler is not None and b.version == 2
     alone = SessionLearner(table(tmp_path / "alone"), tmp_path / "alone", OPTIONS)
@@ -293,8 +227,8 @@ def test_a_replica_whose_step_fails_leaves_the_learning_to_another(store: Experi
     good, bad, said = FolderServer(tmp_path), FolderServer(tmp_path), list[str]()
     with closing(replica(store, "bad", bad, said)) as one, closing(replica(store, "good", good)) as other:
         bad.failure = "the disk of the server is full"
-        write(store, one, "x")
-        write(store, one, "y")
+        write_session(store, one, "x")
+        write_session(store, one, "y")
         wait_until(lambda: steps(store) == {"x": 1, "y": 1})
         assert other.holder == "good" and "the disk of the server is full" in one.detail
     assert said == ["this instance leaves the learning to others: the disk of the server is full"]
@@ -343,3 +277,65 @@ def test_sessions_wait_for_a_database_that_is_away(postgres: Any, tmp_path: Path
             postgres.start()
         a.learn(episodes("y", [1.0, 0.0]))
         wait_until(lambda: steps(store) == {"x": 1, "y": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_the_weights_are_those_of_every_session_learned_once_however_often_replicas_are_killed(
+    postgres: Any, tmp_path: Path
+):
+    """The steps are made again from the marks of the sessions, by a learner that is alone: the weights are the same."""
+    url, random_ = postgres.database(), random.Random(7)
+    told = list[str]()
+    with closing(open_store(url)) as store:
+        running = {name: start_replica(url, tmp_path, name) for name in "abc"}
+        for number in range(9):
+            wait_until(lambda least=4 * number: has_steps(store, least))
+            time.sleep(random_.uniform(0.0, 0.2))
+            policy = store.policy(NAME)
+            assert policy is not None
+            leader = next((name for name in running if name == policy.holder), "")
+            name = leader if leader and number % 3 else random_.choice(sorted(running))
+            told += kill(running.pop(name))
+            fresh = f"r{number}"
+            running[fresh] = start_replica(url, tmp_path, fresh)
+        for process in running.values():
+            told += kill(process)
+        with closing(replica(store, "last", FolderServer(tmp_path))):
+            wait_until(lambda: store.count_waiting(NAME) <= 1)  # one group is too few for a step
+        state, learned = state_of(store), steps(store)
+        assert set(told) <= set(learned), "a session that was written is lost"
+        assert state["steps"] > 30 and state["dropped"] == state["refused"] == 0
+        with store.read() as connection:
+            order = connection.scalars(sa.select(groups.c.session_id).order_by(groups.c.created)).all()
+    alone = SessionLearner(
+        table(tmp_path / "alone"), tmp_path / "alone", LearnerOptions(batch_size=1, learning_rate=0.01)
+    )
+    alone.restore()
+    for step in range(1, state["steps"] + 1):
+        alone.learn([t for id in order if learned[id] == step for t in episodes(id, draw_rewards(id))])
+        assert alone.progress.steps == step
+    published = table(tmp_path)
+    published.load_state_with_optimizer(state["path"]).result()
+    assert isinstance(alone.client, MockTrainingClient)
+    np.testing.assert_allclose(published.policy.logits, alone.client.policy.logits, rtol=1e-9)
+    np.testing.assert_allclose(published.policy.moments, alone.client.policy.moments, rtol=1e-6, atol=1e-15)
+    assert published.policy.adam_steps == state["steps"]
+    alone.close()
+
+
+def has_steps(store: ExperienceStore, least: int) -> bool:
+    policy = store.policy(NAME)
+    return policy is not None and policy.state is not None and policy.state["steps"] >= least
+
+
+def start_replica(url: str, folder: Path, name: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "tests.table_replicas", url, str(folder), name]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+
+
+def kill(process: subprocess.Popen[str]) -> list[str]:
+    """The sessions that it said to be written."""
+    process.kill()
+    said, _ = process.communicate(timeout=60)
+    return said.split("\n")[:-1]
