@@ -275,6 +275,7 @@ def test_sessions_wait_for_a_database_that_is_away(postgres: Any, tmp_path: Path
             assert a.sampler is not None, "it samples from the weights that it knows"
         finally:
             postgres.start()
+        wait_until(lambda: steps(store) == {"x": None})
         a.learn(episodes("y", [1.0, 0.0]))
         wait_until(lambda: steps(store) == {"x": 1, "y": 1})
 

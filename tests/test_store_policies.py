@@ -107,6 +107,7 @@ def test_groups_are_written_once_and_come_back_in_order(store: ExperienceStore):
     add(store, "x", "y")
     store.add_groups(NAME, [WaitingGroup("y", 9, []), WaitingGroup("x", 9, [])])
     add(store, "z", version=4)
+    store.add_groups(NAME, [WaitingGroup("deleted", 0, [])])
     assert store.waiting_groups(NAME, 9) == [
         WaitingGroup(id, version, [{"reward": 0.1, "of": id}]) for id, version in (("x", 0), ("y", 0), ("z", 4))
     ]

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rlvr.store.connections import Database
-from rlvr.store.tables import groups, policies
+from rlvr.store.tables import groups, policies, sessions
 
 NOT_LEARNED = 0  # the step of a group that no step learned from: equal rewards, too old, or refused
 _LOCK = 0x726C7670  # "rlvp": the advisory lock under which PostgreSQL's leases change hands
@@ -95,16 +95,25 @@ class PolicyQueries(Database):
             connection.execute(sa.update(policies).where(p.name == name, p.token == token).values(expires=0.0))
 
     def add_groups(self, name: str, new: Sequence[WaitingGroup]) -> None:
-        """Write the groups of sessions that ended, for the learner. A session's second group changes nothing."""
-        rows = [
-            {"session_id": group.session_id, "policy": name, "version": group.version, "value": group.trajectories}
-            for group in new
-        ]
+        """Write the groups of sessions that ended, for the learner. A session's second group changes nothing, nor does
+        one of a session that was deleted meanwhile."""
         with self.write() as connection:
-            known = sa.select(groups.c.session_id).where(groups.c.session_id.in_([g.session_id for g in new]))
-            there = set(connection.scalars(known))
-            if fresh := [{**row, "created": time.time()} for row in rows if row["session_id"] not in there]:
-                connection.execute(sa.insert(groups), fresh)
+            bare = sa.select(sessions.c.id).outerjoin(groups, groups.c.session_id == sessions.c.id)
+            bare = bare.where(sessions.c.id.in_([group.session_id for group in new]), groups.c.session_id.is_(None))
+            missing = set(connection.scalars(bare))
+            rows = [
+                {
+                    "session_id": group.session_id,
+                    "policy": name,
+                    "version": group.version,
+                    "value": group.trajectories,
+                    "created": time.time(),
+                }
+                for group in new
+                if group.session_id in missing
+            ]
+            if rows:
+                connection.execute(sa.insert(groups), rows)
 
     def waiting_groups(self, name: str, limit: int, without: Collection[str] = ()) -> list[WaitingGroup]:
         """The oldest groups that wait for the learner, without those of some sessions."""

@@ -78,6 +78,7 @@ class SharedLearner:
         self._waiting = 0
         self._sampler: tuple[str, SamplingClient] | None = None
         self._unwritten: list[WaitingGroup] = []
+        self._writing = threading.Lock()
         self._token, self._failure, self._retry_at = 0, "", 0.0
         self._lease = threading.Lock()  # held while the token changes
         self._closing, self._ended = threading.Event(), threading.Event()
@@ -124,9 +125,8 @@ class SharedLearner:
     def learn(self, trajectories: Sequence[Trajectory]) -> None:
         """Write groups for the replica that learns; while the database is away they wait here."""
         groups = group_by(trajectories, lambda t: t.group_id)
-        self._unwritten += [write_group(session_id, group) for session_id, group in groups.items() if group]
         try:
-            self._write_groups()
+            self._write_groups([write_group(session_id, group) for session_id, group in groups.items()])
         except StoreDown as error:
             self._warn(f"{len(self._unwritten)} sessions wait for the database, to be learned from ({error.reason})")
 
@@ -149,10 +149,12 @@ class SharedLearner:
         with suppress(RuntimeError, ValueError):  # it is away: the session ends without heartbeats
             self._server.close()
 
-    def _write_groups(self) -> None:
-        if self._unwritten:
-            self._store.add_groups(self._name, self._unwritten)
-            self._unwritten = []
+    def _write_groups(self, new: Sequence[WaitingGroup] = ()) -> None:
+        with self._writing:
+            self._unwritten += new
+            if self._unwritten:
+                self._store.add_groups(self._name, self._unwritten)
+                self._unwritten = []
 
     # Read by any thread
 
@@ -219,6 +221,7 @@ class SharedLearner:
                 if self._token or not (self._closing.is_set() or time.monotonic() < self._retry_at):
                     self._token = self._store.lead_policy(self._name, self._instance, self._token, LEASE_S)
             with suppress(StoreDown):
+                self._write_groups()
                 self.refresh()
             if self._ended.wait(BEAT_S):
                 return
