@@ -51,6 +51,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     for given, reason in ((address, "refused"), ("a cluster", "is not auto, local or host:port")):
         done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, timeout=60)
         assert f"ray={given}: no cluster could be joined" in done.stderr and reason in done.stderr
+        assert "set RAY_AUTH_MODE=token here" in done.stderr
 
 
 NEWER = """
