@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sharded_ranks import group_rows, start, tiny_policy
@@ -153,6 +155,22 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"sharding.port={port}.*leave it out"):
             start_ranks(tiny_policy(), ShardingOptions(2, port=port), tmp_path)
+
+
+def test_ranks_that_were_started_end_if_the_next_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start_one(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(errno.EAGAIN, "no more processes")
+        started.append(popen(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_one)
+    with pytest.raises(OSError, match="no more processes"):
+        RankProcesses(2)
+    assert len(started) == 1 and not is_running(started[0].pid)
 
 
 def test_ranks_of_different_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

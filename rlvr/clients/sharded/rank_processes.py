@@ -35,32 +35,36 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[RankChannel] = []
         self._logs: list[IO[bytes]] = []
-        for rank in range(count):
-            self._start(rank)
+        try:
+            for rank in range(count):
+                self._start(rank)
+        except BaseException:
+            self.end()
+            raise
 
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
+        channel = RankChannel(ours.detach())
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._channels.append(channel)
+        self._logs.append(log)
         paths = [str(Path(rlvr.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         # The libraries' own connections stay on the loopback interface.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         command = [sys.executable, "-X", "faulthandler", "-m", self._module, str(theirs.fileno())]
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is the driver's to handle
-        )
-        theirs.close()
-        channel = RankChannel(ours.detach())
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the driver's to handle
+            )
         self._processes.append(process)
-        self._channels.append(channel)
-        self._logs.append(log)
         threading.Thread(target=self._read, args=(rank, channel), daemon=True).start()
 
     def _read(self, rank: int, channel: RankChannel) -> None:
