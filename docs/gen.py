@@ -436,9 +436,22 @@ def reasoning_gym_audit() -> str:
 def algorithms_study() -> str:
     """The tables and conclusions of `rlvr study algorithms`, from its committed results."""
     from rlvr.study.algorithm_report import format_results
+
+    return format_results(_load_study())
+
+
+def study_differences(of: str) -> str:
+    """What variants of that study differ from `grpo` by; `of` is a measure and their names, separated by commas."""
+    from rlvr.study.algorithm_report import format_differences
+
+    measure, *names = of.split(",")
+    return format_differences(_load_study(), names, measure)
+
+
+def _load_study() -> dict[str, Any]:
     from rlvr.study.algorithm_results import load_results
 
-    return format_results(load_results(ROOT / "benchmarks" / "results" / "algorithms-study" / "results.json"))
+    return load_results(ROOT / "benchmarks" / "results" / "algorithms-study" / "results.json")
 
 
 PARTS: dict[str, Callable[..., str]] = {
@@ -447,7 +460,7 @@ PARTS: dict[str, Callable[..., str]] = {
         results, seeds, algorithms, advantages, reductions, loss, preferences, gae, critic_loss, kl_penalty, options,
         capabilities, rewards, environments, settings, service_settings, engine_server_settings, spellings, sections,
         configs, foreign_words, refused_words, models, memory, known_models, published, cluster_settings,
-        reasoning_gym_audit, algorithms_study, api,
+        reasoning_gym_audit, algorithms_study, study_differences, api,
     )
 }  # fmt: skip
 

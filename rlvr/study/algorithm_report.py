@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rlvr.core.files import write_atomic
@@ -161,10 +162,24 @@ def _table(task: Mapping[str, Any], reference: str, variants: Sequence[VariantRe
                 "" if p is None else _p_value(p),
                 _rate(variant.pass_at_k),
                 f"{mean(variant.values('entropy')):.3f}",
-                f"{mean([run['seconds'] for run in variant.finished]):.0f}",
+                f"{median(run['seconds'] for run in variant.finished):.0f}",
                 f"{variant.diverged} of {len(variant.runs)}",
             ]
         )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def format_differences(results: Mapping[str, Any], names: Sequence[str], measure: str = "pass@1") -> str:
+    """A table of variants and tasks: what each differs from the reference by in a share of `MEASURES`, and its p."""
+    compared = [{v.name: v.compared for v in compare_variants(task)} for task in results["tasks"].values()]
+    lines = [["variant", *results["tasks"]], ["---"] + ["--:"] * len(compared)]
+    for name in names:
+        found = [variants[name][measure] if name in variants else PairedComparison() for variants in compared]
+        cells = [
+            "" if one.p_value is None else f"{_points(spread(one.differences))}, p {_p_value(one.p_value)}"
+            for one in found
+        ]
+        lines.append([f"`{name}`", *cells])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
