@@ -171,7 +171,7 @@ def test_a_process_is_told_that_it_cannot_join_a_second_cluster(cluster: Any, mo
     for same in ("local", here, here.replace("127.0.0.1", "localhost")):
         join_cluster(same)
     for other in ("auto", "127.0.0.1:1", "203.0.113.7:6379"):
-        with pytest.raises(RayError, match=rf"ray={other}: this process has joined the cluster at {here} before"):
+        with pytest.raises(RayError, match=rf"ray={other}: this process has already joined the cluster at {here}"):
             join_cluster(other)
     monkeypatch.setattr(ray_cluster, "_joined", "auto")
     with pytest.raises(RayError, match=r"ray=local: .*the same address"):

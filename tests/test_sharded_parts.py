@@ -113,8 +113,8 @@ def test_parts_are_those_that_torch_cuts(length: int) -> None:
 
 def test_one_process_alone_needs_no_collective() -> None:
     ranks = Ranks()
-    assert (ranks.most(3), ranks.agree(False), ranks.agree(True)) == (3, False, True)
-    assert torch.equal(ranks.add_up(torch.ones(2)), torch.ones(2)) and ranks.waited == 0
+    assert (ranks.reduce_max(3), ranks.reduce_all(False), ranks.reduce_all(True)) == (3, False, True)
+    assert torch.equal(ranks.reduce_sum(torch.ones(2)), torch.ones(2)) and ranks.waited == 0
 
 
 def test_arrays_arrive_as_they_were_sent_and_can_be_written() -> None:

@@ -1,10 +1,10 @@
-"""A Ray cluster: joining it, waiting for its actors no longer than agreed, and whether they run the same code.
+"""Join a Ray cluster, wait for its actors with a deadline, and check that they run the same code.
 
     join_cluster("auto")                                  # the one that `ray start` made; or "local", for one of ours
     actors = [ray.remote(Mine).options(num_cpus=1).remote() for _ in range(8)]
     wait_for_all([actor.describe.remote() for actor in actors], 60, "8 workers with 1 CPU each")
 
-Ray waits for ever for resources that a cluster does not have; `wait_for_all` says what is missing. Ray moves pickles
+Ray waits forever for resources that a cluster does not have; `wait_for_all` says what is missing. Ray moves pickles
 between its processes: a cluster's machines have to trust each other, and no other machine may reach them. Exercised by
 `python -m pytest tests/test_ray_cluster.py`. Left out on purpose: starting Ray on other machines, which `ray start` and
 KubeRay do.
@@ -26,7 +26,7 @@ from rlvr.core.cpu_budget import available_cores
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 INSTALL = "pip install 'rlvr[ray]'"
 LOCAL = "local"
-_joined = ""  # the address that this process has given
+_joined = ""  # the address by which this process has joined
 
 
 class RayError(RuntimeError):
@@ -36,8 +36,8 @@ class RayError(RuntimeError):
 def join_cluster(address: str) -> None:
     """Join the cluster at `address` (`auto` or `host:port`), or start one on this machine alone (`local`).
 
-    A process joins one cluster: if it has joined one already, that one is used, and RayError says so if `address` names
-    another. One that this process started ends with it, and listens on the loopback address.
+    A process can join only one cluster: the one it has joined already is used, and RayError is raised if `address` is
+    another. A `local` cluster listens on the loopback address and ends with this process.
     """
     global _joined
     if address == LOCAL:
@@ -80,7 +80,7 @@ def _check_joined(address: str) -> None:
 
     here = ray.get_runtime_context().gcs_address
     if address == LOCAL:
-        is_same = _joined in (LOCAL, "")  # "": by code of the user's, which knows why
+        is_same = _joined in (LOCAL, "")  # "": the user's own code has called ray.init
     elif address == "auto":
         is_same = _joined != LOCAL
     else:
@@ -88,8 +88,8 @@ def _check_joined(address: str) -> None:
     if not is_same:
         given = f" (ray={_joined})" if _joined else ""
         raise RayError(
-            f"ray={address}: this process has joined the cluster at {here} before{given}, and a process joins one; "
-            "give sharding.ray and the sandbox's ray the same address"
+            f"ray={address}: this process has already joined the cluster at {here}{given}, and a process can join only "
+            "one; give sharding.ray and the sandbox's ray the same address"
         )
 
 
@@ -111,7 +111,7 @@ def _try_to_reach(address: str) -> None:
 
 
 def count_free_cpus() -> int:
-    """The CPUs of the cluster that no actor or task holds."""
+    """How many CPUs of the cluster are free."""
     import ray
 
     return int(ray.available_resources().get("CPU", 0))
@@ -139,14 +139,14 @@ def wait_for_all(refs: Sequence[Any], seconds: float, request: str) -> list[Any]
     try:
         results = dict(zip(done, ray.get(done), strict=True))
     except RaysOwnError as error:
-        raise RayError(f"of {request} one did not start: {error}") from error
+        raise RayError(f"one of {request} did not start: {error}") from error
     if missing:
-        raise missing_resources(request, f"{len(done)} of {len(refs)} started", seconds)
+        raise make_resource_error(request, f"{len(done)} of {len(refs)} started", seconds)
     return [results[ref] for ref in refs]
 
 
-def missing_resources(request: str, found: str, seconds: float) -> RayError:
-    """The error of a `request` for which a cluster had no room in time, with what it has."""
+def make_resource_error(request: str, found: str, seconds: float) -> RayError:
+    """The error of a `request` that a cluster had no room for in time; it says what the cluster has."""
     return RayError(
         f"{request} were asked for, and {found} in {seconds:g} s: the cluster has {describe_resources()}. Ask for "
         "fewer, or add a machine (`ray start --address=HOST:PORT`)"

@@ -93,7 +93,7 @@ class Learner:
         """The data and micro-batches of a call, as many micro-batches on every rank: on one that has fewer, a filler
         that weighs nothing is added to the data, and its pass repeated."""
         batches = self._batches(data)
-        missing = self.ranks.most(len(batches)) - len(batches)
+        missing = self.ranks.reduce_max(len(batches)) - len(batches)
         if missing:
             data = [*data, make_filler(data[0])]
             batches += [self._make_batch(data, len(data) - 1)] * missing
@@ -139,7 +139,7 @@ class Learner:
                     self._forward(policy.snapshot(), batch, data, loss_fn, settings) as (outputs_N, terms_N, bonus_N),
                 ):
                     finite = all_finite(outputs_N, terms_N)
-                    good = self.ranks.agree(finite)
+                    good = self.ranks.reduce_all(finite)
                     if good and backward and terms_N.requires_grad:
                         terms_N.sum().backward()
                         policy.widen_gradients()
@@ -276,7 +276,7 @@ class Learner:
         """The datums that give values that are not finite. Each is run alone: in a tree such values spread."""
         culprits: set[int] = set()
         own = sorted(batch.indices)
-        for i in [*own, *[own[-1]] * (self.ranks.most(len(own)) - len(own))]:  # as many passes on every rank
+        for i in [*own, *[own[-1]] * (self.ranks.reduce_max(len(own)) - len(own))]:  # as many passes on every rank
             alone = self._make_batch(data, i)
             with self._forward(source, alone, data, loss_fn, settings) as (logprobs_N, terms_N, _):
                 culprits |= set() if all_finite(logprobs_N, terms_N) else {i}
@@ -288,16 +288,17 @@ class Learner:
             return
         masters = list(policy.masters.values())
         flat = torch.cat([(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters])
-        for master, part in zip(masters, self.ranks.add_up(flat).split([m.numel() for m in masters]), strict=True):
+        for master, part in zip(masters, self.ranks.reduce_sum(flat).split([m.numel() for m in masters]), strict=True):
             master.grad = part.view_as(master).clone()
 
     def _check_gradients(self, policy: Policy) -> None:
         gradients = {name: p.grad for name, p in policy.masters.items() if p.grad is not None}
         # A sum is finite only if all its terms are. If the sum itself overflows, the loop below finds nothing.
-        if self.ranks.agree(not gradients or bool(torch.stack([g.sum() for g in gradients.values()]).isfinite().all())):
+        sums = [g.sum() for g in gradients.values()]
+        if self.ranks.reduce_all(not sums or bool(torch.stack(sums).isfinite().all())):
             return
         for name, gradient in gradients.items():
-            if not self.ranks.agree(bool(torch.isfinite(gradient).all())):
+            if not self.ranks.reduce_all(bool(torch.isfinite(gradient).all())):
                 raise NonFiniteError(f"the gradient of {name}", [])
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
@@ -316,7 +317,7 @@ class Learner:
             raise ValueError("optim_step: no gradients were accumulated; call forward_backward first")
         norm_T = torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None])
         if policy.is_sharded:
-            norm_T = self.ranks.add_up(norm_T.square()).sqrt()
+            norm_T = self.ranks.reduce_sum(norm_T.square()).sqrt()
         norm = float(norm_T)
         if not math.isfinite(norm):
             raise NonFiniteError("the gradient norm", [])

@@ -1,13 +1,13 @@
-"""One model over several processes (ranks): each holds a part of every weight, of its gradient and of its optimizer.
+"""One model sharded over several processes (ranks): each holds a part of every weight, gradient and optimizer state.
 
     ranks = Ranks(rank=0, size=2)             # after `torch.distributed.init_process_group`
     shard_model(model, ranks)
 
-torch's `fully_shard` (FSDP2, arXiv:2304.11277) gathers the weights of a block just before the block computes, and adds
-its gradients up over the ranks right after. It averages by default; a loss here is a sum, so it is told to add. Every
-rank takes part in every gathering: all of them run the same number of passes (`Ranks.most`), and come to the same
-decisions (`Ranks.agree`). Exercised by `tests/test_sharded_engine.py` with one rank, `tests/test_sharded_gradient.py`
-with several. On a GPU the same calls go over NCCL; that has not been run.
+torch's `fully_shard` (FSDP2, arXiv:2304.11277) gathers the weights of a block just before the block computes, and
+reduce-scatters its gradients right after. Its default is to average gradients; a loss here is a sum, so they are
+summed. Every rank takes part in every collective: all of them run the same number of passes (`Ranks.reduce_max`) and
+take the same decisions (`Ranks.reduce_all`). Exercised by `tests/test_sharded_engine.py` with one rank,
+`tests/test_sharded_gradient.py` with several. On a GPU the same calls go over NCCL; that has not been run.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The processes that share an optimizer step, and this one's number among them. Of one alone every call is free.
+    """The processes that compute one optimizer step together, and the `rank` of this one. With `size` 1 no call waits.
 
-    `waited` counts seconds inside collectives: for slower ranks, and for the transfer itself. It is 0 on a GPU, where
-    collectives run beside the computation.
+    `waited` counts seconds inside collectives: for slower ranks, and for the transfer itself. It stays 0 on a GPU,
+    where collectives overlap with computation.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, device
         self.waited = 0.0
 
-    def most(self, count: int) -> int:
+    def reduce_max(self, count: int) -> int:
         """The largest `count` of all ranks."""
         return count if self.size == 1 else int(self._reduce(torch.tensor([count]), "MAX"))
 
-    def agree(self, fine: bool) -> bool:
-        """Whether it is `fine` on every rank."""
-        return fine if self.size == 1 else bool(self._reduce(torch.tensor([int(fine)]), "MIN"))
+    def reduce_all(self, flag: bool) -> bool:
+        """Whether `flag` is true on every rank."""
+        return flag if self.size == 1 else bool(self._reduce(torch.tensor([int(flag)]), "MIN"))
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         return tensor if self.size == 1 else self._reduce(tensor, "SUM")
 
@@ -65,7 +65,7 @@ class Ranks:
 
 
 class MeasuredCollective:
-    """The collective of torch of that name, as `fully_shard` calls it; its seconds are added to `ranks.waited`."""
+    """The collective `name` of torch.distributed, as `fully_shard` calls it; adds its seconds to `ranks.waited`."""
 
     def __init__(self, ranks: Ranks, name: str) -> None:
         self.ranks, self.name = ranks, name
@@ -80,9 +80,9 @@ class MeasuredCollective:
 
 
 def shard_model(model: LanguageModel, ranks: Ranks) -> None:
-    """Keep this rank's part of every weight. The units that are gathered together are the blocks, and all the rest.
+    """Keep this rank's part of every weight. Each block is gathered as one unit, and all that is outside as another.
 
-    All ranks call it on equal weights. A tied embedding lies in one unit with the head, so its gradient is one sum.
+    All ranks call it, with equal weights. A tied embedding is in the same unit as the head, so its gradient is one sum.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -115,7 +115,7 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def take_part(whole: Tensor, like: Any) -> Tensor:
-    """The part of a `whole` tensor that this process holds of the sharded tensor `like`."""
+    """The part of `whole` that this process holds if it is sharded (along dimension 0) as `like` is."""
     if not is_sharded(like):
         return whole
     mesh = like.device_mesh
@@ -124,7 +124,7 @@ def take_part(whole: Tensor, like: Any) -> Tensor:
 
 
 def gather_whole(part: Tensor, like: Any) -> Tensor:
-    """The whole tensor, on every rank, of which this process holds `part`, cut as `like` is. A collective."""
+    """The whole tensor, on every rank; this process holds `part` of it, sharded as `like` is. A collective."""
     return gather_all([part], [like])[0]
 
 

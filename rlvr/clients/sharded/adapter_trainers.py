@@ -3,9 +3,9 @@
 The adapters, their optimizers and their gradients stay in this process, in an `Engine`; so does a whole copy of the
 base, which samples. A rank holds its part of the base and one adapter at a time. A call sends the adapter's weights,
 unless they are those of the call before, cuts the data over the ranks and brings the gradient back. The ranks
-therefore keep nothing that could be lost: if one dies, all are started again and the call is repeated, to the same
-bits. Exercised by `python -m pytest tests/test_adapter_trainers.py`. Left out on purpose: critics, whose gradient the
-engine computes.
+therefore keep nothing that could be lost: if one dies, all are started again and the call is repeated, with
+bit-identical results. Exercised by `python -m pytest tests/test_adapter_trainers.py`. Left out on purpose: critics,
+whose gradient the engine computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.rank_channel import RankFacts
-from rlvr.clients.sharded.rank_group import RankGroup, RankPlaces
+from rlvr.clients.sharded.rank_group import RankGroup, RankLauncher
 from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.clients.sharded.split_call import check_equal, open_group, run_split
 from rlvr.core.messages import Datum, ForwardBackwardOutput
@@ -32,9 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class AdapterTrainers:
-    """Ranks with the base model in parts. RankError if they do not start, ValueError if `model` is not the same there.
+    """Ranks that hold the base model in parts and compute the gradients of adapters.
 
-    `weights`: the hash of the base that the engine has (`tensors_sha256`); what the ranks load has to be equal.
+    `weights` is the hash (`tensors_sha256`) of the engine's base model. RankError if the ranks do not start, ValueError
+    if what they load has another hash.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class AdapterTrainers:
         limits: EngineLimits,
         options: ShardingOptions,
         threads: int = 1,
-        start: Callable[[ShardingOptions], RankPlaces] | None = None,
+        start: Callable[[ShardingOptions], RankLauncher] | None = None,
     ) -> None:
         self._model, self._weights, self._limits = model, weights, limits
         self._options, self._threads, self._start = options, threads, start
@@ -70,7 +71,7 @@ class AdapterTrainers:
     def _restart(self) -> None:
         try:
             self.group, self._facts = self._start_ranks()
-        except (RuntimeError, ValueError) as error:  # other code than at the start, say: no mistake of a tenant's
+        except (RuntimeError, ValueError) as error:  # such as other code than at the start: no tenant's mistake
             raise RankError(f"the ranks could not be started again: {_summarize(error)}") from error
 
     def forward_backward(
@@ -83,7 +84,7 @@ class AdapterTrainers:
         backward: bool = True,
         after_batch: Callable[[], None] | None = None,
     ) -> ForwardBackwardOutput:
-        """What `Learner.forward_backward` of an adapter does. `after_batch` is called while the ranks compute."""
+        """Do for an adapter what `Learner.forward_backward` does. `after_batch` is called while the ranks compute."""
         import torch
 
         from rlvr.engine.learner import check_data
@@ -121,5 +122,5 @@ class AdapterTrainers:
 
 
 def _summarize(error: Exception) -> str:
-    """What a tenant may read of an error: without the stacks and folders of this server, which the log has."""
+    """The first line of an error, for tenants: the stacks and folders of this server stay in its log."""
     return str(error).partition("\n")[0].rstrip(":")

@@ -1,4 +1,4 @@
-"""Cuts the datums of a call over the ranks: about the same work each, and rows with a common prefix together.
+"""Splits the datums of a call over the ranks: about the same work for each, rows with a common prefix together.
 
 Exercised by `python -m pytest tests/test_sharded_parts.py`.
 """
@@ -14,10 +14,10 @@ from rlvr.engine.packing import common_prefix
 
 
 def split_data(data: Sequence[Datum], ranks: int) -> list[list[int]]:
-    """The indices of each rank's datums. It depends on nothing but the tokens; with few datums a rank may get none.
+    """The indices into `data` for each rank, a function of the tokens alone; with few datums a rank may get none.
 
-    The datums are taken in the order of their tokens, in which those of a group lie side by side, and cut where the
-    tokens add up to equal shares. A prefix shared with the datum before counts once, as the learner computes it once.
+    The datums are sorted by their tokens, which puts those of a group side by side, and split into equal shares of
+    tokens. A prefix shared with the datum before counts once, as the learner computes it once.
     """
     tokens = [np.fromiter(datum.model_input.tokens, np.int64, datum.model_input.length) for datum in data]
     order = sorted(range(len(data)), key=lambda i: (tokens[i].astype(">u4").tobytes(), i))

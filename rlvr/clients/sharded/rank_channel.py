@@ -1,4 +1,4 @@
-"""Messages between the driver and a rank: Python objects over a socket pair, arrays as they lie in memory.
+"""Messages between the driver and a rank: pickled Python objects over a socket pair, without copies of arrays.
 
 Exercised by `python -m pytest tests/test_sharded_parts.py`.
 """
@@ -48,18 +48,21 @@ class RankCommand:
 
 @dataclass(frozen=True)
 class RankFailure:
-    """An exception of a rank in a form that any process can read: `kind` is value, non_finite, system or other."""
+    """An exception of a rank in a form that any process can read: `kind` is value, non_finite, system or other.
+
+    `rows` are the datums whose values were not finite.
+    """
 
     kind: str
     text: str
     traceback: str
     rows: list[int] = field(default_factory=list[int])
-    number: int = 0  # of a system error
+    number: int = 0  # errno of a system error
 
 
 @dataclass(frozen=True)
 class RankReply:
-    """What a command returned, or how it failed; its seconds, and those of them in collectives."""
+    """What a command returned, or how it failed; the seconds it took, and those it `waited` in collectives."""
 
     value: Any = None
     failure: RankFailure | None = None
@@ -69,7 +72,10 @@ class RankReply:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank says of the model it has built. `code` is equal on all ranks that compute the same."""
+    """The model that a rank has built: `trainable` counts weights, `context` is in tokens, `vocabulary` in entries.
+
+    `code` has the versions of packages and the hash of the weights: what has to be equal on all ranks.
+    """
 
     trainable: int
     dtype: str

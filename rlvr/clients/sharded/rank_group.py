@@ -1,7 +1,7 @@
 """The ranks as the driver sees them: one command at a time, to all of them, each with a deadline.
 
-A rank that dies, fails alone or is late ends the group: the others wait for it in a collective and can do nothing else.
-A command that is interrupted ends it too: nothing would read its replies. A mistake that all ranks report alike (a
+A rank that dies, fails alone or is late ends the group: the others wait for it in a collective and cannot go on. An
+interrupted command ends the group too, since its replies would not be read. An error that all ranks report (a
 ValueError, a loss that is not finite) leaves them as they were. Exercised by `tests/test_sharded_faults.py`.
 """
 
@@ -17,12 +17,12 @@ from rlvr.clients.sharded.sharding_options import RankError
 from rlvr.core.messages import NonFiniteError
 
 GRACE_S = 5.0  # after the first failure, for the others: the cause is often not what is reported first
-PAUSE_S = 0.02  # between calls of what the driver does meanwhile
-REMEDY = "The ranks were ended. What was saved before stands: run the same command to go on from the last checkpoint"
+PAUSE_S = 0.02  # between two calls of `meanwhile`
+REMEDY = "The ranks were ended. Checkpoints are not affected: run the same command to resume from the last one"
 
 
-class RankPlaces(Protocol):
-    """How processes are started and spoken to: `RankProcesses` on this machine, `RayRanks` on a Ray cluster."""
+class RankLauncher(Protocol):
+    """Starts the ranks' processes when it is made: `RankProcesses` on this machine, `RayRanks` on a Ray cluster."""
 
     machines: list[str]  # by rank
 
@@ -38,8 +38,8 @@ class RankPlaces(Protocol):
         """How a rank that is gone ended: the rest of a sentence that begins with its number."""
         ...
 
-    def describe_place(self, rank: int) -> str:
-        """Where a rank that is late is: its stack."""
+    def describe_stack(self, rank: int) -> str:
+        """The stack of a rank that is late: the rest of a sentence that begins with its number."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class RankGroup:
     `seconds` and `waited` [ranks] add up the time in commands, and that of it in collectives.
     """
 
-    def __init__(self, processes: RankPlaces, timeout_s: float) -> None:
+    def __init__(self, processes: RankLauncher, timeout_s: float) -> None:
         self.processes, self.timeout_s = processes, timeout_s
         self.seconds = self.waited = [0.0] * self.size
         self._ended = ""
@@ -72,8 +72,8 @@ class RankGroup:
         return self.call_each(name, [arguments] * self.size)
 
     def call_in_turn(self, name: str, **arguments: Any) -> list[Any]:
-        """Run a command that has no collective on one rank of each machine after the other: what it needs is then
-        needed once on a machine."""
+        """Run a command without a collective on one rank of each machine at a time, so that a machine needs the memory
+        of one."""
         replies: dict[int, RankReply] = {}
         machines = self.processes.machines
         turns = [machines[:rank].count(machine) for rank, machine in enumerate(machines)]
@@ -82,13 +82,13 @@ class RankGroup:
         return [replies[rank].value for rank in range(self.size)]
 
     def call_first(self, name: str, **arguments: Any) -> Any:
-        """Run a command that has no collective on rank 0."""
+        """Run a command without a collective on rank 0."""
         return self._run(name, {0: arguments})[0].value
 
     def call_each(
         self, name: str, arguments: Sequence[dict[str, Any]], meanwhile: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Run one command on all ranks, with the arguments of each; `meanwhile` is called again and again."""
+        """Run one command on all ranks, with `arguments` by rank; `meanwhile` is called repeatedly until they reply."""
         replies = self._run(name, dict(enumerate(arguments)), meanwhile)
         ordered = [replies[rank] for rank in range(self.size)]
         self.seconds = [before + reply.seconds for before, reply in zip(self.seconds, ordered, strict=True)]
@@ -99,10 +99,10 @@ class RankGroup:
         self, name: str, arguments: dict[int, dict[str, Any]], meanwhile: Callable[[], None] | None = None
     ) -> dict[int, RankReply]:
         if self._ended:
-            raise RankError(f"{name}: the ranks were ended before. {self._ended}")
+            raise RankError(f"{name}: the ranks have already ended. {self._ended}")
         try:
             replies, lost = self._collect(name, arguments, meanwhile)
-        except BaseException:  # Ctrl-C, say: the next command would take the replies to this one for its own
+        except BaseException:  # such as Ctrl-C: the next command would read the replies to this one
             if not self._ended:
                 self._close(f"{name} was interrupted")
             raise
@@ -151,33 +151,33 @@ class RankGroup:
         if shared and kinds == {"value"}:
             raise ValueError(first.text)
         if shared and kinds == {"non_finite"}:
-            raise RankRows({rank: failure.rows for rank, failure in failures.items()}, first.text)
+            raise RankNonFiniteError({rank: failure.rows for rank, failure in failures.items()}, first.text)
         if system := next((failure for failure in failures.values() if failure.kind == "system"), None):
             self._close("")
             raise OSError(system.number, os.strerror(system.number), system.text)
         self._end(f"rank {rank} failed:\n{first.traceback.strip()}", name)
 
     def _end_late(self, name: str, late: list[int]) -> NoReturn:
-        places = [f"rank {rank} is late{self.processes.describe_place(rank)}" for rank in late]
-        limit = f"not done within sharding.timeout_s={self.timeout_s:g}; raise it if the work is that long"
-        self._end(f"{limit}.\n" + "\n".join(places), name)
+        stacks = [f"rank {rank} is late{self.processes.describe_stack(rank)}" for rank in late]
+        limit = f"not done within sharding.timeout_s={self.timeout_s:g}; raise it if the work takes that long"
+        self._end(f"{limit}.\n" + "\n".join(stacks), name)
 
     def _end(self, why: str, name: str) -> NoReturn:
         self._close(why.partition("\n")[0])
         raise RankError(f"{name}: {why}\n{REMEDY}")
 
     def _close(self, why: str) -> None:
-        self._ended = why or "Start anew"
+        self._ended = why or "Start them again"
         self.processes.end()
 
     def close(self) -> None:
-        """End the processes, unless a fault has."""
+        """End the processes, unless a failure has ended them."""
         if not self._ended:
             self._close("The client was closed")
 
 
-class RankRows(NonFiniteError):
-    """Values that are not finite, with the rows of each rank's own data in which they were seen."""
+class RankNonFiniteError(NonFiniteError):
+    """Values that are not finite; `by_rank` has their rows, as indices into each rank's own data."""
 
     def __init__(self, rows: dict[int, list[int]], what: str) -> None:
         super().__init__(what, [])

@@ -1,6 +1,6 @@
 """Starts the ranks as processes of this machine, one socket pair each.
 
-What a rank writes to its errors is kept in an unnamed file and shown when it fails.
+The stderr of a rank goes to an unnamed file and is shown when the rank fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO
 import rlvr
 from rlvr.clients.sharded.rank_channel import RankChannel, RankCommand, RankReply
 
-LOG_TAIL = 4000  # characters of a rank's errors that a message shows
+LOG_TAIL = 4000  # characters of a rank's stderr that a message shows
 STACK_WAIT_S = 1.0
 
 
@@ -100,8 +100,8 @@ class RankProcesses:
             how += " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
         return how + self._read_log(rank)
 
-    def describe_place(self, rank: int) -> str:
-        """Where a rank that is late is: the stack of its main thread."""
+    def describe_stack(self, rank: int) -> str:
+        """The stack of the main thread of a rank that is late."""
         with suppress(OSError):
             self._processes[rank].send_signal(signal.SIGUSR1)
         time.sleep(STACK_WAIT_S)

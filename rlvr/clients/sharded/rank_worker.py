@@ -2,8 +2,8 @@
 
     python -m rlvr.clients.sharded.rank_worker DESCRIPTOR         # started by `rank_processes`
 
-It takes commands one by one from the driver, and ends at once when the driver is gone, whatever it computes. The signal
-USR1 writes to its errors where it is. On a Ray cluster `ray_rank` has the same worker. Exercised by
+It takes commands one by one from the driver, and ends at once when the driver is gone, whatever it computes. On the
+signal USR1 it writes its stack to stderr. On a Ray cluster `ray_rank` has the same worker. Exercised by
 `tests/test_sharded_client.py`, and killed by `tests/test_sharded_faults.py`.
 """
 
@@ -34,8 +34,8 @@ PACKAGES = ("torch", "transformers")  # that must be the same on every rank
 
 
 class RankWorker:
-    """The commands. `listen`, to the first rank, and `join` come first, then `build` for one policy, or `build_base`
-    for the adapters that `set_adapter` gives one after the other. All others involve every rank.
+    """The commands: first `listen` (rank 0) and `join`, then `build` for one policy, or `build_base` for the adapters
+    that `set_adapter` gives one after the other. All other commands are sent to every rank.
 
     `host`: the address of this machine at which the other ranks reach it.
     """
@@ -44,7 +44,7 @@ class RankWorker:
         self._host = host
 
     def listen(self, port: int) -> tuple[str, int]:
-        """Open the store at which the ranks meet, on `port` or a free one; ValueError if that is in use."""
+        """Open the rendezvous of the ranks on `port`, 0 for a free one; ValueError if it is in use."""
         import torch.distributed as dist
 
         listener = socket.socket()
@@ -63,7 +63,7 @@ class RankWorker:
         return self._host, chosen
 
     def join(self, rank: int, size: int, host: str, port: int, device: str, threads: int, timeout_s: float) -> str:
-        """Meet the other ranks at the first one's store."""
+        """Join the process group at the rendezvous of rank 0; the name of the backend."""
         import torch
         import torch.distributed as dist
 
@@ -94,7 +94,7 @@ class RankWorker:
     def build(
         self, model: ModelBuild, lora: LoraConfig | None, seed: int, limits: EngineLimits, adapter: Path | None
     ) -> RankFacts:
-        """Load the model, keep this rank's part of it and make the policy. No collective: ranks may take turns."""
+        """Load the model, keep this rank's part of it and make the policy. No collective, so ranks may take turns."""
         from rlvr.engine.checkpoint import load_adapter
         from rlvr.engine.muon import hidden_matrices
         from rlvr.engine.policy import Policy
@@ -220,7 +220,7 @@ def describe_failure(error: Exception) -> RankFailure:
 
 
 def answer(worker: Any, command: RankCommand) -> RankReply:
-    """Carry out a command; a failure is an answer too."""
+    """Carry out a command; an exception becomes the reply's `failure`."""
     began, ranks = time.perf_counter(), getattr(worker, "ranks", None)
     waited = ranks.waited if ranks else 0.0
     try:
@@ -248,7 +248,7 @@ def serve(channel: RankChannel, worker: Any) -> None:
 
 
 def run_rank(worker: RankWorker) -> None:
-    """What a process that is a rank does from its beginning to its end."""
+    """Run this process as a rank until the driver is gone."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     serve(RankChannel(int(sys.argv[1])), worker)
 

@@ -1,7 +1,7 @@
 """One rank as a Ray actor: the worker of `rank_worker` in a process that Ray has started on some machine.
 
-Commands and replies travel as pickles of our own: arrays that Ray moves cannot be written. `rlvr.clients.sharded.
-ray_ranks` is the driver's side. Exercised by `python -m pytest tests/test_ray_ranks.py`.
+Commands and replies are pickled here and sent as bytes: arrays that Ray itself moves are read-only. `ray_ranks` is the
+driver's side. Exercised by `python -m pytest tests/test_ray_ranks.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
 class RayRank:
-    """A Ray actor. `describe` comes first and its answer has the same form in all versions.
+    """A Ray actor. `describe` is called first, and its answer has the same form in all versions of rlvr.
 
     `run` has one thread, so commands keep their order; `describe_stack` has another.
     """
@@ -50,7 +50,7 @@ class RayRank:
         return pickle.dumps(answer(self._worker, pickle.loads(command)), protocol=5)
 
     def describe_stack(self) -> str:
-        """Where the thread of `run` is."""
+        """The stack of the thread of `run`."""
         frame = sys._current_frames().get(self._thread)
         return "".join(traceback.format_stack(frame)) if frame else "it has not had a command"
 

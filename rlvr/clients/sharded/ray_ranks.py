@@ -1,7 +1,7 @@
 """Lets Ray start the ranks: one actor for each, in a placement group, on whatever machines have room.
 
-The driver's side of `ray_rank`, with the methods of `RankProcesses`. Ray ends the actors when the driver is gone. What
-a rank writes to its errors is in Ray's logs on its machine. Exercised by `python -m pytest tests/test_ray_ranks.py`.
+The driver's side of `ray_rank`, with the methods of `RankProcesses`. Ray ends the actors when the driver is gone. The
+stderr of a rank is in Ray's logs on its machine. Exercised by `python -m pytest tests/test_ray_ranks.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 from rlvr.clients.sharded.rank_channel import RankCommand, RankReply
 from rlvr.clients.sharded.ray_rank import PACKAGES, RayRank
 from rlvr.clients.sharded.sharding_options import ShardingOptions
-from rlvr.core.ray_cluster import check_same_code, join_cluster, missing_resources, wait_for_all
+from rlvr.core.ray_cluster import check_same_code, join_cluster, make_resource_error, wait_for_all
 
 STACK_WAIT_S = 5.0  # a call to another machine
 LOG_TAIL = 4000  # characters of Ray's reason, or of a stack, that a message shows
 
 
 class RayRanks:
-    """`options.ranks` actors; RayError if the cluster has no room for them in time, or other code."""
+    """`options.ranks` actors; RayError if the cluster has no room for them in time, or runs other code."""
 
     def __init__(self, options: ShardingOptions, actor: Callable[[], Any] = RayRank) -> None:
         assert options.ray is not None
@@ -43,7 +43,7 @@ class RayRanks:
         self._places = placement_group([needs] * options.ranks)
         try:
             if not self._places.wait(math.ceil(options.wait_s)):
-                raise missing_resources(request, "they did not all find a place", options.wait_s)
+                raise make_resource_error(request, "not all of them were placed", options.wait_s)
             self._actors = [self._start(rank, options, actor) for rank in range(options.ranks)]
             replies = wait_for_all([one.describe.remote() for one in self._actors], options.wait_s, request)
             described = [json.loads(reply) for reply in replies]
@@ -89,8 +89,8 @@ class RayRanks:
         why = self._ends.get(rank, "Ray gave no reason").strip()
         return f"(process {self._ids[rank]} on {self.machines[rank]}) is gone:\n{why[-LOG_TAIL:]}"
 
-    def describe_place(self, rank: int) -> str:
-        """Where a rank that is late is: the stack of the thread that carries out commands."""
+    def describe_stack(self, rank: int) -> str:
+        """The stack of the thread of a late rank that carries out commands."""
         import ray
 
         where = f" (process {self._ids[rank]} on {self.machines[rank]})"

@@ -30,7 +30,7 @@ from rlvr.clients.local_engine import (
 )
 from rlvr.clients.registry import ClientRequest, ClientSpec
 from rlvr.clients.sharded.rank_channel import RankFacts
-from rlvr.clients.sharded.rank_group import RankGroup, RankPlaces
+from rlvr.clients.sharded.rank_group import RankGroup, RankLauncher
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.clients.sharded.split_call import check_equal, open_group, run_split
 from rlvr.core.files import check_name, new_folder
@@ -61,7 +61,7 @@ class ShardedPolicy:
 
 
 class ShardedTrainingClient:
-    """Trains one policy on all ranks of a group. Calls run when they are made: the futures are already done."""
+    """Trains one policy on all ranks of a group. A call returns once it has run: its future is already done."""
 
     def __init__(
         self,
@@ -75,7 +75,6 @@ class ShardedTrainingClient:
         self.capabilities = replace(SHARDED_CAPABILITIES, world_size=group.size)
         self._version = 0
         self._is_current = False  # whether the engine has the weights of the ranks
-        self._publish_s = 0.0
         self._meter = _Meter(group)
         tokenizer = policy.model.tokenizer
         if (longest := getattr(tokenizer, "model_max_length", None)) is not None:
@@ -161,7 +160,7 @@ class ShardedTrainingClient:
         if self._policy.lora and tensors_sha256(model.parameters()) != self.facts.code["weights"]:
             raise ValueError(
                 f"model.name={self._policy.model.name}: this machine, which samples, has other weights than the ranks; "
-                "load the same everywhere"
+                "load the same revision everywhere"
             )
         engine = Engine(model, self._policy.limits)
         return engine, engine.create_policy("policy", lora=self._policy.lora, seed=self._policy.seed)
@@ -224,7 +223,7 @@ class ShardedTrainingClient:
 
 
 class _Meter:
-    """How busy the ranks were between two optimizer steps. On a GPU the times in collectives are not known."""
+    """How busy the ranks were between two optimizer steps. On a GPU the time in collectives is not measured."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -253,7 +252,7 @@ def start_ranks(
     *,
     threads: int = 1,
     adapter: Path | None = None,
-    start: Callable[[ShardingOptions], RankPlaces] | None = None,
+    start: Callable[[ShardingOptions], RankLauncher] | None = None,
 ) -> ShardedTrainingClient:
     """Start the ranks and build the policy on them; states are saved in `folder`.
 
@@ -274,7 +273,7 @@ def start_ranks(
 
 
 def _check_shared(group: RankGroup, folder: Path) -> None:
-    """ValueError unless every rank sees and can use the folder of the run: the ranks write and read checkpoints."""
+    """ValueError unless every rank can read and write the folder of the run, where checkpoints are."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as file:
         is_seen: list[bool] = group.call("has_file", path=Path(file.name).absolute())

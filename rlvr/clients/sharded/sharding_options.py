@@ -1,4 +1,4 @@
-"""The section `sharding` of a config: how many processes train, and how long they are waited for. No torch.
+"""The section `sharding` of a config: how many processes train, where, and their deadlines. No torch.
 
 Exercised by `python -m pytest tests/test_sharded_parts.py`.
 """
@@ -17,13 +17,13 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class ShardingOptions:
-    """How `client=sharded` trains: `ranks` processes, each with a part of every weight.
+    """How `client=sharded` trains: `ranks` processes, each with a part of every weight (FSDP).
 
     They run on this machine, or, with `ray`, on the machines of a Ray cluster: `auto` (the one that this machine has
-    joined), HOST:PORT, or `local`, which starts one here. Ray then finds a place with `cpus_per_rank` processors and
-    `gpus_per_rank` devices for each within `wait_s`. `timeout_s` bounds every command to the ranks, loading the model
-    and one forward-backward call for example. They meet at `port` of the first rank's machine, 0 for a free one. A run
-    is the same to the bit only with the same number of ranks: `allow_other_ranks` lets a run go on with another.
+    joined), HOST:PORT, or `local`, which starts one here. Ray then has `wait_s` seconds to place each rank with
+    `cpus_per_rank` CPUs and `gpus_per_rank` GPUs. `timeout_s` bounds every command to the ranks, such as loading the
+    model or one forward-backward call. `port` is that of the ranks' rendezvous, on the machine of rank 0; 0 takes a
+    free one. A run is bit-identical only with the same number of ranks: `allow_other_ranks` resumes it with another.
     """
 
     ranks: int = 2
@@ -56,6 +56,8 @@ class ShardingOptions:
     def check_device(self, device: str) -> None:
         """ValueError if Ray would place ranks without the `device` (auto, cpu or cuda) that they are to compute on."""
         if self.ray is not None and device.startswith("cuda") and not self.gpus_per_rank:
-            raise ValueError(f"the device {device} needs sharding.gpus_per_rank=1: a rank sees what it asks Ray for")
+            raise ValueError(
+                f"the device {device} needs sharding.gpus_per_rank=1: a rank sees only the GPUs that it asks Ray for"
+            )
         if self.gpus_per_rank and device == "cpu":
             raise ValueError(f"sharding.gpus_per_rank={self.gpus_per_rank} has no effect on the device cpu; give 0")

@@ -1,4 +1,4 @@
-"""Opens a group of ranks, and computes a training call on all of them as if it were one process.
+"""Starts a group of ranks, and computes a training call on all of them with the result of one process.
 
 Exercised by `python -m pytest tests/test_sharded_gradient.py tests/test_sharded_faults.py`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlvr.clients.sharded.data_split import split_data
-from rlvr.clients.sharded.rank_group import RankGroup, RankPlaces, RankRows
+from rlvr.clients.sharded.rank_group import RankGroup, RankLauncher, RankNonFiniteError
 from rlvr.clients.sharded.rank_processes import RankProcesses
 from rlvr.clients.sharded.rank_worker import PACKAGES
 from rlvr.clients.sharded.sharding_options import ShardingOptions
@@ -20,11 +20,11 @@ def open_group(
     options: ShardingOptions,
     device: str,
     threads: int,
-    start: Callable[[ShardingOptions], RankPlaces] | None = None,
+    start: Callable[[ShardingOptions], RankLauncher] | None = None,
 ) -> RankGroup:
-    """The ranks, which have met each other and hold no model yet. RankError or RayError if they do not start."""
+    """Start the ranks and connect them to each other; they hold no model yet. RankError or RayError if one fails."""
     options.check_device(device)
-    group = RankGroup((start or _start_places)(options), options.timeout_s)
+    group = RankGroup((start or _launch)(options), options.timeout_s)
     try:
         host, port = group.call_first("listen", port=options.port)
         meeting = {"host": host, "port": port, "device": device, "threads": threads}
@@ -36,7 +36,7 @@ def open_group(
     return group
 
 
-def _start_places(options: ShardingOptions) -> RankPlaces:
+def _launch(options: ShardingOptions) -> RankLauncher:
     if options.ray is None:
         return RankProcesses(options.ranks)
     from rlvr.clients.sharded.ray_ranks import RayRanks
@@ -52,8 +52,8 @@ def check_equal(codes: Sequence[dict[str, str]]) -> None:
             other, expected = ("this process", ours[name]) if name in ours else ("rank 0", codes[0][name])
             if value != expected:
                 raise ValueError(
-                    f"client=sharded: rank {rank} has {name} {value[:30]}, {other} {expected[:30]}; install and load "
-                    "the same everywhere"
+                    f"rank {rank} has {name} {value[:30]}, {other} {expected[:30]}; install and load the "
+                    "same everywhere"
                 )
 
 
@@ -66,7 +66,7 @@ def run_split(
     backward: bool,
     meanwhile: Callable[[], None] | None = None,
 ) -> ForwardBackwardOutput:
-    """Cut data that was checked over the ranks, and join what they return. `meanwhile` is called while they compute."""
+    """Split checked data over the ranks, and join their outputs. `meanwhile` is called while they compute."""
     from rlvr.engine.learner import make_filler
 
     shares = split_data(data, group.size)
@@ -77,7 +77,7 @@ def run_split(
     ]
     try:
         outputs: list[ForwardBackwardOutput] = group.call_each("forward_backward", calls, meanwhile)
-    except RankRows as error:
+    except RankNonFiniteError as error:
         rows = [shares[rank][row] for rank, found in error.by_rank.items() for row in found if shares[rank]]
         raise NonFiniteError(error.what, sorted(rows)) from error
     return _join(outputs, shares)
