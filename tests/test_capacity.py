@@ -54,7 +54,7 @@ def test_sampling_is_prefill_then_steps_that_read_the_weights_and_the_cache() ->
     assert part(one, "sampling", "prefill") == pytest.approx(5.52e-7)
     # 16 rows at a mean of 100 tokens; a token's cache is 2 x 4 x 2 layers x 2 bytes = 32: 2,760 x 2 + 16 x 100 x 32
     assert part(one, "sampling", "decode") == pytest.approx(100 * (5_520 + 51_200) / 1e9)
-    assert part(one, "sampling", "the longest") == 0
+    assert part(one, "sampling", "longest completion") == 0
     # Two devices an engine: half the time; 10 ms before each of 100 steps.
     assert part(estimate(samplers=2, tensor_parallel=2), "sampling", "decode") == pytest.approx(100 * 28_360 / 1e9)
     assert part(estimate(samplers=2, overhead_ms=10.0), "sampling", "decode") == pytest.approx(1 + 100 * 56_720 / 1e9)
@@ -84,7 +84,7 @@ def test_without_samplers_one_device_samples_however_many_train() -> None:
 
 def test_the_longest_completion_goes_on_alone() -> None:
     one = estimate(replace(WORK, longest_completion=130), samplers=2)
-    assert part(one, "sampling", "the longest") == pytest.approx(30 * (5_520 + 100 * 32) / 1e9)
+    assert part(one, "sampling", "longest completion") == pytest.approx(30 * (5_520 + 100 * 32) / 1e9)
 
 
 def test_training_is_six_operations_a_weight_and_attention() -> None:
@@ -197,7 +197,7 @@ def test_0_5b_fits_one_gpu_and_70b_needs_many() -> None:
     for trainers, fits in ((8, False), (64, True), (256, True)):
         cluster = ClusterOptions(trainers=trainers, samplers=4, tensor_parallel=4)
         one = estimate_step(runs.shape_of("Llama-3.1-70B"), work, limits, cluster)
-        assert one.fits(cluster) is fits and (count_needed(one.trainer) < cluster.figures[0]) is fits
+        assert one.fits(cluster) is fits and (count_needed(one.trainer) < cluster.figures.memory) is fits
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_the_run_says_how_many_processes_train_and_sample() -> None:
         (["model.name=Qwen3-4B"], "rollout.max_tokens is missing"),
         (["model.name=Qwen3-4B", "cluster.trainer=2"], "did you mean cluster.trainers"),
         (["model.name=Qwen3-4B", "rollout.max_tokens=9", "cluster.completion_tokens=10"], "rollout.max_tokens=9 the"),
-        (["model.name=Qwen3-4B", "rollout.max_tokens=9", "model.dtype=float32"], "give cluster.tflops of float32"),
+        (["model.name=Qwen3-4B", "rollout.max_tokens=9", "model.dtype=float32"], "give cluster.tflops for float32"),
         (["model.name=Qwen3-4B", "rollout.max_tokens=9", "model.dtype=int8"], "expected auto, float32 or bfloat16"),
         (["model.name=Qwen3-4B", "rollout.max_tokens=9", "cluster.trainers=two"], "cluster.trainers"),
     ],

@@ -1,4 +1,4 @@
-"""The plan of a run on many devices, as `rlvr plan` prints it: memory, time, bottleneck, each figure with its formula.
+"""The text of `rlvr plan`: memory, time and bottleneck of a run on many devices, each figure with its formula.
 
 Nothing is computed on a device and nothing is downloaded. Exercised by `python -m pytest tests/test_capacity.py`.
 """
@@ -15,7 +15,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.config.validate import validate
 from rlvr.engine.capacity import (
     ClusterOptions,
-    Part,
+    PlanLine,
     StepEstimate,
     StepWork,
     count_needed,
@@ -36,7 +36,7 @@ class PlanOptions:
 def read_words(
     words: Sequence[str], config_name: str | None, config: str | None, warn: Callable[[str], None]
 ) -> tuple[RunConfig, ClusterOptions]:
-    """The run and the cluster of what was typed: `cluster.KEY=VALUE`, and settings as for `rlvr train`."""
+    """Read the arguments: `cluster.KEY=VALUE` for the cluster, the others as settings of a run for `rlvr train`."""
     ours = [word for word in words if word.startswith("cluster.")]
     others = [word for word in words if word not in ours]
     loaded = load(None, None, ours)
@@ -48,7 +48,7 @@ def read_words(
 
 
 def find_processes(run: RunConfig, cluster: ClusterOptions, typed: Sequence[str]) -> ClusterOptions:
-    """The cluster with the trainers and samplers that the run's own settings name; ValueError if both do, otherwise."""
+    """Take `trainers` and `samplers` from the run's own settings; ValueError if `cluster.*` gives other numbers."""
     named: dict[str, tuple[str, int]] = {}
     if run.client == "sharded":
         named["trainers"] = ("sharding.ranks", run.sharding.ranks)
@@ -77,7 +77,7 @@ def find_planned_shape(config: RunConfig) -> ModelShape:
 
 
 def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
-    """What a step of this run does; ValueError if a length is not known."""
+    """The work of a step of this run; ValueError if a length is not known."""
     training, dtype = config.training, config.model.dtype
     if config.rollout.max_tokens is None:
         raise ValueError("rollout.max_tokens is missing: the plan needs the longest completion")
@@ -89,7 +89,9 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"model.dtype={dtype}: expected auto, {' or '.join(DTYPE_BYTES)}")
     if dtype == "float32" and cluster.tflops is None:
-        raise ValueError("model.dtype=float32: known devices have bfloat16's figures; give cluster.tflops of float32")
+        raise ValueError(
+            "model.dtype=float32: the figures of known devices are bfloat16's; give cluster.tflops for float32"
+        )
     return StepWork(
         prompts=training.prompts_per_step,
         group_size=training.group_size,
@@ -107,10 +109,10 @@ def describe_work(config: RunConfig, cluster: ClusterOptions) -> StepWork:
 
 
 def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
-    """The whole plan as text; ValueError where it cannot be made."""
+    """The whole plan as text; ValueError if a setting that it needs is missing."""
     shape, work = find_planned_shape(config), describe_work(config, cluster)
     estimate = estimate_step(shape, work, config.engine, cluster)
-    memory, tflops, speed = cluster.figures
+    memory, flops, bandwidth = cluster.figures
     active = f"{shape.parameters / 1e9:.3g} B weights, {shape.active_weights / 1e9:.3g} B multiplied for a token"
     trained = f"an adapter of rank {work.lora.rank}" if work.lora else "all weights"
     alone = cluster.trainers == 1
@@ -122,8 +124,8 @@ def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
         f"model    {active}, {work.dtype}; {trained} trained",
         f"a step   {work.prompts} prompts x {work.group_size} completions; prompts of {work.prompt_tokens:,.4g} "
         f"tokens, completions of {work.completion_tokens:,.5g}, the longest {work.longest_completion:,.5g}",
-        f"devices  {trainers}, {engines}; each device has {memory / GIB:.0f} GiB, {tflops / 1e12:.3g} "
-        f"TFLOP/s and {speed / 1e9:,.4g} GB/s reached",
+        f"devices  {trainers}, {engines}; each device has {memory / GIB:.0f} GiB, {flops / 1e12:.3g} "
+        f"TFLOP/s and {bandwidth / 1e9:,.4g} GB/s reached",
     ]
     trainer = "a trainer" if alone or cluster.samplers else "the trainer that also samples"
     for name, parts in ((trainer, estimate.trainer), ("a sampler", estimate.sampler)):
@@ -154,7 +156,7 @@ def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
     )
 
 
-def _list_parts(parts: Sequence[Part], unit: float, word: str) -> list[str]:
+def _list_parts(parts: Sequence[PlanLine], unit: float, word: str) -> list[str]:
     return [f"    {part.name:24} {part.value / unit:8.2f} {word:3}  {part.formula}" for part in parts if part.value]
 
 
@@ -170,14 +172,14 @@ def advise(estimate: StepEstimate, work: StepWork, cluster: ClusterOptions) -> s
     if estimate.bottleneck == "verification":
         return "More cores verify in less time: reward.kwargs.sandbox={ray: auto, workers: N}, cluster.verifiers=N."
     if estimate.bottleneck == "transfer":
-        return "An adapter (model.lora) is a hundredth of the weights; or a faster way to the samplers."
+        return "An adapter (model.lora) has about a hundredth of the weights; or send them to the samplers faster."
     if estimate.bottleneck == "training":
         if slowest == "waiting for the network":
             return (
                 "Fewer, larger micro-batches gather the weights less often: engine.micro_tokens; or a faster network."
             )
         return "More cluster.trainers; an adapter (model.lora) saves a third of the work."
-    if slowest == "the longest":
+    if slowest == "longest completion":
         return "Few long completions hold up the step: a lower rollout.max_tokens, or training.schedule=completion."
     if estimate.rows_at_once < work.rows / cluster.engines:
         return (
@@ -185,5 +187,5 @@ def advise(estimate: StepEstimate, work: StepWork, cluster: ClusterOptions) -> s
         )
     step = 1e3 * estimate.details["sampling"][1].value / work.completion_tokens
     if cluster.overhead_ms > step / 2:
-        return "Its steps cost about the same for more completions: a larger training.group_size or fewer samplers."
+        return "A decoding step takes as long with more completions: a larger training.group_size, or fewer samplers."
     return "More cluster.samplers, or shorter completions."

@@ -1,11 +1,11 @@
-"""Memory, time and the bottleneck of a step on many devices, computed from a model's shape and a cluster's figures.
+"""Estimate the memory, time and bottleneck of a step on many devices from a model's shape and a cluster's figures.
 
     cluster = ClusterOptions(device="h100", trainers=8, samplers=8)
     work = StepWork(prompts=64, group_size=8, prompt_tokens=512, completion_tokens=1024, longest_completion=2048)
     estimate = estimate_step(shape, work, EngineLimits(), cluster)
     estimate.seconds, estimate.bottleneck
 
-Each figure comes with its formula as a `Part`. Devices have peaks, and programs reach a share of them: the shares are
+Each figure comes with its formula as a `PlanLine`. Programs reach only a share of a device's peaks. The shares are
 options, because they depend on kernels and lengths more than on any of these formulas. Exercised by
 `python -m pytest tests/test_capacity.py`; docs/capacity.md compares with what others have published. Left out: pipeline
 and expert parallelism, several machines behind one network switch, and the start of a run. No torch here.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr.engine.engine_options import EngineLimits, LoraConfig
 from rlvr.engine.memory import DTYPE_BYTES, FP32, GIB, ModelShape, count_gathered, estimate_memory, read_shape
@@ -32,7 +32,15 @@ DEVICES: Mapping[str, tuple[float, float, float]] = {
     "l40s": (44.5, 362, 864),
     "rtx4090": (23.5, 165, 1008),
 }
-FRAGMENTATION, LIBRARIES = 1.1, GIB  # what an allocator loses, and what is loaded beside the model
+FRAGMENTATION, LIBRARIES = 1.1, GIB  # the factor that an allocator loses, and the bytes of loaded libraries
+
+
+class DeviceFigures(NamedTuple):
+    """What one device holds and what programs reach on it: bytes of `memory`, FLOP/s, bytes/s of `bandwidth`."""
+
+    memory: float
+    flops: float
+    bandwidth: float
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,12 @@ class ClusterOptions:
 
     `device` is a known GPU; `memory_gib`, `tflops` (of the model's dtype) and `memory_gb_s` replace its figures, or
     give those of any other device. `trainers` devices train, each with a share of the weights (FSDP). `samplers`
-    engines sample, each on `tensor_parallel` devices; 0: one of the trainers' devices samples, before they train. A
-    device sends `network_gb_s` to the others, while it computes unless it is a processor (`device=cpu`);
-    `transfer_gb_s` is how fast new weights reach all samplers. `verifiers` cores take `verify_s` seconds for a
-    completion. `prompt_tokens` and `completion_tokens` are means; without them the run's largest are taken. A pass of
-    training or prefill reaches the share `compute_efficiency` of `tflops`, a step of decoding the share
-    `memory_efficiency` of `memory_gb_s`, after `overhead_ms`.
+    engines sample, each on `tensor_parallel` devices; with 0, one of the trainers' devices samples before they train.
+    A device sends `network_gb_s` to the others, at the same time as it computes unless it is a CPU (`device=cpu`).
+    New weights reach all samplers at `transfer_gb_s`. `verifiers` cores take `verify_s` seconds for a completion.
+    `prompt_tokens` and `completion_tokens` are means; without them the run's largest are taken. Training and prefill
+    reach the share `compute_efficiency` of `tflops`. A decoding step reaches the share `memory_efficiency` of
+    `memory_gb_s`, and takes `overhead_ms` more.
     """
 
     device: str = "h100"
@@ -94,13 +102,12 @@ class ClusterOptions:
                 raise ValueError(f"cluster.{name}={getattr(self, name)}, expected a finite number of at least 0")
 
     @property
-    def figures(self) -> tuple[float, float, float]:
-        """Bytes of memory of a device, FLOP/s and bytes/s that programs reach."""
-        memory, tflops, speed = DEVICES.get(self.device, (0.0, 0.0, 0.0))
-        return (
+    def figures(self) -> DeviceFigures:
+        memory, tflops, bandwidth = DEVICES.get(self.device, (0.0, 0.0, 0.0))
+        return DeviceFigures(
             (self.memory_gib or memory) * GIB,
             (self.tflops or tflops) * 1e12 * self.compute_efficiency,
-            (self.memory_gb_s or speed) * 1e9 * self.memory_efficiency,
+            (self.memory_gb_s or bandwidth) * 1e9 * self.memory_efficiency,
         )
 
     @property
@@ -114,8 +121,10 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one step does. `epochs`: how often the batch is trained on, `updates` in all; `references`: extra forward
-    passes; `ahead`: sampling goes on while the step before is trained on. Lengths are means but `longest_completion`.
+    """The work of one step. Lengths are mean numbers of tokens, except `longest_completion`.
+
+    The batch is trained on `epochs` times, in `updates` optimizer steps in all, with `references` extra forward passes.
+    `ahead`: the samplers sample while the batch before is trained on.
     """
 
     prompts: int
@@ -137,7 +146,7 @@ class StepWork:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlanLine:
     """A line of the plan: a figure in bytes or seconds, and how it was computed."""
 
     name: str
@@ -147,30 +156,33 @@ class Part:
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """`trainer` and `sampler`: memory of a device, without allocator and libraries; `sampler` is empty if trainers
-    sample. `phases`: the seconds of sampling, training, transfer and verification, each the sum of some `details`.
+    """The plan of a step.
+
+    `trainer` and `sampler` are the memory of a device, without allocator and libraries; `sampler` is empty if a trainer
+    samples. `phases` are the seconds of sampling, training, transfer and verification, each the sum of its `details`.
+    `rows_at_once` completions are sampled by an engine at a time. `seconds` are those of the whole step.
     """
 
-    trainer: list[Part]
-    sampler: list[Part]
+    trainer: list[PlanLine]
+    sampler: list[PlanLine]
     phases: dict[str, float]
-    details: dict[str, list[Part]]
+    details: dict[str, list[PlanLine]]
     rows_at_once: int
     seconds: float
     bottleneck: str
 
     def fits(self, cluster: ClusterOptions) -> bool:
-        """Whether both kinds of device hold their part."""
-        return all(count_needed(parts) <= cluster.figures[0] for parts in (self.trainer, self.sampler))
+        """Whether the memory of trainers and of samplers is large enough."""
+        return all(count_needed(parts) <= cluster.figures.memory for parts in (self.trainer, self.sampler))
 
 
-def count_needed(parts: list[Part]) -> float:
-    """The bytes that a device must have for these parts, with the allocator's loss and the libraries."""
+def count_needed(parts: list[PlanLine]) -> float:
+    """The bytes that a device needs for these parts, with the allocator's loss and the libraries."""
     return sum(part.value for part in parts) * FRAGMENTATION + LIBRARIES
 
 
 def read_planned_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """As `read_shape`, and of Qwen3's mixtures of experts, as if all layers had experts."""
+    """`read_shape` that also knows Qwen3's mixtures of experts, as if all their layers had experts; None if unknown."""
     if config.get("model_type") != "qwen3_moe":
         return read_shape(config)
     dense = read_shape({**config, "model_type": "qwen3", "intermediate_size": config.get("moe_intermediate_size")})
@@ -200,32 +212,32 @@ def estimate_step(shape: ModelShape, work: StepWork, limits: EngineLimits, clust
 
 
 def _rows_at_once(shape: ModelShape, work: StepWork, limits: EngineLimits, cluster: ClusterOptions) -> int:
-    """Completions that one engine samples at a time: its share, as far as limits and memory allow."""
+    """How many completions one engine samples at a time: its share, as far as limits and memory allow."""
     size, tokens = DTYPE_BYTES[work.dtype], work.prompt_tokens + work.longest_completion
     share = min(math.ceil(work.rows / cluster.engines), limits.max_rows)
     if not cluster.samplers:  # the trainer's memory, which the estimate of its device counts
         return share
     weights = shape.parameters * size
-    room = (cluster.figures[0] - LIBRARIES) / FRAGMENTATION * cluster.tensor_parallel - weights
+    room = (cluster.figures.memory - LIBRARIES) / FRAGMENTATION * cluster.tensor_parallel - weights
     fitting = int(room // (tokens * cache_bytes(shape, size)))
     if fitting < 1:
         raise ValueError(
-            f"an engine of {cluster.tensor_parallel} x {cluster.figures[0] / GIB:.0f} GiB cannot hold "
-            f"{weights / GIB:.0f} GiB of weights and the keys and values of one completion; give "
+            f"an engine of {cluster.tensor_parallel} x {cluster.figures.memory / GIB:.0f} GiB cannot hold "
+            f"{weights / GIB:.0f} GiB of weights and the KV cache of one completion; give "
             f"cluster.tensor_parallel={2 * cluster.tensor_parallel}, or devices with more memory"
         )
     return min(share, fitting)
 
 
 def cache_bytes(shape: ModelShape, size: int) -> int:
-    """Bytes of the keys and values of one token."""
+    """Bytes of the KV cache of one token; `size` is the bytes of a number."""
     return 2 * shape.keys * shape.layers * size
 
 
 def _time_sampling(
     shape: ModelShape, work: StepWork, limits: EngineLimits, cluster: ClusterOptions, at_once: int
-) -> list[Part]:
-    _, flops, speed = cluster.figures
+) -> list[PlanLine]:
+    _, flops, bandwidth = cluster.figures
     size, wide = DTYPE_BYTES[work.dtype], cluster.tensor_parallel
     share = work.rows / cluster.engines
     prompts = work.prompts / cluster.engines
@@ -236,29 +248,30 @@ def _time_sampling(
         tokens = rows * (work.prompt_tokens + work.completion_tokens / 2)
         read = count_read(shape, rows) * size + tokens * cache_bytes(shape, size)
         computed = 2 * shape.active_weights * rows / (wide * flops)
-        return max(read / (wide * speed), computed) + cluster.overhead_ms / 1e3
+        return max(read / (wide * bandwidth), computed) + cluster.overhead_ms / 1e3
 
     steps = work.completion_tokens * max(1.0, share / at_once)
     tail = max(0.0, work.longest_completion - work.completion_tokens)
     return [
-        Part("prefill", prefill, f"2 x {_count(shape.active_weights)} active x {prompts:,.4g} prompts x "
-             f"{work.prompt_tokens:,.4g} tokens / {_rate(wide * flops, 'FLOP/s')}"),
-        Part("decode", steps * decode(at_once), f"{steps:,.0f} steps x {1e3 * decode(at_once):.1f} ms: weights "
-             f"{count_read(shape, at_once) * size / GIB:.1f} GiB and the cache of {at_once} rows / "
-             f"{_rate(wide * speed, 'B/s')} + {cluster.overhead_ms:g} ms"),
-        Part("the longest", tail * decode(1), f"{tail:,.0f} more steps x {1e3 * decode(1):.1f} ms for the last row"),
+        PlanLine("prefill", prefill, f"2 x {_count(shape.active_weights)} active x {prompts:,.4g} prompts x "
+                 f"{work.prompt_tokens:,.4g} tokens / {_rate(wide * flops, 'FLOP/s')}"),
+        PlanLine("decode", steps * decode(at_once), f"{steps:,.0f} steps x {1e3 * decode(at_once):.1f} ms: weights "
+                 f"{count_read(shape, at_once) * size / GIB:.1f} GiB and the cache of {at_once} rows / "
+                 f"{_rate(wide * bandwidth, 'B/s')} + {cluster.overhead_ms:g} ms"),
+        PlanLine("longest completion", tail * decode(1),
+                 f"{tail:,.0f} more steps x {1e3 * decode(1):.1f} ms for the last row"),
     ]  # fmt: skip
 
 
 def count_read(shape: ModelShape, rows: float) -> float:
-    """Weights that a step of decoding reads: all but the embedding, and of the experts those that a row has chosen."""
+    """How many weights a decoding step reads: all but the embedding, and of the experts those that any row chooses."""
     expert = 3 * shape.width * shape.inner * shape.layers
     chosen = shape.experts * (1 - (1 - shape.active_experts / shape.experts) ** rows)
     return shape.active_weights + (chosen - shape.active_experts) * expert
 
 
-def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, cluster: ClusterOptions) -> list[Part]:
-    _, flops, speed = cluster.figures
+def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, cluster: ClusterOptions) -> list[PlanLine]:
+    _, flops, bandwidth = cluster.figures
     n, size, completion = cluster.trainers, DTYPE_BYTES[work.dtype], work.completion_tokens
     length = work.prompt_tokens + completion
     tokens = work.prompts * (work.prompt_tokens + work.group_size * completion) if limits.tree else work.rows * length
@@ -277,41 +290,43 @@ def _time_training(shape: ModelShape, work: StepWork, limits: EngineLimits, clus
     network = sent / (cluster.network_gb_s * 1e9)
     hidden = 0.0 if cluster.device == "cpu" else compute
     return [
-        Part("passes", compute, f"{tokens:,.0f} tokens x {a_token:.3g} FLOP ({passes} x {_count(shape.active_weights)} "
-             f"active + attention {attention:.2g}) / ({n} x {_rate(flops, 'FLOP/s')})"),
-        Part("waiting for the network", max(0.0, network - hidden), f"{sent / 1e9:,.1f} GB in "
-             f"{micro * (work.epochs + work.references)} micro-batches / "
-             f"{cluster.network_gb_s:.3g} GB/s = {network:,.2f} s, as far as the passes do not hide it"),
-        Part("optimizer", moved / speed, f"7 x 4 bytes x {_count(trained)} trained / {_rate(speed, 'B/s')}"),
+        PlanLine("passes", compute, f"{tokens:,.0f} tokens x {a_token:.3g} FLOP ({passes} x "
+                 f"{_count(shape.active_weights)} active + attention {attention:.2g}) / "
+                 f"({n} x {_rate(flops, 'FLOP/s')})"),
+        PlanLine("waiting for the network", max(0.0, network - hidden), f"{sent / 1e9:,.1f} GB in "
+                 f"{micro * (work.epochs + work.references)} micro-batches / "
+                 f"{cluster.network_gb_s:.3g} GB/s = {network:,.2f} s, as far as the passes do not hide it"),
+        PlanLine("optimizer", moved / bandwidth,
+                 f"7 x 4 bytes x {_count(trained)} trained / {_rate(bandwidth, 'B/s')}"),
     ]  # fmt: skip
 
 
 def count_exchanged(shape: ModelShape, size: int, *, trains_base: bool) -> int:
-    """Bytes of one micro-batch that devices with shares of the weights gather and add up. A block is gathered for each
-    of both passes, embedding and head once; gradients are added up in float32."""
+    """Bytes that FSDP moves for one micro-batch: blocks are gathered for the forward and for the backward pass,
+    embedding and head once; gradients are reduce-scattered in float32. `size` is the bytes of a weight."""
     once = shape.tables + shape.width
     return (2 * shape.parameters - once) * size + (FP32 * shape.parameters if trains_base else 0)
 
 
-def _time_transfer(shape: ModelShape, work: StepWork, cluster: ClusterOptions) -> list[Part]:
+def _time_transfer(shape: ModelShape, work: StepWork, cluster: ClusterOptions) -> list[PlanLine]:
     sent = shape.count_adapter(work.lora) * FP32 if work.lora else shape.parameters * DTYPE_BYTES[work.dtype]
     if cluster.samplers:
         rate = cluster.transfer_gb_s
     else:
         rate, sent = cluster.network_gb_s, 0 if work.lora else sent * (cluster.trainers - 1) / cluster.trainers
     what = "the adapter" if work.lora else "all weights"
-    return [Part("new weights", sent / (rate * 1e9), f"{what}, {sent / 1e9:,.3g} GB / {rate:g} GB/s")]
+    return [PlanLine("new weights", sent / (rate * 1e9), f"{what}, {sent / 1e9:,.3g} GB / {rate:g} GB/s")]
 
 
-def _time_verification(work: StepWork, cluster: ClusterOptions) -> Part:
+def _time_verification(work: StepWork, cluster: ClusterOptions) -> PlanLine:
     formula = f"{work.rows:,} completions x {cluster.verify_s:g} s / {cluster.verifiers} cores"
-    return Part("verifying", work.rows * cluster.verify_s / cluster.verifiers, formula)
+    return PlanLine("verifying", work.rows * cluster.verify_s / cluster.verifiers, formula)
 
 
 def _estimate_devices(
     shape: ModelShape, work: StepWork, limits: EngineLimits, cluster: ClusterOptions, at_once: int
-) -> tuple[list[Part], list[Part]]:
-    """Memory of a trainer and of a sampler."""
+) -> tuple[list[PlanLine], list[PlanLine]]:
+    """The memory of a trainer and of a sampler; no lines for a sampler if a trainer samples."""
     n, size = cluster.trainers, DTYPE_BYTES[work.dtype]
     row = math.ceil(work.prompt_tokens + work.longest_completion)
     one = estimate_memory(
@@ -323,22 +338,22 @@ def _estimate_devices(
     experts = shape.active_experts * 4 * shape.inner * size * shape.layers if shape.experts > 1 else 0
     micro = min(max(limits.micro_tokens, row), math.ceil(work.rows / n) * row)
     trainer = [
-        Part("weights", one.weights / n + one.adapter, f"{_count(shape.parameters)} x {size} bytes / {n}"),
-        Part("optimizer state", (one.state + one.copies) / mine, f"moments, fp32 masters and copies / {mine}"),
-        Part("gradients", one.gradients / mine, f"of what is trained / {mine}"),
-        Part("gathered layers", gathered * size if n > 1 else 0, "embedding, head and two blocks, with gradients"),
-        Part("activations", one.activations + (0 if limits.gradient_checkpointing else micro * experts),
-             f"of {micro:,} tokens at a time"),
-        Part("logits", one.logits, "of a chunk of tokens"),
+        PlanLine("weights", one.weights / n + one.adapter, f"{_count(shape.parameters)} x {size} bytes / {n}"),
+        PlanLine("optimizer state", (one.state + one.copies) / mine, f"moments, fp32 masters and copies / {mine}"),
+        PlanLine("gradients", one.gradients / mine, f"of what is trained / {mine}"),
+        PlanLine("gathered layers", gathered * size if n > 1 else 0, "embedding, head and two blocks, with gradients"),
+        PlanLine("activations", one.activations + (0 if limits.gradient_checkpointing else micro * experts),
+                 f"of {micro:,} tokens at a time"),
+        PlanLine("logits", one.logits, "of a chunk of tokens"),
     ]  # fmt: skip
     keys = at_once * row * cache_bytes(shape, size) / cluster.tensor_parallel
-    cache = Part("KV cache", keys, f"{at_once} rows x {row:,} tokens x {cache_bytes(shape, size):,} bytes")
+    cache = PlanLine("KV cache", keys, f"{at_once} rows x {row:,} tokens x {cache_bytes(shape, size):,} bytes")
     if not cluster.samplers:
-        held = Part("weights to sample", shape.parameters * size, "all of them, gathered")
+        held = PlanLine("weights to sample", shape.parameters * size, "all of them, gathered")
         return [*trainer, cache, *([held] if n > 1 else [])], []
     weights = shape.parameters * size / cluster.tensor_parallel
     whole = f"{_count(shape.parameters)} x {size} bytes / {cluster.tensor_parallel}"
-    return trainer, [Part("weights", weights, whole), cache]
+    return trainer, [PlanLine("weights", weights, whole), cache]
 
 
 def _count(number: float) -> str:
