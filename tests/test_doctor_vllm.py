@@ -115,7 +115,7 @@ def test_a_head_size_that_vllm_has_no_kernel_for_on_cpus_is_noted_even_where_no_
     assert MODEL["head_dim"] == 16
     assert run(["doctor", "--vllm", "http://127.0.0.1:9", *config]) == 1
     said = read_output(capsys)
-    assert "note head size 16: vLLM on CPUs starts with 32, 64, 80" in said and "cannot be reached" in said
+    assert "note head size 16: vLLM for CPUs supports 32, 64, 80" in said and "cannot be reached" in said
 
 
 def test_a_run_that_samples_by_itself_and_settings_without_a_config_are_mistakes(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.preferences import Pairing, build_preference_loss, keep_comparable, mismatch
+from rlvr.algorithms.preferences import Pairing, build_preference_loss, keep_comparable, mismatch_completions
 from rlvr.algorithms.update import Passes, make_datum, update
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.messages import AdamParams, Datum
@@ -118,11 +118,11 @@ def test_of_given_completions_kto_estimates_the_divergence_by_mismatched_ones(
 
 def test_a_mismatched_completion_is_cut_to_the_context_and_is_never_the_prompt_s_own() -> None:
     items = [answer("0", 1.0, [3, 4, 5]), answer("1", 0.0, [6, 7]), answer("2", 0.0, [8])]
-    assert [t.response_tokens for t in mismatch(items)] == [[6, 7], [8], [3, 4, 5]]
+    assert [t.response_tokens for t in mismatch_completions(items)] == [[6, 7], [8], [3, 4, 5]]
     items[2].prompt_tokens = [1, 2, 3]
-    assert [t.response_tokens for t in mismatch(items, 4)] == [[6, 7], [8], [3]]
+    assert [t.response_tokens for t in mismatch_completions(items, 4)] == [[6, 7], [8], [3]]
     with pytest.raises(ValueError, match="has 1 completions and needs at least 2"):
-        mismatch(items[:1])
+        mismatch_completions(items[:1])
 
 
 def test_pairs_are_all_those_of_a_group_and_every_group_counts_alike() -> None:

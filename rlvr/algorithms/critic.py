@@ -1,9 +1,9 @@
-"""A critic in an update: it gives the values of a batch, and learns their returns.
+"""The critic's part of an update: it predicts the values of a batch, and learns the returns.
 
     update(client, algorithm, batch, ..., critic=ValueCritic(client.create_critic(), adam=lambda n: AdamParams(1e-4)))
 
-The return of a token (`rlvr.algorithms.gae`) is from values of before the update, as the advantages are. The
-critic has its own client and optimizer; its batch, its substeps and its reduction are the policy's.
+Returns and advantages (`rlvr.algorithms.gae`) are computed from the values before the update. The critic has its own
+client and optimizer; its batches, substeps and reduction are the policy's.
 Exercised by `python -m pytest tests/test_critic.py`.
 """
 
@@ -25,10 +25,10 @@ Rows = Sequence[tuple[Trajectory, float]]
 
 @dataclass(frozen=True)
 class ValueCritic:
-    """A critic's client, the parameters of the n-th optimizer step of an update, and the clip of its loss.
+    """A critic: its `client`, and `adam`, which gives the parameters of the n-th optimizer step of an update.
 
-    `value_clip` bounds how far a value may move from the one before the update; None: no clip. While it learns `alone`
-    the policy makes no step.
+    `value_clip` bounds how far a value may move from the one before the update; None: no clip. While the critic learns
+    `alone` (warm-up), the policy makes no step.
     """
 
     client: TrainingClient
@@ -48,7 +48,7 @@ class ValueCritic:
             t.values = np.asarray(row["values"].data, dtype=float)[len(t.prompt_tokens) - 1 :].tolist()
 
     def learn(self, batches: Iterable[Rows]) -> dict[str, float]:
-        """One optimizer step for each of `batches`, rows with their reduction weights; the metrics of the update."""
+        """Make one optimizer step for each batch of rows with their reduction weights; the metrics of the update."""
         settings = {} if self.value_clip is None else {"value_clip": self.value_clip}
         losses: list[float] = []
         grad_norm, rates, seen = 0.0, dict[str, float](), list[Trajectory]()
@@ -78,10 +78,10 @@ class ValueCritic:
 
 
 def make_value_datum(trajectory: Trajectory, weight: float) -> Datum:
-    """A row of the critic: every token of the trajectory; its place t has the value after reading the tokens 0 to t.
+    """The critic's datum of a trajectory, with inputs [T] over all its tokens; position t predicts from tokens 0 to t.
 
-    `values` and `returns` are those of the sampled tokens, each at the place before it, where `weights` hold the
-    reduction `weight`; they are 0 elsewhere.
+    A sampled token has its value, its return and the reduction `weight` at the position before it; all other
+    positions of these three are 0.
     """
     t = trajectory
     tokens, lead = t.full_tokens, len(t.prompt_tokens) - 1
@@ -103,10 +103,7 @@ def make_value_datum(trajectory: Trajectory, weight: float) -> Datum:
 
 
 def describe_values(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean value and return of the sampled tokens, and the share of the returns' variance that the values explain.
-
-    There is no such share where all returns are equal.
-    """
+    """Metrics of the sampled tokens: mean value and return, and explained variance unless all returns are equal."""
     masks = [np.asarray(t.action_mask, dtype=bool) for t in trajectories]
     values = np.concatenate([np.asarray(t.values[:-1])[m] for t, m in zip(trajectories, masks, strict=True)])
     returns = np.concatenate([np.asarray(t.returns)[m] for t, m in zip(trajectories, masks, strict=True)])

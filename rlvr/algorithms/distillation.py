@@ -1,8 +1,8 @@
-"""On-policy distillation: every token that the policy sampled has an advantage by what a teacher thinks of it.
+"""On-policy distillation: a teacher's log-probs change the advantage of every token that the policy sampled.
 
-A_t <- A_t - coefficient x (log policy - log teacher) of the sampled token: the gradient is that of the reverse KL
-divergence, token by token, over the policy's own completions (Agarwal et al. 2024, arXiv:2306.13649, with the reverse
-KL; https://thinkingmachines.ai/blog/on-policy-distillation/).
+A_t <- A_t - coefficient x (log policy - log teacher) of the sampled token. The gradient is that of the reverse KL
+divergence of each token over the policy's own completions (Agarwal et al. 2024, arXiv:2306.13649, with the reverse KL;
+https://thinkingmachines.ai/blog/on-policy-distillation/).
 Exercised by `python -m pytest tests/test_distillation.py`.
 """
 
@@ -24,9 +24,9 @@ def add_teacher_advantages(
     temperature: float,
     old_logprobs: Callable[[Trajectory], Sequence[float] | None] = lambda trajectory: None,
 ) -> None:
-    """Set `teacher_logprobs` and `token_advantages` [R] of every trajectory, by the sampling client `teacher`.
+    """Set `teacher_logprobs` and `token_advantages` [R] of every trajectory; `teacher` is a sampling client.
 
-    `old_logprobs` gives the trainer's log-probs [R] before the step, if there are any: they take the sampler's place.
+    `old_logprobs` gives the trainer's log-probs [R] before the step; where it gives none, the sampler's are used.
     """
     rows = [t for t in trajectories if not t.is_empty]
     for t, logprobs in zip(rows, compute_sampler_logprobs(rows, teacher, temperature), strict=True):
@@ -37,7 +37,7 @@ def add_teacher_advantages(
 
 
 def measure_teacher_kl(trajectories: Sequence[Trajectory]) -> float:
-    """The mean over sampled tokens of log policy - log teacher, which estimates the reverse KL; 0 without a token."""
+    """The mean over sampled tokens of log policy - log teacher, an estimate of the reverse KL; 0 without tokens."""
     gaps = [
         q - teacher
         for t in trajectories

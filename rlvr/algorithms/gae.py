@@ -22,23 +22,23 @@ from rlvr.core.types import Trajectory, mean
 
 
 def compute_gae(
-    rewards_T: Sequence[float], values_T: Sequence[float], end: float, gamma: float, lam: float
+    rewards_T: Sequence[float], values_T: Sequence[float], last_value: float, gamma: float, lam: float
 ) -> np.ndarray:
-    """The advantages [T] of T actions in a row; `end` is the value of the state after the last one."""
-    return compute_returns(rewards_T, values_T, end, gamma, lam) - values_T
+    """The advantages [T] of T actions in a row; `last_value` is the value of the state after the last one."""
+    return compute_returns(rewards_T, values_T, last_value, gamma, lam) - values_T
 
 
 def compute_returns(
-    rewards_T: Sequence[float], values_T: Sequence[float], end: float, gamma: float, lam: float
+    rewards_T: Sequence[float], values_T: Sequence[float], last_value: float, gamma: float, lam: float
 ) -> np.ndarray:
-    """A_t + V_t [T], by G_t = r_t + gamma ((1 - lambda) V_t+1 + lambda G_t+1).
+    """The returns A_t + V_t [T], by G_t = r_t + gamma ((1 - lambda) V_t+1 + lambda G_t+1), G_T = V_T = `last_value`.
 
-    With lambda 1 no value enters, not even by rounding: equal rewards give equal returns.
+    With lambda 1 no other value enters, not even by rounding: equal rewards give equal returns.
     """
-    returns_T, earned, following = np.zeros(len(rewards_T)), end, end
+    returns_T, next_return, next_value = np.zeros(len(rewards_T)), last_value, last_value
     for t in range(len(rewards_T) - 1, -1, -1):
-        earned = rewards_T[t] + gamma * ((1 - lam) * following + lam * earned)
-        returns_T[t], following = earned, values_T[t]
+        next_return = rewards_T[t] + gamma * ((1 - lam) * next_value + lam * next_return)
+        returns_T[t], next_value = next_return, values_T[t]
     return returns_T
 
 
@@ -48,7 +48,7 @@ def split_reward(parts: Sequence[Trajectory]) -> list[float]:
     own = {id(t): of_tokens for t, of_tokens in zip(parts, rewards, strict=True)}
     for turn in list_turns(parts):
         own[id(turn.trajectory)][max(0, sum(turn.trajectory.action_mask[: turn.end]) - 1)] += turn.value
-    for t in parts:  # the last turn has paid all penalties; those of single tokens move to them
+    for t in parts:  # `list_turns` takes all penalties off the last turn: move those of single tokens to their tokens
         costs = [cost for cost, acted in zip(t.token_penalties, t.action_mask, strict=False) if acted]
         for place, cost in enumerate(costs):
             own[id(t)][place] -= cost
@@ -66,8 +66,9 @@ def gae(
 ) -> None:
     """A_t = sum_k (gamma lambda)^k delta_t+k over the sampled tokens of an episode, delta_t = r_t + gamma V_t+1 - V_t.
 
-    V are the values of a critic. Schulman et al. 2016, arXiv:1506.02438. With gamma = lambda = 1 it is what is still to
-    be earned less the value. The critic learns A_t + V_t with the lambda `critic_lambda` (arXiv:2503.01491).
+    V are the values of a critic. Schulman et al. 2016, arXiv:1506.02438. With gamma = lambda = 1 it is
+    the sum of the remaining rewards minus the value. The critic learns A_t + V_t with the lambda `critic_lambda`
+    (arXiv:2503.01491).
     """
     rollouts: dict[str, list[Trajectory]] = {}
     for i, t in enumerate(trajectories):
@@ -78,11 +79,11 @@ def gae(
         if any(len(t.values) != len(t.response_tokens) + 1 for t in parts):
             raise ValueError("algorithm.advantage=gae needs the values of a critic: give update(critic=...) one")
         actions = [(t, i) for t in parts for i, acted in enumerate(t.action_mask) if acted]
-        end = parts[-1].values[-1] if bootstrap_truncated and parts[-1].truncated else 0.0
+        last_value = parts[-1].values[-1] if bootstrap_truncated and parts[-1].truncated else 0.0
         values = [t.values[i] for t, i in actions]
         rewards = split_reward(parts)
-        advantages = compute_gae(rewards, values, end, gamma, lam)
-        returns = compute_returns(rewards, values, end, gamma, critic_lam)
+        advantages = compute_gae(rewards, values, last_value, gamma, lam)
+        returns = compute_returns(rewards, values, last_value, gamma, critic_lam)
         for (t, i), advantage, earned in zip(actions, advantages.tolist(), returns.tolist(), strict=True):
             t.token_advantages[i], t.returns[i] = advantage, earned
         for t in parts:

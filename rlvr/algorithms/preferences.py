@@ -1,8 +1,8 @@
-"""Losses of preferred completions: DPO, IPO and KTO over a step's completions of known verdict.
+"""Preference losses: DPO, IPO and KTO over the verified completions of a step.
 
-The advantage `verdict` says which completions are preferred (1) to which (-1). The pairs of `dpo` and `ipo` are all
-those of a group: each preferred completion with each other one, unless both are the same tokens. A client computes the
-gradient of these losses as that of a user's own (`forward_backward_custom`), all rows of an optimizer step in one call.
+The advantage `verdict` is 1 for preferred completions and -1 for the others. `dpo` and `ipo` pair each preferred
+completion of a group with each other one, unless both have the same tokens. A client computes the gradient of these
+losses as that of a custom loss (`forward_backward_custom`), with all rows of an optimizer step in one call.
 
 Legend: h = the sum, or with `reduction=sequence_mean` the mean, over the sampled tokens of a completion of log policy -
 log reference; w a preferred completion, l the other one of a pair. torch is imported when a loss is computed.
@@ -27,9 +27,9 @@ Rows = Sequence[tuple[Trajectory, float]]
 class Pairing:
     """Which rows belong to which completion, and which completions are pairs.
 
-    `completions` are lists of rows (a rewritten history makes several of one completion), `preferred` their verdicts,
-    `pairs` (preferred, other, weight) by their places in `completions`; the weights of a group add up to 1 / groups.
-    `equal` counts the pairs left out because both have the same tokens.
+    `completions` has the rows of each completion (several if its history was rewritten), `preferred` its verdict.
+    `pairs` are (preferred, other, weight), with indices into `completions`; the weights of a group add up to 1 / number
+    of groups with pairs. `equal` counts the pairs left out because both have the same tokens.
     """
 
     completions: list[list[int]]
@@ -66,9 +66,9 @@ class Pairing:
 
 
 def keep_comparable(algorithm: Algorithm, rows: Rows) -> tuple[list[tuple[Trajectory, float]], int]:
-    """The rows that a preference loss learns from, and how many pairs were left out since their tokens are equal.
+    """The rows that a preference loss learns from, and how many pairs were left out because their tokens are equal.
 
-    `kto` takes every completion; the others take those that stand in a pair.
+    `kto` takes every completion, `dpo` and `ipo` those that have a pair.
     """
     pairing = Pairing.of([t for t, _ in rows])
     if not algorithm.is_paired:
@@ -77,10 +77,10 @@ def keep_comparable(algorithm: Algorithm, rows: Rows) -> tuple[list[tuple[Trajec
     return [row for i, row in enumerate(rows) if i in paired], pairing.equal
 
 
-def mismatch(trajectories: Sequence[Trajectory], context: int | None = None) -> list[Trajectory]:
-    """Each prompt with the completion of the next trajectory, and the last with that of the first; no log-probs.
+def mismatch_completions(trajectories: Sequence[Trajectory], context: int | None = None) -> list[Trajectory]:
+    """Each prompt with the completion of the next trajectory, the last with that of the first; log-probs are 0.
 
-    If the two have more than `context` tokens together, the completion loses its end. ValueError for fewer than two
+    A completion is cut so that prompt and completion have at most `context` tokens. ValueError for fewer than two
     trajectories: the only other completion would be the prompt's own.
     """
     if len(trajectories) < 2:
@@ -100,7 +100,7 @@ def build_preference_loss(
 ) -> CustomLoss:
     """The algorithm's loss as a function of the log-probs of these rows, for `forward_backward_custom`.
 
-    `divergence` is kto's z if it is not to be estimated by these completions.
+    `divergence` is the z of `kto`; without it z is estimated from these completions.
     """
     assert algorithm.beta is not None
     pairing, beta, is_mean = Pairing.of(trajectories), algorithm.beta, algorithm.reduction == "sequence_mean"
@@ -148,8 +148,8 @@ def ipo(margin: Any, beta: float) -> Any:
 def kto(h: Any, preferred: Any, beta: float, divergence: float | None = None) -> tuple[Any, dict[str, Any]]:
     """The mean over completions of 1 - sigmoid(beta (h - z)), or of 1 - sigmoid(beta (z - h)) if not preferred.
 
-    z = max(0, mean h), without a gradient, estimates the divergence from the reference by the step's own completions,
-    which the policy sampled; or z is the `divergence` that is given.
+    z is `divergence`, or without it max(0, mean h), without a gradient: an estimate of the KL divergence from the
+    reference by the step's completions, which the policy sampled.
     """
     import torch
 

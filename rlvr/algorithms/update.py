@@ -19,7 +19,7 @@ from rlvr.algorithms.covariance import clip_covariance
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.distillation import add_teacher_advantages
 from rlvr.algorithms.loss_specs import KL_ESTIMATORS
-from rlvr.algorithms.preferences import build_preference_loss, keep_comparable, mismatch
+from rlvr.algorithms.preferences import build_preference_loss, keep_comparable, mismatch_completions
 from rlvr.algorithms.shaping import compute_sampler_logprobs, fill_reference_logprobs, penalize
 from rlvr.algorithms.specs import Algorithm
 from rlvr.algorithms.update_statistics import Tokens, UpdateStatistics
@@ -262,7 +262,7 @@ def _estimate_divergence(
     cut to the model's context.
     """
     context = getattr(client.get_tokenizer(), "model_max_length", None)
-    others, is_mean = mismatch([t for t, _ in rows], context), algorithm.reduction == "sequence_mean"
+    others, is_mean = mismatch_completions([t for t, _ in rows], context), algorithm.reduction == "sequence_mean"
     before = compute_sampler_logprobs(others, reference, temperature)
     pairs = zip(compute_current_logprobs(client, others, config), before, strict=True)
     return max(0.0, mean([(math.fsum(p) - math.fsum(q)) / (len(q) if is_mean else 1) for p, q in pairs]))

@@ -1,8 +1,8 @@
 """`rlvr doctor --vllm URL` checks a vLLM server before a run; with a config, also what the run needs of it.
 
 Without a config it only reads: a few tokens are sampled, nothing is loaded. With one it builds the run's model,
-publishes trial weights from a folder in `run.root`, samples from them, and takes them back: the adapter is unloaded,
-all weights are the model's own again. Exercised by `python -m pytest tests/test_doctor_vllm.py`.
+publishes trial weights from a folder in `run.root`, samples from them, and removes them: the adapter is unloaded, or
+the model's own weights are loaded again. Exercised by `python -m pytest tests/test_doctor_vllm.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIAL_TASKS = 64  # whose prompts are measured
 
 
 def check_vllm(url: str, config: RunConfig | None = None) -> list[Check]:
-    """The checks of the server at `url`, as lines of the report. ValueError for what is no address."""
+    """The checks of the server at `url`, as lines of the report. ValueError if `url` is not an address."""
     return asyncio.run(_check(url, config))
 
 
@@ -51,9 +51,9 @@ async def _check(url: str, config: RunConfig | None) -> list[Check]:
             Check("ok", "server", f"{url} serves {server.base!r}, max_model_len {server.max_model_len}"),
             Check("ok", "tokens", f"{GENERATE} takes and gives token ids, and says which weights sampled"),
             Check("ok", "log-probs", f"at the sampling temperature ({MODE_FLAG})"),
-            *_prompts(settings),
-            _adapters(paths, settings.get("lora_config"), config),
-            _all_weights(paths, config),
+            *_check_prompts(settings),
+            _check_adapters(paths, settings.get("lora_config"), config),
+            _check_all_weights(paths, config),
         ]
     finally:
         await server.aclose()
@@ -69,15 +69,15 @@ async def _read(server: VllmServer, path: str, key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _prompts(settings: dict[str, Any]) -> list[Check]:
-    """A failure for a server on CPUs that may split prompts: its engine ends at the first that has a seed."""
+def _check_prompts(settings: dict[str, Any]) -> list[Check]:
+    """A failure for a server on CPUs that may split prompts: its engine crashes at the first one with a seed."""
     device = (settings.get("device_config") or {}).get("device")
     if device != "cpu" or not (settings.get("scheduler_config") or {}).get("enable_chunked_prefill"):
         return []
-    return [Check("fails", "prompts", f"vLLM for CPUs dies when it splits one; start it with {WHOLE_PROMPTS}")]
+    return [Check("fails", "prompts", f"vLLM for CPUs crashes when it splits a prompt; start it with {WHOLE_PROMPTS}")]
 
 
-def _adapters(paths: dict[str, Any], lora: Any, config: RunConfig | None) -> Check:
+def _check_adapters(paths: dict[str, Any], lora: Any, config: RunConfig | None) -> Check:
     asked = config.model.lora if config else None
     if "/v1/load_lora_adapter" not in paths:
         remedy = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
@@ -95,7 +95,7 @@ def _adapters(paths: dict[str, Any], lora: Any, config: RunConfig | None) -> Che
     return Check("ok", "adapters", said)
 
 
-def _all_weights(paths: dict[str, Any], config: RunConfig | None) -> Check:
+def _check_all_weights(paths: dict[str, Any], config: RunConfig | None) -> Check:
     if {"/pause", "/resume", "/collective_rpc", "/update_weight_version"} <= paths.keys():
         return Check("ok", "all weights", "can be replaced (VLLM_SERVER_DEV_MODE=1): keep the port private")
     is_needed = config is not None and config.model.lora is None and bool(paths)
@@ -103,12 +103,12 @@ def _all_weights(paths: dict[str, Any], config: RunConfig | None) -> Check:
 
 
 def check_run(config: RunConfig, urls: Sequence[str]) -> list[Check]:
-    """The checks of the servers of a run, those of `urls` if there are any, and of a trial publish to them."""
+    """The checks of a run's servers, or of those at `urls` if any are given, and of a trial publish to them."""
     if urls:
         config = replace(config, sampler=replace(config.sampler, name="vllm", urls=list(urls)))
     if config.sampler.name != "vllm":
-        raise ValueError("doctor: this run samples by itself; add sampler.name=vllm, or give --vllm URL")
-    checks = [*_head_size(config), *(check for url in config.sampler.urls for check in check_vllm(url, config))]
+        raise ValueError("doctor: this run does not sample with vLLM; add sampler.name=vllm, or give --vllm URL")
+    checks = [*_check_head_size(config), *(check for url in config.sampler.urls for check in check_vllm(url, config))]
     if any(check.state == "fails" for check in checks):
         return checks
     source, said = build_source(config), list[str]()
@@ -118,7 +118,7 @@ def check_run(config: RunConfig, urls: Sequence[str]) -> list[Check]:
     try:
         client = build_client(config, source, folder, said.append, said.append)
         checks.append(Check("ok", "tokenizer", "reads a sample of tokens as the run's does"))
-        checks += [_lengths(config, source, client), _publish(client)]
+        checks += [_check_lengths(config, source, client), _try_publishing(client)]
     except (SamplerError, ValueError, OSError) as error:
         checks.append(Check("fails", "publish" if client else "run", str(error)))
     finally:
@@ -128,8 +128,8 @@ def check_run(config: RunConfig, urls: Sequence[str]) -> list[Check]:
     return checks
 
 
-def _head_size(config: RunConfig) -> list[Check]:
-    """A note if vLLM has no attention on CPUs for the model, which the server says only as it fails to start."""
+def _check_head_size(config: RunConfig) -> list[Check]:
+    """A note if vLLM for CPUs does not support the model's head size; the server itself says so only when it fails."""
     values: dict[str, Any] = dict(config.model.config)
     if config.model.name and (file := Path(config.model.name).expanduser() / "config.json").is_file():
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -138,10 +138,10 @@ def _head_size(config: RunConfig) -> list[Check]:
     if not isinstance(size, int) or size in CPU_HEAD_SIZES:
         return []
     known = ", ".join(map(str, CPU_HEAD_SIZES))
-    return [Check("note", "head size", f"{size}: vLLM on CPUs starts with {known} only; choose another model there")]
+    return [Check("note", "head size", f"{size}: vLLM for CPUs supports {known} only; choose another model there")]
 
 
-def _lengths(config: RunConfig, source: TaskSource, client: TrainingClient) -> Check:
+def _check_lengths(config: RunConfig, source: TaskSource, client: TrainingClient) -> Check:
     tokenizer: Any = client.get_tokenizer()
     prompted = apply_prompt_options(source, tokenizer, config.prompt)
     levels = source.levels
@@ -155,7 +155,7 @@ def _lengths(config: RunConfig, source: TaskSource, client: TrainingClient) -> C
     return Check("ok", "lengths", said)
 
 
-def _publish(client: TrainingClient) -> Check:
+def _try_publishing(client: TrainingClient) -> Check:
     """Publish the weights as they are, changed by a step, and as they were; sample each time."""
     start = client.save_state("doctor-start").result().path
     names: list[str] = []

@@ -1,12 +1,13 @@
-"""A policy that replicas of the service train together: who learns, what is published, which sessions wait for it.
+"""A policy that replicas of the service train together: which one learns, what it has published, which groups wait.
 
     token = store.lead_policy("tinker:Qwen/Qwen3-8B", "replica-a", 0, 15.0)     # 0: another replica learns
     store.add_groups("tinker:Qwen/Qwen3-8B", [WaitingGroup("session", 4, trajectories)])
     store.publish_policy("tinker:Qwen/Qwen3-8B", token, state, {"session": 5})  # False: the lease was lost
 
-A lease has a token, which counts from 1 and is a new one whenever the lease goes to a replica. What the learner
-publishes and which sessions it has learned from change in one transaction, and only for the newest token: a learner
-that was replaced while it computed changes nothing. Exercised by tests/test_store_policies.py.
+The right to learn is a lease with a fencing token, which counts from 1 and grows whenever a replica takes the lease.
+The learner publishes a state and marks the sessions that it has learned from in one transaction, which only the newest
+token can make: a learner that was replaced while it computed changes nothing.
+Exercised by tests/test_store_policies.py.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class WaitingGroup:
 
 
 class PolicyQueries(Database):
-    """The part of an `ExperienceStore` that replicas share a policy by."""
+    """The part of an `ExperienceStore` through which replicas share a policy."""
 
     def policy(self, name: str) -> SharedPolicy | None:
         with self.read() as connection:

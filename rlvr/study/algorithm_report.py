@@ -34,7 +34,7 @@ HEAD = ("variant", "seeds", "pass@1", "gain", "minus {reference}", "p", "pass@{k
 
 @dataclass
 class PairedComparison:
-    """Of a variant with the reference: differences seed by seed, and the corrected p-value, None for fewer than two."""
+    """A variant compared with the reference: differences by seed; the corrected p-value, None for fewer than two."""
 
     differences: list[float] = field(default_factory=list[float])
     p_value: float | None = None
@@ -46,8 +46,8 @@ class PairedComparison:
 
 @dataclass
 class VariantResult:
-    """A variant of a task: all its runs that ended, the finished ones, which did not fail, and the comparisons with the
-    reference, by measure (a key of `MEASURES`). Spreads are those of `seed_statistics`, None without runs.
+    """A variant of a task: its `runs` that ended, those of them that `finished` without a failure, and the comparison
+    with the reference by each measure of `MEASURES`. Intervals are by `seed_statistics.spread`, None without runs.
     """
 
     name: str
@@ -99,7 +99,7 @@ def compare_variants(task: Mapping[str, Any]) -> list[VariantResult]:
 
 
 def _is_comparable(task: Mapping[str, Any], name: str, measure: str) -> bool:
-    """Not the entropy of samples at another temperature: it is lower by itself."""
+    """False for the entropy of samples at another temperature, which changes it by itself."""
     return measure != "entropy" or not any("temperature_end=" in override for override in task["overrides"][name])
 
 
@@ -184,7 +184,7 @@ def format_differences(results: Mapping[str, Any], names: Sequence[str], measure
 
 
 def conclude(variants: Sequence[VariantResult], k: int) -> list[str]:
-    """What the intervals allow to say, and no more; pass@k is of `k`."""
+    """The conclusions that the intervals allow, as sentences; `k` is that of pass@k."""
     measured = [variant for variant in variants if len(variant.finished) > 1]
     sentences: list[str] = []
     if not measured:
@@ -235,7 +235,7 @@ def _compare_pairs(variants: Mapping[str, VariantResult]) -> Iterator[str]:
 
 
 def _name_mixtures(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What makes runs no fair comparison: other versions of the code, another start than the others of a seed."""
+    """What makes runs not comparable: different versions of the code, or different starts of one seed."""
     if versions := describe_versions(run.get("code") for run in runs):
         yield versions
     for seed in sorted({run["seed"] for run in runs}):

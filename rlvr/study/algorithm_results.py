@@ -1,11 +1,11 @@
-"""What the runs of `rlvr study algorithms` left, as one small file: `results.json`, a line for each run.
+"""The results of `rlvr study algorithms` as one small file: `results.json`, with a line for each run.
 
     {"study": ..., "seeds": [1, 2], "machine": ..., "tasks": {"arithmetic": {"overrides": {"grpo": [...], ...},
      "k": 8, "completions": 7680, "tasks": 200, "samples": 8, "start_seconds": [41.2], "runs": [
     {"variant": "grpo", "seed": 1, "state": "finished", "pass@1": [0.31, 0.72], "pass@k": [0.8, 0.97], ...}, ...]}}}
 
-Pairs are before and after; runs that did not end yet are left out. Everything that the tables say is computed from this
-file. Exercised by `python -m pytest tests/test_algorithm_report.py`.
+Lists of two are before and after training; runs that have not ended are left out. The tables are computed from this
+file alone. Exercised by `python -m pytest tests/test_algorithm_report.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlvr.study.study_plan import StudyPlan, StudyRun
 from rlvr.study.study_summary import PACKAGES, is_finished, read_run
 
 FORMAT = 1
-# Alarms of a policy that falls apart. The others say that there is little to learn from, or that it levels off.
+# Alarms of a policy that diverges. The other alarms mean that a run has little signal, or has converged.
 BROKEN = ("entropy_up", "entropy_gone", "gap", "large_update")
 
 

@@ -3,10 +3,9 @@
     rlvr study algorithms seeds=1..5                                    # all tasks, all variants
     rlvr study algorithms arithmetic seeds=1 variants=grpo,dapo         # some of them
 
-A task is a config in `rlvr/configs/algorithms_study/`, whole in itself: fine-tuning, then `grpo`. The study makes the
-fine-tuning once for each seed (`<task>-start`), and all variants of the seed start from its weights and have equally
-many samples. A variant is a name and its overrides: one more is one more entry of a table here, and the same command
-makes its runs and keeps the others.
+A task is a complete config in `rlvr/configs/algorithms_study/`: fine-tuning, then `grpo`. The study fine-tunes once for
+each seed (`<task>-start`); all variants of the seed start from these weights and learn from equally many samples. A
+variant is a name and its overrides: add an entry to a table here, and the same command makes its runs and keeps others.
 
 `distillation` is left out: it learns from a teacher and not from the verifier, so its result would be the teacher's.
 Exercised by `python -m pytest tests/test_algorithm_study.py`.
@@ -43,7 +42,7 @@ REFERENCE = "grpo"  # what the others are compared with
 LEFT_OUT = ("distillation",)
 OF_TURNS = ("grpo_process",)  # algorithms for episodes of several turns
 
-# Variants of `grpo` that are to keep the policy's variety. `pass_at_k` is an algorithm of its own.
+# Variants of `grpo` for exploration. `pass_at_k` is an algorithm of its own.
 EXPLORATION: dict[str, tuple[str, ...]] = {
     "entropy_bonus": ("algorithm.entropy_coef=0.01",),
     "clip_symmetric": ("algorithm.clip_high=0.2",),  # grpo has 0.28 above and 0.2 below
@@ -62,7 +61,7 @@ NOISE: dict[str, tuple[str, ...]] = {
     "noise_20": _ERRORS,
     "noise_20_corrected": (*_ERRORS, "training.noise_correction=true"),
 }
-# `grpo` with rewards that say nothing.
+# `grpo` with rewards without information.
 CONTROLS: dict[str, tuple[str, ...]] = {
     "random_reward": ("training.control=random_reward",),
     "equal_rewards": ("training.control=equal_rewards",),
@@ -103,7 +102,7 @@ def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name:
     if named := [word for word in shared if word.startswith("algorithm.name=")]:
         raise ValueError(f"{named[0]}: the algorithms are the variants; give variants={REFERENCE},... instead")
     if REFERENCE not in chosen:
-        raise ValueError(f"variants={','.join(chosen)}: all are compared with {REFERENCE}; give it too")
+        raise ValueError(f"variants={','.join(chosen)}: the others are compared with {REFERENCE}; give it too")
     root = next((word.partition("=")[2] for word in shared if word.startswith("run.root=")), RunOptions.root)
     shared = [word for word in shared if not word.startswith("run.root=")]
     shared.append(f"run.root={Path(root) / check_name(name or f'{NAME}-study', 'study name')}")
@@ -112,7 +111,7 @@ def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name:
 
 
 def _choose(given: Sequence[str], known: Collection[str], what: str) -> list[str]:
-    """What was given, in the order in which it is known; ValueError for a name that is not known."""
+    """The given names, in the order of `known`; ValueError for one that is not in it."""
     for name in given:
         if name not in known:
             raise ValueError(f"unknown {what} {name!r}{did_you_mean(name, list(known))}; there are: {', '.join(known)}")
@@ -126,7 +125,7 @@ def _plan_task(
     environment: dict[str, str],
     chosen: Sequence[str],
 ) -> TaskPlan:
-    """Words of fine-tuning are for the start alone, those of reinforcement learning for the variants alone."""
+    """Settings of fine-tuning go to the start only, those of reinforcement learning to the variants only."""
     config_name = f"{CONFIGS}/{task}"
     of_start = [w for w in shared if not w.startswith(("training.", "algorithm.", "curriculum.", "teacher."))]
     of_variants = [w for w in shared if not w.startswith("sft.")]
@@ -134,7 +133,7 @@ def _plan_task(
     sizes, turns = settings.training, build_source(settings).max_turns
     if sizes.steps == 0:
         raise ValueError("training.steps=0: nothing would be learned that could be compared; give at least 1")
-    # A loss without a bound on its ratio takes one update a batch: as many updates, each from fresh samples.
+    # A loss with an unbounded ratio allows one update a batch, so it gets as many updates in more, smaller steps.
     one_update = (
         "training.num_substeps=1",
         f"training.prompts_per_step={sizes.prompts_per_step // sizes.num_substeps}",
@@ -160,7 +159,7 @@ def _plan_task(
 
 @contextmanager
 def open_studies(plans: Sequence[TaskPlan]) -> Iterator[None]:
-    """Lock the folders of all studies and store what they are."""
+    """Lock the folders of all studies and write their plans."""
     with ExitStack() as stack:
         for plan in plans:
             stack.enter_context(open_study(plan.start))
@@ -169,7 +168,7 @@ def open_studies(plans: Sequence[TaskPlan]) -> Iterator[None]:
 
 
 def run_studies(plans: Sequence[TaskPlan], jobs: int, console: RunConsole) -> bool:
-    """Make all runs that are missing, seed by seed; False if the user stopped them.
+    """Make all missing runs, seed by seed; False if the user stopped the study.
 
     A report follows each task that lacked some: to read all runs takes minutes where there are hundreds.
     """

@@ -1,4 +1,4 @@
-"""A training client whose completions come from vLLM servers, and the sampling client that it gives.
+"""A training client whose completions come from vLLM servers, and its sampling client.
 
     client = sample_from_vllm(trainer, SamplerOptions("vllm", ["http://127.0.0.1:8790"]), has_adapter=True, keep=2)
 
@@ -72,7 +72,7 @@ class VllmSamplingClient:
             "seed": rng.key("vllm", seed) >> 1,  # vLLM adds the sample's index to it
             "logprobs": 0,
             "skip_special_tokens": False,
-            **_stops(asked.stop),
+            **_translate_stops(asked.stop),
         }
         place = rng.key("server", *tokens)
         return RequestFuture(start_coroutine(self._sample(tokens, params, place, include_prompt_logprobs)))
@@ -81,7 +81,7 @@ class VllmSamplingClient:
         answer = await self._publisher.generate(self.fingerprint, tokens, params, place)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         assert len(choices) == params["n"], "vLLM answers every sample of a request"
-        # Apart: vLLM 0.32 for CPUs dies of log-probs of a prompt beside completions of an adapter.
+        # A request of its own: vLLM 0.32 for CPUs crashes on log-probs of a prompt beside completions of an adapter.
         prompt = await self._score(tokens) if scored else None
         return SampleResponse([read_completion(choice) for choice in choices], prompt, self.fingerprint)
 
@@ -102,8 +102,8 @@ class VllmSamplingClient:
         return self._tokenizer
 
 
-def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> dict[str, Any]:
-    """Stops as our engine has them: a stop string stays in the tokens, and only None means the end token."""
+def _translate_stops(stop: str | Sequence[str] | Sequence[int] | None) -> dict[str, Any]:
+    """vLLM's parameters for our engine's stops: a stop string stays in the tokens; None stops at the end token only."""
     if stop is None:
         return {}
     stops = [stop] if isinstance(stop, str) else list(stop)
@@ -114,9 +114,9 @@ def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> dict[str, Any]:
 
 
 class VllmTrainingClient:
-    """The trainer, but for sampling: `save_weights_and_get_sampling_client` publishes its weights to the servers.
+    """A trainer that samples elsewhere: `save_weights_and_get_sampling_client` publishes its weights to the servers.
 
-    A sampler of a saved state (`create_sampling_client(path)`, the reference of a KL) stays the trainer's own.
+    The trainer itself samples from a saved state (`create_sampling_client(path)`), such as a KL penalty's reference.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class VllmTrainingClient:
         self._trainer, self._publisher, self._has_adapter, self._warn = trainer, publisher, has_adapter, warn
         self._has_warned = False
         self._sampler: VllmSamplingClient | None = None
-        # Versions of adapters live side by side; all weights are replaced, so a batch must end before.
+        # A server can hold several adapters. All weights are replaced in place, so the batch before must end first.
         self.capabilities = replace(trainer.capabilities, can_overlap=has_adapter)
 
     def __getattr__(self, name: str) -> Any:
@@ -161,8 +161,8 @@ class VllmTrainingClient:
     def _fingerprint(self) -> str:
         if not (digest := self._trainer.weights_sha256()):
             raise ValueError(
-                f"sampler.name=vllm: client={self.capabilities.name} keeps its weights at a server; "
-                "the servers of vLLM are given folders: use client=local"
+                f"sampler.name=vllm: client={self.capabilities.name} keeps its weights at a server, and vLLM servers "
+                "load them from folders; use client=local"
             )
         return f"{self._trainer.fingerprint.replace('@', '-')}-{digest[:12]}"  # "policy-12-..."
 
@@ -188,7 +188,7 @@ def sample_from_vllm(
     keep: int,
     warn: Callable[[str], None] = lambda text: None,
 ) -> VllmTrainingClient:
-    """A training client that is `trainer` and samples at the servers of `options`, where `keep` versions stay.
+    """Connect `trainer` to the servers of `options`, which keep up to `keep` versions of its weights.
 
     ValueError for a server that cannot sample for this trainer, SamplerError for one that does not answer.
     """
@@ -202,7 +202,7 @@ def sample_from_vllm(
 
 
 def draw_probe(publisher: VllmPublisher, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """A prompt, and the tokens that are scored as the next one after it."""
+    """A random prompt, and tokens to score, each as the next one after the prompt."""
     length = min(PROBE_TOKENS, *(server.max_model_len - 1 for server in publisher.servers))
 
     def draw(purpose: str, count: int) -> list[int]:
@@ -214,8 +214,10 @@ def draw_probe(publisher: VllmPublisher, tokenizer: Any) -> tuple[list[int], lis
 def connect_servers(
     options: SamplerOptions, keep: int, warn: Callable[[str], None] = lambda text: None
 ) -> VllmPublisher:
-    """The checked servers of `options`, where `keep` versions stay. ValueError or SamplerError for one that cannot
-    serve, or that does not answer within `wait_s`. `warn` is told of servers that go away and come back."""
+    """Connect to the servers of `options`, which keep up to `keep` versions; `warn` reports later failures.
+
+    ValueError for a server that cannot serve, SamplerError for one that does not answer within `wait_s`.
+    """
     return RequestFuture(start_coroutine(_connect(options, keep, warn))).result()
 
 
@@ -230,7 +232,7 @@ async def _connect(options: SamplerOptions, keep: int, warn: Callable[[str], Non
 
 
 def check_tokenizer(publisher: VllmPublisher, tokenizer: Any) -> None:
-    """ValueError if a server's tokenizer reads some tokens as another text than ours."""
+    """ValueError if a server's tokenizer decodes some tokens to another text than ours."""
     last = len(tokenizer) - 1
     tokens = sorted({*range(min(64, last + 1)), *(rng.integer(last + 1, rng.key("words"), i) for i in range(64)), last})
     ours = tokenizer.decode(tokens, skip_special_tokens=False)
@@ -243,6 +245,6 @@ def check_tokenizer(publisher: VllmPublisher, tokenizer: Any) -> None:
     for server, theirs in zip(publisher.servers, RequestFuture(start_coroutine(read())).result(), strict=True):
         if theirs != ours:
             raise ValueError(
-                f"{server.url} has another tokenizer: {len(tokens)} tokens read {theirs[:60]!r} there and "
+                f"{server.url} has another tokenizer: {len(tokens)} tokens decode to {theirs[:60]!r} there and "
                 f"{ours[:60]!r} here; start it with the model that is trained here"
             )

@@ -19,10 +19,10 @@ class SamplerError(RuntimeError):
 class SamplerOptions:
     """Which part samples. `name` is trainer, the client that trains, or vllm, the servers at `urls`.
 
-    `timeout_s` bounds every call, after which the next server is asked; a server that is down is waited for up to
-    `wait_s` if no other is up. At most `concurrency` requests are in flight at a server. Two engines round differently:
-    unless the algorithm sets its own, `importance_cap` is the cap of the truncated importance weights between sampler
-    and trainer (`algorithm.importance_cap`); 0 leaves the correction out.
+    A call that takes longer than `timeout_s` goes to the next server; if all are down, the run waits up to `wait_s` for
+    one. At most `concurrency` requests are in flight at a server. Two engines round differently: unless
+    `algorithm.importance_cap` is set, `importance_cap` is the cap of the truncated importance weights between sampler
+    and trainer; 0 turns the correction off.
     """
 
     name: str = "trainer"

@@ -1,10 +1,9 @@
 """Gives vLLM servers new weights, and asks them for completions of exactly these weights.
 
-`publish` and `retire` are the seam: today a folder that every server can read, an adapter under a new name per version
-or all weights by `reload_weights`. After each publish the servers score a few next tokens that the trainer scores too:
-an adapter that is listed and not applied, old weights and another base model show there. A server that
-restarted has lost its weights and is given them again. Exercised by `python -m pytest tests/test_vllm_sampler.py
-tests/test_vllm_faults.py`.
+Weights travel in a folder that every server can read: an adapter is loaded under a new name for each version, all
+weights by `reload_weights`. After each publish the servers and the trainer score the same few tokens, which shows an
+adapter that is listed but not applied, old weights and another base model. A server that restarted is given its weights
+again. Exercised by `python -m pytest tests/test_vllm_sampler.py tests/test_vllm_faults.py`.
 Left out on purpose: transfer by NCCL.
 """
 
@@ -43,9 +42,9 @@ LOADING = "loading-"  # begins the version of a server while its weights are rep
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A folder of weights, and the log-probs that the trainer gives some tokens after `probe_prompt` [N] under them.
+    """A folder of weights, and the trainer's log-probs of some tokens after `probe_prompt` [N] with these weights.
 
-    Without a folder they are the model that the servers were started with.
+    Without a folder they are the weights that the servers were started with.
     """
 
     fingerprint: str
@@ -192,7 +191,7 @@ class VllmPublisher:
         )
 
     async def _provide(self, server: VllmServer, weights: PublishedWeights) -> None:
-        """Make sure that a server holds the weights; load and verify them if it is not known to."""
+        """Load and verify the weights at a server, unless it has them."""
         is_replaced = weights.folder is not None and not weights.is_adapter  # by the next load of all weights
         if weights.fingerprint in server.loaded and not is_replaced:
             return  # others may be loading theirs
@@ -246,13 +245,13 @@ def _model_name(server: VllmServer, weights: PublishedWeights) -> str:
 
 
 def _forget(server: VllmServer, fingerprint: str, loads: int) -> None:
-    """The server had lost the weights after `loads` loads. Another request may have given them again since."""
+    """Note that the server lost the weights after `loads` loads, unless another request has loaded them since."""
     if server.loads == loads:
         server.loaded.discard(fingerprint)
 
 
 def describe_served(server: VllmServer, answer: Mapping[str, Any], weights: PublishedWeights) -> str:
-    """The weights that an answer says it was sampled by: the expected fingerprint, or what stands in its place."""
+    """The fingerprint of the weights that sampled an answer, as the answer has it; other text if they are unknown."""
     versions = "+".join(read_versions(answer)) or "unknown"
     if weights.folder is not None and not weights.is_adapter:
         return versions

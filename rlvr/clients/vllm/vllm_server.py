@@ -1,4 +1,4 @@
-"""One vLLM server: its HTTP calls, each with a deadline, and the completions that it answers.
+"""One vLLM server: its HTTP calls, each with a deadline, and the reading of its completions.
 
 Written against the HTTP of vLLM 0.32. Tokens go in and out at /inference/v1/generate, which the server has with
 `--enable-scale-out`. Runs on one event loop. Exercised by `python -m pytest tests/test_vllm_sampler.py`, and against a
@@ -21,7 +21,7 @@ GENERATE = "/inference/v1/generate"
 CONNECT_SECONDS = 5.0
 MISSING = -9999.0  # what vLLM writes for a log-prob that it does not have
 MODE_FLAG = "--logprobs-mode processed_logprobs"
-WHOLE_PROMPTS = "--no-enable-chunked-prefill"  # vLLM 0.32 for CPUs dies of a prompt with a seed that it splits
+WHOLE_PROMPTS = "--no-enable-chunked-prefill"  # vLLM 0.32 for CPUs crashes when it splits a prompt with a seed
 PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # whatever the server's own defaults are
 
 
@@ -91,7 +91,7 @@ class VllmServer:
             return response.text
 
     async def generate(self, model: str, tokens: Sequence[int], params: Mapping[str, Any], salt: str) -> dict[str, Any]:
-        """One request to sample. `salt` keeps what the prefix cache holds of other weights apart."""
+        """Send one request to sample. `salt` separates prefix caches: give each version of the weights its own."""
         body = {"model": model, "token_ids": list(tokens), "sampling_params": {**PLAIN, **params}, "cache_salt": salt}
         async with self._gate:
             answer = await self.call("POST", GENERATE, body)
@@ -148,8 +148,8 @@ class VllmServer:
     async def score_next(self, model: str, prompt: Sequence[int], tokens: Sequence[int], salt: str) -> dict[int, float]:
         """The log-probs of `tokens`, each as the next after the prompt, at temperature 1.
 
-        One may be left out, since vLLM makes room for the token that it samples. Not by log-probs of a prompt: vLLM
-        0.32 for CPUs dies of them while it samples from an adapter.
+        One may be missing, since vLLM makes room for the token that it samples. This does not use prompt log-probs:
+        vLLM 0.32 for CPUs crashes on them while it samples from an adapter.
         """
         params = {"max_tokens": 1, "temperature": 1.0, "logprobs": len(tokens), "logprob_token_ids": list(tokens)}
         answer = await self.generate(model, prompt, params, salt)
