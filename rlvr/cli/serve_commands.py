@@ -104,7 +104,7 @@ def serve_engine(
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
     trainers: Annotated[
-        int, typer.Option("--trainers", help="Train on a base that is cut over so many processes; 0: in this one.")
+        int, typer.Option("--trainers", help="Ranks that share the base for training; 0: train in this process.")
     ] = 0,
     log: Annotated[
         Path | None, typer.Option("--log", help="The log file; default: server.log in the state folder.")

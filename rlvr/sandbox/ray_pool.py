@@ -38,9 +38,9 @@ from rlvr.sandbox.verification_job import Judgement, VerificationJob
 
 BATCH = 8  # programs that a worker gets at once: a call costs as much as half a program
 GRACE = 60.0  # seconds beyond three times its programs' limits that a worker may take for a batch
-PROBE = 15.0  # seconds that an idle worker may take to say that it is there
-LOOK = 1.0  # seconds between looks at the deadlines
-PAUSE = 5.0  # seconds until a worker that was lost at its start is asked for again
+PROBE = 15.0  # seconds that an idle worker may take to answer
+LOOK = 1.0  # seconds between checks of the deadlines
+PAUSE = 5.0  # seconds until a worker that was lost at its start is requested again
 MOST_LOSSES = 3
 
 
@@ -59,10 +59,10 @@ class RemoteVerification:
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """A place for an actor. `actor` None: it was lost and is asked for again at `deadline`.
+    """A place for an actor. `actor` None: it was lost and is requested again at `deadline`.
 
-    `call` counts what was asked of it, so that a late reply of an earlier actor is known. `deadline`: when its current
-    call is late; None if it waits for work. `is_running`: `batch` was sent.
+    `call` counts the calls, so that a late reply of an earlier actor is recognised. `deadline`: when a call is late;
+    None while it waits for work. `is_running`: `batch` was sent.
     """
 
     actor: Any = None
@@ -102,7 +102,7 @@ class RayPool:
         self._thread.start()
 
     def _start_all(self) -> str:
-        """Start all workers, on the same code and behind the same walls as each other; their tier."""
+        """Start all workers, which must have the same code and the same tier; that tier."""
         request = f"{self.count} workers with 1 CPU each"
         actors = [worker.actor for worker in self._workers]
         described = [
@@ -119,7 +119,9 @@ class RayPool:
             tiers.setdefault(_read_tier(data, one["machine"]), one["machine"])
         if len(tiers) > 1:
             found = ", ".join(f"{tier} on {machine}" for tier, machine in tiers.items())
-            raise RayError(f"the workers' tiers differ: {found}; give tiers with one that works on all machines")
+            raise RayError(
+                f"the machines support different tiers: {found}; give tiers with one that works on all machines"
+            )
         return next(iter(tiers))
 
     # --- called by any thread
@@ -190,7 +192,7 @@ class RayPool:
             with suppress(Empty):
                 self._events.get(timeout=LOOK)()
             if (now := time.monotonic()) >= next_look:
-                self._look_at_deadlines(now)
+                self._check_deadlines(now)
                 next_look = now + LOOK
             self._hand_out()
 
@@ -240,7 +242,7 @@ class RayPool:
     def _call(
         self, worker: RemoteWorker, seconds: float, then: Callable[[RemoteWorker, bytes], None], ref: Any
     ) -> None:
-        """Let `then` have the reply to a call; without one in `seconds`, or without a worker, it is lost."""
+        """Pass the reply to a call on to `then`; without a reply in `seconds` the worker is lost."""
         worker.call += 1
         worker.deadline = time.monotonic() + seconds
         number = worker.call
@@ -258,7 +260,7 @@ class RayPool:
 
     def _finish(self, worker: RemoteWorker, data: bytes) -> None:
         verdicts = list(zip(worker.batch, decode_verdicts(data, len(worker.batch)), strict=True))
-        # An error is its machine's failure, and quicker than a verdict: a broken machine would soon have most programs.
+        # An error is the machine's failure, and faster than a verdict: a broken machine would attract most programs.
         broken = {one: v.detail for one, v in verdicts if v.outcome is Outcome.ERROR and not one.is_cancelled}
         worker.batch = list(broken)
         for one, verdict in verdicts:
@@ -289,7 +291,7 @@ class RayPool:
             else:
                 self._give_up(one, f"{MOST_LOSSES} workers were lost while they ran it, the last one to: {why}")
 
-    def _look_at_deadlines(self, now: float) -> None:
+    def _check_deadlines(self, now: float) -> None:
         for worker in self._workers:
             if worker.deadline is None or worker.deadline > now:
                 continue
@@ -297,27 +299,28 @@ class RayPool:
                 self._lose(worker, "it was late" if worker.batch else f"it did not start ({describe_resources()})")
             else:
                 worker.actor = _new_actor()
-                self._call(worker, self._wait_s, self._check, worker.actor.describe.remote())
+                self._call(worker, self._wait_s, self._start_worker, worker.actor.describe.remote())
         if self._free or any(worker.batch for worker in self._workers):
             self._last_worker = now
         elif now - self._last_worker > self._wait_s:
             while (one := self._waiting.pop()) is not None:
-                self._give_up(one, f"no worker could be had for {self._wait_s:g} s: {self._trouble}")
+                self._give_up(one, f"no worker started within {self._wait_s:g} s: {self._trouble}")
 
-    def _check(self, worker: RemoteWorker, data: bytes) -> None:
+    def _start_worker(self, worker: RemoteWorker, data: bytes) -> None:
         described = json.loads(data)
         check_same_code(described, described["machine"])
         worker.pid = described["pid"]
         started = worker.actor.start.remote(self._settings.encode())
-        self._call(worker, self._wait_s, partial(self._welcome, machine=described["machine"]), started)
+        self._call(worker, self._wait_s, partial(self._accept, machine=described["machine"]), started)
 
-    def _welcome(self, worker: RemoteWorker, data: bytes, machine: str) -> None:
+    def _accept(self, worker: RemoteWorker, data: bytes, machine: str) -> None:
         if (tier := _read_tier(data, machine)) != self.tier:
             raise RayError(f"the worker on {machine} has the tier {tier}, the others {self.tier}")
         self._free.append(worker)
 
     def _give_up(self, one: RemoteVerification, why: str) -> None:
-        """Its verdict is an error, unless it was cancelled. The future of one that was handed out runs already."""
+        """Make its verdict an error, unless its future was cancelled."""
+        # The future of a program that was handed out is already running.
         if one.future.running() or one.future.set_running_or_notify_cancel():
             one.future.set_result(one.job.error("sandbox", why, self.tier, time.perf_counter()))
 

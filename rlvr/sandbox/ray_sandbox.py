@@ -22,10 +22,11 @@ WAIT_SECONDS = 120.0
 
 
 class RaySandbox(Sandbox):
-    """Verifies answers on `workers` CPUs of the cluster at `ray` (None: on those that are free now).
+    """Verifies answers on `workers` CPUs of the cluster at `ray` (None: on all CPUs that are free at the start).
 
     `ray` is `auto` (the cluster that this machine has joined), `host:port`, or `local`, which starts one here.
-    `wait_s` is how long a worker may take to start: give minutes to a cluster that adds machines when asked.
+    `wait_s` is how long a worker may take to start: give minutes to a cluster that adds machines on demand.
+    ValueError for a wrong option, RayError or NoTier if the workers do not start.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class RaySandbox(Sandbox):
         self.limits = limits if limits is not None else Limits()
         check_sandbox(tiers, workers, self.limits, allow_unsafe)
         if not 0 < wait_s < math.inf:
-            raise ValueError(f"wait_s={wait_s!r}: a number of seconds above 0 is expected")
+            raise ValueError(f"wait_s={wait_s!r}, expected a number of seconds above 0")
         pool = RayPool(ray, workers, self.limits, tiers, allow_unsafe, wait_s)
         self._pairs, self._pool, self._workers = [], pool, pool
         self.tier, self.workers = pool.tier, pool.count
@@ -52,5 +53,5 @@ class RaySandbox(Sandbox):
 
     @property
     def pids(self) -> list[int]:
-        """The workers' processes, each on its machine."""
+        """The process ids of the workers, each on its machine."""
         return self._workers.pids

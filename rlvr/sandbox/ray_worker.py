@@ -1,8 +1,8 @@
-"""The far side of a sandbox on Ray: an actor with one worker of the sandbox, and what travels to it and back.
+"""The actor of a sandbox on Ray, with one worker of the sandbox, and the encoding of jobs and verdicts.
 
-Jobs and verdicts travel as JSON, so nothing that a program made is ever unpickled. The program itself runs behind the
-same walls as on one machine: the actor is the trusted supervisor. `rlvr.sandbox.ray_pool` is the near side. Exercised
-by `python -m pytest tests/test_ray_sandbox.py`.
+Jobs and verdicts travel as JSON, so nothing that a program made is ever unpickled. The program itself is as isolated as
+on one machine: the actor is the trusted supervisor. `rlvr.sandbox.ray_pool` is the caller's side. Exercised by
+`python -m pytest tests/test_ray_sandbox.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode_verdicts(data: bytes, count: int) -> list[Verdict]:
 
 
 class SandboxWorker:
-    """A Ray actor. `describe` comes first and its answer has the same form in all versions; then `start`."""
+    """A Ray actor. First `describe`, whose answer has the same form in all versions of rlvr, then `start` is called."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
