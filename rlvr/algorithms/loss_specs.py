@@ -114,12 +114,12 @@ PREFERENCE_SPECS: dict[str, LossSpec] = {
     "kto": LossSpec(
         "1 - sigmoid(beta (h - z)) of a preferred completion, 1 - sigmoid(beta (z - h)) of another one; "
         "z = max(0, mean of h), without a gradient. Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8, with "
-        "lambda_D = lambda_U = 1; there z is estimated from completions of other prompts, here too if completions are "
-        "given, else from the policy's own.",
+        "lambda_D = lambda_U = 1. The paper estimates z from completions of other prompts. So does this for given "
+        "completions; otherwise it takes the policy's own.",
         **_PREFERENCE,
     ),
 }
-PAIR_LOSSES = ("dpo", "ipo")  # of two completions of a group; kto is of single ones
+PAIR_LOSSES = ("dpo", "ipo")  # of two completions of a group; kto takes single ones
 # Those of an algorithm: its cross-entropy has the advantages as weights.
 RL_LOSSES = (*LOSS_SPECS, *PREFERENCE_SPECS)
 
