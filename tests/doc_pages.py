@@ -135,9 +135,9 @@ SHOWN = {
     "rlvr serve --demo": "tests/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",
     "rlvr serve engine --model ./my-model engine.gradient_checkpointing": "tests/test_tinker_settings.py",
-    "rlvr serve engine --model Qwen/Qwen3-8B=./my-model --host 10.0.0.1": "tests/test_service_replicas.py, on one machine",
+    "rlvr serve engine --model Qwen/Qwen3-8B=./my-model --host 10.0.0.1": "tests/test_service_replicas.py",
     "export TINKER_BASE_URL=http://10.0.0.1:8000": "tests/test_service_replicas.py",
-    "rlvr serve --model tinker:Qwen/Qwen3-8B --host 10.0.0.11": "tests/test_service_replicas.py, on one machine",
+    "rlvr serve --model tinker:Qwen/Qwen3-8B --host 10.0.0.11": "tests/test_service_replicas.py",
     "rlvr serve engine --model ./my-model --host 0.0.0.0": "tests/test_tinker_serve.py; it listens on every address",
 }
 PORTS = {"engine": "8000"}  # where a server listens of which the page gives no --port
