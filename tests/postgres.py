@@ -128,3 +128,25 @@ def cluster() -> Iterator[Server]:
         if server is not None:
             server.stop(signal.SIGQUIT)  # nothing of it is kept
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def make_read_only(url: str) -> Iterator[None]:
+    """A database that takes no writes, as a standby; connections to it are ended."""
+    import psycopg
+
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as admin:
+
+        def set_read_only(is_read_only: bool) -> None:
+            admin.execute("SET default_transaction_read_only = off")
+            admin.execute(
+                f"ALTER DATABASE {admin.info.dbname} SET default_transaction_read_only = {is_read_only}".encode()
+            )
+            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            admin.execute(f"SELECT pg_terminate_backend(pid) {others}".encode())
+
+        set_read_only(True)
+        try:
+            yield
+        finally:
+            set_read_only(False)

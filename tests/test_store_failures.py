@@ -15,7 +15,9 @@ import sqlalchemy as sa
 
 from rlvr.store import Experience, ExperienceStore, Retention, Session, StoreDown, open_store
 from rlvr.store.records import Status
+from rlvr.store.shared_policies import WaitingGroup
 from rlvr.store.tables import experiences, sessions
+from tests.postgres import make_read_only
 
 
 def experience(iteration: int = 1) -> Experience:
@@ -47,6 +49,14 @@ CALLS: list[Callable[[ExperienceStore], Any]] = [
     lambda store: store.prune(Retention(keep_days=1)),
     lambda store: store.state("x"),
     lambda store: store.save_state("x", {}, 0),
+    lambda store: store.lead_policy("p", "me", 0, 60.0),
+    lambda store: store.policy("p"),
+    lambda store: store.led_policies(),
+    lambda store: store.add_groups("p", [WaitingGroup("s", 0, [])]),
+    lambda store: store.waiting_groups("p", 1),
+    lambda store: store.count_waiting("p"),
+    lambda store: store.publish_policy("p", 1, {}, {"s": 1}),
+    lambda store: store.leave_policy("p", 1),
 ]
 
 
@@ -84,6 +94,17 @@ def test_a_connection_that_is_cut_in_the_middle_leaves_nothing_half_written(remo
             other.execute(sa.select(sa.func.pg_terminate_backend(mine)))
         connection.execute(sa.select(sa.func.count()).select_from(experiences))
     assert remote.session("half") is None and remote.count() == 1
+
+
+@pytest.mark.parametrize("write", [ExperienceStore.check_writable, lambda store: store.lead_policy("p", "me", 0, 1.0)])
+def test_a_server_that_takes_no_writes_for_a_while_is_read_only(
+    remote: ExperienceStore, write: Callable[[ExperienceStore], Any]
+):
+    """A standby after a failover, or maintenance."""
+    with make_read_only(remote.url.render_as_string()), pytest.raises(StoreDown) as caught:
+        write(remote)
+    assert caught.value.reason == "read-only"
+    write(remote)
 
 
 def test_a_password_is_in_no_message(tmp_path: Path):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -68,6 +73,47 @@ def test_a_policy_is_not_led_beside_another_one(store: ExperienceStore):
     assert store.lead_policy(NAME, "a", 0, 60.0) == 0
 
 
+def test_a_late_renewal_gives_way_to_a_policy_that_is_led_meanwhile(store: ExperienceStore):
+    assert store.lead_policy(NAME, "a", 0, 0.1) == 1
+    time.sleep(0.2)
+    assert store.lead_policy("tinker:other", "b", 0, 60.0) == 1
+    assert store.lead_policy(NAME, "a", 1, 60.0) == 0
+    assert store.led_policies() == {"tinker:other": "b"}
+
+
+FROZEN = """
+import os, signal, sys
+from sqlalchemy import event
+from rlvr.store import open_store, shared_policies
+shared_policies.STILL_S = 1
+store = open_store(sys.argv[1])
+assert store.lead_policy(sys.argv[2], "a", 0, 0.5) == 1
+event.listen(store._engine, "commit", lambda connection: os.kill(os.getpid(), signal.SIGSTOP))
+store.publish_policy(sys.argv[2], 1, {"steps": 1}, {})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_replica_that_is_frozen_in_a_publication_does_not_keep_the_lease_from_others(postgres: Any):
+    """Its transaction has the lock of the lease's row, and its connection stays open."""
+    url = postgres.database()
+    with closing(open_store(url)) as store:
+        frozen = subprocess.Popen([sys.executable, "-c", FROZEN, url, NAME], stderr=subprocess.PIPE, text=True)
+        try:
+            _, status = os.waitpid(frozen.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            time.sleep(0.5)
+            assert store.lead_policy(NAME, "b", 0, 60.0) == 2
+            frozen.send_signal(signal.SIGCONT)
+            assert "StoreDown" in frozen.communicate(timeout=30)[1]
+            policy = store.policy(NAME)
+            assert policy is not None and (policy.holder, policy.state) == ("b", None)
+        finally:
+            frozen.kill()
+            frozen.wait()
+
+
 def test_of_many_replicas_one_gets_an_ended_lease(store: ExperienceStore, store_url: str):
     replicas = [open_store(store_url) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
@@ -113,6 +159,29 @@ def test_groups_are_written_once_and_come_back_in_order(store: ExperienceStore):
     ]
     assert [group.session_id for group in store.waiting_groups(NAME, 1, {"x"})] == ["y"]
     assert store.waiting_groups("tinker:other", 9) == [] and store.count_waiting("tinker:other") == 0
+
+
+def test_groups_have_the_order_of_the_database_whatever_the_clocks_of_replicas_say(
+    postgres: Any, monkeypatch: pytest.MonkeyPatch
+):
+    with closing(open_store(postgres.database())) as store:
+        now = time.time()
+        for id, skew in (("x", 3600.0), ("y", 0.0), ("z", -3600.0)):
+            monkeypatch.setattr(time, "time", lambda skew=skew: now + skew)
+            add(store, id)
+        assert [group.session_id for group in store.waiting_groups(NAME, 9)] == ["x", "y", "z"]
+
+
+def test_huge_groups_are_read_a_few_at_a_time(store: ExperienceStore):
+    for id in "wxyz":
+        store.add_session(Session(id, "t", "p", status=Status.DONE))
+        store.add_groups(NAME, [WaitingGroup(id, 0, [{"prompt_tokens": [1] * (5000 if id == "y" else 50)}])])
+
+    def read(most_bytes: int, without: str = "") -> str:
+        return "".join(group.session_id for group in store.waiting_groups(NAME, 3, without, most_bytes))
+
+    assert read(300) == "wx" and read(1) == "w" and read(20_000) == "wxy"
+    assert read(300, "wx") == "y", "one at least"
 
 
 def test_a_pruned_session_takes_its_group_along(store: ExperienceStore):

@@ -27,6 +27,7 @@ from sqlalchemy import event, exc
 BUSY_S = 10.0  # how long a SQLite transaction waits for another process's, unless the URL has `?timeout=`
 CACHE_KB = 512  # of SQLite's pages, by each of a dozen connections: the system caches the file as well
 _AWAY = (exc.OperationalError, exc.InterfaceError)
+_READ_ONLY = "25006"  # PostgreSQL's code of a write to a server that takes none: a standby, or one under maintenance
 NOT_REACHABLE = "not reachable"
 _REASONS = {  # by what SQLite, PostgreSQL and the system say
     "is full": "full",
@@ -115,7 +116,9 @@ class Database:
             yield
         except exc.DBAPIError as error:
             # SQLite raises the bare DatabaseError for a damaged or foreign file.
-            if isinstance(error, _AWAY) or error.connection_invalidated or type(error) is exc.DatabaseError:
+            is_away = isinstance(error, _AWAY) or error.connection_invalidated
+            is_read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY
+            if is_away or is_read_only or type(error) is exc.DatabaseError:
                 raise StoreDown(f"{self.where}: {_first_line(error.orig)}") from error
             raise
         except exc.TimeoutError as error:  # of the pool: every connection is in use

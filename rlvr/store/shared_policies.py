@@ -6,14 +6,15 @@
 
 The right to learn is a lease with a fencing token, which counts from 1 and grows whenever a replica takes the lease.
 The learner publishes a state and marks the sessions that it has learned from in one transaction, which only the newest
-token can make: a learner that was replaced while it computed changes nothing.
-Exercised by tests/test_store_policies.py.
+token can make: a learner that was replaced while it computed changes nothing. PostgreSQL ends a transaction of a replica
+that stands still in it (frozen, or cut off): its locks would keep the others from the lease. Exercised by
+tests/test_store_policies.py.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from rlvr.store.tables import groups, policies, sessions
 
 NOT_LEARNED = 0  # the step of a group that no step learned from: equal rewards, too old, or refused
 _LOCK = 0x726C7670  # "rlvp": the advisory lock under which PostgreSQL's leases change hands
+STILL_S = 5  # PostgreSQL ends a transaction on a lease that does nothing for so long
+MOST_BYTES = 32 << 20  # of the groups that are read at once, as JSON: about a million tokens
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,18 @@ class PolicyQueries(Database):
 
     def lead_policy(self, name: str, holder: str, token: int, seconds: float) -> int:
         """Renew the lease of `token` for some seconds, or take one that has ended; the token, 0 if another replica
-        holds it. A policy is taken only while no replica learns another one in this database."""
+        holds it. A policy is led only while no replica learns another one in this database."""
         p = policies.c
-        with self.write() as connection:
-            until = self.now(connection) + seconds
-            if token:
-                mine = sa.update(policies).where(p.name == name, p.token == token)
-                if connection.execute(mine.values(expires=until)).rowcount:
+        if token:
+            with self._write_lease() as connection:
+                now = self.now(connection)
+                mine = sa.update(policies).where(p.name == name, p.token == token, p.expires > now)
+                if connection.execute(mine.values(expires=now + seconds)).rowcount:
                     return token
         with self.read() as connection:  # most calls of a replica that does not learn end here
             if connection.scalar(sa.select(p.name).where(p.expires > self.now(connection))):
                 return 0
-        with self.write() as connection:
+        with self._write_lease() as connection:
             if not self.is_sqlite:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
             now = self.now(connection)
@@ -85,15 +88,24 @@ class PolicyQueries(Database):
             if before is None:
                 connection.execute(sa.insert(policies).values(name=name, token=1, **new))
                 return 1
+            after = token if token == before else before + 1  # its own lease, which no other replica took
             # Its holder may have renewed it since it was read.
             ended = sa.update(policies).where(p.name == name, p.token == before, p.expires <= now)
-            return before + 1 if connection.execute(ended.values(token=before + 1, **new)).rowcount else 0
+            return after if connection.execute(ended.values(token=after, **new)).rowcount else 0
 
     def leave_policy(self, name: str, token: int) -> None:
         """End a lease, so that another replica can take it at once."""
         p = policies.c
-        with self.write() as connection:
+        with self._write_lease() as connection:
             connection.execute(sa.update(policies).where(p.name == name, p.token == token).values(expires=0.0))
+
+    @contextmanager
+    def _write_lease(self) -> Iterator[sa.Connection]:
+        """A transaction that locks the row of a policy."""
+        with self.write() as connection:
+            if not self.is_sqlite:
+                connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{STILL_S}s'")
+            yield connection
 
     def add_groups(self, name: str, new: Sequence[WaitingGroup]) -> None:
         """Write the groups of sessions that ended, for the learner. A session's second group changes nothing, nor does
@@ -102,13 +114,14 @@ class PolicyQueries(Database):
             bare = sa.select(sessions.c.id).outerjoin(groups, groups.c.session_id == sessions.c.id)
             bare = bare.where(sessions.c.id.in_([group.session_id for group in new]), groups.c.session_id.is_(None))
             missing = set(connection.scalars(bare))
+            now = self.now(connection)
             rows = [
                 {
                     "session_id": group.session_id,
                     "policy": name,
                     "version": group.version,
                     "value": group.trajectories,
-                    "created": time.time(),
+                    "created": now,
                 }
                 for group in new
                 if group.session_id in missing
@@ -116,13 +129,21 @@ class PolicyQueries(Database):
             if rows:
                 connection.execute(sa.insert(groups), rows)
 
-    def waiting_groups(self, name: str, limit: int, without: Collection[str] = ()) -> list[WaitingGroup]:
-        """The oldest groups that wait for the learner, without those of some sessions."""
+    def waiting_groups(
+        self, name: str, limit: int, without: Collection[str] = (), most_bytes: int = MOST_BYTES
+    ) -> list[WaitingGroup]:
+        """The oldest groups that wait for the learner, without those of some sessions: `limit` of them, or fewer that
+        have `most_bytes` together, and one at least."""
         g = groups.c
-        oldest = sa.select(g.session_id, g.version, g.value).where(*_waiting(name), g.session_id.not_in(list(without)))
+        count_bytes = sa.func.length if self.is_sqlite else sa.func.octet_length
+        size = sa.func.sum(count_bytes(g.value)).over(order_by=(g.created, g.session_id))
+        oldest = sa.select(g.session_id, size).where(*_waiting(name), g.session_id.not_in(list(without)))
         with self.read() as connection:
-            rows = connection.execute(oldest.order_by(g.created, g.session_id).limit(limit))
-            return [WaitingGroup(row.session_id, row.version, row.value) for row in rows]
+            sizes = connection.execute(oldest.order_by(g.created, g.session_id).limit(limit)).all()
+            ids = [id for number, (id, total) in enumerate(sizes) if number == 0 or total <= most_bytes]
+            rows = sa.select(g.session_id, g.version, g.value).where(g.session_id.in_(ids))
+            found = connection.execute(rows.order_by(g.created, g.session_id))
+            return [WaitingGroup(row.session_id, row.version, row.value) for row in found]
 
     def count_waiting(self, name: str) -> int:
         with self.read() as connection:
@@ -132,7 +153,7 @@ class PolicyQueries(Database):
         """Publish a state and set the step that learned from each session's group, both or neither; their trajectories
         are deleted. False, and nothing is changed, if the lease of `token` has gone to another replica."""
         g = groups.c
-        with self.write() as connection:
+        with self._write_lease() as connection:
             mine = sa.update(policies).where(policies.c.name == name, policies.c.token == token)
             if not connection.execute(mine.values(state=dict(state))).rowcount:
                 return False
