@@ -9,9 +9,11 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 from rlvr.clients.mock.mock_client import MockSamplingClient, MockTrainingClient, TablePolicy
 from rlvr.core.futures import Future
@@ -21,6 +23,7 @@ from rlvr.service.learning import shared_learner
 from rlvr.service.learning.session_learner import LearnerOptions
 from rlvr.service.learning.shared_learner import SharedLearner
 from rlvr.store import ExperienceStore, Session, Status, open_store
+from rlvr.store.tables import groups
 
 NAME = "tinker:table"
 WORDS = ["yes", "no", "perhaps", "never"]
@@ -94,6 +97,30 @@ def write_session(store: ExperienceStore, learner: SharedLearner, id: str, rewar
     """A session that ended, and its group."""
     store.add_session(Session(id, "t", "p", status=Status.DONE))
     learner.learn(episodes(id, rewards, version=learner.version))
+
+
+def replica(store: ExperienceStore, name: str, server: FolderServer, said: list[str] | None = None) -> SharedLearner:
+    learner = SharedLearner(store, NAME, name, server, OPTIONS, warn=(said if said is not None else []).append)
+    learner.restore(lambda text: None)
+    return learner
+
+
+def steps(store: ExperienceStore) -> dict[str, int | None]:
+    with store.read() as connection:
+        return {row.session_id: row.step for row in connection.execute(sa.select(groups))}
+
+
+def state_of(store: ExperienceStore) -> dict[str, Any]:
+    policy = store.policy(NAME)
+    assert policy is not None and policy.state is not None
+    return policy.state
+
+
+def wait_until(what: Callable[[], Any], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.02)
 
 
 def draw_rewards(id: str) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,20 @@ from rlvr.service.learning.shared_learner import SharedLearner
 from rlvr.store import ExperienceStore, Session, Status, open_store
 from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
 from rlvr.store.tables import groups
-from tests.table_replicas import NAME, OPTIONS, QUICK, FolderServer, draw_rewards, episodes, table, write_session
+from tests.table_replicas import (
+    NAME,
+    OPTIONS,
+    QUICK,
+    FolderServer,
+    draw_rewards,
+    episodes,
+    replica,
+    state_of,
+    steps,
+    table,
+    wait_until,
+    write_session,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -52,11 +65,6 @@ def group(store: ExperienceStore, id: str, rewards: list[float | None], version:
     return new
 
 
-def steps(store: ExperienceStore) -> dict[str, int | None]:
-    with store.read() as connection:
-        return {row.session_id: row.step for row in connection.execute(sa.select(groups))}
-
-
 def leased(store: ExperienceStore, server: FolderServer, seconds: float = 60.0) -> LeasedLearner:
     token = store.lead_policy(NAME, "a", 0, seconds)
     policy = store.policy(NAME)
@@ -65,19 +73,6 @@ def leased(store: ExperienceStore, server: FolderServer, seconds: float = 60.0) 
     learner = LeasedLearner(client, store, NAME, token, OPTIONS)
     learner.restore(policy.state)
     return learner
-
-
-def state_of(store: ExperienceStore) -> dict[str, Any]:
-    policy = store.policy(NAME)
-    assert policy is not None and policy.state is not None
-    return policy.state
-
-
-def wait_until(what: Callable[[], Any], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def test_a_group_in_the_database_is_the_group_that_was_written():
@@ -183,12 +178,6 @@ def test_groups_that_no_step_can_learn_from_do_not_come_back(store: ExperienceSt
 # Replicas
 
 
-def replica(store: ExperienceStore, name: str, server: FolderServer, said: list[str] | None = None) -> SharedLearner:
-    learner = SharedLearner(store, NAME, name, server, OPTIONS, warn=(said if said is not None else []).append)
-    learner.restore(lambda text: None)
-    return learner
-
-
 @pytest.mark.usefixtures("quick")
 def test_two_replicas_sample_from_one_policy_and_the_other_one_learns_when_the_first_stops(
     store: ExperienceStore, tmp_path: Path
@@ -271,7 +260,7 @@ def test_sessions_wait_for_a_database_that_is_away(postgres: Any, tmp_path: Path
         postgres.stop()
         try:
             a.learn(episodes("x", [1.0, 0.0]))
-            assert "1 sessions wait for the database, to be learned from (not reachable)" in said
+            assert "1 sessions wait for the database, to be learned from (the database is not reachable)" in said
             assert a.sampler is not None, "it samples from the weights that it knows"
         finally:
             postgres.start()

@@ -190,10 +190,13 @@ class GroupLearner(ABC):
 
     def _refuse(self, error: Exception) -> None:
         """Load the last good weights and optimizer state, which drops the accumulated gradients."""
-        self.client.load_state_with_optimizer(self._absolute(self.progress.path)).result()
+        self._load_saved()
         self.progress.refused += 1
         self._write_progress()
         self.warn(f"a step was refused ({error}); the weights are those of step {self.progress.steps}")
+
+    def _load_saved(self) -> None:
+        self.client.load_state_with_optimizer(self._absolute(self.progress.path)).result()
 
     @abstractmethod
     def _save(self) -> None:

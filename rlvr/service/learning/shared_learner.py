@@ -80,6 +80,8 @@ class SharedLearner:
         self._unwritten: list[WaitingGroup] = []
         self._writing = threading.Lock()
         self._token, self._failure, self._retry_at = 0, "", 0.0
+        self._leads_until = 0.0  # by this process's clock: without a renewal until then another replica may learn
+        self._lease_failure = ""
         self._lease = threading.Lock()  # held while the token changes
         self._closing, self._ended = threading.Event(), threading.Event()
         self._learner_thread = threading.Thread(target=self._lead, name="learner", daemon=True)
@@ -127,8 +129,8 @@ class SharedLearner:
         groups = group_by(trajectories, lambda t: t.group_id)
         try:
             self._write_groups([write_group(session_id, group) for session_id, group in groups.items()])
-        except StoreDown as error:
-            self._warn(f"{len(self._unwritten)} sessions wait for the database, to be learned from ({error.reason})")
+        except Exception as error:  # the answers are good, and the thread of the lease tries it again
+            self._warn(f"{len(self._unwritten)} sessions wait for the database, to be learned from ({_explain(error)})")
 
     def close(self) -> None:
         """Let a step that is being made end, and leave the lease to another replica."""
@@ -140,8 +142,8 @@ class SharedLearner:
             self._lease_thread.join()
         try:
             self._write_groups()
-        except StoreDown as error:
-            self._warn(f"{len(self._unwritten)} sessions are not learned from: the database is {error.reason}")
+        except Exception as error:
+            self._warn(f"{len(self._unwritten)} sessions are not learned from ({_explain(error)})")
         self._leave(self._token)
         self._close_server()
 
@@ -182,7 +184,7 @@ class SharedLearner:
         return {
             **describe_progress(self.progress, self._state.get("learning_rate")),
             "sampled_step": self.version,
-            "is_learner": int(self._token > 0),
+            "is_learner": int(self._token > 0 and time.monotonic() < self._leads_until),
             "sessions_waiting": self._waiting,
             "sessions_dropped": self._state.get("dropped", 0),
             "learner": self.holder,
@@ -217,17 +219,29 @@ class SharedLearner:
     def _keep_lease(self) -> None:
         """Renew the lease until the last step has ended; take it only before the end."""
         while True:
-            with suppress(StoreDown), self._lease:  # nothing can be published meanwhile, and nothing is lost
-                if self._token or not (self._closing.is_set() or time.monotonic() < self._retry_at):
-                    self._token = self._store.lead_policy(self._name, self._instance, self._token, LEASE_S)
-            with suppress(StoreDown):
+            try:
+                self._renew_lease()
                 self._write_groups()
                 self.refresh()
+                self._lease_failure = ""
+            except StoreDown:  # nothing can be published meanwhile, and nothing is lost
+                pass
+            except Exception as error:  # e.g. of the database's rights: without this thread nothing is learned any more
+                if self._lease_failure != (reason := _explain(error)):
+                    self._warn(f"the lease of {self._name} could not be renewed ({reason}); it is tried again")
+                self._lease_failure = reason
             if self._ended.wait(BEAT_S):
                 return
 
+    def _renew_lease(self) -> None:
+        with self._lease:
+            if self._token or not (self._closing.is_set() or time.monotonic() < self._retry_at):
+                began = time.monotonic()
+                self._token = self._store.lead_policy(self._name, self._instance, self._token, LEASE_S)
+                self._leads_until = began + LEASE_S
+
     def _leave(self, token: int) -> None:
-        with suppress(StoreDown), self._lease:
+        with suppress(Exception), self._lease:  # it ends by itself
             if token and self._token == token:
                 self._token = 0
                 self._store.leave_policy(self._name, token)
@@ -243,8 +257,7 @@ class SharedLearner:
                     self._warn(f"a step was dropped: {error}")
                     self._leave(token)
                 except Exception as error:  # of the server or the database
-                    reason = f"the database is {error.reason}" if isinstance(error, StoreDown) else f"{error}"
-                    self._failure = reason or type(error).__name__
+                    self._failure = _explain(error)
                     self._warn(f"this instance leaves the learning to others: {self._failure}")
                     self._retry_at = time.monotonic() + RETRY_S
                     self._leave(token)
@@ -272,3 +285,10 @@ class SharedLearner:
         finally:
             with suppress(RuntimeError, ValueError):
                 client.close()
+
+
+def _explain(error: Exception) -> str:
+    """Without the database's address: clients read it in /health."""
+    if isinstance(error, StoreDown):
+        return f"the database is {error.reason}"
+    return f"{error}".partition("\n")[0][:300] or type(error).__name__
