@@ -153,6 +153,23 @@ def test_groups_of_old_weights_are_dropped_and_counted(store: ExperienceStore, t
     assert state_of(store)["dropped"] == 1
 
 
+def test_a_learner_that_is_slower_than_the_replicas_learns_from_the_newest_groups(
+    store: ExperienceStore, tmp_path: Path
+):
+    learner = leased(store, FolderServer(tmp_path))
+    for arrival in range(12):  # 4 groups arrive in the time of a step, which takes 2 of them
+        for number in range(4):
+            group(store, f"{arrival:02d}-{number}", [1.0, 0.0], version=arrival)
+        assert learner.take(store.waiting_groups(NAME, 2)) is not None
+    learned = steps(store)
+    assert {id: step for id, step in learned.items() if step} == {
+        f"{arrival:02d}-{number}": arrival + 1 for arrival in range(12) for number in (2, 3)
+    }
+    dropped = [id for id, step in learned.items() if step == NOT_LEARNED]
+    assert dropped == [f"{arrival:02d}-{number}" for arrival in range(12 - MAX_LAG) for number in (0, 1)]
+    assert state_of(store)["dropped"] == len(dropped) == 8 and store.count_waiting(NAME) == 16
+
+
 @pytest.mark.parametrize("fault", ["not finite", "refused by the server"])
 def test_groups_that_no_step_can_learn_from_do_not_come_back(store: ExperienceStore, tmp_path: Path, fault: str):
     learner = leased(store, FolderServer(tmp_path))

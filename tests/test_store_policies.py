@@ -157,7 +157,8 @@ def test_groups_are_written_once_and_come_back_in_order(store: ExperienceStore):
     assert store.waiting_groups(NAME, 9) == [
         WaitingGroup(id, version, [{"reward": 0.1, "of": id}]) for id, version in (("x", 0), ("y", 0), ("z", 4))
     ]
-    assert [group.session_id for group in store.waiting_groups(NAME, 1, {"x"})] == ["y"]
+    assert [group.session_id for group in store.waiting_groups(NAME, 1, {"z"})] == ["y"], "the newest"
+    assert store.waiting_below(NAME, 4) == ["x", "y"] and store.waiting_below(NAME, 0) == []
     assert store.waiting_groups("tinker:other", 9) == [] and store.count_waiting("tinker:other") == 0
 
 
@@ -173,14 +174,14 @@ def test_groups_have_the_order_of_the_database_whatever_the_clocks_of_replicas_s
 
 
 def test_huge_groups_are_read_a_few_at_a_time(store: ExperienceStore):
-    for id in "wxyz":
+    for id in "zyxw":
         store.add_session(Session(id, "t", "p", status=Status.DONE))
         store.add_groups(NAME, [WaitingGroup(id, 0, [{"prompt_tokens": [1] * (5000 if id == "y" else 50)}])])
 
     def read(most_bytes: int, without: str = "") -> str:
         return "".join(group.session_id for group in store.waiting_groups(NAME, 3, without, most_bytes))
 
-    assert read(300) == "wx" and read(1) == "w" and read(20_000) == "wxy"
+    assert read(300) == "xw" and read(1) == "w" and read(20_000) == "yxw"
     assert read(300, "wx") == "y", "one at least"
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,6 +27,7 @@ from rlvr.store.tables import groups, policies, sessions
 NOT_LEARNED = 0  # the step of a group that no step learned from: equal rewards, too old, or refused
 _LOCK = 0x726C7670  # "rlvp": the advisory lock under which PostgreSQL's leases change hands
 STILL_S = 5  # PostgreSQL ends a transaction on a lease that does nothing for so long
+MOST_DROPPED = 10_000  # sessions of one publication
 MOST_BYTES = 32 << 20  # of the groups that are read at once, as JSON: about a million tokens
 
 
@@ -132,18 +134,26 @@ class PolicyQueries(Database):
     def waiting_groups(
         self, name: str, limit: int, without: Collection[str] = (), most_bytes: int = MOST_BYTES
     ) -> list[WaitingGroup]:
-        """The oldest groups that wait for the learner, without those of some sessions: `limit` of them, or fewer that
-        have `most_bytes` together, and one at least."""
+        """The newest groups that wait for the learner, without those of some sessions, in the order in which they were
+        written: `limit` of them, or fewer that have `most_bytes` together, and one at least."""
         g = groups.c
         count_bytes = sa.func.length if self.is_sqlite else sa.func.octet_length
-        size = sa.func.sum(count_bytes(g.value)).over(order_by=(g.created, g.session_id))
-        oldest = sa.select(g.session_id, size).where(*_waiting(name), g.session_id.not_in(list(without)))
+        newest = sa.select(g.session_id, count_bytes(g.value)).where(
+            *_waiting(name), g.session_id.not_in(list(without))
+        )
         with self.read() as connection:
-            sizes = connection.execute(oldest.order_by(g.created, g.session_id).limit(limit)).all()
-            ids = [id for number, (id, total) in enumerate(sizes) if number == 0 or total <= most_bytes]
+            sizes = connection.execute(newest.order_by(g.created.desc(), g.session_id.desc()).limit(limit)).all()
+            totals = accumulate(size for _, size in sizes)
+            ids = [id for (id, size), total in zip(sizes, totals, strict=True) if total <= max(most_bytes, size)]
             rows = sa.select(g.session_id, g.version, g.value).where(g.session_id.in_(ids))
             found = connection.execute(rows.order_by(g.created, g.session_id))
             return [WaitingGroup(row.session_id, row.version, row.value) for row in found]
+
+    def waiting_below(self, name: str, version: int) -> list[str]:
+        """The sessions of the groups that wait and were sampled by weights before those of a step."""
+        old = sa.select(groups.c.session_id).where(*_waiting(name), groups.c.version < version)
+        with self.read() as connection:
+            return list(connection.scalars(old.limit(MOST_DROPPED)))
 
     def count_waiting(self, name: str) -> int:
         with self.read() as connection:

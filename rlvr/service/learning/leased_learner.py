@@ -11,7 +11,8 @@ learn from (equal rewards, a refused step, older than `MAX_LAG` steps) are marke
 in halves, so one bad group does not keep the others, and all replicas, from learning.
 
 Groups that older weights sampled are learned from with the importance ratio of the loss, whose clip bounds their
-effect. `python -m pytest tests/test_service_shared_learner.py` exercises it.
+effect. A learner that is slower than the replicas takes the newest groups, and lets the others become too old.
+`python -m pytest tests/test_service_shared_learner.py tests/test_service_shared_faults.py` exercises it.
 """
 
 from __future__ import annotations
@@ -142,6 +143,9 @@ class LeasedLearner(GroupLearner):
         path = self.client.save_state(f"step-{number}").result().path
         self._sampler_path = self.client.save_weights_for_sampler(f"sampler-{number}").result().path
         self.progress = replace(self.progress, path=path, before=self.progress.path)
+        too_old = {*self._store.waiting_below(self._name, self.progress.steps - MAX_LAG)} - self.taken
+        self._dropped += len(too_old)
+        self.taken |= too_old
         try:
             self._publish(self.progress.steps)
         except LeaseLost:
