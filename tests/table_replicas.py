@@ -46,6 +46,7 @@ class FolderTrainer(MockTrainingClient):
     def save_state(self, name: str) -> Future[SaveWeightsResponse]:
         if self.server.failure:
             raise RuntimeError(self.server.failure)
+        self.server.saves += 1
         time.sleep(self.server.save_s)
         return super().save_state(name)
 
@@ -56,6 +57,7 @@ class FolderServer:
     def __init__(self, folder: Path, save_s: float = 0.0) -> None:
         self.folder, self.save_s, self.failure = folder, save_s, ""
         self.trainers, self.retired = list[MockTrainingClient](), list[str]()
+        self.saves = 0
 
     def open_trainer(self, path: str | None) -> MockTrainingClient:
         client = FolderTrainer(self, self.folder / f"run-{os.getpid()}-{time.monotonic_ns()}")

@@ -208,3 +208,15 @@ def test_a_replica_that_cannot_renew_its_lease_does_not_call_itself_the_learner(
             time.sleep(QUICK["LEASE_S"] + 0.1)
             assert a.describe()["is_learner"] == 0
         wait_until(lambda: a.describe()["is_learner"] == 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_replica_that_stops_keeps_the_lease_until_its_last_step_is_published(store: ExperienceStore, tmp_path: Path):
+    slow, other = FolderServer(tmp_path / "a", save_s=3 * QUICK["LEASE_S"]), FolderServer(tmp_path / "b")
+    with closing(replica(store, "a", slow)) as a, closing(replica(store, "b", other)) as b:
+        write_session(store, b, "x")
+        write_session(store, b, "y")
+        wait_until(lambda: slow.saves == 2)  # the first weights, and those of the step
+        a.close()
+        assert steps(store) == {"x": 1, "y": 1} and state_of(store)["path"].startswith(f"{tmp_path}/a/")
+        wait_until(lambda: b.describe()["is_learner"] == 1)

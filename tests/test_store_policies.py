@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 
 from rlvr.store import ExperienceStore, Retention, Session, Status, open_store
 from rlvr.store.shared_policies import NOT_LEARNED, WaitingGroup
-from rlvr.store.tables import groups
+from rlvr.store.tables import groups, policies
 
 NAME = "tinker:base"
 
@@ -123,6 +124,37 @@ def test_of_many_replicas_one_gets_an_ended_lease(store: ExperienceStore, store_
             store.leave_policy(NAME, token)
     for replica in replicas:
         replica.close()
+
+
+def test_of_many_policies_one_is_led(store: ExperienceStore, store_url: str):
+    replicas = [open_store(store_url) for _ in range(6)]
+    together = Barrier(6)
+
+    def lead(i: int) -> int:
+        together.wait()
+        return replicas[i].lead_policy(f"tinker:{i}", "a", 0, 60.0)
+
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(4):
+            tokens = list(pool.map(lead, range(6)))
+            [leads] = [i for i, token in enumerate(tokens) if token]
+            assert store.led_policies() == {f"tinker:{leads}": "a"}
+            store.leave_policy(f"tinker:{leads}", tokens[leads])
+    for replica in replicas:
+        replica.close()
+
+
+def test_a_lease_that_is_renewed_at_the_last_moment_is_not_taken(postgres: Any):
+    with closing(open_store(postgres.database())) as store, ThreadPoolExecutor(1) as pool:
+        assert store.lead_policy(NAME, "a", 0, 0.1) == 1
+        with store.write() as connection:
+            renewal = sa.update(policies).values(expires=store.now(connection) + 60.0)
+            time.sleep(0.2)
+            connection.execute(renewal)
+            taking = pool.submit(store.lead_policy, NAME, "b", 0, 60.0)
+            time.sleep(0.3)
+            assert not taking.done(), "it waits for the row"
+        assert taking.result() == 0 and store.led_policies() == {NAME: "a"}
 
 
 def test_what_is_published_and_which_sessions_were_learned_from_change_together(store: ExperienceStore):
