@@ -261,6 +261,18 @@ def test_a_replica_of_another_model_is_refused(store: ExperienceStore, tmp_path:
     later.close()
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_replica_that_the_published_weights_do_not_suit_is_refused(store: ExperienceStore, tmp_path: Path):
+    class OtherServer(FolderServer):
+        def check(self, state: dict[str, Any]) -> None:
+            raise ValueError(f"rank {state['rank']}")
+
+    with closing(replica(store, "a", FolderServer(tmp_path))):
+        with pytest.raises(ValueError, match="rank 16"):
+            replica(store, "b", OtherServer(tmp_path))
+        assert store.led_policies() == {NAME: "a"}
+
+
 def test_an_adapter_of_another_rank_is_refused(tmp_path: Path):
     TinkerPolicyServer("tinker:base", tmp_path, 0).check({"rank": 16})
     TinkerPolicyServer("tinker://run/weights/x", tmp_path, 0).check({"rank": 32})  # its own rank, wherever it is from

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -105,6 +107,34 @@ def test_a_server_that_takes_no_writes_for_a_while_is_read_only(
         write(remote)
     assert caught.value.reason == "read-only"
     write(remote)
+
+
+FROZEN = """
+import os, signal, sys
+from sqlalchemy import event
+from rlvr.store import connections, open_store
+connections.IDLE_S = 1
+store = open_store(sys.argv[1])
+event.listen(store._engine, "commit", lambda connection: os.kill(os.getpid(), signal.SIGSTOP))
+store.heartbeat("frozen")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_process_that_is_frozen_in_a_transaction_does_not_keep_others_from_its_sessions(remote: ExperienceStore):
+    remote.update_session("s", instance="frozen")
+    url = remote.url.render_as_string().replace("+psycopg", "")
+    frozen = subprocess.Popen([sys.executable, "-c", FROZEN, url], stderr=subprocess.PIPE, text=True)
+    try:
+        _, status = os.waitpid(frozen.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert remote.interrupt_lost("other", 0.0) == ["s"]
+        frozen.send_signal(signal.SIGCONT)
+        assert "StoreDown" in frozen.communicate(timeout=30)[1]
+    finally:
+        frozen.kill()
+        frozen.wait()
 
 
 def test_a_password_is_in_no_message(tmp_path: Path):

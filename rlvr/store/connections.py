@@ -6,7 +6,8 @@
 SQLite: a write-ahead log, so that readers never wait for the writer; a transaction that writes says so when it begins
 (one that reads first and writes later cannot be made to wait, it fails). `synchronous=NORMAL`: a killed process loses
 nothing, a power cut at most the last moments. PostgreSQL: connections are tried before use, so a server that was away
-and came back is simply used again. Exercised by tests/test_store.py and tests/test_store_failures.py.
+and came back is simply used again; and it ends the transaction of a process that is frozen or cut off in the middle of
+one, whose locks the others would wait for. Exercised by tests/test_store.py and tests/test_store_failures.py.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sqlalchemy import event, exc
 
 BUSY_S = 10.0  # how long a SQLite transaction waits for another process's, unless the URL has `?timeout=`
 CACHE_KB = 512  # of SQLite's pages, by each of a dozen connections: the system caches the file as well
+IDLE_S = 30  # PostgreSQL ends a transaction that does nothing for so long, unless it is configured to end it sooner
 _AWAY = (exc.OperationalError, exc.InterfaceError)
 _READ_ONLY = "25006"  # PostgreSQL's code of a write to a server that takes none: a standby, or one under maintenance
 NOT_REACHABLE = "not reachable"
@@ -150,9 +152,18 @@ class Database:
     def _open_postgresql(self) -> sa.Engine:
         given = {key: value for key, value in _ALIVE.items() if key not in self.url.query}
         try:
-            return sa.create_engine(self.url, connect_args=given, pool_size=8, pool_timeout=10, pool_pre_ping=True)
+            engine = sa.create_engine(self.url, connect_args=given, pool_size=8, pool_timeout=10, pool_pre_ping=True)
         except ModuleNotFoundError as error:
             raise ValueError(f"{self.where} needs {error.name}: pip install 'rlvr[postgres]'") from error
+
+        @event.listens_for(engine, "connect")
+        def prepare(connection: Any, record: Any) -> None:
+            name = "idle_in_transaction_session_timeout"
+            unset = f"SELECT set_config('{name}', '{IDLE_S}s', false) WHERE current_setting('{name}') = '0'"
+            connection.execute(unset).close()
+            connection.commit()
+
+        return engine
 
 
 def parse_url(given: str | os.PathLike[str]) -> sa.URL:

@@ -60,6 +60,8 @@ def downgrade(database: Database, revision: str) -> str:
 
 def migrate(connection: sa.Connection, revision: str, *, back: bool = False) -> None:
     """Migrate to `revision`, within the connection's transaction; `back`: to an older one."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")  # it may compute for long
     try:
         from alembic import command
         from alembic.config import Config
