@@ -40,7 +40,7 @@ class LeaseLost(Exception):
     """Another replica learns now: what this one computed since its last publication is dropped."""
 
 
-class _StepFailed(Exception):
+class _StepFailure(Exception):
     """Of data or of the server; the published weights are loaded again."""
 
     def __init__(self, cause: Exception) -> None:
@@ -113,7 +113,7 @@ class LeasedLearner(GroupLearner):
             self._put_off = {t.group_id for later in parts for group in later for t in group}.union(refused)
             try:
                 step = super()._step([t for group in part for t in group]) or step
-            except _StepFailed as failed:
+            except _StepFailure as failed:
                 failures.append(failed.cause)
                 if len(part) == 1:
                     refused += self._learning
@@ -135,7 +135,7 @@ class LeasedLearner(GroupLearner):
             super()._refuse(error)
             return
         self._load_saved()
-        raise _StepFailed(error)
+        raise _StepFailure(error)
 
     def _save(self) -> None:
         self._replaced = [path for path in (self.progress.path, self._sampler_path) if path]
