@@ -239,7 +239,17 @@ def test_the_command_plans_a_run_in_the_words_of_train() -> None:
     adapter = plan("--config-name=gsm8k", "model.name=Qwen2.5-0.5B", "model.lora.rank=16")
     assert "an adapter of rank 16 trained" in adapter and "DOES NOT FIT" not in adapter
     large = plan("model.name=llama-3.1-70b", "rollout.max_tokens=1024")
-    assert "DOES NOT FIT" in large and "It does not fit: more cluster.trainers" in large
+    assert "DOES NOT FIT" in large and "It does not fit: " in large
+    advice = plan("model.name=llama-3.1-70b", "rollout.max_tokens=1024", "cluster.trainers=64").splitlines()[-1]
+    assert "engine.gradient_checkpointing=true" in advice and "with cluster.tensor_parallel devices each" in advice
+    done = (
+        "engine.gradient_checkpointing=true",
+        "model.lora.rank=8",
+        "cluster.samplers=1",
+        "cluster.tensor_parallel=8",
+    )
+    less = plan("model.name=llama-3.1-70b", "rollout.max_tokens=1024", *done).splitlines()[-1]
+    assert less == "It does not fit: more cluster.trainers."
 
 
 def test_the_run_says_how_many_processes_train_and_sample() -> None:

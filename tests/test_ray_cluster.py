@@ -48,10 +48,26 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     code = "import sys; from rlvr.core.ray_cluster import join_cluster; join_cluster(sys.argv[1])"
-    for given, reason in ((address, "refused"), ("a cluster", "is not auto, local or host:port")):
+    for given, reason in ((address, "refused"), ("a cluster", "expected auto, local or HOST:PORT")):
         done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, timeout=60)
         assert f"ray={given}: no cluster could be joined" in done.stderr and reason in done.stderr
         assert "set RAY_AUTH_MODE=token here" in done.stderr
+
+
+def test_a_recorded_cluster_that_has_died_is_refused_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    code = "from rlvr.core.ray_cluster import join_cluster; join_cluster('auto')"
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**env, "RAY_TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert "ray=auto: no cluster could be joined" in done.stderr and "refused" in done.stderr
 
 
 NEWER = """

@@ -69,7 +69,8 @@ def test_verdicts_arrive_as_they_were_sent_and_anything_else_is_refused() -> Non
 @pytest.mark.parametrize(
     ("sandbox", "message"),
     [
-        ({"ray": 3}, "sandbox.ray=3, expected auto, local or host:port"),
+        ({"ray": 3}, "sandbox.ray='3', expected auto, local or HOST:PORT"),
+        ({"ray": "a cluster"}, "sandbox.ray='a cluster', expected"),
         ({"ray": ""}, "sandbox.ray='', expected"),
         ({"wait_s": 5}, "wait_s has no effect without sandbox.ray"),
         ({"ray": "auto", "wait_s": 0}, "sandbox.wait_s=0, expected"),

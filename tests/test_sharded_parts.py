@@ -37,7 +37,7 @@ def rows_of(*tokens: list[int]) -> list[Datum]:
     "wrong",
     [
         {"ranks": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"timeout_s": float("inf")}, {"port": -1},
-        {"port": 65536}, {"ray": ""}, {"cpus_per_rank": 2}, {"gpus_per_rank": 1}, {"wait_s": 60.0},
+        {"port": 65536}, {"ray": ""}, {"ray": "nonsense"}, {"cpus_per_rank": 2}, {"gpus_per_rank": 1}, {"wait_s": 60.0},
         {"cpus_per_rank": 0, "ray": "auto"}, {"gpus_per_rank": -1, "ray": "auto"},
         {"wait_s": float("inf"), "ray": "auto"},
     ],

@@ -41,6 +41,13 @@ def load_run_config(
     return loaded, build_config(loaded, lambda text: print_message(f"warning: {text}"))
 
 
+def _describe_loading(settings: RunConfig) -> str:
+    place = settings.sharding.ray if settings.client == "sharded" else None
+    if place in (None, "local"):
+        return "loading the libraries and the model"
+    return "starting ranks on Ray, behind other programs unless `ray start` got RAY_worker_niceness=0, and loading the model"
+
+
 def _masked_plan(settings: RunConfig, source: TaskSource) -> dict[str, str]:
     from rlvr.config.build_run import plan
 
@@ -91,7 +98,7 @@ def train(
         console.plan({"run": str(folder), **lines})
         with Journal(folder) as journal:
             try:
-                with announce_if_slow("loading the libraries and the model"):
+                with announce_if_slow(_describe_loading(settings)):
                     job = build(settings, folder, console.note, warn)
             except Exception:
                 journal.delete_unstarted()

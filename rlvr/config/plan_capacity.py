@@ -22,6 +22,7 @@ from rlvr.engine.capacity import (
     estimate_step,
     read_planned_shape,
 )
+from rlvr.engine.engine_options import EngineLimits
 from rlvr.engine.known_models import KNOWN_MODELS, find_known_config
 from rlvr.engine.memory import DTYPE_BYTES, GIB, ModelShape
 
@@ -69,9 +70,12 @@ def find_planned_shape(config: RunConfig) -> ModelShape:
     found = config.model.config or find_config(name) or find_known_config(name)
     shape = read_planned_shape(found) if found else None
     if shape is None:
+        given = f"model.name={name}" if name else "model.config" if config.model.config else "model.name"
+        built = " A config without vocab_size gets its vocabulary when a run begins: give model.config.vocab_size."
         raise ValueError(
-            f"model.name={name or None}: its shape is not known. Give a folder with a config.json of llama, mistral, "
-            f"qwen2, qwen3 or qwen3_moe, or one of {', '.join(KNOWN_MODELS)}"
+            f"{given}: its shape is not known. Give a folder with a config.json of llama, mistral, "
+            f"qwen2, qwen3 or qwen3_moe, or one of {', '.join(KNOWN_MODELS)}."
+            f"{built if config.model.config and 'vocab_size' not in config.model.config else ''}"
         )
     return shape
 
@@ -151,7 +155,7 @@ def describe_capacity(config: RunConfig, cluster: ClusterOptions) -> str:
             f"{config.training.steps} steps take {config.training.steps * estimate.seconds / 3600:.3g} hours",
             f"bottleneck: {estimate.bottleneck}, {100 * share:.0f} % of the time of all parts. "
             f"{advise(estimate, work, cluster)}",
-            *([_TOO_LARGE] if not estimate.fits(cluster) else []),
+            *([advise_memory(estimate, config.engine, work, cluster)] if not estimate.fits(cluster) else []),
         ]
     )
 
@@ -160,10 +164,26 @@ def _list_parts(parts: Sequence[PlanLine], unit: float, word: str) -> list[str]:
     return [f"    {part.name:24} {part.value / unit:8.2f} {word:3}  {part.formula}" for part in parts if part.value]
 
 
-_TOO_LARGE = (
-    "It does not fit: more cluster.trainers, engine.gradient_checkpointing=true, a lower engine.micro_tokens, "
-    "model.lora, or cluster.samplers of its own if the cache takes the room."
-)
+# What makes the lines of a device's memory smaller, in the order in which to try it.
+_SMALLER = {
+    "engine.gradient_checkpointing=true": ("activations",),
+    "a lower engine.micro_tokens": ("activations", "logits"),
+    "model.lora": ("optimizer state", "gradients"),
+    "more cluster.trainers": ("weights", "optimizer state", "gradients"),
+    "cluster.samplers of their own": ("KV cache", "weights to sample"),
+}
+
+
+def advise_memory(estimate: StepEstimate, limits: EngineLimits, work: StepWork, cluster: ClusterOptions) -> str:
+    """What would make a trainer that is too large fit: remedies for the lines of more than a tenth of its memory."""
+    memory = cluster.figures.memory
+    large = {line.name for line in estimate.trainer if line.value > memory / 10}
+    useless = {"engine.gradient_checkpointing=true"} if limits.gradient_checkpointing else set[str]()
+    useless |= {"model.lora"} if work.lora else set()
+    remedies = [name for name, lines in _SMALLER.items() if large & set(lines) and name not in useless]
+    if any(line.name == "weights to sample" and line.value > memory / 2 for line in estimate.trainer):
+        remedies[-1] += " with cluster.tensor_parallel devices each"
+    return f"It does not fit: {', '.join(remedies) or 'a smaller model'}."
 
 
 def advise(estimate: StepEstimate, work: StepWork, cluster: ClusterOptions) -> str:
@@ -187,5 +207,6 @@ def advise(estimate: StepEstimate, work: StepWork, cluster: ClusterOptions) -> s
         )
     step = 1e3 * estimate.details["sampling"][1].value / work.completion_tokens
     if cluster.overhead_ms > step / 2:
-        return "A decoding step takes as long with more completions: a larger training.group_size, or fewer samplers."
+        fewer = ", or fewer samplers" if cluster.samplers > 1 else ""
+        return f"A decoding step takes as long with more completions: a larger training.group_size{fewer}."
     return "More cluster.samplers, or shorter completions."

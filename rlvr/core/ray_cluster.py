@@ -26,6 +26,7 @@ from rlvr.core.cpu_budget import available_cores
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 INSTALL = "pip install 'rlvr[ray]'"
 LOCAL = "local"
+AUTO = "auto"  # the cluster of this machine, or that of RAY_ADDRESS
 _joined = ""  # the address by which this process has joined
 
 
@@ -42,6 +43,7 @@ def join_cluster(address: str) -> None:
     global _joined
     if address == LOCAL:
         os.environ.setdefault(_LOOPBACK, "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as our processes without Ray; Ray's own default is 15
     try:
         import ray
     except ImportError as error:
@@ -63,13 +65,15 @@ def join_cluster(address: str) -> None:
                 logging_level=logging.ERROR,
             )
         else:
-            _try_to_reach(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+            check_address(address)
+            _try_to_reach(address if address != AUTO else _find_cluster())
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray has no class of its own for it: another version, or a start that took too long
         raise RayError(
-            f"ray={address}: no cluster could be joined: {error}. Start one with `ray start --head`, join it on this "
-            "machine with `ray start --address=HOST:PORT`, or give ray=local for one on this machine alone. If it asks "
-            "for a token (InvalidAuthToken), set RAY_AUTH_MODE=token here, and copy its ~/.ray/auth_token"
+            f"ray={address}: no cluster could be joined: {str(error).rstrip('.')}. Start one with `ray start --head`, "
+            "join it on this machine with `ray start --address=HOST:PORT`, or give ray=local for one on this machine "
+            "alone. If it asks for a token (InvalidAuthToken), set RAY_AUTH_MODE=token here, and copy its "
+            "~/.ray/auth_token"
         ) from error
     _joined = address
 
@@ -81,7 +85,7 @@ def _check_joined(address: str) -> None:
     here = ray.get_runtime_context().gcs_address
     if address == LOCAL:
         is_same = _joined in (LOCAL, "")  # "": the user's own code has called ray.init
-    elif address == "auto":
+    elif address == AUTO:
         is_same = _joined != LOCAL
     else:
         is_same = _resolve(address) == _resolve(here)
@@ -101,13 +105,27 @@ def _resolve(address: str) -> tuple[str, str]:
     return host, port
 
 
+def check_address(address: str, name: str = "ray") -> None:
+    """ValueError, which names the setting, unless `address` is `auto`, `local` or `host:port`."""
+    _, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address not in (AUTO, LOCAL) and not (colon and port.isdecimal()):
+        raise ValueError(
+            f"{name}={address!r}, expected auto, local or HOST:PORT; without it this machine alone is used"
+        )
+
+
+def _find_cluster() -> str:
+    """The address that `auto` stands for; "" if there is none, which Ray says at once."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return canonicalize_bootstrap_address(AUTO) or ""
+
+
 def _try_to_reach(address: str) -> None:
     """Raise OSError at once if nothing listens there: Ray itself tries for a quarter of an hour."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    elif address != "auto":
-        raise ValueError(f"{address!r} is not auto, local or host:port")
 
 
 def count_free_cpus() -> int:

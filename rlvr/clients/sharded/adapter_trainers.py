@@ -19,7 +19,7 @@ import numpy as np
 
 from rlvr.clients.local_engine import ModelBuild
 from rlvr.clients.sharded.rank_channel import RankFacts
-from rlvr.clients.sharded.rank_group import RankGroup, RankLauncher
+from rlvr.clients.sharded.rank_group import REMEDY, RankGroup, RankLauncher
 from rlvr.clients.sharded.sharding_options import RankError, ShardingOptions
 from rlvr.clients.sharded.split_call import check_equal, open_group, run_split
 from rlvr.core.messages import Datum, ForwardBackwardOutput
@@ -99,7 +99,8 @@ class AdapterTrainers:
             except RankError as error:
                 if attempt == 2:
                     raise RankError(_summarize(error)) from error
-                log.warning("%s; the ranks are started again, and the call is repeated", error)
+                what = str(error).replace(REMEDY, "").rstrip()  # which is for a run
+                log.warning("%s\nThe ranks are started again, and the call is repeated", what)
                 self._restart()
         for name, gradient in gradients.items():
             master, added = policy.masters[name], torch.from_numpy(gradient).to(policy.masters[name].device)

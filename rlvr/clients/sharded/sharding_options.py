@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from rlvr.core.ray_cluster import check_address
+
 RAY_KEYS = ("cpus_per_rank", "gpus_per_rank", "wait_s")
 
 
@@ -42,8 +44,8 @@ class ShardingOptions:
             raise ValueError(f"sharding.timeout_s={self.timeout_s}, expected a number of seconds above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"sharding.port={self.port}, expected 1 to 65535, or 0 for a free one")
-        if self.ray == "":
-            raise ValueError("sharding.ray='', expected auto, local or HOST:PORT; without it the ranks run here")
+        if self.ray is not None:
+            check_address(self.ray, "sharding.ray")
         for key, least in (("cpus_per_rank", 1), ("gpus_per_rank", 0)):
             if getattr(self, key) < least:
                 raise ValueError(f"sharding.{key}={getattr(self, key)}, expected at least {least}")

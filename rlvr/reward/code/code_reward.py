@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+from rlvr.core.ray_cluster import check_address
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.code.formats import CodeProblem
 from rlvr.reward.code.program_extraction import ExtractedProgram, extract, extract_asked
@@ -192,8 +193,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     if workers is not None:
         check_integer("sandbox.workers", workers, 1)
     address = settings.get("ray")
-    if address is not None and (not isinstance(address, str) or not address):
-        raise ValueError(f"sandbox.ray={address!r}, expected auto, local or host:port")
+    if address is not None:
+        check_address(str(address), "sandbox.ray")
     if "wait_s" in settings:
         check_number("sandbox.wait_s", settings["wait_s"], 0, above=True)
         if address is None:
