@@ -281,7 +281,7 @@ def test_a_real_server_trains_over_a_killed_rank_and_leaves_no_process(
         assert losses[0] > losses[1] > losses[2]
         others = list_ranks(server._process.pid)
         assert len(others) == 2 and set(ranks).isdisjoint(others)
-        assert "the ranks are started again" in server.log()
+        assert "The ranks are started again" in server.log()
         service.close("success").result()
         assert server.stop() == 0
         assert not any(map(is_running, others))
@@ -343,7 +343,7 @@ def test_two_tenants_are_trained_by_ranks_and_sampled_by_servers_over_a_killed_r
                     seen.append([list(sequence.tokens) for sequence in sequences])
             models = [body["model"] for _, body in fake.requests if "n" in body.get("sampling_params", {})]
             assert len(set(models)) == len(models) == 6 and BASE not in models
-            assert "the ranks are started again" in server.log()
+            assert "The ranks are started again" in server.log()
             for service in services:
                 service.close("success").result()
             ranks = list_ranks(server._process.pid)

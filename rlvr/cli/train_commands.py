@@ -45,7 +45,7 @@ def _describe_loading(settings: RunConfig) -> str:
     place = settings.sharding.ray if settings.client == "sharded" else None
     if place in (None, "local"):
         return "loading the libraries and the model"
-    return "starting ranks on Ray, behind other programs unless `ray start` got RAY_worker_niceness=0, and loading the model"
+    return "loading the model and starting ranks on Ray, which gives them niceness 15 without RAY_worker_niceness=0"
 
 
 def _masked_plan(settings: RunConfig, source: TaskSource) -> dict[str, str]:
