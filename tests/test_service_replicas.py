@@ -104,7 +104,9 @@ def rows_of(store: ExperienceStore) -> dict[str, tuple[int | None, bool]]:
 
 def lasting(server: TinkerServer) -> set[str]:
     """The paths of the weights that the server keeps for good."""
-    found = tinker.RestClient(base_url=server.url, api_key=server.key).list_user_checkpoints().result().checkpoints
+    rest = tinker.RestClient(base_url=server.url, api_key=server.key)
+    with closing(rest.holder):
+        found = rest.list_user_checkpoints().result().checkpoints
     return {checkpoint.tinker_path for checkpoint in found if checkpoint.expires_at is None}
 
 
@@ -147,7 +149,7 @@ def test_two_replicas_train_one_policy_and_the_other_one_takes_over_when_the_lea
         before = [answers(service) for service in services]
         assert before[0] == before[1], "two replicas sample from the same weights"
         told = list(pool.map(lambda i: train(services[i % 2], i), range(16)))
-        wait_for(lambda: stats(services[0])["updates"] >= 2)
+        wait_for(lambda: stats(services[0])["updates"] >= 1)  # a step may take all sessions that wait
         wait_for(lambda: has_learned(services[0]))
         after = [answers(service) for service in services]
         assert after[0] == after[1] != before[0]
