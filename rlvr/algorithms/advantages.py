@@ -264,9 +264,9 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def has_signal(group: Sequence[Trajectory]) -> bool:
-    """Whether a group's known rewards differ: with a group baseline, equal rewards give no gradient.
+def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
+    """Whether a group's known rewards differ, as the verifiers gave them: penalties do not count.
 
-    Penalties do not count: these are the rewards as the verifiers gave them.
+    What an algorithm can learn from a group is `Algorithm.has_signal`.
     """
     return len({t.reward for t in group if t.reward is not None}) > 1

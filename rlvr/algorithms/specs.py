@@ -18,7 +18,7 @@ from rlvr.algorithms.advantages import (
     REDUCTIONS,
     WITH_THRESHOLD,
     RunningBaseline,
-    has_signal,
+    has_mixed_rewards,
 )
 from rlvr.algorithms.loss_specs import (
     KL_ESTIMATORS,
@@ -329,11 +329,33 @@ class Algorithm:
         if self.advantage == "acceptance":
             known = [t for t in known if t.advantage]
         if self.drop_equal_groups:
-            known = [t for group in group_by(known, lambda t: t.group_id).values() if has_signal(group) for t in group]
+            groups = group_by(known, lambda t: t.group_id).values()
+            known = [t for group in groups if has_mixed_rewards(group) for t in group]
         if self.mask_truncated:
             cut = {t.rollout_id or str(id(t)) for t in known if t.truncated}
             known = [t for t in known if (t.rollout_id or str(id(t))) not in cut]
         return known
+
+    def has_signal(self, group: Sequence[Trajectory]) -> bool:
+        """Whether the algorithm can learn from how the completions of a group were judged, or from its teacher.
+
+        A loss of pairs needs an accepted and a refused completion of other tokens; a group baseline needs rewards that
+        differ, and that can be asked before `select`. With any other baseline, or a teacher, a group has signal if a
+        token has an advantage, so ask after the update.
+        """
+        if self.is_paired:
+            return self._has_pair([t for t in group if t.reward is not None])
+        if self.has_group_baseline and (self.drop_equal_groups or not self.teacher_coef):
+            return has_mixed_rewards(group)
+        return any(t.has_advantage for t in group if t.reward is not None)
+
+    def _has_pair(self, judged: Sequence[Trajectory]) -> bool:
+        assert self.accept_above is not None
+        sides: dict[bool, set[tuple[tuple[int, ...], ...]]] = {True: set(), False: set()}
+        for parts in group_by(judged, lambda t: t.rollout_id or str(id(t))).values():
+            is_accepted = (parts[0].reward or 0.0) - parts[0].penalty > self.accept_above
+            sides[is_accepted].add(tuple(tuple(t.response_tokens) for t in parts))
+        return bool(sides[True] and sides[False]) and len(sides[True] | sides[False]) > 1
 
     def weigh(self, selected: Sequence[Trajectory], max_tokens: int) -> list[tuple[Trajectory, float]]:
         """The trajectories of one optimizer step that have a gradient, each with its reduction weight.

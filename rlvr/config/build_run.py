@@ -296,6 +296,8 @@ def build(config: RunConfig, folder: Path, say: Callable[[str], None], warn: Cal
     source = fit_prompts(config, source, client.get_tokenizer(), say)
     for text in source.advice():
         warn(text)
+    if text := check_completions(config, source):
+        warn(text)
     hints = None
     if config.curriculum.hint_step:
         hints = make_hint_writer(source, client.get_tokenizer(), (config.rollout.max_tokens or 0) - 1)

@@ -14,7 +14,7 @@ from rlvr.config.schema import RunConfig
 from rlvr.core.protocols import TaskSource
 from rlvr.envs.long_prompts import leave_out_long_demonstrations, limit_prompts, list_train
 from rlvr.envs.registry import takes_option
-from rlvr.training.given_completions import check_lengths, read_completions
+from rlvr.training.given_completions import check_contents, check_lengths, read_completions
 from rlvr.training.sft import name_task
 
 
@@ -58,13 +58,19 @@ def fit_prompts(config: RunConfig, source: TaskSource, tokenizer: Any, say: Call
     return source
 
 
-def check_completions(config: RunConfig, source: TaskSource) -> None:
-    """ValueError if a run that learns from given completions would come to a task without them."""
+def check_completions(config: RunConfig, source: TaskSource) -> str:
+    """ValueError if a run could not learn from its given completions; what else they lack, in words, '' for nothing.
+
+    Of tasks that are generated only the first of each level is read.
+    """
     if config.training.mode != "rlvr" or config.training.completions != "given":
-        return
+        return ""
+    is_paired = config.algorithm.resolve().is_paired
+    if source.size is not None:
+        return check_contents(list_train(source), is_paired)
     for level in source.levels:
-        for index in range(source.size(level) if source.size else 1):
-            read_completions(source.train(config.seed, index, level), config.algorithm.resolve().is_paired)
+        read_completions(source.train(config.seed, 0, level), is_paired)
+    return ""
 
 
 def check_demonstrations(config: RunConfig, source: TaskSource) -> None:

@@ -46,7 +46,7 @@ _METRICS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("reward", ("reward", "env/all/reward/total"), lambda v: f"{v:.3f}"),
     ("pass rate", ("env/all/correct",), _percent),
     ("held-out", ("test/env/all/correct",), _percent),
-    ("groups with signal", ("frac_reward_zero_std",), lambda v: f"{100 * (1 - v):.0f}%"),
+    ("groups with signal", ("frac_groups_with_signal",), lambda v: f"{100 * v:.0f}%"),
     ("entropy", ("entropy", "optim/entropy"), lambda v: f"{v:.3f}"),
     ("tokens/s", ("tokens_per_second",), lambda v: f"{v:,.0f}"),
 )

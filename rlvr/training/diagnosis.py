@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlvr.core.types import mean
 from rlvr.training.failure_groups import FailureGroup
+from rlvr.training.finding import REPLACE, Finding, format_percent
 from rlvr.training.metric_values import (
     STALL_STEPS,
     WINDOW,
@@ -23,18 +24,16 @@ from rlvr.training.metric_values import (
     get_mean,
     get_pass_rate,
     get_reward_range,
-    get_value,
     get_values,
     select_rl_rows,
 )
 from rlvr.training.stall import CEILING, TREND, has_no_signal, is_flat, is_near_best
+from rlvr.training.update_findings import START, find_update_faults
 
-START = 5  # first steps of reinforcement learning, against which the last ones are compared
 SOLVED = 0.95  # pass rate from which little is left to learn
 HARD = 0.1  # pass rate up to which groups without signal mean that tasks are too hard
 IMITATED = 1.0  # nats that fine-tuning may lose on a whole demonstration and still reproduce it often
 NEVER = 0.15  # pass rate that guessing may reach
-LOW_ENTROPY = 0.05  # nats a token
 
 # What follows from another finding is left out: where all but one kind is solved, groups are equal and the policy sure.
 EXPLAINED = {
@@ -49,16 +48,6 @@ EXPLAINED = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`severity` is problem (this alone can stop learning), hint (worth a look) or note. `code` groups findings."""
-
-    severity: str
-    code: str
-    fact: str
-    remedy: str
-
-
 def findings(rows: Rows, groups: Sequence[FailureGroup] = ()) -> list[Finding]:
     """What in the last steps of RL, or in one kind of task, can keep a policy from learning; problems first."""
     kinds = list(_kinds(groups))
@@ -71,9 +60,7 @@ def findings(rows: Rows, groups: Sequence[FailureGroup] = ()) -> list[Finding]:
         *kinds,
         *_demonstrations(sft, rows),
         *_in_causal_order(list(_answers(recent)), list(_groups(recent, rows)), recent),
-        *_updates(recent),
-        *_entropy(recent, rows),
-        *_policy(recent),
+        *find_update_faults(rows),
         *_trend(rows),
     ]
     explained = {code for finding in results for code in EXPLAINED.get(finding.code, ())}
@@ -180,8 +167,8 @@ def _demonstrations(sft: Rows, rows: Rows) -> Iterator[Finding]:
 
 
 def _groups(recent: Rows, rows: Rows) -> Iterator[Finding]:
-    """Groups without reward variance."""
-    correct, equal = get_mean(recent, "env/all/correct"), get_mean(recent, "frac_reward_zero_std")
+    """Groups without signal for the run's algorithm."""
+    correct, silent = get_mean(recent, "env/all/correct"), 1 - get_mean(recent, "frac_groups_with_signal")
     low, high = get_reward_range(recent)
     passes = format_percent(correct)
     if high > low and get_mean(rows, "env/all/correct") == 0 and len(rows) >= STALL_STEPS:
@@ -193,24 +180,24 @@ def _groups(recent: Rows, rows: Rows) -> Iterator[Finding]:
             "judge a right answer by `rlvr verify`; say what passes by @register_reward(NAME, passed_at=...), or "
             "return a Score",
         )
-    if correct >= SOLVED and equal >= 0.5:
+    if correct >= SOLVED and silent >= 0.5:
         start = get_mean(rows[:START], "env/all/correct")
         if start >= SOLVED:
             yield Finding(
-                "problem" if equal >= 0.8 else "hint",
+                "problem" if silent >= 0.8 else "hint",
                 "too_easy",
                 f"the tasks are too easy: {format_percent(start)} of completions passed from the first steps on, "
-                f"{format_percent(equal)} of groups have no signal",
+                f"{format_percent(silent)} of groups have no signal",
                 "harder tasks (env.kwargs); check by `rlvr verify` that a wrong answer does not pass",
             )
         else:
             yield Finding(
                 "note",
                 "solved",
-                f"{passes} of completions pass: {format_percent(equal)} of groups have no signal any more",
+                f"{passes} of completions pass: {format_percent(silent)} of groups have no signal any more",
                 "stop here (training.until), or take harder tasks (env.kwargs, curriculum.by=pass_rate)",
             )
-    elif low == high:
+    elif low == high and not get_values(recent, "teacher/kl"):  # a teacher teaches at any reward
         yield Finding(
             "problem",
             "one_reward",
@@ -220,15 +207,15 @@ def _groups(recent: Rows, rows: Rows) -> Iterator[Finding]:
             else "easier tasks (env.kwargs), fine-tuning (sft.steps), or a reward with intermediate values "
             "(reward.type); check by `rlvr verify` that a right answer gets more",
         )
-    elif correct < CEILING and equal >= 0.5 and _group_size(recent) > 1.5:
-        yield _equal_groups(recent, correct, equal)
+    elif correct < CEILING and silent >= 0.5:
+        yield _silent_groups(recent, correct, silent)
 
 
-def _equal_groups(recent: Rows, correct: float, equal: float) -> Finding:
-    """Why most groups have equal rewards, of a run that has not solved its tasks."""
-    fact = f"{format_percent(equal)} of groups have equal rewards and no signal"
+def _silent_groups(recent: Rows, correct: float, silent: float) -> Finding:
+    """Why most groups have no signal, of a run that has not solved its tasks."""
+    fact = f"{format_percent(silent)} of groups have no signal"
     passes = f"{format_percent(correct)} of completions pass"
-    severity = "problem" if equal >= 0.8 else "hint"
+    severity = "problem" if silent >= 0.8 else "hint"
     if correct <= HARD:
         return Finding(
             severity,
@@ -240,94 +227,19 @@ def _equal_groups(recent: Rows, correct: float, equal: float) -> Finding:
     levels = _levels(recent)
     if correct >= 0.8:
         severity = "hint"
-        remedy = "training.dynamic_sampling=2 replaces such groups, curriculum.by=pass_rate draws mixed levels"
+        remedy = f"{REPLACE}, curriculum.by=pass_rate draws mixed levels"
     elif levels and (max(levels.values()) >= 0.9 or min(levels.values()) <= 0.1):
         rates = ", ".join(f"{level}: {format_percent(rate)}" for level, rate in levels.items())
         remedy = (
             f"solved or out of reach, level by level ({rates}): curriculum.by=pass_rate takes those in between, "
-            "training.dynamic_sampling=2 replaces such groups"
+            f"{REPLACE}"
         )
     else:
         remedy = (
             "the completions of a group are too similar: rollout.temperature=1, an entropy bonus "
-            "(algorithm.entropy_coef), training.dynamic_sampling=2, or a lower training.optimizer.learning_rate"
+            f"(algorithm.entropy_coef), or a lower training.optimizer.learning_rate; {REPLACE}"
         )
     return Finding(severity, "equal_groups", f"{fact}; {passes}", remedy)
-
-
-def _updates(recent: Rows) -> Iterator[Finding]:
-    idle = [row for row in recent if get_value(row, "updates") == 0]
-    share = len(idle) / len(recent)
-    if share >= 0.1 and get_mean(recent, "env/all/correct") < CEILING:
-        yield Finding(
-            "problem" if share >= 0.5 else "hint",
-            "no_update",
-            f"{len(idle)} of the last {len(recent)} steps made no update: no group had signal",
-            "the other findings say why; training.dynamic_sampling=2 samples more prompts until enough groups have "
-            "signal",
-        )
-
-
-def _entropy(recent: Rows, rows: Rows) -> Iterator[Finding]:
-    """The sampled entropy a token, against the first steps. Where nearly everything passes it is low of itself.
-
-    With a schedule of temperatures the first steps had another one, so there is nothing to compare with.
-    """
-    start, now = get_mean(rows[:START], "entropy"), get_mean(recent[-START:], "entropy")
-    passes = get_pass_rate(rows)
-    is_comparable = not get_values(rows, "rollout/temperature")
-    if is_comparable and now > start + 0.5 and now > 2 * start:
-        yield Finding(
-            "problem",
-            "entropy_up",
-            f"entropy rose from {start:.3f} to {now:.3f} nats a token: the policy turns into noise",
-            "lower training.optimizer.learning_rate, or the entropy bonus (algorithm.entropy_coef)",
-        )
-    elif is_comparable and passes < CEILING and now < LOW_ENTROPY and now < 0.2 * start:
-        yield Finding(
-            "problem",
-            "entropy_gone",
-            f"entropy fell from {start:.3f} to {now:.3f} nats a token while only {format_percent(passes)} pass: the "
-            "policy hardly explores",
-            "an entropy bonus (algorithm.entropy_coef), a wider upper clip (algorithm.clip_high), or a lower "
-            "training.optimizer.learning_rate, from an earlier checkpoint",
-        )
-    elif passes < CEILING and now < 0.001:
-        yield Finding(
-            "problem",
-            "entropy_gone",
-            f"entropy is {now:.4f} nats a token while only {format_percent(passes)} pass: every completion is the same",
-            "a higher rollout.temperature, or less fine-tuning (sft.steps)",
-        )
-
-
-def _policy(recent: Rows) -> Iterator[Finding]:
-    """How far an update moves the policy, and whether sampler and trainer agree."""
-    gap = get_mean(recent, "sampling/sampling_logp_difference/mean")
-    if gap > 0.01:
-        yield Finding(
-            "problem" if gap > 0.1 else "hint",
-            "gap",
-            f"sampler and trainer differ by {gap:.3g} nats a token where they should agree: the gradient is wrong",
-            "model.dtype=float32, and rollout.temperature=1 where the client cannot score at another",
-        )
-    kl = max(get_values(recent, "optim/kl_after") + get_values(recent, "optim/approx_kl"), default=0.0)
-    if kl > 0.1:
-        yield Finding(
-            "problem" if kl > 1 else "hint",
-            "large_update",
-            f"a step moved the policy by {kl:.3g} nats a token (optim/kl_after)",
-            "lower training.optimizer.learning_rate or training.ppo_epochs, or set training.target_kl=0.05",
-        )
-    clipped = get_mean(recent, "clip_ratio/region_mean")
-    if clipped >= 0.2:
-        yield Finding(
-            "hint",
-            "clipped",
-            f"the clip removed the gradient of {format_percent(clipped)} of the trained tokens",
-            "fewer updates a batch (training.ppo_epochs, training.num_substeps), or a lower "
-            "training.optimizer.learning_rate",
-        )
 
 
 def _trend(rows: Rows) -> Iterator[Finding]:
@@ -374,13 +286,3 @@ def _levels(rows: Rows) -> dict[str, float]:
     """Pass rate by level of the tasks."""
     names = {name for row in rows for name in row if name.startswith("env/level_") and name.endswith("/correct")}
     return {name.split("/")[1].removeprefix("level_"): get_mean(rows, name) for name in sorted(names)}
-
-
-def _group_size(rows: Rows) -> float:
-    """Completions a group. Groups of one always have equal rewards and need no variance (reinforce)."""
-    answers = get_mean(rows, "rollout/tokens") / max(get_mean(rows, "completions/mean_length"), 1e-9)
-    return answers / max(get_mean(rows, "rollout/groups"), 1e-9)
-
-
-def format_percent(share: float) -> str:
-    return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{100 * share:.0f}%"

@@ -48,6 +48,41 @@ def _read(task: Task, name: str) -> str:
     return value
 
 
+def check_contents(tasks: Sequence[Task], is_paired: bool) -> str:
+    """What all tasks of the data lack to learn from, in words, '' for nothing.
+
+    ValueError naming a task that lacks its completions, or the first task if the two of each are the same: a loss of
+    pairs has no gradient then.
+    """
+    given = [read_completions(task, is_paired) for task in tasks]
+    if is_paired:
+        equal = [task for task, [chosen, rejected] in zip(tasks, given, strict=True) if chosen[0] == rejected[0]]
+        if equal and len(equal) == len(tasks):
+            raise ValueError(
+                f"training.completions=given: {CHOSEN!r} and {REJECTED!r} are the same in each of the {len(tasks):,} "
+                f"tasks, the first of them {equal[0].id!r}: nothing is preferred to anything; give pairs that differ"
+            )
+        return (
+            f"training.completions=given: {CHOSEN!r} and {REJECTED!r} are the same in {len(equal):,} of {len(tasks):,} "
+            f"tasks, the first of them {equal[0].id!r}: nothing is learned from these; leave them out of the data"
+            if equal
+            else ""
+        )
+    missing = [label for label in (True, False) if tasks and not any(label == own for [(_, own)] in given)]
+    if not missing:
+        return ""
+    others, change = ("false", "less") if missing[0] else ("true", "more")
+    return (
+        f"training.completions=given: no task has the {LABEL} {str(missing[0]).lower()}, all {len(tasks):,} have "
+        f"{others}: kto only makes these completions {change} likely, and nothing says "
+        + (
+            "which ones to take instead; add some, or use a low training.optimizer.learning_rate"
+            if missing[0]
+            else "which ones are wrong; add some, or imitate these by training.mode=sft"
+        )
+    )
+
+
 def check_lengths(
     tasks: Sequence[Task], tokenizer: Any, prompt_limit: int | None, context: int, is_paired: bool
 ) -> None:

@@ -38,6 +38,16 @@ def get_mean(rows: Rows, name: str) -> float:
     return mean(values) if values else math.nan
 
 
+def has_no_update(row: Mapping[str, Any]) -> bool:
+    """Whether nothing was learned in a step: neither the policy nor a critic that learns alone was updated."""
+    return get_value(row, "updates") == 0 and "critic/loss" not in row
+
+
+def is_given(rows: Rows) -> bool:
+    """Whether the completions come with the data (`training.completions=given`): then they have no verdicts."""
+    return any("frac_groups_with_signal" in row and "reward" not in row for row in rows)
+
+
 def get_reward_range(rows: Rows) -> tuple[float, float]:
     """The smallest and the largest reward of any completion."""
     return (

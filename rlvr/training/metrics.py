@@ -5,7 +5,8 @@ Each name has its formula in docs/metrics.md. Names are TRL's where it has one, 
 
 from __future__ import annotations
 
-from rlvr.algorithms.advantages import has_signal
+from rlvr.algorithms import Algorithm
+from rlvr.algorithms.advantages import has_mixed_rewards
 from rlvr.core.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
 
 GOOD = 0.5  # the cookbook's bound between a group that is all good and one that is all bad
@@ -34,34 +35,50 @@ def verdicts_by_task(batch: TrajectoryBatch, reward: str) -> dict[str, list[list
     return tasks
 
 
+def size_statistics(batch: TrajectoryBatch) -> dict[str, float]:
+    """Counts of groups and tokens: all that there is to measure of completions that come with the data."""
+    return {
+        "completions/mean_length": mean([t.num_action_tokens for t in batch]),
+        "completions/max_length": float(max((t.num_action_tokens for t in batch), default=0)),
+        "rollout/groups": float(len(group_by(batch, lambda t: t.group_id))),
+        "rollout/tokens": float(sum(t.num_action_tokens for t in batch)),
+    }
+
+
+def measure_signal(batch: TrajectoryBatch, algorithm: Algorithm) -> dict[str, float]:
+    """The share of judged groups that the algorithm can learn from, after its update."""
+    return {"frac_groups_with_signal": mean([float(algorithm.has_signal(g)) for g in _judged_groups(batch)])}
+
+
+def _judged_groups(batch: TrajectoryBatch) -> list[list[Trajectory]]:
+    groups = group_by(batch, lambda t: t.group_id).values()
+    return [group for group in groups if any(t.reward is not None for t in group)]
+
+
 def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
     """Metrics of the step's completions as judged by the verifier `reward`. A rollout counts once."""
     answers = TrajectoryBatch(last_of_rollouts(batch))
-    groups = list(group_by(batch, lambda t: t.group_id).values())
     verdicts = [t.scores[reward] for t in answers if reward in t.scores]
     judged = [v for v in verdicts if v.value is not None]
     passed = [v.outcome is Outcome.PASSED for v in judged]
-    known = [g for g in groups if any(t.reward is not None for t in g)]
+    known = _judged_groups(batch)
     stats = {
         "reward": answers.mean_reward,
         "reward_std": answers.std_reward,
         "reward/min": answers.min_reward,
         "reward/max": answers.max_reward,
-        "frac_reward_zero_std": mean([float(not has_signal(g)) for g in known]),
+        "frac_reward_zero_std": mean([float(not has_mixed_rewards(g)) for g in known]),
         "env/all/correct": mean([float(p) for p in passed]),
         "env/all/reward/total": answers.mean_reward,
         "reward/total": answers.mean_reward,
         **_by_group(known),
         **_by_turn(batch, len(answers)),
-        "completions/mean_length": mean([t.num_action_tokens for t in batch]),
-        "completions/max_length": float(max((t.num_action_tokens for t in batch), default=0)),
+        **size_statistics(batch),
         "completions/clipped_ratio": mean([float(t.truncated) for t in answers]),
         "entropy": -mean([lp for t in batch for lp, m in zip(t.logprobs, t.action_mask, strict=True) if m]),
         "verifier/error_rate": mean([float(v.outcome is Outcome.ERROR) for v in verdicts]),
         "verifier/invalid_rate": mean([float(v.outcome is Outcome.INVALID) for v in verdicts]),
         "verifier/no_answer_rate": mean([float(v.reason == "no_answer") for v in judged]),
-        "rollout/groups": float(len(groups)),
-        "rollout/tokens": float(sum(t.num_action_tokens for t in batch)),
     }
     for name, values in _environment_reports(batch).items():  # the verifier's value of the same name has priority
         stats.setdefault(f"env/all/{name}", mean(values))
@@ -78,7 +95,7 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
 def _by_group(groups: list[list[Trajectory]]) -> dict[str, float]:
     """Shares of groups whose rewards differ, or are all equal and at least `GOOD` (all good) or below (all bad)."""
     worst = [min(t.reward for t in g if t.reward is not None) for g in groups]
-    mixed = [has_signal(g) for g in groups]
+    mixed = [has_mixed_rewards(g) for g in groups]
     return {
         "env/all/by_group/frac_mixed": mean([float(m) for m in mixed]),
         "env/all/by_group/frac_all_good": mean([float(not m and w >= GOOD) for m, w in zip(mixed, worst, strict=True)]),

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlvr.training.diagnosis import Finding, findings, format_findings
+from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
-from rlvr.training.metric_values import STALL_STEPS, Rows, select_rl_rows
+from rlvr.training.finding import Finding
+from rlvr.training.metric_values import STALL_STEPS, Rows, is_given, select_rl_rows
 from rlvr.training.stall import has_levelled_off, is_near_best
 from rlvr.training.training_options import TrainingOptions
 
@@ -42,7 +43,8 @@ class StallWatch:
         at_ceiling = is_near_best(self._rl_rows)
         if at_ceiling and len(self._rl_rows) % STALL_STEPS:
             return []
-        results = findings(self._rows, self._read_groups(int(row.get("step", 0))))
+        groups = [] if is_given(self._rl_rows) else self._read_groups(int(row.get("step", 0)))
+        results = findings(self._rows, groups)
         if at_ceiling and not any(finding.code == "unsolved_kind" for finding in results):
             return []
         self._has_reported = True

@@ -18,10 +18,11 @@ from typing import Any
 
 from rlvr.core.files import read_json
 from rlvr.core.types import Outcome, mean
-from rlvr.training.diagnosis import SOLVED, Finding, findings, format_percent, name_rates
+from rlvr.training.diagnosis import SOLVED, findings, name_rates
 from rlvr.training.evaluate import Evaluation, stored_evaluation
 from rlvr.training.failure_groups import LENGTH, FailureGroup, TaskOutcome, find_failure_groups, split_words
-from rlvr.training.metric_values import Rows, select_rl_rows
+from rlvr.training.finding import Finding, format_percent
+from rlvr.training.metric_values import Rows, is_given, select_rl_rows
 
 STORED_STEPS = 40  # newest files of completions that are grouped: one file has few tasks
 UNCLEAR = 0.1  # a gain that the interval of a change may still hold: then the tasks were too few
@@ -55,7 +56,9 @@ def diagnose_run(folder: Path, rows: Rows | None = None) -> RunDiagnosis:
     if groups and final is not None and (first := _read_evaluation(folder, "baseline")) is not None:
         rates = {r.id: r.passed / r.judged for r in first.results}
         groups = [replace(g, before=_rate_before([final.results[i].id for i in g.members], rates)) for g in groups]
-    if not groups and rate < SOLVED:  # stored completions also have the words of their prompts
+    if (
+        not groups and rate < SOLVED and not is_given(select_rl_rows(rows))
+    ):  # stored completions also have the words of their prompts
         outcomes = _stored_outcomes(folder)
         groups, basis = find_failure_groups(outcomes), f"{len(outcomes):,} tasks with stored completions"
     results = findings(rows, groups)

@@ -19,6 +19,7 @@ from rlvr.training.metric_values import (
     get_reward_range,
     get_value,
     get_values,
+    has_no_update,
     select_rl_rows,
 )
 
@@ -47,9 +48,9 @@ def has_begun(rows: Rows) -> bool:
 
 
 def has_no_signal(rows: Rows) -> bool:
-    """Whether nearly all recent steps had no update, or equal rewards (an entropy bonus still updates on those)."""
+    """Whether nearly all recent steps had no update, or no group with signal (an entropy bonus still updates)."""
     recent = rows[-STALL_STEPS:]
-    still = [get_value(row, "updates") == 0 or get_value(row, "reward_std") == 0 for row in recent]
+    still = [has_no_update(row) or get_value(row, "frac_groups_with_signal") == 0 for row in recent]
     return sum(still) >= 0.9 * len(recent)
 
 

@@ -24,7 +24,14 @@ from rlvr.training.collector import Collector
 from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
 from rlvr.training.hints import hint_statistics, without_hints
-from rlvr.training.metrics import answer_statistics, last_of_rollouts, verdicts_by_level, verdicts_by_task
+from rlvr.training.metrics import (
+    answer_statistics,
+    last_of_rollouts,
+    measure_signal,
+    size_statistics,
+    verdicts_by_level,
+    verdicts_by_task,
+)
 from rlvr.training.monitor import Monitor
 from rlvr.training.parts import StepBatch, TrainerParts
 from rlvr.training.training_options import LearningRateSchedule
@@ -136,7 +143,13 @@ class Trainer:
 
     def _metrics(self, step: int, collected: StepBatch, statistics: UpdateStatistics) -> dict[str, float]:
         change = self._measure_change(step, collected) if statistics.updates else {}
-        completions = answer_statistics(collected.all, self.parts.reward.name)
+        if (
+            self.options.completions == "given"
+        ):  # their rewards, verdicts and log-probs are the data's, not the policy's
+            completions = size_statistics(collected.all)
+        else:
+            completions = answer_statistics(collected.all, self.parts.reward.name)
+        completions |= measure_signal(collected.all, self.parts.algorithm)
         if self.parts.algorithm.has_penalty:
             completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
         if self.parts.algorithm.teacher_coef:

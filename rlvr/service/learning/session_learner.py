@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.algorithms.advantages import RunningBaseline, has_signal
+from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.update import Passes, compute_current_logprobs, loss_config, update
 from rlvr.core.file_lock import lock_file
@@ -123,7 +123,8 @@ class GroupLearner(ABC):
     def learn(self, trajectories: Sequence[Trajectory], *, now: bool = False) -> LearningStep | None:
         """Gather complete groups, and make a step if there are enough episodes, or any if `now`."""
         groups = group_by(trajectories, lambda t: t.group_id)
-        with_signal = [group for group in groups.values() if has_signal(group) and all(t.logprobs for t in group)]
+        can_learn = self.algorithm.has_signal
+        with_signal = [group for group in groups.values() if can_learn(group) and all(t.logprobs for t in group)]
         self.progress.silent += len(groups) - len(with_signal)
         for group in groups.values():
             if rewards := [t.reward for t in group if t.reward is not None]:

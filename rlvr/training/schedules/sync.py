@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from rlvr.algorithms.advantages import has_signal
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by
 from rlvr.training.journal import Journal
 from rlvr.training.parts import StepBatch
@@ -37,7 +36,7 @@ class Synchronous(Schedule):
 
     def collect(self, step: int) -> StepBatch:
         """Sample and score waves of prompts until enough groups have signal, with `dynamic_sampling` further ones."""
-        options, collector = self.trainer.options, self.trainer.collector
+        options, collector, algorithm = self.trainer.options, self.trainer.collector, self.trainer.parts.algorithm
         everything: list[Trajectory] = []
         chosen: list[Trajectory] = []
         with_signal = waves = 0
@@ -50,7 +49,7 @@ class Synchronous(Schedule):
             seconds_scoring += scored.seconds_scoring
             everything += scored.trajectories
             for group in group_by(scored.trajectories, lambda t: t.group_id).values():
-                signal = has_signal(group)
+                signal = algorithm.has_signal(group)
                 if waves == 0 or (signal and with_signal < options.prompts_per_step):
                     chosen += group
                     with_signal += signal

@@ -15,7 +15,7 @@ MOST = 64  # answers read of a step
 PAIRS = 12  # pairs of answers shown
 FIRST = (
     "confidence", "correctness", "quality", "gain", "num_tokens", "seconds",
-    "reward", "reward_std", "env/all/correct", "test/env/all/correct", "env/all/by_group/frac_mixed", "entropy",
+    "reward", "reward_std", "env/all/correct", "test/env/all/correct", "frac_groups_with_signal", "entropy",
     "completions/mean_length", "completions/clipped_ratio", "verifier/no_answer_rate", "grad_norm", "optim/kl_after",
     "learning_rate", "tokens_per_second",
 )  # fmt: skip
