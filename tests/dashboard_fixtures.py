@@ -34,7 +34,8 @@ def metric_row(step: int) -> dict[str, float | str]:
     share = 0.1 * step
     return {
         "phase": "rl", "step": step, "reward": 0.3 + share, "env/all/correct": 0.2 + share, "entropy": 1 - share,
-        "frac_reward_zero_std": 0.25, "env/all/by_group/frac_mixed": 0.75, "env/all/by_group/frac_all_good": 0.25,
+        "frac_reward_zero_std": 0.25, "frac_groups_with_signal": 0.75,
+        "env/all/by_group/frac_mixed": 0.75, "env/all/by_group/frac_all_good": 0.25,
         "env/all/by_group/frac_all_bad": 0.0, "grad_norm": 0.5,
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ from rlvr.algorithms.advantages import (
     ESTIMATORS,
     REDUCTIONS,
     RunningBaseline,
-    has_signal,
+    has_mixed_rewards,
     register_advantage,
 )
 from rlvr.core.types import Trajectory
@@ -185,12 +185,12 @@ def test_leaving_one_out_is_the_mean_of_the_others(rewards: list[list[float | No
         assert found[i] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_group_has_signal_when_known_rewards_differ() -> None:
+def test_a_group_has_mixed_rewards_when_known_ones_differ() -> None:
     """Equal rewards, one rollout (even of two trajectories), or only unknown others: nothing to learn."""
-    assert has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)])
-    assert not has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 1.0, 1)])
-    assert not has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "1", None, 1)])
-    assert not has_signal([trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1)])
+    assert has_mixed_rewards([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 0.0, 1)])
+    assert not has_mixed_rewards([trajectory("g", "0", 1.0, 1), trajectory("g", "1", 1.0, 1)])
+    assert not has_mixed_rewards([trajectory("g", "0", 1.0, 1), trajectory("g", "1", None, 1)])
+    assert not has_mixed_rewards([trajectory("g", "0", 1.0, 1), trajectory("g", "0", 1.0, 1)])
 
 
 def test_trajectories_without_rollout_id_are_rollouts_of_their_own() -> None:

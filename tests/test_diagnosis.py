@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlvr.config.schema import RunConfig
-from rlvr.training import diagnosis, run_diagnosis
+from rlvr.training import diagnosis, run_diagnosis, update_findings
 from rlvr.training.diagnosis import findings, format_findings
 from rlvr.training.failure_groups import FailureGroup
 from rlvr.training.monitor import StallWatch
@@ -22,7 +22,7 @@ from rlvr.training.stall import is_stalled
 HEALTHY = {
     "reward/min": 0.0,
     "reward/max": 1.0,
-    "frac_reward_zero_std": 0.2,
+    "frac_groups_with_signal": 0.8,
     "completions/clipped_ratio": 0.01,
     "completions/mean_length": 10.0,
     "verifier/no_answer_rate": 0.02,
@@ -79,16 +79,16 @@ def test_a_run_that_learns_draws_no_finding_at_any_step():
         ({"verifier__error_rate": 0.004}, "errors", "hint", "0.4%", "reward.type"),
         ({"verifier__error_rate": 0.03}, "errors", "problem", "3.0%", "reward.type"),
         ({"verifier__invalid_rate": 0.2}, "invalid_tasks", "problem", "20%", "env.kwargs"),
-        ({"env__all__correct": 0.02, "frac_reward_zero_std": 0.9}, "too_hard", "problem", "too hard", "sft.steps"),
-        ({"env__all__correct": 0.5, "frac_reward_zero_std": 0.6}, "equal_groups", "hint", "60%", "entropy_coef"),
+        ({"env__all__correct": 0.02, "frac_groups_with_signal": 0.1}, "too_hard", "problem", "too hard", "sft.steps"),
+        ({"env__all__correct": 0.5, "frac_groups_with_signal": 0.4}, "equal_groups", "hint", "60%", "entropy_coef"),
         (
-            {"env__all__correct": 0.85, "frac_reward_zero_std": 0.9},
+            {"env__all__correct": 0.85, "frac_groups_with_signal": 0.1},
             "equal_groups",
             "hint",
             "85%",
             "training.dynamic_sampling",
         ),
-        ({"env__all__correct": 0.99, "frac_reward_zero_std": 0.9}, "too_easy", "problem", "too easy", "env.kwargs"),
+        ({"env__all__correct": 0.99, "frac_groups_with_signal": 0.1}, "too_easy", "problem", "too easy", "env.kwargs"),
         ({"reward__max": 0.0, "env__all__correct": 0.0}, "one_reward", "problem", "the same reward, 0;", "sft.steps"),
         ({"reward__max": 0.0, "env__all__correct": 0.5}, "one_reward", "problem", "50% pass", "ignores"),
         ({"env__all__correct": 0.0}, "nothing_passes", "hint", "no completion ever passed", "passed_at"),
@@ -158,7 +158,7 @@ def levelled_off(rate: float, steps: int = 60) -> list[Any]:
     for step, row in enumerate(run):
         row["step"] = step
     for row in run[20:]:
-        row |= {"entropy": 0.017, "frac_reward_zero_std": 0.9}
+        row |= {"entropy": 0.017, "frac_groups_with_signal": 0.1}
     return run
 
 
@@ -238,7 +238,7 @@ def test_a_large_step_is_no_finding_once_the_tasks_are_solved():
 def test_what_follows_from_another_finding_is_left_out():
     """No step makes an update because every reward is the same; tasks are not too hard if nothing can pass."""
     assert codes(findings(rows(reward__max=0.0, env__all__correct=0.0, updates=0.0))) == {"one_reward": "problem"}
-    refused = rows(start=0.0, rise=0.0, reward__max=0.5, frac_reward_zero_std=0.9, updates=0.0)
+    refused = rows(start=0.0, rise=0.0, reward__max=0.5, frac_groups_with_signal=0.1, updates=0.0)
     assert codes(findings(refused)) == {"nothing_passes": "hint"}
 
 
@@ -251,12 +251,65 @@ def test_a_reward_that_rises_without_held_out_tasks_is_a_hint():
     assert findings(run) == []
 
 
-def test_groups_of_one_are_no_equal_groups():
-    assert findings(rows(frac_reward_zero_std=1.0, rollout__groups=64.0)) == []
+def test_groups_of_equal_rewards_that_have_signal_draw_no_finding():
+    """Groups of one, under a critic or reinforce; and every group under a teacher, whatever the reward."""
+    assert findings(rows(frac_reward_zero_std=1.0, frac_groups_with_signal=1.0)) == []
+    taught = {"frac_reward_zero_std": 1.0, "frac_groups_with_signal": 1.0, "reward__max": 0.0, "reward_std": 0.0}
+    assert findings(rows(start=0.0, rise=0.0, teacher__kl=0.3, **taught)) == []
+    assert not is_stalled(rows(start=0.5, rise=0.0, teacher__kl=0.3, **taught))
+
+
+GIVEN = {name: 1.0 for name in ("frac_groups_with_signal", "updates", "rollout/groups", "completions/mean_length")}
+
+
+def test_given_completions_are_data_and_draw_no_finding_of_a_policy():
+    """No kind of task that fails (a label is no failure), and no advice to sample where nothing is sampled."""
+    given = [{"phase": "rl", "step": step, **GIVEN} for step in range(70)]
+    assert findings(given) == [] and not is_stalled(given)
+    watch = StallWatch((), lambda step: [SHAPE])
+    silent = [{**row, "updates": 0.0, "frac_groups_with_signal": 0.0} for row in given]
+    [found] = [result for row in silent for result in watch.add(row)]
+    assert found.code == "no_update" and found.severity == "problem"
+    assert "leave out the rows" in found.remedy and "dynamic_sampling" not in found.remedy
+
+
+def test_a_critic_that_learns_alone_is_no_step_without_an_update():
+    alone = rows(updates=0.0, critic__loss=0.1, critic__explained_variance=0.4)
+    assert findings(alone) == [] and not is_stalled(alone)
+
+
+@pytest.mark.parametrize(
+    ("explained", "changed", "severity"),
+    [
+        (0.003, {}, "hint"),
+        (-0.04, {}, "hint"),
+        (-0.5, {"reward_std": 0.4}, "problem"),
+        (-0.5, {"reward_std": 0.01}, "hint"),  # the rewards hardly differ: there is little to explain
+        (0.3, {}, None),
+        (-0.5, {"start": 0.97}, None),  # nearly all pass: nothing to explain
+        (0.0, {"steps": 19}, None),  # the values begin at 0
+    ],
+)
+def test_a_critic_that_explains_nothing_is_named(explained: float, changed: dict[str, Any], severity: str | None):
+    found = findings(rows(critic__explained_variance=explained, **{"reward_std": 0.4, **changed}))
+    assert codes(found) == ({"critic_blind": severity} if severity else {})
+    if severity:
+        assert f"explained_variance is {explained:.2f}" in found[0].fact and "hardly differ" in found[0].remedy
+        assert "training.critic.warmup_steps" in found[0].remedy
+        assert ("less than a constant" in found[0].fact) == (explained < 0)
+
+
+def test_a_critic_that_has_learned_since_is_not_named():
+    run = rows(40, critic__explained_variance=0.0)
+    for row in run[28:]:
+        row["critic/explained_variance"] = 0.3
+    assert findings(run) == []
 
 
 def test_groups_that_are_equal_level_by_level_name_the_levels():
-    run = rows(env__all__correct=0.5, frac_reward_zero_std=0.6, env__level_1__correct=0.99, env__level_2__correct=0.04)
+    run = rows(
+        env__all__correct=0.5, frac_groups_with_signal=0.4, env__level_1__correct=0.99, env__level_2__correct=0.04
+    )
     [found] = findings(run)
     assert "1: 99%, 2: 4.0%" in found.remedy and "curriculum.by=pass_rate" in found.remedy
 
@@ -273,7 +326,7 @@ def test_only_recent_steps_count_and_problems_come_first():
 def test_no_steps_other_phases_and_missing_or_odd_values_are_accepted():
     assert codes(findings([])) == codes(findings([{"phase": "sft", "step": 0, "loss": 1.0}])) == {"no_steps": "note"}
     assert findings([{"phase": "rl", "step": 0}]) == []
-    odd = rows(80, reward=math.nan, entropy=None, updates=None, frac_reward_zero_std="many")
+    odd = rows(80, reward=math.nan, entropy=None, updates=None, frac_groups_with_signal="many")
     assert findings(odd) == [] and not is_stalled(odd)
 
 
@@ -374,7 +427,7 @@ def test_the_watch_names_the_kind_of_a_run_that_stalls_far_from_the_best():
 
 def test_every_setting_that_a_remedy_names_exists():
     """A remedy that cannot be typed is none."""
-    source = "".join(Path(m.__file__).read_text(encoding="utf-8") for m in (diagnosis, run_diagnosis))
+    source = "".join(Path(m.__file__).read_text(encoding="utf-8") for m in (diagnosis, update_findings, run_diagnosis))
     sections = "|".join(field.name for field in fields(RunConfig))
     named = set(re.findall(rf"(?<![\w.])((?:{sections})\.[a-z_]+(?:\.[a-z_]+)*)", source)) - {"rlvr.training"}
     assert len(named) > 15
@@ -382,7 +435,10 @@ def test_every_setting_that_a_remedy_names_exists():
 
 
 def test_the_troubleshooting_page_lists_every_finding_and_no_other():
-    trees = [ast.parse(Path(module.__file__).read_text(encoding="utf-8")) for module in (diagnosis, run_diagnosis)]
+    trees = [
+        ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        for module in (diagnosis, update_findings, run_diagnosis)
+    ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = {ast.literal_eval(call.args[1]) for call in calls if getattr(call.func, "id", "") == "Finding"}
     page = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

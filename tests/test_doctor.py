@@ -74,8 +74,8 @@ def test_answers_are_shown_without_control_codes_and_markup(tmp_path: Path, caps
 
 
 def test_a_run_that_learns_nothing_is_called_stalled(tmp_path: Path):
-    said = report(make_run(tmp_path / "mine", **{"updates": 0.0, "frac_reward_zero_std": 1.0}))
-    assert "learning stalls" in said and "no group had signal" in said
+    said = report(make_run(tmp_path / "mine", **{"updates": 0.0, "frac_groups_with_signal": 0.0}))
+    assert "learning stalls" in said and "100% of groups have no signal" in said
     assert "learning stalls" not in report(make_run(tmp_path / "other"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from table_trainer import Letters, make_trainer
+from table_trainer import Letters, make_trainer, table
 from tiny_run import attempt, stored_steps
 
 from rlvr.config import load
@@ -16,7 +16,7 @@ from rlvr.config.build_run import build_source, plan
 from rlvr.config.run_tasks import fit_prompts
 from rlvr.core.types import Task
 from rlvr.engine.tokenizer import build_tokenizer
-from rlvr.training.given_completions import check_lengths, read_completions
+from rlvr.training.given_completions import check_contents, check_lengths, read_completions
 from rlvr.training.schedules.sync import Synchronous
 from rlvr.training.training_options import LearningRateSchedule
 
@@ -45,12 +45,14 @@ def learn_from_given(
 def test_a_policy_learns_to_prefer_and_equal_pairs_are_counted() -> None:
     """Six pairs a step, two of them equal: the preferred word's log-prob rises above the other's."""
     first, last, batch, client = learn_from_given("dpo", Pairs(), group_size=2)
-    assert (first["loss/pairs"], first["equal_pairs"], first["env/all/correct"]) == (4.0, 2.0, 0.5)
+    assert (first["loss/pairs"], first["equal_pairs"]) == (4.0, 2.0)
+    assert first["frac_groups_with_signal"] == pytest.approx(4 / 6)
+    assert not {"reward", "env/all/correct", "entropy", "verifier/error_rate"} & set(first), "they are the data's"
     assert first["loss/margin"] == pytest.approx(0.0, abs=1e-5) and last["loss/margin"] > 1.5
     assert last["loss/accuracy"] == 1.0 and last["loss"] < first["loss"] == pytest.approx(0.6931, abs=1e-3)
     assert first["sampling/sampling_logp_difference/max"] < 1e-6
-    ids, table = client.get_tokenizer().ids, client.policy.logprobs()
-    assert table[ids["a"]] - table[ids["b"]] > 1.5
+    ids, after = client.get_tokenizer().ids, client.policy.logprobs()
+    assert after[ids["a"]] - after[ids["b"]] > 1.5
     pair = batch[:2]
     assert [(t.response, t.response_tokens[-1], t.reward) for t in pair] == [("a", 0, 1.0), ("b", 0, 0.0)]
 
@@ -95,6 +97,41 @@ def test_a_completion_beyond_the_context_is_named_with_its_tokens() -> None:
         check_lengths(tasks, words, None, 5, is_paired=False)
 
 
+def make_pairs(*pairs: tuple[str, str]) -> list[Task]:
+    return [Task(f"row{i}", "p", {"chosen": chosen, "rejected": other}) for i, (chosen, other) in enumerate(pairs)]
+
+
+def test_equal_pairs_are_refused_if_all_are_and_counted_if_some_are() -> None:
+    assert check_contents(make_pairs(("a", "b"), ("c", "d")), is_paired=True) == ""
+    said = check_contents(make_pairs(("a", "b"), ("c", "c"), ("d", "d")), is_paired=True)
+    assert "the same in 2 of 3 tasks, the first of them 'row1'" in said and "leave them out" in said
+    with pytest.raises(ValueError, match=r"the same in each of the 2 tasks, the first of them 'row0'.*give pairs that"):
+        check_contents(make_pairs(("a", "a"), ("b", "b")), is_paired=True)
+
+
+def test_labels_of_one_kind_are_warned_of_by_the_one_that_is_missing() -> None:
+    both = [Task(f"row{label}", "p", {"completion": "a", "label": label}) for label in (True, False)]
+    assert check_contents(both, is_paired=False) == ""
+    only_true, only_false = (check_contents([task] * 3, is_paired=False) for task in both)
+    assert "no task has the label false, all 3 have true" in only_true and "training.mode=sft" in only_true
+    assert "no task has the label true, all 3 have false" in only_false and "learning_rate" in only_false
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_kto_learns_from_one_label_alone(label: bool) -> None:
+    """As in the paper's loss: preferred completions grow likelier, others less likely."""
+
+    class OneKind(Letters):
+        def train(self, seed: int, index: int, level: str) -> Task:
+            return Task(f"{index}", "say", {"answer": "a", "completion": "ab"[index % 2], "label": label})
+
+    first, last, _, client = learn_from_given("kto", OneKind(), group_size=1)
+    assert first["frac_groups_with_signal"] == 1.0 == last["updates"]
+    ids, change = client.get_tokenizer().ids, client.policy.logprobs() - table().logprobs()
+    likelier = change[ids["<end>"]] + (change[ids["a"]] + change[ids["b"]]) / 2  # the mean of both completions
+    assert likelier > 0.5 if label else likelier < -0.5
+
+
 class Labels(Letters):
     """Tasks that bring `a` as a preferred completion, every third `b` as another one."""
 
@@ -108,10 +145,10 @@ class Labels(Letters):
 def test_kto_learns_from_labels() -> None:
     """Four preferred completions and two others a step: the log-prob of the preferred word rises above the other's."""
     first, last, batch, client = learn_from_given("kto", Labels(), group_size=1)
-    assert first["env/all/correct"] == pytest.approx(4 / 6) and first["loss"] == pytest.approx(0.5)
+    assert first["frac_groups_with_signal"] == 1.0 and first["loss"] == pytest.approx(0.5)
     assert last["loss"] < 0.47 and first["loss/divergence"] == 0.0
-    ids, table = client.get_tokenizer().ids, client.policy.logprobs()
-    assert table[ids["a"]] - table[ids["b"]] > 1.5
+    ids, after = client.get_tokenizer().ids, client.policy.logprobs()
+    assert after[ids["a"]] - after[ids["b"]] > 1.5
     assert [(t.response, t.reward) for t in batch[1:3]] == [("a", 1.0), ("b", 0.0)]
 
 

@@ -132,7 +132,7 @@ def test_without_a_terminal_a_line_every_few_seconds_and_always_the_last_of_a_ph
         console.phase("rl", total=10, done=2)
         for done in range(3, 11):
             clock.now += 2
-            console.step({"reward": done / 10, "frac_reward_zero_std": 0.25}, done)
+            console.step({"reward": done / 10, "frac_groups_with_signal": 0.75}, done)
     assert out.getvalue().splitlines() == [
         "plan",
         "  prompts          4",
