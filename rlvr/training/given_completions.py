@@ -51,8 +51,8 @@ def _read(task: Task, name: str) -> str:
 def check_contents(tasks: Sequence[Task], is_paired: bool) -> str:
     """What all tasks of the data lack to learn from, in words, '' for nothing.
 
-    ValueError naming a task that lacks its completions, or the first task if the two of each are the same: a loss of
-    pairs has no gradient then.
+    ValueError naming a task that lacks its completions, or one if the two of each are the same: a loss of pairs has no
+    gradient then.
     """
     given = [read_completions(task, is_paired) for task in tasks]
     if is_paired:
@@ -60,11 +60,11 @@ def check_contents(tasks: Sequence[Task], is_paired: bool) -> str:
         if equal and len(equal) == len(tasks):
             raise ValueError(
                 f"training.completions=given: {CHOSEN!r} and {REJECTED!r} are the same in each of the {len(tasks):,} "
-                f"tasks, the first of them {equal[0].id!r}: nothing is preferred to anything; give pairs that differ"
+                f"tasks, for example {equal[0].id!r}: nothing is preferred to anything; give pairs that differ"
             )
         return (
             f"training.completions=given: {CHOSEN!r} and {REJECTED!r} are the same in {len(equal):,} of {len(tasks):,} "
-            f"tasks, the first of them {equal[0].id!r}: nothing is learned from these; leave them out of the data"
+            f"tasks, for example {equal[0].id!r}: nothing is learned from these; leave them out of the data"
             if equal
             else ""
         )

@@ -143,12 +143,10 @@ class Trainer:
 
     def _metrics(self, step: int, collected: StepBatch, statistics: UpdateStatistics) -> dict[str, float]:
         change = self._measure_change(step, collected) if statistics.updates else {}
-        if (
-            self.options.completions == "given"
-        ):  # their rewards, verdicts and log-probs are the data's, not the policy's
-            completions = size_statistics(collected.all)
-        else:
-            completions = answer_statistics(collected.all, self.parts.reward.name)
+        is_given = self.options.completions == "given"  # then rewards, verdicts and log-probs are the data's
+        completions = (
+            size_statistics(collected.all) if is_given else answer_statistics(collected.all, self.parts.reward.name)
+        )
         completions |= measure_signal(collected.all, self.parts.algorithm)
         if self.parts.algorithm.has_penalty:
             completions["penalty"] = mean([t.penalty for t in last_of_rollouts(TrajectoryBatch(collected.batch))])
@@ -162,6 +160,8 @@ class Trainer:
             completions |= hint_statistics(collected.all, self.parts.reward.name)
         progress = {"progress/batch": float(step), "progress/done_frac": (step + 1) / self.options.steps}
         updates = statistics.metrics()
+        if is_given:
+            updates.pop("optim/entropy", None)
         self.monitor.watch_drift(step, updates)
         self.monitor.watch_critic(step, updates)
         return {**completions, "rollout/waves": float(collected.waves), **updates, **change, **progress}
