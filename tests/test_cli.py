@@ -350,12 +350,18 @@ def test_config_prints_every_setting_and_the_plan(tiny: Path, capsys: Any) -> No
         (["--config-name=jsonl", "model.name=x/y", "env.kwargs.path=nowhere.jsonl"], "nowhere.jsonl does not exist"),
         (["--config-name=jsonl", "model.name=./nowhere"], "model.name=./nowhere: no such folder; give a folder that"),
         (["--config-name=gsm8k", "model.name=empty"], "model.name=empty: no config.json"),  # before a hub is asked
+        (
+            ["--config-name=gsm8k", "model.name=begun"],
+            "model.name=begun is a run; give model.start_from=begun to start",
+        ),
     ],
 )
 def test_config_prints_the_settings_before_it_tries_model_and_data(
     tiny: Path, capsys: Any, words: list[str], told: str
 ) -> None:
     (tiny / "empty").mkdir()
+    (tiny / "begun").mkdir()
+    (tiny / "begun" / "resolved.yaml").write_text(TINY)
     assert run(["config", *words]) == 2
     said = capsys.readouterr()
     assert "gap_stop: 0.1" in said.out and told in " ".join(said.err.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,9 @@ def test_the_schedule_scales_both_rates() -> None:
     assert np.allclose([p.learning_rate for p in steps], [0.5, 1.0, 0.75, 0.5, 0.25])
     assert np.allclose([vars(p)["matrix_learning_rate"] for p in steps], [5.0, 10.0, 7.5, 5.0, 2.5])
     assert type(LearningRateSchedule().at(0, 5)) is AdamParams
+
+
+def test_the_plan_names_the_optimizer_in_effect() -> None:
+    both = LearningRateSchedule(learning_rate=0.1, name="muon", matrix_learning_rate=0.2)
+    assert str(both) == "Muon at 0.2 for matrices, AdamW at 0.1 for the rest"
+    assert str(replace(both, name="adamw")) == "AdamW at 0.1"

@@ -19,6 +19,7 @@ from tinker_model import write_model
 from tiny_run import TINY, attempt, stored_steps
 
 from rlvr.clients.endpoint import EndpointError
+from rlvr.clients.mock.tabular_policy import WordTokenizer
 from rlvr.clients.teacher import EndpointTeacher, TeacherOptions, check_same_tokens
 from rlvr.config import load
 from rlvr.config.build_config import build_config
@@ -52,12 +53,12 @@ def test_the_engines_endpoint_gives_the_log_probs_of_its_own_sampler(tmp_path: P
     tokens = tokenizer.encode("What is 4 + 5?\nassistant\n9")
     with open_endpoints({"small": engine}, tmp_path) as (_, port):
         with asking(f"http://127.0.0.1:{port}/v1", "small") as teacher:
-            teacher.check(tokenizer)
+            teacher.check(tokenizer, "small")
             found = teacher.compute_logprobs(ModelInput(tokens)).result()
             with pytest.raises(
-                ValueError, match=r"another tokenizer than the policy: token \d+ is '.*' for the teacher"
+                ValueError, match=r"another tokenizer than the policy \(student\): token \d+ is '.*' for the teacher"
             ):
-                teacher.check(build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>"))
+                teacher.check(build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>"), "student")
         time.sleep(0.2)  # the server sees that the connection is closed before it ends itself
     own = engine.logprobs(engine.base_snapshot(), ModelInput(tokens)).result()
     assert found[0] is None and found[1:] == pytest.approx(own[1:], abs=1e-6)
@@ -71,7 +72,7 @@ def test_a_server_like_vllm_is_asked_for_the_log_probs_of_token_ids(words: Any) 
         return EndpointReply(raw=completion(words, request.body["prompt"]))
 
     with serving(answer) as server, asking(server.chat_url) as teacher:
-        teacher.check(words)
+        teacher.check(words, "student")
         assert teacher.compute_logprobs(ModelInput([3, 4, 5])).result() == [None, -0.5, -0.5]
         with pytest.raises(ValueError, match=r"rollout.temperature=0.5 with the teacher large at .*use rollout.temp"):
             teacher.compute_logprobs(ModelInput([3, 4]), 0.5)
@@ -86,9 +87,11 @@ def test_an_endpoint_without_log_probs_is_refused(logprobs: str, words: Any) -> 
             return EndpointReply(raw=completion(words, request.body["prompt"], None))
         return EndpointReply(raw='{"choices": [{"text": "", "logprobs": ' + logprobs + "}]}")
 
-    refusal = pytest.raises(ValueError, match=r"teacher large at http.*: it cannot score .* sent no log-prob")
+    refusal = pytest.raises(
+        ValueError, match=r"teacher large at http.* cannot score tokens .*as a trial.* sent no log-prob"
+    )
     with serving(answer) as server, asking(server.chat_url) as teacher, refusal:
-        teacher.check(words)
+        teacher.check(words, "student")
 
 
 def test_a_teacher_that_is_gone_is_an_error_and_no_log_prob(words: Any) -> None:
@@ -100,18 +103,18 @@ def test_a_teacher_that_is_gone_is_an_error_and_no_log_prob(words: Any) -> None:
 def test_two_tokenizers_are_compared_token_by_token(words: Any) -> None:
     other = build_tokenizer("words", [*"hgfedcba"], end="<end>", pad="<pad>")
     fewer = build_tokenizer("words", [*"abcdefg"], end="<end>", pad="<pad>")
-    check_same_tokens(words, build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>"), "same")
+    check_same_tokens(words, build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>"), "same", "student")
     with pytest.raises(
         ValueError, match=r"teacher mine has another tokenizer.*for the teacher and '\w' for the policy"
     ):
-        check_same_tokens(words, other, "mine")
+        check_same_tokens(words, other, "mine", "student")
     with pytest.raises(ValueError, match=r"teacher small has another tokenizer"):
-        check_same_tokens(words, fewer, "small")
+        check_same_tokens(words, fewer, "small", "student")
     more = build_tokenizer("words", [*"abcdefgh"], end="<end>", pad="<pad>")
     more.add_tokens(["later"])
-    check_same_tokens(words, more, "larger")
+    check_same_tokens(words, more, "larger", "student")
     with pytest.raises(ValueError, match=r"teacher words has .*is None for the teacher and 'later' for the policy"):
-        check_same_tokens(more, words, "words")
+        check_same_tokens(more, words, "words", "student")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,14 @@ def test_a_plan_names_what_is_wrong_with_the_teacher(settings: list[str], messag
         plan(config, build_source(config))
 
 
+def test_a_table_of_words_is_compared_like_any_tokenizer(words: Any) -> None:
+    """The mock client's runs: their tokens are not a model's, and the same words are the same tokens."""
+    table = WordTokenizer([*"abc"])
+    check_same_tokens(table, WordTokenizer([*"abc"]), "twin", "client=mock")
+    with pytest.raises(ValueError, match=r"teacher runs/table has another tokenizer than the policy \(model.name=m\)"):
+        check_same_tokens(words, table, "runs/table", "model.name=m")
+
+
 @pytest.mark.slow
 def test_a_run_learns_from_another_run_resumes_to_the_bit_and_refuses_other_tokens(tmp_path: Path, monkeypatch) -> None:
     """The teacher is a run that was fine-tuned; the student begins at random weights and comes nearer."""
@@ -164,5 +175,7 @@ def test_a_run_learns_from_another_run_resumes_to_the_bit_and_refuses_other_toke
     gaps = [row["teacher/kl"] for row in rows if row["phase"] == "rl"]
     assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0.5
     write_model(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"teacher model has another tokenizer than the policy: token 0 is"):
+    with pytest.raises(
+        ValueError, match=r"teacher model has another tokenizer than the policy .model.tokenizer=words.: token 0 is"
+    ):
         attempt("tiny.yaml", *student, "run.name=other", "teacher.model=model")

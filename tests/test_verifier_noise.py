@@ -105,8 +105,8 @@ def test_a_baseline_and_adamw_leave_nothing_of_the_correction(advantage: str, is
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"false_positives": -0.1}, "expected chances whose sum is below 1"),
-        ({"false_positives": 0.5, "false_negatives": 0.5}, "expected chances whose sum is below 1"),
+        ({"false_positives": -0.1}, "at least 0 whose sum is below 1"),
+        ({"false_positives": 0.5, "false_negatives": 0.5}, "whose sum is below 1"),
         ({"false_positives": math.nan}, "expected chances"),
         ({"false_positives": 0.1, "control": "random_reward"}, "random_reward replaces every reward"),
         ({"noise_correction": True}, "no effect without false_positives or false_negatives"),

@@ -1,7 +1,7 @@
 """The teacher of on-policy distillation: where it is, and the client of one behind an endpoint.
 
     teacher = EndpointTeacher(TeacherOptions(url="http://127.0.0.1:8000/v1", name="large"))
-    teacher.check(tokenizer)                                          # ValueError if it cannot teach this policy
+    teacher.check(tokenizer, "model.name=small")                      # ValueError if it cannot teach this policy
     logprobs = teacher.compute_logprobs(ModelInput(tokens)).result()
 
 An endpoint is asked for the log-probs of a prompt that it is given as token ids: `POST /completions` with `echo` and
@@ -98,8 +98,11 @@ class EndpointTeacher:
         """Drop the connections; a later request opens new ones."""
         self._connection.close()
 
-    def check(self, tokenizer: Any) -> None:
-        """ValueError if the endpoint gives no log-probs, or its model reads tokens as other texts than `tokenizer`."""
+    def check(self, tokenizer: Any, policy: str) -> None:
+        """ValueError if the endpoint gives no log-probs, or its model reads tokens as other texts than `tokenizer`.
+
+        `policy` names the model whose tokenizer it is.
+        """
         last = len(tokenizer) - 1
         drawn = (rng.integer(last + 1, rng.key("teacher"), i) for i in range(PROBES))
         tokens = sorted({0, last, *drawn})
@@ -107,12 +110,13 @@ class EndpointTeacher:
             theirs = RequestFuture(start_coroutine(self._ask(tokens))).result()
         except EndpointError as error:
             raise ValueError(
-                f"teacher {self.options}: it cannot score {len(tokens)} tokens of the policy's {last + 1:,}: {error}"
+                f"teacher {self.options} cannot score tokens (it was sent {len(tokens)} of the policy's tokenizer as a "
+                f"trial): {error}"
             ) from error
         for token, (text, _) in zip(tokens, theirs, strict=True):
             own = tokenizer.decode([token], skip_special_tokens=False)
             if own.isascii() and own.strip() != text.strip():
-                raise ValueError(describe_difference(str(self.options), text, token, own))
+                raise ValueError(describe_difference(str(self.options), policy, text, token, own))
 
 
 def read_prompt(body: bytes, count: int, where: str) -> list[tuple[str, float]] | ChatError:
@@ -132,16 +136,17 @@ def _is_logprob(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value <= 1e-3
 
 
-def check_same_tokens(ours: Any, theirs: Any, teacher: str) -> None:
+def check_same_tokens(ours: Any, theirs: Any, teacher: str, policy: str) -> None:
     """ValueError if a token of the policy's tokenizer is another one, or none, of the teacher's."""
     known = {number: text for text, number in theirs.get_vocab().items()}
     for number, text in sorted((number, text) for text, number in ours.get_vocab().items()):
         if known.get(number) != text:
-            raise ValueError(describe_difference(teacher, known.get(number), number, text))
+            raise ValueError(describe_difference(teacher, policy, known.get(number), number, text))
 
 
-def describe_difference(teacher: str, theirs: str | None, token: int, ours: str) -> str:
+def describe_difference(teacher: str, policy: str, theirs: str | None, token: int, ours: str) -> str:
     return (
-        f"teacher {teacher} has another tokenizer than the policy: token {token} is {theirs!r} for the teacher and "
-        f"{ours!r} for the policy, so their log-probs are not of the same text; use a teacher of the same family"
+        f"teacher {teacher} has another tokenizer than the policy ({policy}): token {token} is {theirs!r} for the "
+        f"teacher and {ours!r} for the policy, so their log-probs are not of the same text; use a teacher of the same "
+        "family"
     )

@@ -32,6 +32,8 @@ def check_model_folder(config: RunConfig) -> None:
         return
     folder = Path(name).expanduser()
     if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not is_model(folder):
+        if (folder / "resolved.yaml").exists():
+            raise ValueError(f"model.name={name} is a run; give model.start_from={name} to start from its weights")
         found = "no config.json" if folder.is_dir() else f"no such folder{find_near_folder(folder)}"
         raise ValueError(f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, or a hub name")
 

@@ -50,19 +50,21 @@ def check_teacher(config: RunConfig) -> None:
 
 def build_teacher(config: RunConfig, source: TaskSource, tokenizer: Any, say: Callable[[str], None]) -> Any:
     """The teacher, checked: ValueError if its tokenizer is not the policy's, or it gives no log-probs."""
-    options = config.teacher
+    options, model = config.teacher, config.model
+    named = ((key, getattr(model, key)) for key in ("start_from", "name", "tokenizer"))
+    policy = next((f"model.{key}={value}" for key, value in named if value), f"client={config.client}")
     say(f"loading the teacher {options}" if options.model else f"the teacher is {options}")
     if options.url:
         teacher = EndpointTeacher(options)
         try:
-            teacher.check(tokenizer)
+            teacher.check(tokenizer, policy)
         except BaseException:
             teacher.close()
             raise
         return teacher
     assert options.model is not None
     sampler = _load(options.model, config, source)
-    check_same_tokens(tokenizer, sampler.get_tokenizer(), options.model)
+    check_same_tokens(tokenizer, sampler.get_tokenizer(), options.model, policy)
     return sampler
 
 

@@ -77,9 +77,10 @@ class LearningRateSchedule:
             raise ValueError(f"final_rate={self.final_rate} has no effect with decay=constant; use linear or cosine")
 
     def __str__(self) -> str:
-        muon = f"Muon at {self.matrix_learning_rate:g} for matrices, " if self.matrix_learning_rate else ""
-        rest = " for the rest" if muon else ""
-        return f"{muon}AdamW at {self.learning_rate:g}{rest}"
+        adam = f"AdamW at {self.learning_rate:g}"
+        return (
+            f"Muon at {self.matrix_learning_rate:g} for matrices, {adam} for the rest" if self.name == "muon" else adam
+        )
 
     def at(self, step: int, steps: int) -> AdamParams:
         """The parameters of optimizer step `step` (from 0) of `steps`."""
@@ -243,8 +244,8 @@ class TrainingOptions:
         positives, negatives = self.false_positives, self.false_negatives
         if not (0 <= positives < 1 and 0 <= negatives < 1 and positives + negatives < 1):
             raise ValueError(
-                f"training: false_positives={positives}, false_negatives={negatives}; expected chances whose sum is "
-                "below 1 (at 1 a verdict says nothing)"
+                f"training: false_positives={positives}, false_negatives={negatives}; expected chances of at "
+                "least 0 whose sum is below 1 (at 1 a verdict says nothing)"
             )
         if self.has_noise and self.control != "none":
             raise ValueError(

@@ -30,6 +30,12 @@ class WordTokenizer:
         self.ids = {word: i for i, word in enumerate(self.words)}
         self.eos_token_id: int | None = 0
 
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self.ids)
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [self.ids.get(word, 1) for word in text.split()]
 
