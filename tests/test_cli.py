@@ -344,9 +344,19 @@ def test_config_prints_every_setting_and_the_plan(tiny: Path, capsys: Any) -> No
     assert "7 steps x 2 prompts x 4 completions = 56 completions" in said
 
 
+@pytest.mark.parametrize(("word", "has_others"), [("sft.steps=2", True), ("sft.steps=0", False)])
+def test_the_plan_names_tasks_of_interim_evaluations_where_there_are_some(
+    tiny: Path, capsys: Any, word: str, has_others: bool
+) -> None:
+    (tiny / "tiny.yaml").write_text(TINY.replace("sft: {", "sft: {until: 0.5, "))
+    assert run(["config", "--config=tiny.yaml", word]) == 0
+    assert ("others for interim evaluations" in capsys.readouterr().out) == has_others
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--config=tiny.yaml", "training.completions=given"], "algorithm.name=grpo learns from completions of the"),
         (["--config-name=jsonl", "model.name=x/y", "env.kwargs.path=nowhere.jsonl"], "nowhere.jsonl does not exist"),
         (["--config-name=jsonl", "model.name=./nowhere"], "model.name=./nowhere: no such folder; give a folder that"),
         (["--config-name=gsm8k", "model.name=empty"], "model.name=empty: no config.json"),  # before a hub is asked

@@ -39,6 +39,23 @@ from rlvr.training.collector import flip_coins
         ),
         ({"sampling": {"max_tokens": None}}, "rollout.max_tokens is missing"),
         ({"algorithm": "rloo", "group_size": 1}, "group baseline 'leave_one_out'.*algorithm.name=reinforce"),
+        (
+            {"algorithm": "dpo", "group_size": 1},
+            "algorithm.loss=dpo, which compares the completions of a group in pairs",
+        ),
+        (
+            {"algorithm": "dapo", "false_positives": 0.1, "noise_correction": True},
+            "advantage=group_normalized, which div",
+        ),
+        (
+            {"algorithm": "raft", "false_positives": 0.1, "noise_correction": True},
+            "advantage=acceptance, which asks only",
+        ),
+        (
+            {"algorithm": "distillation", "false_positives": 0.1, "false_negatives": 0.1},
+            "training.false_positives has no effect with algorithm.advantage=zero",
+        ),
+        ({"algorithm": "distillation", "control": "random_reward"}, "training.control has no effect"),
         ({"algorithm": "reinforce", "temperature": 0.0}, "use a temperature above 0"),
     ],
 )

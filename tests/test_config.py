@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.config import difference, dump, read, validate
-from rlvr.config.compose import load
+from rlvr.config.compose import CLI, load
+from rlvr.config.schema import RunConfig
 
 
 @pytest.fixture
@@ -310,6 +311,24 @@ def test_every_unknown_key_is_named_with_its_origin_and_the_nearest_known_one():
     assert lines[2] == "unknown key optim.learning_rat (from the command line): did you mean optim.learning_rate?"
     assert lines[3] == "unknown key rewards[0].wieght (from configs/x.yaml): did you mean rewards[0].weight?"
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        (
+            {"critic": {"learning_rate": 1}},
+            "unknown key training.critic.learning_rate: did you mean training.critic.optimizer.learning_rate?",
+        ),
+        ({"learning_rate": 1}, "unknown key training.learning_rate: did you mean training.optimizer.learning_rate?"),
+        ({"gap_warn": 1}, "training (from the command line): gap_warn=1.0, gap_stop=0.1; expected 0 < warn <= stop"),
+    ],
+)
+def test_a_mistake_is_named_by_its_section_once(section: dict[str, Any], line: str) -> None:
+    """The nearest key is looked for in the same section first."""
+    with pytest.raises(ValueError) as caught:
+        validate({"env": {"name": "toy"}, "training": section}, RunConfig, {"training.gap_warn": CLI})
+    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,8 @@ def test_advantages_are_those_of_trl_and_verl(rows: list[tuple[float, float, boo
         ({"gamma": math.nan}, "algorithm.gamma=nan"),
         ({"critic_lambda": 1.1}, "algorithm.critic_lambda=1.1, expected 0 to 1"),
         ({"gae_lambda": -0.1}, "algorithm.gae_lambda=-0.1, expected 0 to 1"),
-        ({"drop_equal_groups": True}, "algorithm.drop_equal_groups=true with the batch baseline 'gae'"),
+        ({"mask_truncated": True, "bootstrap_truncated": False}, "bootstrap_truncated=false has no effect with mask"),
+        ({"drop_equal_groups": True}, "algorithm.drop_equal_groups=true with the advantage 'gae'"),
     ],
 )
 def test_options_out_of_range_are_refused(cells: dict[str, Any], message: str) -> None:

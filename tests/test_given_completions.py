@@ -161,6 +161,7 @@ def test_kto_learns_from_labels() -> None:
             {"algorithm": "kto", "group_size": 2},
             r"training.group_size=2, and for kto a task brings 1 \(use group_size=1",
         ),
+        ({"algorithm": "dpo", "group_size": 1}, r"training.group_size=1, and .* a task brings 2 \(use group_size=2"),
         ({"algorithm": "dpo"}, r"training.group_size=4, and for dpo a task brings 2 \(use group_size=2"),
         ({"algorithm": "dpo", "group_size": 2, "max_steps_off_policy": 1}, "samples ahead, and nothing is sampled"),
         ({"algorithm": "dpo", "group_size": 2, "temperature_end": 2.0}, "temperature_end changes how completions"),

@@ -43,6 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "algorithm.beta=0.1", "has no beta"),
         ("", "training.dynamic_sampling=1 algorithm.name=reinforce", "keeps every group"),
         ("", "boxed_weight=0.5 reward_type=boxed", "boxed has no such option"),
+        ("", "algorithm.accept_above=0.7 algorithm.name=dpo training.completions=given", "the tasks say which"),
         ("", "use_baseline=false normalize_advantages=true", "centres the batch"),
         ("", "env.kwargs.reward=math reward.type=boxed", "reward.type=boxed is given"),
         ("sft: {steps: 3}\n", "learning_rate=0.1 mode=sft", "training.mode is sft"),

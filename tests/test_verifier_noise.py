@@ -85,7 +85,7 @@ def test_a_run_learns_from_the_noisy_rewards_and_reports_the_true_ones() -> None
     assert trainer.parts.curriculum.pass_rate == {"": 0.5}, "nothing but the rewards learns from verdicts"
 
 
-@pytest.mark.parametrize(("advantage", "is_same"), [("group_mean", True), ("group_normalized", True), ("raw", False)])
+@pytest.mark.parametrize(("advantage", "is_same"), [("group_mean", True), ("raw", False)])
 def test_a_baseline_and_adamw_leave_nothing_of_the_correction(advantage: str, is_same: bool) -> None:
     """Rewards scaled and shifted alike: the same weights after ten steps, unless there is no baseline."""
     logits: list[Any] = []

@@ -191,6 +191,10 @@ BATCH_ESTIMATORS = {
 }
 
 
+# Advantages that stay the same if all rewards are scaled and shifted alike, but for EPSILON.
+STANDARDIZED = frozenset({"group_normalized", "group_mean_batch_std", "batch_normalized"})
+
+
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:
     """Register `function(returns) -> advantages` under `name`, for `algorithm.advantage=name` and specs of your own.
 

@@ -129,8 +129,8 @@ class Algorithm:
             raise ValueError("algorithm.advantage=zero learns from a teacher alone; give algorithm.teacher_coef=1")
         if self.drop_equal_groups and not self.has_group_baseline:
             raise ValueError(
-                f"algorithm.drop_equal_groups=true with the batch baseline {self.advantage!r} would drop groups with "
-                "signal; set it to false"
+                f"algorithm.drop_equal_groups=true with the advantage {self.advantage!r} would drop groups that have a "
+                "gradient though their rewards are equal; set it to false"
             )
 
     def _check_numbers(self) -> None:
@@ -179,6 +179,11 @@ class Algorithm:
             self._check_preference()
         if self.clip_cov_ratio:
             self._check_covariance()
+        if self.has_critic and self.mask_truncated and not self.bootstrap_truncated:
+            raise ValueError(
+                "algorithm.bootstrap_truncated=false has no effect with mask_truncated=true: it changes the advantages "
+                "of truncated episodes, which are not learned from; leave one of them out"
+            )
 
     def _check_covariance(self) -> None:
         if not self.clip_cov_lb < self.clip_cov_ub:

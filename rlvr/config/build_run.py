@@ -177,7 +177,6 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
     algorithm = config.algorithm.resolve()
     _check_optimizers(config)
     check_demonstrations(config, source)
-    check_completions(config, source)
     if t.mode == "rlvr":
         check_compatibility(algorithm, config.rollout, t)
         check_supported(algorithm, resolve_client(config.client).capabilities)
@@ -185,6 +184,7 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         check_teacher(config)
         if algorithm.has_custom_loss:
             try_custom_loss(algorithm)
+    check_completions(config, source)
     completions = t.prompts_per_step * t.group_size
     updates = t.ppo_epochs * t.num_substeps
     tokens = t.steps * completions * source.max_turns * (config.rollout.max_tokens or 0)
@@ -232,7 +232,9 @@ def plan(config: RunConfig, source: TaskSource) -> dict[str, str]:
         if tasks := count_tasks(source):
             lines["epochs"] = f"{t.steps * t.prompts_per_step / tasks:.3g} over {tasks:,} training tasks"
     heldout, interim = heldout_split(source, e, has_interim=has_interim(config))
-    others = f"; {len(interim)} others for interim evaluations" if interim and interim != heldout else ""
+    # Tasks are set aside even where `sft.steps=0` leaves no interim evaluation: runs with and without it compare.
+    has_others = ((config.sft.steps and config.sft.until) or e.every) and interim and interim != heldout
+    others = f"; {len(interim)} others for interim evaluations" if has_others else ""
     return lines | {"evaluation": f"{len(heldout)} held-out tasks x {e.samples} completions, before and after{others}"}
 
 

@@ -50,6 +50,8 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
         dropped["beta"] = f"the loss {loss} has no beta"
     if (advantage := cells.advantage or row.advantage) not in WITH_THRESHOLD:
         dropped["accept_above"] = f"the advantage {advantage} has no threshold"
+    elif config.training.completions == "given":
+        dropped["accept_above"] = "training.completions=given: the tasks say which completion is preferred"
     if advantage != "pass_at_k":
         dropped["pass_k"] = f"the advantage {advantage} takes no best of k"
     dropped = {cell: why for cell, why in dropped.items() if getattr(cells, cell) is not None}

@@ -146,7 +146,7 @@ def _about_unknown(key: str, siblings: list[str], known: list[str], came: Origin
         hint = f"did you mean {f'{parent}.{near[0]}' if parent else near[0]}?"
     else:
         leaves: dict[str, str] = {}
-        for other in known:
+        for other in sorted(known, key=lambda other: not other.startswith(f"{parent}.")):  # those of the section first
             leaves.setdefault(other.rpartition(".")[2], other)
         elsewhere = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.8)
         listed = f"known here: {', '.join(sorted(siblings))}"
@@ -181,7 +181,7 @@ def _about_errors(error: ValidationError, values: Any, schema: Any, came: Origin
             path = f"{path}.{name}" if path else name
             message = f"{path}: has to be given, expected {_name(hint)}"
         elif item["type"] in ("value_error", "assertion_error"):
-            reason = item["msg"].removeprefix("Value error, ")
+            reason = item["msg"].removeprefix("Value error, ").removeprefix(f"{path}: ")
             message = f"{path}{came.of_message(path, reason)}: {reason}" if path else reason
         elif re.search(r"_(type|parsing|from_float)$|^(literal_error|enum|none_required)$", item["type"]):
             message = f"{path}: {_describe_value(value)} given{came(path)}, expected {_name(hint)}"

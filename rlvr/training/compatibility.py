@@ -7,6 +7,7 @@ disappoint. Exercised by `python -m pytest tests/test_compatibility.py tests/tes
 from __future__ import annotations
 
 from rlvr.algorithms import Algorithm
+from rlvr.algorithms.advantages import STANDARDIZED, WITH_THRESHOLD
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import ClientCapabilities
 from rlvr.training.training_options import TrainingOptions
@@ -36,23 +37,29 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
             f"algorithm.loss={algorithm.loss} does not clip, and {updates} updates a step make "
             "the later ones stale; use a loss that clips (algorithm.name=ppo), or one substep and one epoch"
         )
+    if options.completions == "given":
+        _check_given(algorithm, options)
     if options.dynamic_sampling and not (algorithm.has_group_baseline and algorithm.drop_equal_groups):
         raise ValueError(
             f"training.dynamic_sampling={options.dynamic_sampling} has no effect: it replaces groups without "
             f"signal, and {algorithm.name!r} with {algorithm.advantage} keeps every group; leave it out"
+        )
+    if algorithm.is_paired and options.group_size == 1:
+        raise ValueError(
+            f"training.group_size=1 has no signal with algorithm.loss={algorithm.loss}, which compares the completions "
+            "of a group in pairs; use group_size >= 2"
         )
     if algorithm.has_group_baseline and options.group_size == 1:
         raise ValueError(
             f"training.group_size=1 has no signal under the group baseline {algorithm.advantage!r}: a group of "
             "one always equals its own mean; use group_size >= 2, or algorithm.name=reinforce"
         )
-    if options.completions == "given":
-        _check_given(algorithm, options)
     if algorithm.advantage == "zero" and options.is_control:
-        given = "false_positives and false_negatives" if options.has_noise else f"control={options.control}"
-        raise ValueError(
-            f"training.{given} has no effect with algorithm.advantage=zero, which reads no reward; leave it out"
-        )
+        noise = [name for name in ("false_positives", "false_negatives") if getattr(options, name)]
+        given = f"training.{noise[0] if noise else 'control'}"
+        raise ValueError(f"{given} has no effect with algorithm.advantage=zero, which reads no reward; leave it out")
+    if options.noise_correction:
+        _check_correction(algorithm)
     if algorithm.has_critic and 0 < options.steps <= options.critic.warmup_steps:
         raise ValueError(
             f"training.critic.warmup_steps={options.critic.warmup_steps} of training.steps={options.steps}: the critic "
@@ -81,6 +88,20 @@ def check_compatibility(algorithm: Algorithm, params: SamplingParams, options: T
     _check_staleness(algorithm, options)
     if options.num_minibatches > 1:
         _check_streaming(algorithm, options)
+
+
+def _check_correction(algorithm: Algorithm) -> None:
+    """Refuse a correction of rewards, which scales and shifts all alike, that leaves every advantage as it is."""
+    why = ""
+    if algorithm.advantage in STANDARDIZED and not algorithm.has_penalty:
+        why = "divides by the deviation of the rewards"
+    elif algorithm.advantage in WITH_THRESHOLD:
+        why = "asks only whether a reward is above accept_above, and those of 0 and 1 stay below and above"
+    if why:
+        raise ValueError(
+            f"training.noise_correction=true has no effect with algorithm.advantage={algorithm.advantage}, which "
+            f"{why}; leave it out"
+        )
 
 
 def _check_given(algorithm: Algorithm, options: TrainingOptions) -> None:
