@@ -71,7 +71,9 @@ def test_the_table_has_means_and_intervals_over_seeds_paired_with_the_reference(
                              "0.250", "20", "0 of 3"]  # fmt: skip
     assert table["raft"][2:5] == ["+23.3 [+9.0, +37.7]", "-20.0 [-44.8, +4.8]", "0.297"]
     assert table["equal_rewards"][0] == "2" and table["equal_rewards"][-1] == "0 of 2"
-    assert format_results(STUDY).startswith("14 runs, which took 0.1 hours")  # 14 x 20 s + 40 s + 50 s = 370 s
+    assert format_results(STUDY).startswith("14 runs, which took 6.2 minutes")  # 14 x 20 s + 40 s + 50 s = 370 s
+    slow = {**STUDY, "tasks": {name: {**task, "start_seconds": [7000.0]} for name, task in STUDY["tasks"].items()}}
+    assert format_results(slow).startswith("14 runs, which took 2.0 hours")  # 7,280 s
     assert "3 seeds; every run learns from 7,680 completions. Start: pass@1 30.0 % [5.2, 54.8]" in format_results(STUDY)
 
 

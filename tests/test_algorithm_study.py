@@ -37,7 +37,7 @@ def test_every_algorithm_but_distillation_is_a_variant() -> None:
 
 
 def test_a_run_is_rlvr_train_from_the_fine_tuning_of_its_seed() -> None:
-    [plan] = read_algorithm_plans(["arithmetic", "seeds=1..2", "variants=reinforce,grpo", "sft.batch_size=8"], [], None)
+    [plan] = read_algorithm_plans(["arithmetic", "seeds=1..2", "variants=reinforce", "sft.batch_size=8"], [], None)
     assert plan.start.command(plan.start.runs[0]) == [
         "train", "--config-name=algorithms_study/arithmetic", "sft.batch_size=8", "run.root=runs/algorithms-study",
         "training.mode=sft", "seed=1", "run.root=runs/algorithms-study/arithmetic-start", "run.name=seed-1",
@@ -62,6 +62,12 @@ def test_all_variants_have_equally_many_completions_and_updates(task: str) -> No
     assert all(variant.config["sft"]["steps"] == 0 for variant in plan.variants.variants)
 
 
+def test_an_algorithm_for_turns_is_left_out_where_another_task_has_turns() -> None:
+    plans = read_algorithm_plans(["arithmetic", "tools", "seeds=1", "variants=grpo_process"], [], None)
+    names = [[variant.name for variant in plan.variants.variants] for plan in plans]
+    assert names == [["grpo"], ["grpo", "grpo_process"]]
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_config_of_a_task_is_a_whole_run(task: str) -> None:
     config = build_config(load(f"algorithms_study/{task}"), warn=pytest.fail)
@@ -74,7 +80,12 @@ def test_the_config_of_a_task_is_a_whole_run(task: str) -> None:
     [
         (["arithmetik", "seeds=1"], ["task 'arithmetik'", "did you mean 'arithmetic'", "programs"]),
         (["seeds=1", "variants=grpo,rlo"], ["variant 'rlo'", "did you mean 'rloo'"]),
-        (["seeds=1", "variants=rloo"], ["variants=rloo", "grpo"]),
+        (["seeds=1", "variants="], ["variants=: a name is empty", "grpo, "]),
+        (["seeds=1", "variants=grpo,distillation"], ["variants=distillation", "learns from a teacher"]),
+        (
+            ["arithmetic", "programs", "seeds=1", "variants=grpo_process"],
+            ["variants=grpo_process", "arithmetic, programs"],
+        ),
         (["arithmetic"], ["seeds is missing", "seeds=1..5"]),
         (["seeds=1", "training.group_size=8,16"], ["training.group_size has several values", "variants="]),
         (["seeds=1", "--environment", "A=1,2"], ["--environment has several values"]),
@@ -107,7 +118,7 @@ def test_a_study_gets_more_variants_and_loses_none(folder: Path) -> None:
     assert [v["name"] for v in json.loads(specification.read_text())["variants"]] == ["grpo", "rloo", "raft"]
     specification.write_text(specification.read_text().replace("rloo", "orpo"))
     plans = read_algorithm_plans([*words, "variants=grpo,rloo,raft"], [], None)
-    with pytest.raises(ValueError, match=r"grpo; orpo; raft.*--name"), open_studies(plans):
+    with pytest.raises(ValueError, match=r"other variants too \(orpo\).*--name"), open_studies(plans):
         pass
 
 

@@ -162,10 +162,18 @@ def test_a_folder_takes_the_same_study_again_with_more_seeds_and_no_other(folder
     refused = {
         "more seeds (0, 1)": planned("seeds=2..5", axis, environment=("A=1",)),
         "differs in training.steps": planned("seeds=0..3", axis, "training.steps=7", environment=("A=1",)),
-        "training.group_size=8; training.group_size=4": planned(
+        "in this order: training.group_size=4; training.group_size=8": planned(
             "seeds=0..3", "training.group_size=8,4", environment=("A=1",)
         ),
-        "mock": planned("seeds=0..3", environment=("A=1",)),
+        "other variants too (training.group_size=8)": planned(
+            "seeds=0..3", "training.group_size=2,4", environment=("A=1",)
+        ),
+        "it differs in training.steps": planned(
+            "seeds=0..3", "training.group_size=2,4", "training.steps=7", environment=("A=1",)
+        ),
+        "other variants too (training.group_size=4; training.group_size=8)": planned(
+            "seeds=0..3", environment=("A=1",)
+        ),
         "--environment A": planned("seeds=0..3", axis, environment=("A=2",)),
     }
     for words, plan in refused.items():
@@ -184,7 +192,7 @@ def test_a_study_takes_more_variants_that_leave_the_run_folders_of_the_others(fo
     with open_study(planned("seeds=1", f'{keys}["a/b"],["a b"]', name="numbered")):
         pass
     moved = planned("seeds=1", f'{keys}["c"],["a/b"],["a b"]', name="numbered")
-    with pytest.raises(ValueError, match="other variants"), open_study(moved):
+    with pytest.raises(ValueError, match=r"in this order: .* new ones behind them"), open_study(moved):
         pass
     with open_study(planned("seeds=1", f'{keys}["a/b"],["a b"],["c"]', name="numbered")):
         pass

@@ -124,7 +124,8 @@ def format_results(results: Mapping[str, Any]) -> str:
     tasks = results["tasks"]
     runs = [run for task in tasks.values() for run in task["runs"] if run["state"] == "finished"]
     seconds = sum(run["seconds"] for run in runs) + sum(sum(task["start_seconds"]) for task in tasks.values())
-    took = f"{len(runs)} runs, which took {seconds / 3600:.1f} hours one after another, their starts included."
+    time = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
+    took = f"{len(runs)} runs, which took {time} one after another, their starts included."
     return "\n\n".join([took, *(part for name, task in tasks.items() for part in _format_task(name, task))])
 
 

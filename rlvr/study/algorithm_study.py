@@ -6,8 +6,6 @@
 A task is a complete config in `rlvr/configs/algorithms_study/`: fine-tuning, then `grpo`. The study fine-tunes once for
 each seed (`<task>-start`); all variants of the seed start from these weights and learn from equally many samples. A
 variant is a name and its overrides: add an entry to a table here, and the same command makes its runs and keeps others.
-
-`distillation` is left out: it learns from a teacher and not from the verifier, so its result would be the teacher's.
 Exercised by `python -m pytest tests/test_algorithm_study.py`.
 """
 
@@ -39,7 +37,7 @@ NAME = "algorithms"
 CONFIGS = "algorithms_study"
 TASKS = ("arithmetic", "programs", "tools")
 REFERENCE = "grpo"  # what the others are compared with
-LEFT_OUT = ("distillation",)
+LEFT_OUT = {"distillation": "it learns from a teacher, not from the verifier, so its result would be the teacher's"}
 OF_TURNS = ("grpo_process",)  # algorithms for episodes of several turns
 
 # Variants of `grpo` for exploration. `pass_at_k` is an algorithm of its own.
@@ -91,7 +89,14 @@ def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name:
     tasks = _choose([word for word in words if "=" not in word], TASKS, "task") or list(TASKS)
     listed = [word.partition("=")[2] for word in words if word.startswith("variants=")]
     known = list_variants()
-    chosen = _choose([v for text in listed for v in split_values(text)], known, "variant") or list(known)
+    given = [name for text in listed for name in split_values(text)]
+    if "" in given:
+        raise ValueError(
+            f"variants={','.join(given)}: a name is empty; leave variants= out for all, or give of {', '.join(known)}"
+        )
+    if left_out := [name for name in given if name in LEFT_OUT]:
+        raise ValueError(f"variants={left_out[0]} is not compared: {LEFT_OUT[left_out[0]]}; leave it out")
+    chosen = _choose([REFERENCE, *given], known, "variant") if given else list(known)
     rest = [word for word in words if "=" in word and not word.startswith("variants=")]
     (seeds, shared, axes), variables = read_overrides(rest), read_environment(environment)
     if axes or any(len(values) > 1 for _, values in variables):
@@ -101,13 +106,18 @@ def read_algorithm_plans(words: Sequence[str], environment: Sequence[str], name:
         )
     if named := [word for word in shared if word.startswith("algorithm.name=")]:
         raise ValueError(f"{named[0]}: the algorithms are the variants; give variants={REFERENCE},... instead")
-    if REFERENCE not in chosen:
-        raise ValueError(f"variants={','.join(chosen)}: the others are compared with {REFERENCE}; give it too")
     root = next((word.partition("=")[2] for word in shared if word.startswith("run.root=")), RunOptions.root)
     shared = [word for word in shared if not word.startswith("run.root=")]
     shared.append(f"run.root={Path(root) / check_name(name or f'{NAME}-study', 'study name')}")
     common = {key: values[0] for key, values in variables}
-    return [_plan_task(task, seeds, shared, common, chosen) for task in tasks]
+    plans = [_plan_task(task, seeds, shared, common, chosen) for task in tasks]
+    made = {variant.name for plan in plans for variant in plan.variants.variants}
+    if lost := [name for name in given if name not in made]:
+        raise ValueError(
+            f"variants={lost[0]} is for episodes of several turns, and those of {', '.join(tasks)} have one; add the "
+            "task tools, or leave it out"
+        )
+    return plans
 
 
 def _choose(given: Sequence[str], known: Collection[str], what: str) -> list[str]:

@@ -80,14 +80,6 @@ def _check_stored(plan: StudyPlan) -> None:
         }
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is damaged: not the specification of a study; {_REMEDY}") from None
-    names = [variant.name for variant in plan.variants]
-    folders = {variant.name: variant.folder for variant in plan.variants}
-    kept = [name for name in names if name in variants]
-    if list(variants) != kept or any(folders[name] != variants[name][2] for name in kept):
-        raise ValueError(
-            f"{plan.folder} holds a study of other variants, in this order: {'; '.join(variants)}; now given: "
-            f"{'; '.join(names)}. Give the same, more behind them, or choose another --name"
-        )
     for variant in plan.variants:
         if variant.name not in variants:
             continue
@@ -100,6 +92,20 @@ def _check_stored(plan: StudyPlan) -> None:
                 f"{f' and {len(changed) - 6} more' if len(changed) > 6 else ''}. Give the same, or choose another "
                 "--name"
             )
+    folders = {variant.name: variant.folder for variant in plan.variants}
+    if left_out := [name for name in variants if name not in folders]:
+        raise ValueError(
+            f"{plan.folder} holds a study that has other variants too ({'; '.join(left_out[:6])}"
+            f"{'; ...' if len(left_out) > 6 else ''}): variants are added, never left out. Give them too, or choose "
+            "another --name"
+        )
+    if list(variants) != [name for name in folders if name in variants] or any(
+        folders[name] != folder for name, (_, _, folder) in variants.items()
+    ):
+        raise ValueError(
+            f"{plan.folder} holds a study with the variants in this order: {'; '.join(variants)}. Give them in that "
+            "order, and new ones behind them, or choose another --name"
+        )
     if missing := sorted(set(seeds) - set(plan.seeds)):
         raise ValueError(
             f"{plan.folder} holds a study that has more seeds ({', '.join(map(str, missing[:6]))}"
