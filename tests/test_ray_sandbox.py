@@ -151,8 +151,12 @@ def test_hostile_programs_do_no_more_on_a_worker_than_here(sandbox: Sandbox) -> 
     from rlvr.audit.attacks import HONEST, HOSTILE
 
     programs = [attack for attack in [*HOSTILE, *HONEST] if sandbox.tier != "landlock" or attack.needs != "scratch"]
-    results = run_suite(resolve_reward("code", sandbox=sandbox), programs[::3], 2, lambda result: None)
-    assert [(one.attack.name, one.fault) for one in results if one.fault] == []
+    reward = resolve_reward("code", sandbox=sandbox)
+    faults = [one for one in run_suite(reward, programs[::3], 2) if one.fault]
+    assert [(one.attack.name, one.fault) for one in faults if one.fault in ("false_pass", "escape")] == []
+    # An honest program whose time was over on a busy machine passes alone.
+    again = run_suite(reward, [one.attack for one in faults], 1)
+    assert [(one.attack.name, one.fault) for one in again if one.fault] == []
 
 
 @pytest.mark.slow
