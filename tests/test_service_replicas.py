@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("tinker", reason="the extra [tinker] is not installed")
+import httpx2
 import sqlalchemy as sa
-import tinker
 
 from rlvr.store import ExperienceStore, open_store
 from rlvr.store.tables import groups, sessions
@@ -104,10 +104,9 @@ def rows_of(store: ExperienceStore) -> dict[str, tuple[int | None, bool]]:
 
 def lasting(server: TinkerServer) -> set[str]:
     """The paths of the weights that the server keeps for good."""
-    rest = tinker.RestClient(base_url=server.url, api_key=server.key)
-    with closing(rest.holder):
-        found = rest.list_user_checkpoints().result().checkpoints
-    return {checkpoint.tinker_path for checkpoint in found if checkpoint.expires_at is None}
+    # Not by the SDK, whose clients leave connections to the garbage collector.
+    found = httpx2.get(f"{server.url}/api/v1/checkpoints?limit=1000", headers={"x-api-key": server.key}, timeout=60)
+    return {checkpoint["tinker_path"] for checkpoint in found.json()["checkpoints"] if not checkpoint["expires_at"]}
 
 
 def published(store: ExperienceStore, model: str) -> dict[str, Any]:
