@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ from tests.server_process import ServerProcess
 
 PATIENCE = 60.0  # seconds; two on a quiet core
 OURS = re.compile(r"RLVR_|LLM_|JUDGE_|DATABASE_URL|PORT$|HOST$|LOG_LEVEL|RUST_LOG")  # of the environment of the tests
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """The first true value of `what()`; AssertionError after `seconds`."""
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.1)
+    return found
 
 
 SOLUTION = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"

@@ -1,4 +1,4 @@
-"""A process joins a Ray cluster or says why it does not: no package, nobody there, other code, another cluster."""
+"""How a process joins a Ray cluster, and the errors if it cannot: no package, no cluster, other code, a second one."""
 
 from __future__ import annotations
 

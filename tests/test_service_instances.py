@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import httpx2
-from rlvr_service import RlvrService
+from rlvr_service import RlvrService, wait_for
 from text_endpoint import EndpointReply, TextEndpoint, serving
 
 
@@ -28,14 +28,6 @@ def endpoint() -> Iterator[TextEndpoint]:
 
     with serving(script) as server:
         yield server
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.1)
-    return found
 
 
 def pair(url: str, folder: Path, endpoint: TextEndpoint) -> tuple[RlvrService, RlvrService]:

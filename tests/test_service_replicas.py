@@ -6,9 +6,8 @@ Every part is real: two processes of `rlvr serve`, one of `rlvr serve engine` wi
 from __future__ import annotations
 
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,7 +23,7 @@ import sqlalchemy as sa
 from rlvr.store import ExperienceStore, open_store
 from rlvr.store.tables import groups, sessions
 from tests.code_rows import model_folder
-from tests.rlvr_service import RlvrService
+from tests.rlvr_service import RlvrService, wait_for
 from tests.tinker_server import TinkerServer
 
 SHORT = {
@@ -56,14 +55,6 @@ def replica(server: TinkerServer, url: str, state: Path, model: str) -> RlvrServ
         TINKER_TELEMETRY="0", RLVR_BATCH_SIZE="8", RLVR_MAX_TOKENS="8", RLVR_REQUESTS_PER_MINUTE="0",
         RLVR_LEARNING_RATE="0.05",
     )  # fmt: skip
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.2)
-    return found
 
 
 def is_ready(service: RlvrService) -> bool:
