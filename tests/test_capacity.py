@@ -250,6 +250,10 @@ def test_the_command_plans_a_run_in_the_words_of_train() -> None:
     )
     less = plan("model.name=llama-3.1-70b", "rollout.max_tokens=1024", *done).splitlines()[-1]
     assert less == "It does not fit: more cluster.trainers."
+    long = ("model.name=Qwen2.5-7B", "rollout.max_tokens=16384", "engine.micro_tokens=2000000")
+    advised = [plan(*long, *more).splitlines()[-1] for more in ((), ("engine.gradient_checkpointing=true",))]
+    assert all("a lower engine.micro_tokens" in line for line in advised)
+    assert ["gradient_checkpointing" in line for line in advised] == [True, False]
 
 
 def test_the_run_says_how_many_processes_train_and_sample() -> None:
