@@ -19,9 +19,11 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, bound_names, inner_names, nodes, used_names, walk
+from rlvr.sandbox.vacuous_tests import find_vacuous_test
 
 PURE = (
     "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float",
@@ -100,7 +102,13 @@ class Plan:
 
 
 @lru_cache(1024)
-def make_plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry_point: str | None) -> Plan:
+def make_plan(
+    tests: tuple[str, ...],
+    imports: tuple[str, ...],
+    setup: str,
+    entry_point: str | None,
+    answer_names: tuple[str, ...] = (),
+) -> Plan:
     trees: list[ast.Module] = []
     try:
         for test in tests:
@@ -125,6 +133,8 @@ def make_plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entr
         raise BadTest(
             "the test defines check(candidate), and no entry point is given; set entry_point to the candidate's name"
         )
+    if fault := find_missing_name(trees, free - bound_names(after), entry_point, answer_names):
+        raise BadTest(fault)
     classes = [node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)]
     for derived in sorted(name for node in classes for base in node.bases for name in used_names(base) & free):
         raise BadTest(f"the test derives a class from {derived!r} of the answer, which is in another process")
@@ -135,6 +145,8 @@ def make_plan(tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entr
         unmet = sorted(operands(tree) & free - known)
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
+    if fault := find_vacuous_test(trees, after, free, entry_point):
+        raise BadTest(fault)
     handlers = [node.type for tree in trees for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
     caught = set().union(*(used_names(kind) for kind in handlers if kind is not None)) & free
     plans: list[SplitTest | StatementTest] = []
