@@ -114,7 +114,7 @@ def test_bad_sources_are_failed_answers_never_exceptions(sandbox: Sandbox, sourc
 
 @pytest.mark.parametrize(
     ("tests", "reason"),
-    [(["assert f( == 1"], "bad_test"), (["while True: pass"], "test_timeout"), (["1 / 0"], "bad_test")],
+    [(["assert f( == 1"], "bad_test"), (["while True: pass\nassert f()"], "test_timeout"), (["1 / 0"], "bad_test")],
 )
 def test_a_broken_test_is_invalid_not_a_failure(sandbox: Sandbox, tests: list[str], reason: str) -> None:
     verdict = sandbox.verify("def f(): return 1", tests, timeout_s=0.4)

@@ -145,7 +145,7 @@ def make_plan(
         unmet = sorted(operands(tree) & free - known)
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
-    if fault := find_vacuous_test(trees, after, free, entry_point):
+    if fault := find_vacuous_test(trees, after, free | parts.built, entry_point):
         raise BadTest(fault)
     handlers = [node.type for tree in trees for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
     caught = set().union(*(used_names(kind) for kind in handlers if kind is not None)) & free
