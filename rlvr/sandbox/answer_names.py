@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from rlvr.sandbox.codec import MODULES
 from rlvr.sandbox.setup_parts import nodes, used_names, walk
@@ -33,11 +34,7 @@ LIBRARIES = {
 }  # fmt: skip
 # Names that tests import from libraries, and that are a library's in a test of something else.
 IMPORTED = frozenset(
-    "Counter OrderedDict defaultdict deque namedtuple ChainMap Decimal Fraction timedelta StringIO BytesIO "
-    "PurePath PurePosixPath TestCase Mock MagicMock approx raises allclose assert_allclose assert_equal array_equal "
-    "assert_array_equal assert_almost_equal assert_array_almost_equal assert_frame_equal reduce partial lru_cache "
-    "islice chain redirect_stdout suppress nullcontext Iterable Iterator Generator Sequence Mapping Hashable "
-    "Callable GeneratorType".split()
+    ["Counter", "OrderedDict", "defaultdict", "deque", "namedtuple", "ChainMap", "Decimal", "Fraction", "timedelta", "StringIO", "BytesIO", "PurePath", "PurePosixPath", "TestCase", "Mock", "MagicMock", "approx", "raises", "allclose", "assert_allclose", "assert_equal", "array_equal", "assert_array_equal", "assert_almost_equal", "assert_array_almost_equal", "assert_frame_equal", "reduce", "partial", "lru_cache", "islice", "chain", "redirect_stdout", "suppress", "nullcontext", "Iterable", "Iterator", "Generator", "Sequence", "Mapping", "Hashable", "Callable", "GeneratorType"]
 )
 _JUDGE = re.compile(
     r"(assert|expect|verify|judge)\w*|(check|compare)(_?(equal|same|close|result|output|answer|value|test)\w*)?"
@@ -59,7 +56,9 @@ def find_missing_name(
     if answer_names and unknown:
         return f"the test uses {min(unknown)!r}, which neither it nor its setup defines; {REMEDY}"
     all_nodes = [node for tree in trees for node in nodes(tree)]
-    bases = {node.value.id for node in all_nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    bases = {
+        node.value.id for node in all_nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
     if modules := sorted(unknown & bases & LIBRARIES.keys()):
         name = modules[0]
         return f"the test uses {name!r} ({LIBRARIES[name]}), which neither it nor its setup imports; {REMEDY}"
@@ -134,6 +133,7 @@ def bound_inside(trees: Sequence[ast.Module]) -> set[str]:
     return found
 
 
+@lru_cache(1024)
 def defined_names(solution: str) -> frozenset[str]:
     """The names that a reference solution defines or imports; empty if that does not show."""
     try:

@@ -14,6 +14,7 @@ import datetime  # noqa: F401 - for the codec, which must not import during a ve
 import decimal  # noqa: F401
 import fractions  # noqa: F401
 import gc
+import re
 import reprlib
 import resource
 import sys
@@ -28,6 +29,9 @@ from rlvr.sandbox.remote import NOT_SENT, OF_ANSWER, TEST, BadTest, Link, Names,
 
 NO_CALL = "the tests never call the answer"
 COLLECT_JOBS, COLLECT_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
+DIGITS = 1_000  # of integers that are compared exactly; Python reads no longer ones than 4,300
+INTEGER = re.compile(r"[+-]?[0-9]+")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 ROOM = 32 << 20  # bytes that judging may need at its peak, above what the process started with
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 80
@@ -54,7 +58,8 @@ def test_kind(job: dict[str, Any]) -> str:
 
 def plan_job(job: dict[str, Any]) -> Plan:
     tests = (job["tests"],) if isinstance(job["tests"], str) else tuple(job["tests"])
-    return make_plan(tests, tuple(job.get("imports") or ()), job.get("setup") or "", job.get("entry_point"))
+    names = tuple(job.get("answer_names") or ())
+    return make_plan(tests, tuple(job.get("imports") or ()), job.get("setup") or "", job.get("entry_point"), names)
 
 
 def needs_fork(job: dict[str, Any]) -> bool:
@@ -341,10 +346,17 @@ def is_near(one: str, other: str, tolerance: float) -> bool:
     left, right = one.split(), other.split()
     if len(left) != len(right):
         return False
-    for a, b in zip(left, right, strict=True):
-        try:
-            if a != b and not abs(float(a) - float(b)) <= tolerance:
-                return False
-        except ValueError:
-            return False
-    return True
+    return all(a == b or is_near_number(a, b, tolerance) for a, b in zip(left, right, strict=True))
+
+
+def is_near_number(one: str, other: str, tolerance: float) -> bool:
+    """Whether two words are numbers that differ by at most `tolerance`.
+
+    Integers are compared exactly: floats of two that are above 2**53 and differ may be equal. A word with an underscore
+    or with digits that are not ASCII is text, though Python would read it as a number.
+    """
+    if not (NUMBER.fullmatch(one) and NUMBER.fullmatch(other)):
+        return False
+    if INTEGER.fullmatch(one) and INTEGER.fullmatch(other) and max(len(one), len(other)) <= DIGITS:
+        return abs(int(one) - int(other)) <= tolerance
+    return abs(float(one) - float(other)) <= tolerance

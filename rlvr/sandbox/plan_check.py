@@ -12,9 +12,10 @@ from rlvr.sandbox.remote import BadTest
 
 
 def run(setup: None, item: dict[str, Any]) -> str:
-    """The fault of the tests {tests, imports, setup, entry_point}; "" if there is none."""
+    """The fault of the tests {tests, imports, setup, entry_point, answer_names}; "" if there is none."""
     try:
-        make_plan(tuple(item["tests"]), tuple(item["imports"]), item["setup"], item["entry_point"])
+        names = tuple(item["answer_names"])
+        make_plan(tuple(item["tests"]), tuple(item["imports"]), item["setup"], item["entry_point"], names)
     except BadTest as error:
         return str(error)
     return ""

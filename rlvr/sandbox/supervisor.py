@@ -78,17 +78,20 @@ class Sandbox:
         *,
         entry_point: str | None = None,
         path: str = "auto",
+        answer_names: Sequence[str] = (),
     ) -> Verdict:
         """Judge one answer. Any thread may call it; it waits for a worker in turn, and `timeout_s` counts from then on.
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
         `input` and `output` for a program (`output` None compares with nothing). `imports` run before the answer,
-        `setup` after it. `path="weak"` runs the tests in the answer's own process: an answer can then fake its verdict.
+        `setup` after it. `answer_names` are the names that answers define, if that is known: a test that uses another one
+        is invalid, and without them only one with a library's name or an undefined judge. `path="weak"` runs the tests in the answer's own process: an answer can then fake its verdict.
 
         The same answer sees the same order of sets each time (a fixed hash seed), but new random numbers. `timeout_s`
         is wall time: on a busy machine an answer that computes for seconds needs more of it.
         """
-        job = VerificationJob(self.limits, solution, tests, timeout_s, setup, imports, entry_point, path)
+        given = (solution, tests, timeout_s, setup, imports, entry_point, path, answer_names)
+        job = VerificationJob(self.limits, *given)
         return self._verify_all([job])[0]
 
     def verify_many(self, jobs: Sequence[dict[str, Any]]) -> list[Verdict]:

@@ -258,7 +258,9 @@ class VacuousTests:
         if isinstance(node, (ast.Lambda, ast.GeneratorExp)):
             return True
         if isinstance(node, DISPLAYS):
-            return True if any(not isinstance(part, ast.Starred) for part in node.elts) else None if node.elts else False
+            return (
+                True if any(not isinstance(part, ast.Starred) for part in node.elts) else None if node.elts else False
+            )
         if isinstance(node, ast.Dict):
             return True if any(node.keys) else None if node.keys else False
         if isinstance(node, ast.JoinedStr):
@@ -329,13 +331,25 @@ class VacuousTests:
         for one, other in ((left, right), (right, left)):
             if is_equality(op) and self.is_unlike(one, other):
                 return isinstance(op, (ast.NotEq, ast.IsNot))
-        if isinstance(left, ast.Call) and function_name(left) in ("len", "abs") and isinstance(right, ast.UnaryOp | ast.Constant):
+        if (
+            isinstance(left, ast.Call)
+            and function_name(left) in ("len", "abs")
+            and isinstance(right, ast.UnaryOp | ast.Constant)
+        ):
             bound = literal(right)
-            return (isinstance(op, ast.GtE) and bound == 0) or (isinstance(op, (ast.Gt, ast.NotEq)) and bound == -1) or None
+            return (
+                (isinstance(op, ast.GtE) and bound == 0)
+                or (isinstance(op, (ast.Gt, ast.NotEq)) and bound == -1)
+                or None
+            )
         values = [literal(side) for side in (left, right)]
         if None not in values and is_equality(op):
             return (values[0] == values[1]) is isinstance(op, (ast.Eq, ast.Is))
-        if isinstance(op, (ast.In, ast.NotIn)) and is_condition(left) and literal(right) in ((True, False), [True, False]):
+        if (
+            isinstance(op, (ast.In, ast.NotIn))
+            and is_condition(left)
+            and literal(right) in ((True, False), [True, False])
+        ):
             return isinstance(op, ast.In)
         return None
 
@@ -379,7 +393,9 @@ def function_name(node: ast.AST) -> str:
 
 def is_condition(node: ast.expr) -> bool:
     """Whether an expression gives True or False (or, with `and` and `or`, is meant to)."""
-    return isinstance(node, (ast.Compare, ast.BoolOp)) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+    return isinstance(node, (ast.Compare, ast.BoolOp)) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    )
 
 
 def is_equality(op: ast.cmpop) -> bool:
@@ -411,7 +427,14 @@ def catches_assertions(kind: ast.expr) -> bool:
 
 def negation(node: ast.expr) -> ast.expr:
     """`not node`, with `==` and `in` turned around: the forms in which a condition meets its opposite."""
-    turned = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+    turned = {
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+        ast.In: ast.NotIn,
+        ast.NotIn: ast.In,
+        ast.Is: ast.IsNot,
+        ast.IsNot: ast.Is,
+    }
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return node.operand
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in turned:

@@ -52,6 +52,7 @@ class VerificationJob:
         imports: Sequence[str] = (),
         entry_point: str | None = None,
         path: str = "auto",
+        answer_names: Sequence[str] = (),
     ) -> None:
         self.tests: list[Any] = [tests] if isinstance(tests, (str, dict)) else list(tests)
         self.stdio = bool(self.tests) and all(isinstance(test, dict) for test in self.tests)
@@ -78,19 +79,22 @@ class VerificationJob:
             raise ValueError(f"imports={imports!r:.200}, setup={setup!r:.200}; expected a list of texts and a text")
         if not isinstance(entry_point, (str, type(None))):
             raise ValueError(f"entry_point={entry_point!r:.200}; expected the name of a function, or none")
+        if isinstance(answer_names, str) or not all(isinstance(name, str) for name in answer_names):
+            raise ValueError(f"answer_names={answer_names!r:.200}; expected a list of names that answers define")
         if path not in PATHS:
             raise ValueError(f"path={path!r}; expected one of {', '.join(PATHS)}")
         self.seconds = limits.timeout_s if timeout_s is None else float(timeout_s)
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"timeout_s={timeout_s!r}: a number of seconds above 0 is expected")
         self.limits, self.solution, self.setup, self.imports = limits, solution, setup, list(imports)
-        self.entry_point, self.path = entry_point, path
+        self.entry_point, self.path, self.answer_names = entry_point, path, list(answer_names)
 
     def arguments(self) -> dict[str, Any]:
         """What makes the same job elsewhere, as plain data, if `refusal` has none against it."""
         return {
             "solution": self.solution, "tests": self.tests, "timeout_s": self.seconds, "setup": self.setup,
             "imports": self.imports, "entry_point": self.entry_point, "path": self.path,
+            "answer_names": self.answer_names,
         }  # fmt: skip
 
     def refusal(self) -> tuple[str, str] | None:
@@ -122,7 +126,7 @@ class VerificationJob:
             answer["stdin"] = tests[0]["input"]
         elif self.path == "weak":
             answer["tests"] = tests
-        return marshal.dumps(answer), marshal.dumps({**common, "tests": tests})
+        return marshal.dumps(answer), marshal.dumps({**common, "tests": tests, "answer_names": self.answer_names})
 
     def all_failed(self, reason: str, detail: str) -> list[TestResult]:
         return [TestResult(False, reason, detail) for _ in self.tests]

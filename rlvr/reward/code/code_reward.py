@@ -178,6 +178,7 @@ def sandbox_job(program: str, problem: CodeProblem, tests: Sequence[Any]) -> dic
         "setup": problem.setup,
         "imports": problem.imports,
         "entry_point": problem.entry_point,
+        "answer_names": sorted(problem.defined_names),
     }
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rlvr.sandbox.answer_names import defined_names
 from rlvr.sandbox.verification_job import SURROGATE
 
 Test = str | dict[str, str]
@@ -37,7 +38,8 @@ class CodeProblem:
     """`tests` are assert statements, one `check(candidate)` function, or `{"input", "output"}` of a program.
 
     `imports` run before the answer and `setup` after it, where it may use the answer's classes. An answer may go on
-    from `prefix` (HumanEval's prompt) instead of being a program of its own. `solution` is a reference.
+    from `prefix` (HumanEval's prompt) instead of being a program of its own. `solution` is a reference. `answer_names`
+    are names that answers define besides those of the reference.
     """
 
     tests: list[Test]
@@ -47,6 +49,7 @@ class CodeProblem:
     entry_point: str | None = None
     prefix: str = ""
     solution: str = ""
+    answer_names: list[str] = field(default_factory=list[str])
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> CodeProblem:
@@ -89,6 +92,11 @@ class CodeProblem:
         called = {name for text in texts for name in _CALL.findall(text)} - _WORDS
         return called - _BUILTINS or called  # `assert sum(10, 15) == 25` is MBPP's, too
 
+    @property
+    def defined_names(self) -> set[str]:
+        """The names that answers define: `answer_names` and those of the reference; empty if neither says so."""
+        return {*self.answer_names, *(defined_names(self.solution) if self.solution else ())}
+
     def visible_tests(self, count: int | None) -> list[Test]:
         """The first `count` tests (None: all) that may be shown; a `check` function never is."""
         return [test for test in self.tests if not (isinstance(test, str) and _CHECK.search(test))][:count]
@@ -115,6 +123,7 @@ def _own(row: Mapping[str, Any]) -> CodeProblem:
         _text(row, "entry_point") or None,
         _text(row, "prefix"),
         _text(row, "solution"),
+        _texts(row, "answer_names"),
     )
 
 

@@ -20,6 +20,7 @@ def find_test_fault(problem: CodeProblem) -> str:
     if problem.is_program:
         return ""
     item = {key: getattr(problem, key) for key in ("tests", "imports", "setup", "entry_point")}
+    item["answer_names"] = sorted(problem.defined_names)
     (reply,) = _reader().map(None, [item], SECONDS)
     if reply.failure == "not_started":  # the machine's fault: the sandbox will say it of the first answer
         return ""
