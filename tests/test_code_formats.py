@@ -131,6 +131,8 @@ def test_every_published_row_is_read_and_its_reference_is_extracted() -> None:
 # --- extraction --------------------------------------------------------------------------------------------------
 
 F = "def f(x):\n    return x"
+ROOT = "def f(x):\n    return math.sqrt(x)"
+MARKED = "def f(x):\n    '''ends\n[DONE]\n    '''\n    return \"it's [DONE]\""
 DOCUMENTED = (
     'def f(x):\n    """As in\n\n    ```\n    f(1)\n    ```\n    ```python\n    f(2)\n    ```\n    """\n    return x'
 )
@@ -175,6 +177,11 @@ DOCUMENTED = (
         (f"```\n{F[:9]}: pass\n```\nno:\n```\n{F}\n```\nIt prints\n```text\n1\n```", F, "fence"),
         ('def f(x):\n    return x.split("<think>")', 'def f(x):\n    return x.split("<think>")', "raw"),
         (f"{F}\n```\n\nIt returns x.", F, "fence"),  # the prompt held the fence that opens
+        (f"```python\nimport math\n```\n```python\n{ROOT}\n```", f"import math\n\n\n{ROOT}", "fence"),
+        (f"```python\nfrom x import (\n  math,\n)\n```\n```py\n{F}\n```", F, "fence"),  # F does not use it
+        (f"```python\nmath = 1\nprint(math)\n```\n```py\n{ROOT}\n```", ROOT, "fence"),  # an example, not a part
+        (f"[BEGIN]\n{MARKED}\n[DONE]\n[BEGIN]", MARKED, "tags"),
+        (f"{MARKED}\n[DONE]\nand so on", MARKED, "raw"),
     ],
 )
 def test_the_program_is_found_where_the_rules_say(response: str, code: str | None, where: str) -> None:

@@ -8,6 +8,7 @@ from rlvr.core.types import Outcome
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.task_faults import find_test_fault
 from rlvr.sandbox import Sandbox
+from rlvr.sandbox.checker import is_same_output
 from rlvr.sandbox.plan import make_plan
 from rlvr.sandbox.remote import BadTest
 
@@ -141,7 +142,7 @@ def plan(*tests: str, **given: object) -> None:
 
 @pytest.mark.parametrize("test", VACUOUS)
 def test_a_test_that_checks_nothing_is_refused(test: str) -> None:
-    with pytest.raises(BadTest, match="passes for every answer|check nothing|compare no result"):
+    with pytest.raises(BadTest, match=r"passes for every answer|check nothing|compare no result"):
         plan(test)
 
 
@@ -182,3 +183,12 @@ def test_the_verdict_is_invalid_whatever_the_answer_is(answer: str, test: str) -
     with Sandbox(workers=1) as sandbox:
         verdict = sandbox.verify(answer, [test])
     assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "bad_test")
+
+
+def test_with_a_tolerance_integers_are_exact_and_only_plain_digits_are_numbers() -> None:
+    """2**53 + 1 is no float: as floats both are 9007199254740992."""
+    assert not is_same_output("9007199254740993", "9007199254740992", 0.5)
+    assert is_same_output("9007199254740993", "9007199254740992", 1)
+    assert is_same_output("1.0000001 -3", "1 -3.0", 1e-6) and is_same_output("1e2", "100", 0)
+    for text in ("1_00", "\uff11\uff10\uff10", "\u0661\u0660\u0660", "nan", "inf", "1e999"):
+        assert not is_same_output(text, "100", 1e300)

@@ -34,7 +34,50 @@ LIBRARIES = {
 }  # fmt: skip
 # Names that tests import from libraries, and that are a library's in a test of something else.
 IMPORTED = frozenset(
-    ["Counter", "OrderedDict", "defaultdict", "deque", "namedtuple", "ChainMap", "Decimal", "Fraction", "timedelta", "StringIO", "BytesIO", "PurePath", "PurePosixPath", "TestCase", "Mock", "MagicMock", "approx", "raises", "allclose", "assert_allclose", "assert_equal", "array_equal", "assert_array_equal", "assert_almost_equal", "assert_array_almost_equal", "assert_frame_equal", "reduce", "partial", "lru_cache", "islice", "chain", "redirect_stdout", "suppress", "nullcontext", "Iterable", "Iterator", "Generator", "Sequence", "Mapping", "Hashable", "Callable", "GeneratorType"]
+    [
+        "Counter",
+        "OrderedDict",
+        "defaultdict",
+        "deque",
+        "namedtuple",
+        "ChainMap",
+        "Decimal",
+        "Fraction",
+        "timedelta",
+        "StringIO",
+        "BytesIO",
+        "PurePath",
+        "PurePosixPath",
+        "TestCase",
+        "Mock",
+        "MagicMock",
+        "approx",
+        "raises",
+        "allclose",
+        "assert_allclose",
+        "assert_equal",
+        "array_equal",
+        "assert_array_equal",
+        "assert_almost_equal",
+        "assert_array_almost_equal",
+        "assert_frame_equal",
+        "reduce",
+        "partial",
+        "lru_cache",
+        "islice",
+        "chain",
+        "redirect_stdout",
+        "suppress",
+        "nullcontext",
+        "Iterable",
+        "Iterator",
+        "Generator",
+        "Sequence",
+        "Mapping",
+        "Hashable",
+        "Callable",
+        "GeneratorType",
+    ]
 )
 _JUDGE = re.compile(
     r"(assert|expect|verify|judge)\w*|(check|compare)(_?(equal|same|close|result|output|answer|value|test)\w*)?"

@@ -84,8 +84,8 @@ class Sandbox:
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
         `input` and `output` for a program (`output` None compares with nothing). `imports` run before the answer,
-        `setup` after it. `answer_names` are the names that answers define, if that is known: a test that uses another one
-        is invalid, and without them only one with a library's name or an undefined judge. `path="weak"` runs the tests in the answer's own process: an answer can then fake its verdict.
+        `setup` after it. `answer_names` are the names that answers define, if that is known: a test that uses another
+        one is invalid. `path="weak"` runs the tests in the answer's own process: an answer can then fake its verdict.
 
         The same answer sees the same order of sets each time (a fixed hash seed), but new random numbers. `timeout_s`
         is wall time: on a busy machine an answer that computes for seconds needs more of it.

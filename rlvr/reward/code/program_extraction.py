@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 BEGIN, DONE = "[BEGIN]", "[DONE]"
@@ -20,6 +20,18 @@ BODY_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\n```")
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})(.*)$", re.MULTILINE)  # the last part takes all: nothing to try again
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)  # at the start of a line: a program may hold the word
+# A string of Python (in which a marker ends nothing), or the marker.
+_DONE = re.compile(
+    r"""\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}|(?<!\\)"(?:[^"\\\n]|\\.)*+"|(?<!\\)'(?:[^'\\\n]|\\.)*+'|(?P<mark>\[DONE\])"""
+)
+# What a module defines, and the lines of one that does nothing but import and define.
+_BOUND = re.compile(
+    r"^(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^([A-Z][A-Z0-9_]*)[ \t]*="
+    r"|^(?:import|from[ \t]+\S+[ \t]+import)\b[ \t]*(\([^)]{0,500}\)|.+)",
+    re.MULTILINE,
+)
+_DEFINING = re.compile(r"(?:import|from|def|class|async[ \t]+def)\b|[A-Z][A-Z0-9_]*[ \t]*=|[@#)\]}\s]")
+_WORD = re.compile(r"\w+")
 _NOWHERE = re.compile(r"(?!)")
 _PYTHON = frozenset(("python", "python3", "py", "py3"))
 
@@ -38,11 +50,13 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
 
     1. What comes before the last `</think>` is no part of the answer; thinking that never ends leaves none.
     2. `[BEGIN]` to the `[DONE]` after it, or to the end. A `[DONE]` without `[BEGIN]` before it ends the text: the
-       prompt held the `[BEGIN]`, and what follows is another problem that the model made up.
+       prompt held the `[BEGIN]`, and what follows is another problem that the model made up. In a string of the
+       program it ends nothing.
     3. Of the code fences the last one, in Python or unmarked, that defines something of `names` (what the tests call):
        drafts come before the answer, examples of its use after it. Else one of another language that does, such as
        `{.python}`; else the last one in Python, else the last unmarked one: examples of input and output have no mark.
-       A fence that is never closed goes to the end.
+       A fence that is never closed goes to the end. Python fences before it that only import and define belong to
+       the program if it uses what they define and does not define it itself.
     4. Else the whole text; also where it defines such a name and no fence does. A fence that only closes then ends it:
        the prompt held the one that opens.
 
@@ -92,15 +106,20 @@ def extract_asked(response: str, prefix: str = "", *, is_chat: bool) -> Extracte
 
 
 def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:
-    begin, done = text.find(BEGIN), text.find(DONE)
+    begin, done = text.find(BEGIN), _find_done(text, 0)
     if begin != -1 and (done == -1 or begin < done):
-        end = text.find(DONE, begin)
+        end = _find_done(text, begin + len(BEGIN))
         inside = text[begin + len(BEGIN) : len(text) if end == -1 else end]
         fenced = _pick_fence(inside, definition) if inside.lstrip()[:3] in ("```", "~~~") else None
         return (inside if fenced is None else fenced), "tags"
     text = text if done == -1 else text[:done]
     fenced = _pick_fence(text, definition)
     return (text, "raw") if fenced is None else (fenced, "fence")
+
+
+def _find_done(text: str, start: int) -> int:
+    """Where the first `[DONE]` outside of strings is; -1 if there is none."""
+    return next((found.start() for found in _DONE.finditer(text, start) if found["mark"]), -1)
 
 
 def _read_fences(text: str) -> tuple[list[tuple[str, str]], tuple[re.Match[str], str] | None]:
@@ -136,8 +155,25 @@ def _pick_fence(text: str, definition: re.Pattern[str]) -> str | None:
     kinds = (_PYTHON | {""}, None) if defining else (_PYTHON, {""})
     for kind in kinds:
         if chosen := [code for language, code in defining or blocks if kind is None or language in kind]:
-            return chosen[-1]
+            others = [code for language, code in blocks if language in _PYTHON]
+            return _join_parts(others[: others.index(chosen[-1])], chosen[-1]) if chosen[-1] in others else chosen[-1]
     return None
+
+
+def _join_parts(before: Sequence[str], code: str) -> str:
+    """A program behind those blocks before it that only import and define, and define what it uses and does not."""
+    parts, bound, used = [code], _bound_names(code), set(_WORD.findall(code))
+    for block in reversed(before):
+        if all(_DEFINING.match(line) for line in block.splitlines() if line.strip()):
+            new = _bound_names(block)
+            if (new - bound) & used:
+                parts.append(block.rstrip() + "\n")
+                bound, used = bound | new, used.union(_WORD.findall(block))
+    return "\n".join(reversed(parts))
+
+
+def _bound_names(code: str) -> set[str]:
+    return {name for found in _BOUND.finditer(code) for part in found.groups() if part for name in _WORD.findall(part)}
 
 
 def _definition(names: Collection[str]) -> re.Pattern[str]:
