@@ -379,5 +379,6 @@ class VacuousTests:
         if isinstance(node, ast.Name):
             node = self.constants.get(node.id, node)
         if isinstance(node, ast.Call) and function_name(node) == "range" and len(node.args) == 1:
-            return isinstance(literal(node.args[0]), int) and literal(node.args[0]) <= 0
+            count = literal(node.args[0])
+            return isinstance(count, int) and count <= 0
         return isinstance(node, (*DISPLAYS, ast.Dict, ast.Constant)) and self.truth(node) is False
