@@ -4,6 +4,7 @@
 # make test    ruff, pyright and the tests that are not marked `slow`: about seven minutes on two cores
 # make test-slow   the tests marked `slow`: kill loops, attacks, the documentation's commands, a browser, learning:
 #              twenty minutes or more
+# make test-gpu    the tests marked `gpu`, on a machine with one; all other tests hide its devices
 # make test-vllm   the client of vLLM against vLLM itself, in an environment of its own (VLLM_ENV, 3.4 GB of disk)
 # make bench   every benchmark beside its peers, into benchmarks/results/: about an hour (BENCH_ARGS="--quick": minutes)
 # make docs    the tables and the API reference in docs/, then the site (make docs-serve shows it while it is written)
@@ -22,7 +23,7 @@ WORKERS := 3
 PARALLEL = -n $(WORKERS) --dist loadfile --timeout=600
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: setup setup-dev train test test-quick test-slow vllm-env test-vllm lint format bench docs docs-serve dist clean
+.PHONY: setup setup-dev train test test-quick test-slow test-gpu vllm-env test-vllm lint format bench docs docs-serve dist clean
 
 setup: $(LIGHT)
 
@@ -69,6 +70,9 @@ test-quick: setup-dev
 
 test-slow: setup-dev
 	$(VENV)/bin/python -m pytest -m slow $(PARALLEL) $(PYTEST_ARGS)
+
+test-gpu: setup-dev
+	RLVR_TEST_GPU=1 $(VENV)/bin/python -m pytest -m gpu --timeout=600 -rs $(PYTEST_ARGS)
 
 # vLLM's build for CPUs pins other versions of torch and transformers than ours. torchvision, torchaudio and torchcodec
 # of the package index do not fit its torch, and nothing here needs them. An environment that has vLLM is used as it is.

@@ -15,6 +15,12 @@ from typing import Any
 
 import pytest
 
+# Tests run on the CPU in float32 whatever the machine has, and so do the processes that they start. RLVR_TEST_GPU=1
+# runs those marked `gpu` instead, on the devices that are there. Said before torch is imported.
+GPU = bool(os.environ.get("RLVR_TEST_GPU"))
+if not GPU:
+    os.environ.update(dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), ""))
+
 # Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny.py
@@ -38,8 +44,57 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    others = [item for item in items if (item.get_closest_marker("gpu") is not None) != GPU]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.fixture(autouse=True)
+def restore_process() -> Iterator[None]:
+    """Put back what a test changes for the whole process, so that none depends on those before it: registered names,
+    secrets to hide, environment variables, the import path, the current directory, torch's threads.
+
+    What was registered by a module of ours stays: it is imported once, at first use.
+    """
+    import torch
+
+    from rlvr.algorithms.advantages import BATCH_ESTIMATORS
+
+    holders: list[Any] = [os.environ, *registries()]
+    before, path, folder = [dict(holder) for holder in holders], list(sys.path), os.getcwd()
+    threads, over_batches = torch.get_num_threads(), set(BATCH_ESTIMATORS)
+    yield
+    BATCH_ESTIMATORS.intersection_update(over_batches)
+    for holder, known in zip(holders, before, strict=True):
+        for name in [name for name, entry in holder.items() if name not in known and not is_ours(entry)]:
+            del holder[name]
+        for name, entry in known.items():
+            if name not in holder or holder[name] != entry:
+                holder[name] = entry
+    sys.path[:] = path
+    os.chdir(folder)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+def registries() -> list[dict[str, Any]]:
+    """Every dictionary that users of the package register names in, and the secrets that messages leave out."""
+    from rlvr.algorithms import advantages, registry
+    from rlvr.clients import registry as clients
+    from rlvr.config import interpolate
+    from rlvr.envs import registry as envs
+    from rlvr.reward import registry as rewards
+
+    named = [envs._environments._entries, rewards._rewards._entries, clients._registered, interpolate._secrets]
+    return [advantages.ESTIMATORS, registry.ALGORITHMS, *named]
+
+
+def is_ours(entry: Any) -> bool:
+    """Whether an entry of a registry of functions is one of the package's own."""
+    return isinstance(entry, tuple) and entry[1].__module__.startswith("rlvr.")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,10 @@ of both signs make the real error smaller still, which is the margin: for the ke
 tried, with one thread and with two, results were apart by less than a third of the bound. A bf16 product in place of
 a float32 one (eps of 2^-7), a row that sees another row, and a missing term are each far beyond it.
 
+Compare gradients before a step, and begin each at the same weights. AdamW divides a gradient by its own size: an entry
+that is rounding and nothing else moves a weight by up to the learning rate, either way, and the next passes start from
+there. No bound in eps holds after such steps; two weights are at most twice the learning rate apart per step.
+
 Compare results of the same calculation, done once more by the same program on the same machine, without any of this:
 they are equal bit for bit.
 """
@@ -88,3 +92,12 @@ def assert_gradients_close(one: Mapping[str, torch.Tensor], other: Mapping[str, 
     for name in one:
         apart = float((one[name] - other[name]).abs().max())
         assert apart <= bound, f"{name}: {apart:.2e} apart, {bound:.2e} allowed"
+
+
+def close_norm(gradients: Mapping[str, torch.Tensor]) -> Any:
+    """The norm of these gradients of a tiny model, each entry with the rounding that `assert_gradients_close` allows."""
+    norm = math.hypot(*(float(g.double().norm()) for g in gradients.values()))
+    size = max(float(g.abs().max()) for g in gradients.values())
+    entries = sum(g.numel() for g in gradients.values())
+    # By the triangle inequality norms are apart by the norm of the difference at most.
+    return pytest.approx(norm, rel=0.0, abs=tolerance(FORWARD + BACKWARD, size) * math.sqrt(entries))

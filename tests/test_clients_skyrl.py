@@ -19,8 +19,9 @@ pytest.importorskip("tinker")
 
 import tinker
 from loss_calls import CALLS, POLICY, select
+from rounding import assert_gradients_close, close_logprobs, close_norm
 from tinker_toy import RUN
-from tiny import PROMPTS, data
+from tiny import PROMPTS, data, gradients
 
 from rlvr.algorithms.capabilities import check_supported
 from rlvr.algorithms.registry import ALGORITHMS
@@ -50,6 +51,7 @@ class SkyrlRun:
     def __init__(self, engine: Any) -> None:
         self.engine, self.model_id, self.calls = engine, "model_1", list[tuple[list[Datum], str, Any]]()
         self.sampled: list[Any] = []
+        self.gradients: dict[str, Any] = {}  # of the last step
 
     def forward(self, rows: list[Any], loss_fn: str, config: Any) -> Future[Any]:
         data = [self._read(row) for row in rows]
@@ -72,6 +74,7 @@ class SkyrlRun:
             rows = [_divide(row, row.model_input.length * count) for row in batch]
             self.engine.forward_backward(rows, loss_fn, config).result()
         self.calls.clear()
+        self.gradients = gradients(self.engine)
         metrics = self.engine.optim_step(ADAM).result().metrics
         return finished(SimpleNamespace(metrics={"skyrl.ai/grad_norm": metrics["grad_norm"]}))
 
@@ -120,20 +123,24 @@ def there(client: Callable[..., Any], tokenizer: Any) -> SkyrlTrainingClient:
 
 
 def test_means_at_the_server_are_sums_here(there: SkyrlTrainingClient, client: Callable[..., Any]):
-    """Every named loss and a KL: loss, log-probs, gradient norm and, after each step, the policy."""
-    here = client(lora=LORA, seed=3)
+    """Every named loss and a KL: loss, log-probs, gradients and their norm, all after the steps of the calls before.
+
+    Each call begins at the same weights: a step of AdamW is as large where a gradient is nothing but rounding.
+    """
+    here, run = client(lora=LORA, seed=3), there._client
     assert isinstance(there, TrainingClient)
-    for loss_fn, config, rows in CALLS:
+    for i, (loss_fn, config, rows) in enumerate(CALLS):
+        run.engine.load_state_with_optimizer(here.save_state(str(i)).result().path).result()
         only = there.forward(rows, loss_fn, config).result()
         ours, theirs = (c.forward_backward(rows, loss_fn, config).result() for c in (here, there))
         for output in (only, theirs):
             assert output.metrics["loss:sum"] == pytest.approx(ours.metrics["loss:sum"], rel=1e-3, abs=1e-3)
             for one, other in zip(ours.loss_fn_outputs, output.loss_fn_outputs, strict=True):
-                np.testing.assert_allclose(
-                    other["logprobs"].data, one["logprobs"].data, atol=1e-3
-                )  # AdamW: rounding grows
+                assert other["logprobs"].data == close_logprobs(one["logprobs"].data)
+        known = gradients(here)
         norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (here, there)]
-        assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+        assert_gradients_close(run.gradients, known)
+        assert norms[1] == close_norm(known)
 
 
 def test_a_function_of_the_users_takes_two_passes(there: SkyrlTrainingClient, client: Callable[..., Any]):
@@ -141,8 +148,9 @@ def test_a_function_of_the_users_takes_two_passes(there: SkyrlTrainingClient, cl
     ours = here.forward_backward(rows, "ppo").result()
     theirs = there.forward_backward_custom(rows, build_named_loss("ppo")).result()
     assert theirs.metrics["loss:sum"] == pytest.approx(ours.metrics["loss:sum"], rel=1e-4)
-    norms = [c.optim_step(ADAM).result().metrics["grad_norm"] for c in (here, there)]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    known = gradients(here)
+    assert there.optim_step(ADAM).result().metrics["grad_norm"] == close_norm(known)
+    assert_gradients_close(there._client.gradients, known)
 
 
 def test_what_skyrl_would_compute_otherwise_is_refused(there: SkyrlTrainingClient):
