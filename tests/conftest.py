@@ -17,9 +17,11 @@ import pytest
 
 # Tests run on the CPU in float32 whatever the machine has, and so do the processes that they start. RLVR_TEST_GPU=1
 # runs those marked `gpu` instead, on the devices that are there. Said before torch is imported.
-GPU = bool(os.environ.get("RLVR_TEST_GPU"))
-if not GPU:
-    os.environ.update(dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), ""))
+os.environ.update(
+    {}
+    if os.environ.get("RLVR_TEST_GPU")
+    else dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "")
+)
 
 # Tiny tensors gain nothing from a second thread, and two spinning threads beside other work lose tenfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    others = [item for item in items if (item.get_closest_marker("gpu") is not None) != GPU]
+    asked = bool(os.environ.get("RLVR_TEST_GPU"))
+    others = [item for item in items if (item.get_closest_marker("gpu") is not None) != asked]
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]

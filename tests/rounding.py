@@ -95,7 +95,7 @@ def assert_gradients_close(one: Mapping[str, torch.Tensor], other: Mapping[str, 
 
 
 def close_norm(gradients: Mapping[str, torch.Tensor]) -> Any:
-    """The norm of these gradients of a tiny model, each entry with the rounding that `assert_gradients_close` allows."""
+    """The norm of these gradients of a tiny model, each entry as far off as `assert_gradients_close` allows."""
     norm = math.hypot(*(float(g.double().norm()) for g in gradients.values()))
     size = max(float(g.abs().max()) for g in gradients.values())
     entries = sum(g.numel() for g in gradients.values())

@@ -57,10 +57,14 @@ def test_gradient_and_steps_are_those_without_shards(lora: Any, dtype: str, tmp_
 
 
 def test_muon_steps_whole_matrices(tmp_path: Path) -> None:
+    """Of the same gradients: an orthogonalized step makes rounding in a small singular value up to 485 times larger."""
     one, other = (make_client(tmp_path / str(s), sharded=s) for s in (False, True))
-    for client in (one, other):
-        for _ in range(3):
+    for _ in range(3):
+        for client in (one, other):
             client.forward_backward(ROWS, "cross_entropy").result()
+        for name, gradient in gradients(one).items():
+            other.policy.masters[name].grad = gradient.clone()
+        for client in (one, other):
             client.optim_step(MuonParams(0.01, weight_decay=0.1, matrix_learning_rate=0.05)).result()
     assert other.policy.momenta and other.policy.momenta.keys() == one.policy.momenta.keys()
     for name, p in one.policy.parameters.items():

@@ -38,6 +38,11 @@ class TinkerServer(ServerProcess):
             PATIENCE,
         )
 
+    def saved(self, path: str) -> str:
+        """The folder of a state that was saved at `path` (tinker://run/weights/name), for the engine in process."""
+        [folder] = (self.state / "runs" / path.removeprefix("tinker://").replace(":", ".")).iterdir()
+        return str(folder)
+
     def log(self) -> str:
         return (self.state / "server.log").read_text(encoding="utf-8")
 
