@@ -40,6 +40,17 @@ def similarity(metric: str, text: str, reference: str) -> float:
     return METRICS[metric](text, reference)
 
 
+def words_needed(metric: str) -> int:
+    """How many words a reference needs for the metric to be defined: n for `rouge_n`, 1 for `rouge_l`, else 0."""
+    kind, _, order = metric.rpartition("_")
+    return (int(order) if order.isdigit() else 1) if kind == "rouge" else 0
+
+
+def count_words(text: str) -> int:
+    """The number of words as ROUGE counts them."""
+    return len(_words(text))
+
+
 def fuzzy_match(text: str, reference: str) -> float:
     total = len(text) + len(reference)
     return 2 * common_subsequence(text, reference) / total if total else 1.0

@@ -20,7 +20,14 @@ from rlvr.reward.graders.grader_options import (
 )
 from rlvr.reward.graders.grader_templates import Template, Values
 from rlvr.reward.graders.grading_context import GradingContext
-from rlvr.reward.graders.similarity import MAX_CHARS, METRICS, UNSUPPORTED_METRICS, similarity
+from rlvr.reward.graders.similarity import (
+    MAX_CHARS,
+    METRICS,
+    UNSUPPORTED_METRICS,
+    count_words,
+    similarity,
+    words_needed,
+)
 
 OPERATIONS = ("eq", "ne", "like", "ilike")
 
@@ -34,6 +41,11 @@ class TwoTexts:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> TwoTexts:
+        if config["input"] == config["reference"]:
+            raise ValueError(
+                f"{field_path(where, 'reference')}={config['reference']!r:.80} is the input itself: every answer would "
+                "get the same value; expected another text, such as '{{ item.answer }}'"
+            )
         return cls(*(Template.of(config[name], field_path(where, name)) for name in ("input", "reference")))
 
     def fill(self, values: Values, limit: int = MAX_TEXT) -> tuple[str, str] | Score:
@@ -95,4 +107,8 @@ class TextSimilarity:
         if not texts[1].strip() and not self.texts.reference.is_from_answer:
             detail = "the reference is empty: there is nothing to compare with"
             return Score(None, Outcome.INVALID, "empty_reference", detail=detail)
+        needed = words_needed(self.metric)
+        if (count := count_words(texts[1])) < needed:
+            detail = f"the reference has {count} words: {self.metric} needs at least {needed}; use another metric"
+            return failed_or_invalid(self.texts.reference.is_from_answer, "short_reference", detail)
         return score_of(await asyncio.to_thread(similarity, self.metric, *texts), self.passed_at)

@@ -1,0 +1,94 @@
+"""Who is to blame for a grader's failure is found by controls made from the item, never declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlvr.core.types import Score
+from rlvr.reward.graders import Grader
+from rlvr.sandbox import NoTier, shared_sandbox
+
+
+def verdict_of(score: Score) -> tuple[float | None, str, str]:
+    return score.value, score.outcome.value, score.reason
+
+
+def python(*lines: str) -> Grader:
+    try:
+        shared_sandbox()
+    except NoTier as refusal:
+        pytest.skip(f"no sandbox works here: {refusal}")
+    source = "import json, re\ndef grade(sample, item):\n" + "\n".join(f"    {line}" for line in lines)
+    return Grader.of({"type": "python", "name": "p", "source": source})
+
+
+FAILED = (0.0, "failed", "ungradeable")
+ERROR = (None, "error", "grader_failed")
+
+
+@pytest.mark.parametrize(
+    ("line", "item", "text", "expected"),
+    [
+        ("return json.loads(sample['output_text'])['answer'] == item['answer']", {"answer": 7}, "seven", FAILED),
+        ("return int(sample['output_text']) == int(item['answer'])", {"answer": "7"}, "seven", FAILED),
+        ("return re.search('#### (.+)', sample['output_text']).group(1) == '7'", {"answer": "7"}, "7", FAILED),
+        ("return sample['output_json']['answer'] == 7", {"answer": 7}, "no JSON", FAILED),
+        ("return int(sample['output_text'])", {"answer": "x + 1"}, "seven", ERROR),
+        ("return int(sample['output_text'])", {}, "seven", ERROR),
+        ("return item['nowhere']", {"answer": "7"}, "7", ERROR),
+        # a plain sentence is graded, but a right answer never: the grader is at fault
+        ("return 1 / ('7' not in sample['output_text'])", {"answer": "7"}, "7", ERROR),
+    ],
+)
+def test_a_program_fails_the_answer_alone_or_is_in_error(line: str, item: Any, text: str, expected: object) -> None:
+    grader = python(line)
+    assert [verdict_of(grader.grade(item, {"output_text": text})) for _ in range(2)] == [expected] * 2
+
+
+def multi(formula: str) -> Grader:
+    same = {"type": "string_check", "name": "b", "operation": "eq", "input": "{{ sample.output_text }}"}
+    part = {**same, "reference": "{{ item.answer }}"}
+    return Grader.of({"type": "multi", "name": "m", "graders": {"b": part}, "calculate_output": formula})
+
+
+@pytest.mark.parametrize("formula", ["1/b", "1 + log(b)", "b^-1", "1 / (2 - (3 - b))"])
+def test_a_formula_without_value_fails_the_answer_where_the_reference_has_one(formula: str) -> None:
+    score = multi(formula).grade({"answer": "7"}, {"output_text": "8"})
+    expected = (0.0, "failed", "no_value") if formula != "1 / (2 - (3 - b))" else (-1.0, "failed", "low_score")
+    assert verdict_of(score) == expected
+
+
+@pytest.mark.parametrize("formula", ["1/(b-b)", "log(0*b)", "sqrt(-1-b)"])
+def test_a_formula_without_value_on_the_reference_too_is_in_error(formula: str) -> None:
+    assert verdict_of(multi(formula).grade({"answer": "7"}, {"output_text": "8"})) == (None, "error", "no_value")
+
+
+def similar(metric: str, text: str, reference: str) -> Score:
+    fields = {"input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "evaluation_metric": metric}
+    return Grader.of({"type": "text_similarity", "name": "s", **fields}).grade(
+        {"answer": reference}, {"output_text": text}
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "reference"), [("rouge_2", "one"), ("rouge_5", "a b c d"), ("rouge_1", "?!"), ("rouge_l", "?!")]
+)
+def test_a_reference_too_short_for_its_metric_is_invalid_for_every_answer(metric: str, reference: str) -> None:
+    for text in (reference, "", "a long and quite different answer"):
+        assert verdict_of(similar(metric, text, reference)) == (None, "invalid", "short_reference")
+
+
+@pytest.mark.parametrize("metric", ["fuzzy_match", "bleu", "gleu", "rouge_1", "rouge_2", "rouge_3", "rouge_l"])
+def test_identical_texts_are_1_and_an_empty_answer_is_0(metric: str) -> None:
+    assert similar(metric, "one two three", "one two three").value == pytest.approx(1.0, abs=1e-15)
+    assert similar(metric, "", "one two three").value == 0.0
+    for blank in ("", "  \n"):
+        assert verdict_of(similar(metric, blank, blank)) == (None, "invalid", "empty_reference")
+
+
+def test_a_text_compared_with_itself_is_refused() -> None:
+    same = {"input": "{{ sample.output_text }}", "reference": "{{ sample.output_text }}"}
+    with pytest.raises(ValueError, match="reference='{{ sample.output_text }}' is the input itself"):
+        Grader.of({"type": "string_check", "name": "s", "operation": "eq", **same})
