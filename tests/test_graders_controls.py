@@ -90,5 +90,5 @@ def test_identical_texts_are_1_and_an_empty_answer_is_0(metric: str) -> None:
 
 def test_a_text_compared_with_itself_is_refused() -> None:
     same = {"input": "{{ sample.output_text }}", "reference": "{{ sample.output_text }}"}
-    with pytest.raises(ValueError, match="reference='{{ sample.output_text }}' is the input itself"):
+    with pytest.raises(ValueError, match="is the input itself"):
         Grader.of({"type": "string_check", "name": "s", "operation": "eq", **same})

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.core.files import write_atomic
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Score
 from rlvr.reward import resolve_reward
+
+if TYPE_CHECKING:
+    from rlvr.audit.verifier_errors import VerifierMeasurement
 
 SECONDS = 3.0  # time limit of an attack; programs that wait for it take nearly all of the suite's time
 
@@ -35,7 +38,7 @@ def reward_options(given: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The text to print, the report for a JSON file, and whether an attack succeeded; error rates never fail."""
+    """The text to print, the report for a JSON file, and whether the audit failed."""
 
     text: str
     report: Any
@@ -56,6 +59,9 @@ class Audit:
     environment: str | None = None
     families: Sequence[str] = ()
     samples: int | None = None
+    max_false_accepts: float = 0.0
+    max_false_rejects: float = 0.05
+    max_errors: float = 0.0
 
     def run(
         self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
@@ -124,7 +130,11 @@ class Audit:
 
     def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.verifier_errors import VerifierMeasurement, measure, read_labelled, report
+        from rlvr.audit.verifier_faults import find_faults, show_faults
 
+        for name in ("max_false_accepts", "max_false_rejects", "max_errors"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"audit: {name}={getattr(self, name)}, expected a share from 0 to 1, such as 0.05")
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
         measured: list[VerifierMeasurement] = []
@@ -140,7 +150,26 @@ class Audit:
             measured.append(one := measure(rows, reward, progress))
             if one.rates()["unjudged"] == len(rows):
                 raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
-        return AuditResult(report(measured, self.show), [one.as_json() for one in measured])
+        say("judging every row again in other orders and company, and trying probes")
+        faults = find_faults(rows, rewards[0])
+        above = self._list_rates_above(measured[0])
+        text = "\n".join(filter(None, [report(measured, self.show), show_faults(faults), *above]))
+        found = [one.as_json() for one in measured]
+        found[0] |= {"faults": faults, "above_threshold": above}
+        return AuditResult(text, found, bool(faults or above))
+
+    def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
+        rates = one.rates()
+        shares = {
+            "--max-false-accepts": ((rates["false_positive"] or {"value": 0.0})["value"], self.max_false_accepts),
+            "--max-false-rejects": ((rates["false_negative"] or {"value": 0.0})["value"], self.max_false_rejects),
+            "--max-errors": (rates["unjudged"] / rates["rows"], self.max_errors),
+        }
+        return [
+            f"above {name}: {100 * share:.2f}% of the rows, at most {100 * most:g}% are allowed"
+            for name, (share, most) in shares.items()
+            if share > most
+        ]
 
     def _attack(self, say: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.attack_runner import Survivors

@@ -71,6 +71,9 @@ def audit(
         list[str] | None, typer.Option("--against", help="Another verifier to compare with on the same rows.")
     ] = None,
     reward_option: RewardOptions = None,
+    max_false_accepts: Annotated[float, typer.Option(help="Share of false rows that may be accepted.")] = 0.0,
+    max_false_rejects: Annotated[float, typer.Option(help="Share of true rows that may be refused.")] = 0.05,
+    max_errors: Annotated[float, typer.Option(help="Share of rows that may stay without a verdict.")] = 0.0,
     show: Annotated[int, typer.Option("--show", help="How many wrong rows to show.")] = 10,
     workers: Annotated[int | None, typer.Option("--workers", help="Attacks or families run at once.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole result to this JSON file.")] = None,
@@ -88,7 +91,19 @@ def audit(
 
     options = reward_options(reward_option or [])
     command = Audit(
-        reward, options, tier or [], against or [], workers, show, category or [], env, family or [], samples
+        reward,
+        options,
+        tier or [],
+        against or [],
+        workers,
+        show,
+        category or [],
+        env,
+        family or [],
+        samples,
+        max_false_accepts,
+        max_false_rejects,
+        max_errors,
     )
     result = command.run(attack, labelled, json_file, print_message)
     typer.echo(readable_lines(mask_secrets(result.text)))
