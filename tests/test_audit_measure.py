@@ -47,7 +47,8 @@ def test_the_command_writes_all_of_it(tmp_path: Path, capsys: Any) -> None:
     path, out = tmp_path / "pairs.jsonl", tmp_path / "audit.json"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     words = ["audit", "--reward", "exact_match", "--labelled", str(path), "--json", str(out)]
-    assert run(words) == 0
+    assert run(words) == 1  # two of three true rows are refused
+    assert run([*words, "--max-false-rejects", "0.7"]) == 0
     (found,) = json.loads(out.read_text())
     assert found["rows"] == 5 and found["reward"] == "exact_match"
     assert "false negative" in capsys.readouterr().out

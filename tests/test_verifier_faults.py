@@ -13,6 +13,7 @@ import pytest
 from rlvr.audit.verifier_faults import find_faults, show_faults
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
+from tests.chat_rows import REAL
 
 NUMBERS = (72, 10, 42, 624, 35)
 ROWS: list[dict[str, Any]] = [
@@ -127,4 +128,18 @@ def test_a_right_verifier_has_no_fault() -> None:
 @pytest.mark.parametrize("reward", ["math", "gsm8k"])
 def test_a_built_in_reward_has_no_fault_on_these_rows(reward: str) -> None:
     rows = [{**row, "response": f"{row['response']}\n#### {json.dumps(int(row['answer']))}"} for row in ROWS[::2]]
+    assert find_faults(rows, resolve_reward(reward)) == {}
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="GSM8K is not here")
+@pytest.mark.parametrize("reward", ["math", "gsm8k"])
+def test_a_built_in_reward_has_no_fault_on_real_rows(reward: str) -> None:
+    rows: list[dict[str, Any]] = []
+    for line in (REAL / "test.jsonl").read_text(encoding="utf-8").splitlines()[:40]:
+        row = json.loads(line)
+        final = row["answer"].rpartition("####")[2].strip()
+        gold = row["answer"] if reward == "gsm8k" else final
+        true = row["answer"] if reward == "gsm8k" else f"So it is \\boxed{{{final}}}"
+        rows.append({"prompt": row["question"], "answer": gold, "response": true, "label": True})
+        rows.append({**rows[-1], "response": "\\boxed{-3}\n#### -3", "label": False})
     assert find_faults(rows, resolve_reward(reward)) == {}

@@ -129,7 +129,7 @@ class Audit:
         return AuditResult(text, report, any(audit.is_broken for audit in audits))
 
     def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
-        from rlvr.audit.verifier_errors import VerifierMeasurement, measure, read_labelled, report
+        from rlvr.audit.verifier_errors import measure, read_labelled, report
         from rlvr.audit.verifier_faults import find_faults, show_faults
 
         for name in ("max_false_accepts", "max_false_rejects", "max_errors"):
