@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from chat_rows import REAL
 
 from rlvr.audit.verifier_faults import find_faults, show_faults
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
-from tests.chat_rows import REAL
 
 NUMBERS = (72, 10, 42, 624, 35)
 ROWS: list[dict[str, Any]] = [
