@@ -1,10 +1,11 @@
 """Unusual programs with their tests, what plain Python says of them, and what the sandbox says.
 
-`tests/sandbox_cases/honest.jsonl` holds programs that pass in plain Python; `self_reported` marks those with a test that
-only asks what the answer's own objects say of themselves (`isinstance`, `is`, `callable`), which may be `invalid`.
-`must_not_pass.jsonl` holds answers that must never pass: wrong ones, which fail in plain Python too, and `hostile` ones,
-which fool plain Python. Where a case has an `honest` answer to the same tests, the other one is `invalid` only if the
-honest one is: whether a test can be judged depends on the test alone.
+`tests/sandbox_cases/honest.jsonl` holds programs that pass in plain Python; `self_reported` marks those with a test
+that only asks what the answer's own objects say of themselves (`isinstance`, `is`, `callable`), which may be `invalid`.
+`must_not_pass.jsonl` holds answers that must never pass: wrong ones, which fail in plain Python too, and `hostile`
+ones, of which many fool plain Python. Where a case has an `honest` answer to the same tests, the other one is `invalid`
+only if the honest one is: whether a test can be judged depends on the test alone. With `broken_test`, which uses a name
+that it neither imports nor defines, both are `invalid`.
 
 For each honest program there are three more answers, made here. Each has the same names and does nothing: its functions
 return None, or an object that has no methods, or one that claims to equal, hold and be everything (`liar`).
@@ -65,6 +66,7 @@ class ProgramCase:
     entry_point: str | None = None
     self_reported: bool = False
     hostile: bool = False
+    broken_test: bool = False
     honest: str | None = None
 
     @property
@@ -111,6 +113,8 @@ def _passes_plainly(case: ProgramCase, test: Any) -> bool:
         except subprocess.TimeoutExpired:
             return False
     printed = done.stdout.decode(errors="replace")
+    if done.returncode:
+        return False
     if not is_program:
         return printed.endswith(SENTINEL + "\n")
     lines, expected = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (printed, test["output"]))
@@ -173,6 +177,8 @@ def other_surprises(
     for case, got, right in zip(cases, verdicts, honest, strict=True):
         if got.passed or got.outcome is Outcome.ERROR:
             found.append(Surprise(case, got, "must not pass"))
+        elif case.broken_test and got.outcome is not Outcome.INVALID:
+            found.append(Surprise(case, got, "the test is broken"))
         elif right is not None and (got.outcome is Outcome.INVALID) != (right.outcome is Outcome.INVALID):
             found.append(Surprise(case, got, f"the honest answer is {right.outcome.value} {right.reason}"))
     return found
