@@ -36,7 +36,7 @@ from rlvr.sandbox.supervisor import TIERS
 from rlvr.sandbox.verdict import Verdict
 
 FOLDER = Path(__file__).parent / "sandbox_cases"
-SECONDS = 10.0
+SECONDS = 5.0
 SENTINEL = "every test held"
 
 OBJECT = "class _Plain:\n    __slots__ = ()\n"
