@@ -99,6 +99,13 @@ class Channel:
             raise self.end_output()
         return data
 
+    def require_silence(self) -> None:
+        """End the exchange if more came than was asked for."""
+        assert self.descriptor is not None
+        self.poller.modify(self.descriptor, select.POLLIN)
+        if self.buffer or any(events & select.POLLIN and not events & select.POLLHUP for _, events in self.poller.poll(0)):
+            raise self.end("opaque", NO_FRAME)
+
     def read(self) -> list[Any]:
         """The next message."""
         self.raise_if_ended()

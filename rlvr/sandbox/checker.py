@@ -25,7 +25,9 @@ from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, Encoder
 from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, SplitTest, StatementTest, make_plan
 from rlvr.sandbox.protocol import OUTPUT
-from rlvr.sandbox.remote import NOT_SENT, OF_ANSWER, TEST, BadTest, Link, Names, Remote
+from rlvr.sandbox.operations import Operations
+from rlvr.sandbox.remote import NOT_SENT, OF_ANSWER, TEST, BadTest, Link, Names, NeedsObjects
+from rlvr.sandbox.test_program import OPERATIONS
 
 NO_CALL = "the tests never call the answer"
 COLLECT_JOBS, COLLECT_BYTES = 500, 4 << 20  # verifications, and bytes from answers, until garbage is collected
@@ -44,7 +46,7 @@ def warm() -> None:
     job = {"tests": ["assert f([1, 2]) == {'a': (1.5, 'b')}, 'no'"]}
     test = plan_job(job).tests[0]
     assert isinstance(test, SplitTest)
-    compare(test, [Encoder().encode({"a": (1.5, "b")})], Link(Channel(None, 1.0, OUTPUT), {}))
+    compare(test, [Encoder().encode({"a": (1.5, "b")})], Link(Channel(None, 1.0, OUTPUT), plain=True))
     judge(job, None)
     global _base
     _base = peak_memory()
@@ -67,7 +69,7 @@ def needs_fork(job: dict[str, Any]) -> bool:
     if test_kind(job) != "asserts":
         return False
     try:
-        return plan_job(job).needs_fork
+        return job.get("objects", False) or plan_job(job).needs_fork
     except BadTest:
         return False
 
@@ -81,12 +83,15 @@ def judge(job: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
     forked = True
     try:
         plan = None if kind == "weak" else plan_job(job)
-        forked = plan is not None and plan.needs_fork
+        forked = plan is not None and (plan.needs_fork or job.get("objects", False))
         if plan is None:
             return run.result("weak", run.run_weak())
-        ended = run.run_split(plan) if plan.is_split else run.run_rpc(plan)
-        result = run.result("split" if plan.is_split else "rpc", ended)
+        split = plan.is_split and not job.get("objects")
+        ended = run.run_split(plan) if split else run.run_rpc(plan)
+        result = run.result("split" if split else "rpc", ended)
         return result if forked or not needs_restart() else {**result, "needs_restart": True}
+    except NeedsObjects:
+        return {"path": "split", "tests": [], "needs_objects": True}
     except BadTest as error:
         return {"path": "", "tests": [], "invalid": "bad_test", "detail": clean(str(error))}
     finally:
@@ -183,27 +188,26 @@ class CheckerRun:
             raise BadTest(NO_CALL)
         if self.channel.descriptor is None:
             return self.channel.end("reached")
-        replies: list[list[Any]] = []
-        ended = None
+        link = self.link = Link(self.channel, plain=True)
         try:
-            self.channel.write(["batch", [call for test in tests for call in test.calls]])
+            self.channel.write(["batch", tests[0].calls])  # with the answer still loading: one wait less
             if ended := self.begin():
                 return ended
-            for test in tests:
-                replies.append([self.channel.read() for _ in test.calls])
-        except ExchangeEnd as error:
-            ended = error
-        link = self.link = Link(self.channel, {})
-        for test, values in zip(tests, replies, strict=False):
-            self.rows.append(compare(test, values, link))
-        return ended
+            for place, test in enumerate(tests):
+                if place:  # one test's values at a time
+                    self.channel.write(["batch", test.calls])
+                self.rows.append(compare(test, [self.channel.read() for _ in test.calls], link))
+                self.channel.require_silence()
+        except ExchangeEnd as ended:
+            return ended
+        return None
 
     def run_rpc(self, plan: Plan) -> ExchangeEnd | None:
         """Run the tests' own statements, in a fork of the checker unless all of them are light."""
-        caught = {name: type(name, (Exception,), {}) for name in plan.caught}
-        link = Link(self.channel, caught, MODULES if plan.needs_fork else LIGHT_MODULES)
-        names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, **caught}
-        names.update({name: Remote(link, ["n", name], name) for name in plan.called})
+        forked = plan.needs_fork or self.job.get("objects", False)
+        link = Link(self.channel, MODULES if forked else LIGHT_MODULES)
+        operations = Operations(link, plan.uses_objects, plan.captures_output)
+        names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, OPERATIONS: operations}
         self.link, self.names = link, names
         try:
             for text in self.job.get("imports") or ():
@@ -228,7 +232,7 @@ class CheckerRun:
             if not row[0]:
                 return ExchangeEnd(row[1], row[2])
             setup_ran = True
-        for test in plan.tests:
+        for test in plan.make_statements() if self.job.get("objects") else plan.tests:
             self.channel.has_sent = isinstance(test, StatementTest) and test.follows and (setup_ran or has_asked)
             row = self.run_test(test, names, link)
             if isinstance(row, ExchangeEnd):
@@ -246,15 +250,17 @@ class CheckerRun:
                 check_constant(test)
                 if test.calls:
                     self.channel.write(["batch", test.calls])
+                link.plain = True
                 return compare(test, [self.channel.read() for _ in test.calls], link)
+            link.plain = False
             exec(test.code, names)
             entry = self.job.get("entry_point")
             if entry and test.defines_check and callable(names.get("check")):
-                names["check"](Remote(link, ["n", entry], entry))
+                names["check"](link.named(entry))
             row = [True, "", ""]
         except ExchangeEnd:
             row = []
-        except (BadTest, MemoryError):  # memory: earlier verifications of this process count too
+        except (BadTest, NeedsObjects, MemoryError):  # memory: earlier verifications of this process count too
             raise
         except BaseException as error:
             of_answer = getattr(error, OF_ANSWER, None)
@@ -289,6 +295,8 @@ def compare(test: SplitTest, replies: list[Any], link: Link) -> Row:
     calls = len(replies) - len(test.module_names)
     try:
         for number, reply in enumerate(replies[:calls]):
+            if reply[0] == "v" and len(reply) > 2 and test.looks_at_type:
+                raise NeedsObjects
             values[f"_{number}"] = link.value(reply)
         for name, reply in zip(test.module_names, replies[calls:], strict=True):
             values[name] = link.module(reply, {name})
@@ -298,7 +306,7 @@ def compare(test: SplitTest, replies: list[Any], link: Link) -> Row:
             return [True, "", ""]
     except ExchangeEnd as ended:
         return [False, ended.reason, clean(ended.detail)]
-    except MemoryError:
+    except (NeedsObjects, MemoryError):
         raise
     except Exception as error:
         return [False, "exception", describe_error(error)]

@@ -47,8 +47,20 @@ _ITERATORS = tuple(
     {type(iter(kind)) for kind in ([], (), set(), {}, "", b"", range(0), {}.values(), {}.items(), reversed([]))}
     | {type(_ for _ in ()), map, filter, zip, enumerate, reversed}
 )
+CONSTANTS = {type(NotImplemented): "NotImplemented", type(...): "Ellipsis"}
 _TIMES = ("datetime", "date", "time")
 _BASES = (float, int, str, bytes, bytearray, complex, list, tuple, set, frozenset, deque, Counter, OrderedDict, dict)
+
+
+# Values of the library that travel by what makes them, as they are compared: class -> arguments.
+_MADE_BY: dict[str, Callable[[Any], list[Any]]] = {
+    "pathlib:PurePosixPath": lambda value: [str(value)], "pathlib:PosixPath": lambda value: [str(value)],
+    "pathlib:PureWindowsPath": lambda value: [str(value)], "uuid:UUID": lambda value: [str(value)],
+    "array:array": lambda value: [value.typecode, value.tolist()],
+    "datetime:timezone": lambda value: list(value.__getinitargs__()),
+    "ipaddress:IPv4Address": lambda value: [str(value)], "ipaddress:IPv6Address": lambda value: [str(value)],
+    "ipaddress:IPv4Network": lambda value: [str(value)], "ipaddress:IPv6Network": lambda value: [str(value)],
+}  # fmt: skip
 
 
 class CodecError(Exception):
@@ -75,10 +87,19 @@ class _Room:
 
 
 class Encoder:
-    """Encodes values as tagged JSON. `opaque` is called for a value without an encoding; its result is written."""
+    """Encodes values as tagged JSON. `opaque` is called for a value without an encoding; its result is written.
 
-    def __init__(self, opaque: Callable[[Any], list[Any]] | None = None) -> None:
-        self.opaque, self.room = opaque, _Room()
+    `draws`: iterators travel as their items; else they have no encoding. `exact` turns False once an object of a
+    subclass was written as its base; `subclass` may write it in another way.
+    """
+
+    def __init__(
+        self,
+        opaque: Callable[[Any], list[Any]] | None = None,
+        draws: bool = True,
+        subclass: Callable[[Any], list[Any] | None] | None = None,
+    ) -> None:
+        self.opaque, self.draws, self.room, self.exact, self.subclass = opaque, draws, _Room(), True, subclass
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
@@ -96,6 +117,10 @@ class Encoder:
         base = kind
         if kind not in _ITEMS and kind not in _PAIRS:
             base = next((one for one in _mro(kind) if one in _BASES), kind)
+            if base is not kind:
+                self.exact = False
+                if self.subclass is not None and (written := self.subclass(value)) is not None:
+                    return written
         if base in _ITEMS:
             items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
             return self._all(_ITEMS[base], items, base.__len__(value), depth)  # pyright: ignore[reportAttributeAccessIssue]
@@ -132,11 +157,22 @@ class Encoder:
             return ["D", str(value)]
         if kind is _imported_type("datetime", "timedelta"):
             return ["T", "timedelta", value.days, value.seconds, value.microseconds]
-        if any(kind is _imported_type("datetime", name) for name in _TIMES) and getattr(value, "tzinfo", None) is None:
-            return ["T", kind.__name__, value.isoformat()]
+        if any(kind is _imported_type("datetime", name) for name in _TIMES):
+            zone = getattr(value, "tzinfo", None)
+            if zone is None:
+                return ["T", kind.__name__, value.isoformat()]
+            if type(zone) is _imported_type("datetime", "timezone"):
+                naive = value.replace(tzinfo=None)
+                return ["T", kind.__name__, naive.isoformat(), self.encode(zone, depth + 1), value.fold]
+        if (path := f"{kind.__module__}:{kind.__qualname__}") in _MADE_BY and _imported_type(*path.split(":")) is kind:
+            return ["M", path, *(self.encode(part, depth + 1) for part in _MADE_BY[path](value))]
         if kind in _VIEWS:
             return self._all(_VIEWS[kind], value, len(value), depth)
-        if kind in _ITERATORS or _is_itertools(kind):
+        if kind in CONSTANTS:
+            return ["K", CONSTANTS[kind]]
+        if kind is slice:
+            return ["y", *(self.encode(part, depth + 1) for part in (value.start, value.stop, value.step))]
+        if self.draws and (kind in _ITERATORS or _is_itertools(kind)):
             bound = CHUNK if self.opaque else DRAWN
             drawn = list(itertools.islice(value, bound))
             if len(drawn) < bound:
@@ -221,6 +257,10 @@ class Decoder:
                 raise CodecError("not an encoded value")
             made = {"c": complex, "r": range}.get(tag)
             return (made or importlib.import_module("fractions").Fraction)(*parts)
+        if tag == "K":
+            return {"NotImplemented": NotImplemented, "Ellipsis": Ellipsis}[rest[0]]
+        if tag == "y":
+            return slice(*(self.decode(part, depth + 1) for part in rest))
         if tag == "D":
             if len(rest[0]) > 10_000:
                 raise CodecError("a Decimal with too many digits")
@@ -234,7 +274,11 @@ class Decoder:
                 return times.timedelta(*rest[1:])
             if rest[0] not in _TIMES:
                 raise CodecError("an unknown type of datetime")
-            return getattr(times, rest[0]).fromisoformat(rest[1])
+            time = getattr(times, rest[0]).fromisoformat(rest[1])
+            return time if len(rest) == 2 else time.replace(tzinfo=self.decode(rest[2], depth + 1), fold=int(bool(rest[3])))
+        if tag == "M" and rest[0] in _MADE_BY:
+            module, name = rest[0].split(":")
+            return getattr(importlib.import_module(module), name)(*(self.decode(part, depth + 1) for part in rest[1:]))
         if self.opaque is None or len(data) < 2:
             raise CodecError(f"an opaque value ({str(rest[-1])[:50] if rest else ''})")
         if tag == "G":

@@ -15,6 +15,7 @@ import builtins
 import importlib.util
 import math
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.remote import BadTest
-from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, Setup, bound_names, inner_names, nodes, used_names, walk
+from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, OF_DATA, Setup, bound_names, inner_names, nodes, used_names, walk
+from rlvr.sandbox.test_program import captures_output, find_tainted, has_assertion, rewrite
 from rlvr.sandbox.vacuous_tests import find_vacuous_test
 
 PURE = (
@@ -54,13 +56,14 @@ HEAVY_BUILTINS = {
     "locals", "memoryview", "open", "quit", "setattr", "super", "vars",
 }  # fmt: skip
 GROWTH = (ast.Pow, ast.LShift, ast.Mult, ast.Mod)
+LOOKS = {"type", "isinstance", "str", "repr", "hash", "len", "iter"}
 LATE = (ast.BoolOp, ast.IfExp, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.Lambda)
 
 
 class SplitTest:
     """An assert split into calls ([name, arguments, keyword arguments] in codec form) and the code that is left.
 
-    `code` reads the values as `_0`, `_1`, ... `modules` come from the test's imports; `module_names` are modules that
+    `looks_at_type`: the code tells a subclass from its base. `code` reads the values as `_0`, `_1`, ... `modules` come from the test's imports; `module_names` are modules that
     the answer must have imported. `heavy`: a value may grow on evaluation, so a fork evaluates it.
     """
 
@@ -70,11 +73,12 @@ class SplitTest:
         self.code, self.message, self.heavy = code, message, heavy
         self.modules = {name: PURE_MODULES[name] for name in extractor.modules & supplied}
         self.module_names = sorted(extractor.modules - supplied)
+        self.looks_at_type = bool(LOOKS & set(code.co_names))
         self.calls = extractor.calls + [[name] for name in self.module_names]
 
 
 class StatementTest:
-    """Statements to run. `follows`: they use names of an earlier test; `defines_check`: they define check()."""
+    """Statements to run, rewritten. `follows`: they use names of an earlier test; `defines_check`: they define check()."""
 
     def __init__(self, code: CodeType, follows: bool, defines_check: bool, heavy: bool) -> None:
         self.code, self.follows, self.defines_check, self.heavy = code, follows, defines_check, heavy
@@ -83,22 +87,25 @@ class StatementTest:
 class Plan:
     """How to run a verification's tests.
 
-    `called`: the answer's functions; `caught`: its exceptions; `setup`: what runs here.
-
-    `setup_asks`: that setup calls the answer. `needs_fork`: the checker must not run it in its own process.
+    `setup`: what of it runs here; `setup_asks`: that calls the answer. `needs_fork`: the checker must not run it in its
+    own process. `uses_objects`: by their own text, the tests work with objects of the answer. `make_statements` makes
+    the tests as statements, for answers whose values are no plain data.
     """
 
     def __init__(
         self,
         tests: list[SplitTest | StatementTest],
-        called: set[str],
-        caught: set[str],
+        make_statements: Callable[[], list[StatementTest]],
         setup: CodeType | None,
         setup_asks: bool,
+        uses_objects: bool,
+        captures_output: bool,
     ) -> None:
-        self.tests, self.called, self.caught, self.setup, self.setup_asks = tests, called, caught, setup, setup_asks
+        self.captures_output = captures_output
+        self.tests, self.setup, self.setup_asks, self.uses_objects = tests, setup, setup_asks, uses_objects
         self.is_split = all(isinstance(test, SplitTest) for test in tests)
         self.needs_fork = setup is not None or any(test.heavy for test in tests)
+        self.make_statements = lru_cache(1)(make_statements)
 
 
 @lru_cache(1024)
@@ -135,32 +142,73 @@ def make_plan(
         )
     if fault := find_missing_name(trees, free - bound_names(after), entry_point, answer_names):
         raise BadTest(fault)
-    classes = [node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)]
-    for derived in sorted(name for node in classes for base in node.bases for name in used_names(base) & free):
-        raise BadTest(f"the test derives a class from {derived!r} of the answer, which is in another process")
+    for node in (node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)):
+        derived = sorted(set().union(*map(used_names, node.bases)) & free)
+        if derived and has_assertion(node):
+            raise BadTest(f"a class with assertions derives from {derived[0]!r} of the answer: assert outside of it")
     known = own | called | inner_names(trees) | bound_names(after) | {entry_point or ""}
     if name := parts.find_misuse(trees, imported):
         raise BadTest(f"the test compares with {name!r}, whose value is made where the answer runs: use plain data")
     for tree in trees:
-        unmet = sorted(operands(tree) & free - known)
+        unmet = sorted(find_unmet(tree, free - known, free))
         if unmet and (called & free or entry_point):
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
     if fault := find_vacuous_test(trees, after, free | parts.built, entry_point):
         raise BadTest(fault)
-    handlers = [node.type for tree in trees for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
-    caught = set().union(*(used_names(kind) for kind in handlers if kind is not None)) & free
+    scope = free - MODULES - inner_names(trees)
+    classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
+    everything = [*trees, parts.here]
+    tainted = find_tainted(everything, scope | (used_names(parts.here) & classes))
+    uses_objects = works_with_objects(everything, scope | classes, tainted)
     plans: list[SplitTest | StatementTest] = []
-    earlier = bound_names(parts.here)  # an answer may have changed these, so a failure on them is its own
-    for text, tree in zip(tests, trees, strict=True):
-        planned = None if entry_point and "check" in own else split(ast.parse(text), free, own, imported)
-        if planned is None:
-            code = compile(tree, "<test>", "exec", dont_inherit=True)
-            heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
-            planned = StatementTest(code, bool(used_names(tree) & earlier), "check" in bound_names(tree), heavy)
-        plans.append(planned)
+    starts: list[set[str]] = []  # names of earlier tests, which an answer may have changed: a failure is then its own
+    earlier = bound_names(parts.here)
+    checks = bool(entry_point) and "check" in own
+
+    def state(place: int) -> StatementTest:
+        tree = trees[place]
+        heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
+        program = rewrite(ast.parse(tests[place]), scope | classes, tainted, everything)
+        code = compile(program, "<test>", "exec", dont_inherit=True)
+        return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
+
+    for place, (text, tree) in enumerate(zip(tests, trees, strict=True)):
+        starts.append(set(earlier))
+        planned = None if checks or uses_objects else split(ast.parse(text), free, own, imported)
+        plans.append(planned or state(place))
         earlier |= bound_names(tree)
-    code = compile(parts.here, "<setup>", "exec", dont_inherit=True) if parts.here.body else None
-    return Plan(plans, called & free, caught, code, parts.needs_answer)
+    here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, everything)
+    code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
+    return Plan(plans, lambda: [state(place) for place in range(len(trees))], code, parts.needs_answer, uses_objects, captures_output(everything))
+
+
+def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
+    """Whether tests use objects of the answer by their own text: its classes, attributes, contexts.
+
+    It decides what an operation on an opaque object may reveal, so it must not depend on the answer.
+    """
+    for node in (node for tree in trees for node in nodes(tree)):
+        if isinstance(node, ast.Name) and node.id in free:
+            name = node.id.lstrip("_")
+            if name[:1].isupper() and not (name.isupper() and len(name) > 1):
+                return True
+        elif isinstance(node, ast.Attribute) and node.attr not in OF_DATA and used_names(node.value) & tainted:
+            return True
+        elif isinstance(node, (ast.With, ast.AsyncWith, ast.AsyncFor, ast.Await)) and used_names(node) & tainted:
+            return True
+    return False
+
+
+def find_unmet(tree: ast.AST, unknown: set[str], free: set[str]) -> set[str]:
+    """Names that only the answer binds, on one side of a comparison whose other side calls the answer."""
+    found: set[str] = set()
+    for node in nodes(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            calls = [one for side in sides for one in nodes(side) if isinstance(one, ast.Call)]
+            if any(used_names(call.func) & free for call in calls):
+                found |= {side.id for side in sides if isinstance(side, ast.Name)} & unknown
+    return found
 
 
 def check_imports(*trees: ast.Module) -> None:
@@ -170,12 +218,6 @@ def check_imports(*trees: ast.Module) -> None:
         for name in (name.split(".")[0] for name in names):
             if name and name not in sys.modules and importlib.util.find_spec(name) is None:
                 raise BadTest(f"the test imports {name!r}; answers and tests have the standard library only")
-
-
-def operands(tree: ast.AST) -> set[str]:
-    """Names that stand alone on one side of a comparison."""
-    sides = [side for node in nodes(tree) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)]
-    return {side.id for side in sides if isinstance(side, ast.Name)}
 
 
 def split(tree: ast.Module, free: set[str], own: set[str], imported: set[str]) -> SplitTest | None:

@@ -1,12 +1,10 @@
-"""Stand-ins for an answer's functions, classes and objects while a test runs: every use of one is a call to the answer.
+"""Requests to the answer's process during a test run, and the references to its objects (`Remote`).
 
-What comes back is data that the answer chose. It gains nothing by lying about `len`, `bool` or an attribute, because it
-could as well have returned the wrong value. It must not choose the result of a comparison. Therefore:
-- an object that gave a length must yield as many items;
-- comparing an object of the answer with plain data ends the test (`opaque`): its `__eq__` could say anything;
-- two of its objects are equal if its own `==` says so and their state, read as data, is equal here;
-- the order of two of its objects is the answer's own choice: such a test checks nothing;
-- plain operands are sent for `+`, `*`, `@` and `**` only: `f(1) - 3` would tell the answer the expected value.
+What comes back is data that the answer chose. `rlvr.sandbox.operations` decides what may be asked; here is how values
+travel. Plain immutable data arrives as itself. Anything else arrives as a `Remote`, with a snapshot of its data where
+it has any, which is read again once anything else was asked. An exception of the answer is raised here as one that a
+test can catch by the classes it names: builtin and library classes as themselves, its own as a mirror with the same
+bases, one for each class object (`exception_class`).
 Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercises it.
 """
 
@@ -14,6 +12,9 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any, NoReturn
@@ -27,8 +28,6 @@ OF_ANSWER = "_of_answer"
 TEST = "test"  # the module name of what a test defines
 EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 EXCEPTIONS = {name: kind for name, kind in EXCEPTIONS.items() if issubclass(kind, BaseException)}
-
-
 NOT_SENT = "an argument cannot be sent to the answer"
 
 
@@ -36,45 +35,97 @@ class BadTest(Exception):
     """A test that is wrong whatever the answer is."""
 
 
+class NeedsObjects(Exception):
+    """A value of the answer is no plain data, so the test has to run with references."""
+
+
 class Link:
     """Requests of one test run, with the objects that were sent and received.
 
-    `modules`: those that the answer may give for a name of the test that only the answer binds.
+    `modules`: those that the answer may give for a name of the test that only the answer binds. `plain`: values are
+    expected to be plain data, and `NeedsObjects` is raised for another.
     """
 
-    def __init__(self, channel: Channel, caught: dict[str, type], modules: Collection[str] = ()) -> None:
-        self.channel, self.caught = channel, caught
+    def __init__(self, channel: Channel, modules: Collection[str] = (), plain: bool = False) -> None:
+        self.channel, self.plain = channel, plain
         self.callbacks: list[Any] = []
         self.builtins: dict[str, Any] = dict(PLAIN_TYPES)  # builtins that the test passed, and plain types
         self.remotes: dict[Any, Remote] = {}
-        self.sized = set[tuple[Any, ...]]()  # objects that gave their length
+        self.classes: dict[Any, type] = {}  # mirrors of the answer's exception classes, by their handle
         self.failed: ExchangeEnd | None = None  # the current test is over, the channel is not
         self.modules, self.expected = modules, set[str]()  # modules that a reply may be, and those that the test passed
+        self.requests = 0
+        self.raised: list[BaseException] = []  # exceptions of the test that the answer got
 
     def clear(self) -> None:
-        self.remotes.clear()
-        self.sized.clear()
-        self.callbacks.clear()
-        self.builtins.clear()
+        for held in (self.remotes, self.callbacks, self.builtins, self.classes, self.raised):
+            held.clear()
 
     def fail(self, reason: str, detail: str) -> ExchangeEnd:
         self.failed = ExchangeEnd(reason, detail[:200])
         return ExchangeEnd(reason, detail[:200])
 
+    # Requests
+
     def ask(self, request: list[Any], given: list[Any] | None = None) -> Any:
         """Send a request and return its value; `given` are the arguments that the answer may have changed."""
+        self.requests += 1
         self.channel.write(request)
         while (reply := self.channel.read())[0] == "cb":
             self.answer_callback(reply)
         if given is not None and len(reply) > 2 and type(reply[-1]) is list and len(reply[-1]) == len(given):
-            for old, new in zip(given, [self.decode(part) for part in reply[-1]], strict=True):
-                update(old, new)
-        return self.value(reply, ends=request[:2] == ["op", "next"])
+            changed = [self.decode(part) for part in reply[-1]]
+            pairs = dict[int, Any]()
+            for old, new in zip(given, changed, strict=True):
+                update(old, new, pairs)
+        return self.value(reply, ends=request[:2] in (["op", "next"], ["op", "anext"]))
+
+    def op(self, name: str, *args: Any) -> Any:
+        given = list(args)
+        return self.ask(["op", name, self.encode(given)], given if has_containers(given) else None)
+
+    def call(self, function: Any, args: Collection[Any], words: dict[str, Any]) -> Any:
+        given = [list(args), words]
+        return self.ask(["call", self.encode(function), *map(self.encode, given)], given)
+
+    def call_method(self, owner: Any, name: str, args: Collection[Any], words: dict[str, Any]) -> Any:
+        given = [list(args), words]
+        if name in ("__next__", "send", "throw"):
+            return self.op("next", owner, name, *args)
+        return self.ask(["method", self.encode(owner), name, *map(self.encode, given)], given)
+
+    def call_library(self, path: str, args: Collection[Any], words: dict[str, Any]) -> Any:
+        if path in ("builtins:next", "builtins:anext"):
+            return self.op(path.split(":")[1], *args)
+        given = [list(args), words]
+        return self.ask(["library", path, *map(self.encode, given)], given)
+
+    def named(self, name: str) -> Any:
+        """The value that the answer has bound to a name, as a reference until it is used."""
+        return self.decode_opaque(["n", name])
+
+    def data(self, remote: Remote) -> tuple[bool, Any]:
+        """Whether an object can be read as data, and the data."""
+        if remote._requests != self.requests:
+            reply = self.op("data", remote)
+            if type(reply) is Remote and reply is not remote:
+                remote._exact, remote._snapshot = reply._exact, reply._snapshot
+            elif reply is not remote:
+                remote._exact, remote._snapshot = 1, [reply]
+            remote._requests = self.requests
+        if not remote._exact or remote._snapshot is None:
+            return False, None
+        if type(remote._snapshot) is tuple:
+            remote._snapshot = [self.decode(remote._snapshot[0])]
+        return True, remote._snapshot[0]
 
     def get(self, name: str) -> Any:
-        """The value that the answer has bound to a name."""
+        """The value of a name that may be a module."""
+        self.requests += 1
         self.channel.write(["get", name])
         return self.module(self.channel.read(), {name} if name in MODULES else self.modules)
+
+    # Replies
 
     def module(self, reply: list[Any], names: Collection[str]) -> Any:
         """A reply's value, which may also be one of these modules (as imported here)."""
@@ -92,44 +143,112 @@ class Link:
             return self.decode(reply[1])
         if kind == "n" and len(reply) > 1:
             raise self.fail("wrong_name", f"{str(reply[1])[:80]!r} is not defined")
-        if kind == "x" and len(reply) > 4 and type(reply[1]) is list and reply[1]:
-            _, names, message, args, attributes = reply[:5]
-            raise self.exception([str(name)[:100] for name in names[:50]], ends, message, args, attributes)
+        if kind == "x" and len(reply) > 1:
+            error = self.exception(reply[1])
+            if isinstance(error, ENDS) and not ends:  # else `f` could end `all(map(f, cases))` early
+                mirrored = RuntimeError(str(error)) if self.plain else error
+                if mirrored is not error:
+                    setattr(mirrored, OF_ANSWER, type(error).__name__)
+                error = mirrored
+            raise error
         if kind == "large" and len(reply) > 1:
             raise self.fail("output", str(reply[1]))
         raise self.fail(
             "opaque", str(reply[1]) if kind == "u" and len(reply) > 1 else "the answer's process sent an invalid reply"
         )
 
-    def exception(self, names: list[str], ends: bool, message: Any, args: Any, attributes: Any) -> BaseException:
-        """The answer's exception with the same builtin base, which a test can catch by the names it uses.
+    def exception(self, data: Any, depth: int = 0) -> BaseException:
+        """The exception here for one of the answer: [classes, message, arguments, handle, inner, place].
 
-        Only `next` may end an iteration. Else `f` could end `all(map(f, cases))` early, and the test would pass.
+        `inner`: exceptions of a group; `place`: in `raised`, if the test raised it.
         """
-        base = next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), Exception)
+        if type(data) is not list or len(data) != 6 or type(data[0]) is not list or not data[0] or depth > 5:
+            return self.fail("opaque", NO_FRAME)
+        classes, message, args, handle, inner, place = data
+        if type(place) is int and 0 <= place < len(self.raised):
+            return self.raised[place]
         message = str(message)[:200]
-        if issubclass(base, ENDS) and not ends:
-            base = RuntimeError
-        if not issubclass(base, Exception):
-            return self.fail("exited", f"{names[0]}: {message}")
-        if base is MemoryError:
+        name = str(classes[0][-1])[:100] if type(classes[0]) is list and classes[0] else "Exception"
+        kind = self.mirror_class(classes)
+        if kind is MemoryError and handle is None:
             return self.fail("memory", message)
-        parents = [self.caught[name] for name in names if name in self.caught]
+        if kind is None or (not issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup) and self.plain):
+            return self.fail("exited", f"{name}: {message}")
         try:
-            kind = type(names[0], (*parents, base), {}) if parents or names[0] != base.__name__ else base
-        except (TypeError, ValueError):
-            kind = base
-        given = self.decode(args) if type(args) is list else (message,)
+            given = self.decode(args) if type(args) is list else (message,)
+        except ExchangeEnd:
+            self.failed = None
+            given = (message,)
+        error: Any = None
+        if issubclass(kind, BaseExceptionGroup) and type(inner) is list and inner:
+            nested = [self.exception(one, depth + 1) for one in inner[:100]]
+            error = kind(message, nested)  # type: ignore[arg-type]
+        if error is None:
+            try:
+                error = kind(*given) if kind.__module__ == "builtins" else _bare(kind, given)
+            except Exception:
+                error = _bare(kind, (message,)) or Exception(message)
         try:
-            error = kind(*given)
-        except Exception:
-            error = next((one for one in (_bare(kind, message), _bare(base, message)) if one), Exception(message))
-        values = self.decode(attributes) if type(attributes) is list else {}
-        for name, value in values.items() if type(values) is dict else ():
-            if type(name) is str and not name.startswith("_") and not hasattr(error, name):
-                setattr(error, name, value)
-        setattr(error, OF_ANSWER, names[0])
+            error._remote = self.decode(handle) if type(handle) is list else None
+            setattr(error, OF_ANSWER, name)
+        except (AttributeError, ExchangeEnd):
+            self.failed = None
         return error
+
+    def mirror_class(self, classes: list[Any]) -> Any:
+        """The class here for a class of the answer, given with its bases in the order of resolution."""
+        first, rest = classes[0], classes[1:51]
+        if type(first) is not list or not first:
+            return None
+        if first[0] == "builtin" and first[1] in EXCEPTIONS:
+            return EXCEPTIONS[first[1]]
+        if first[0] == "lib":
+            found = _library_class(str(first[1]), str(first[2]))
+            if found is not None:
+                return found
+        if not rest:
+            return None
+        key = first[1] if first[0] == "h" and type(first[1]) is int else None
+        if key is not None and key in self.classes:
+            return self.classes[key]
+        bases: list[type] = []
+        for place in range(len(rest)):
+            base = self.mirror_class(rest[place:])
+            if base is not None and not any(issubclass(one, base) for one in bases):
+                bases.append(base)
+        try:
+            made = type(str(first[-1])[:100].replace("\0", ""), tuple(bases), {"__module__": "answer"})
+        except TypeError:
+            made = type(str(first[-1])[:100], tuple(bases[:1]), {"__module__": "answer"})
+        if key is not None:
+            self.classes[key] = made
+        return made
+
+    def exception_class(self, remote: Remote) -> Any:
+        """What `except` catches for a class of the answer."""
+        key = remote._target
+        self.requests += 1
+        self.channel.write(["classes", key])
+        reply = self.channel.read()
+        if reply[0] == "m" and type(reply[1]) is list and all(type(one) is list for one in reply[1]):
+            found = [self.mirror_class(one) for one in reply[1] if one]
+            if all(isinstance(one, type) for one in found):
+                return tuple(found)
+        if reply[0] == "n":
+            raise self.fail("wrong_name", f"{str(reply[1])[:80]!r} is not defined")
+        raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+
+    def mirror(self, remote: Remote) -> BaseException:
+        """The exception here for an exception object, or class, of the answer, to be raised by the test."""
+        self.requests += 1
+        self.channel.write(["raise", remote._target])
+        while (reply := self.channel.read())[0] == "cb":
+            self.answer_callback(reply)
+        if reply[0] == "x" and len(reply) > 1:
+            return self.exception(reply[1])
+        raise self.fail("opaque", NO_FRAME)
+
+    # Values
 
     def decode(self, data: Any) -> Any:
         try:
@@ -138,14 +257,24 @@ class Link:
             raise self.fail("output" if isinstance(error, ValueTooLarge) else "opaque", str(error)) from None
 
     def decode_opaque(self, data: list[Any]) -> Any:
-        """What a reference stands for: an object of the answer, a callback of the test, a builtin, a module."""
+        """What a reference stands for: an object of the answer, a callback of the test, a builtin, a module.
+
+        `["h", key, type name, exactness, [data]]`: exactness is 0 without data, 1 for data of a builtin type, 2 for
+        that of a subclass, 3 for that of a subclass with an `==` of its own.
+        """
         kind, key, *rest = data
         if kind in ("h", "n") and type(key) is (int if kind == "h" else str):
-            if key not in self.remotes:
+            if self.plain:
+                raise NeedsObjects
+            remote = self.remotes.get(key)
+            if remote is None:
                 if len(self.remotes) >= HANDLES:
                     raise CodecError("too many opaque values")
-                self.remotes[key] = Remote(self, [kind, key], str(rest[0])[:80] if rest else "object")
-            return self.remotes[key]
+                remote = self.remotes[key] = Remote(self, [kind, key], str(rest[0])[:80] if rest else "object")
+            if len(rest) == 3 and rest[1] in (0, 1, 2, 3) and type(rest[2]) is list:
+                remote._exact, remote._requests = rest[1], self.requests
+                remote._snapshot = (rest[2][0],) if rest[2] else None
+            return remote
         if kind == "cb" and type(key) is int and 0 <= key < len(self.callbacks):
             return self.callbacks[key]
         if kind == "builtin" and type(key) is str and (key in self.builtins or key in EXCEPTIONS):
@@ -156,13 +285,29 @@ class Link:
 
     def encode(self, value: Any) -> Any:
         try:
-            return Encoder(self.encode_opaque).encode(value)
+            return Encoder(self.encode_opaque, subclass=self.encode_subclass).encode(value)
         except CodecError as error:
             raise self.fail("opaque", f"{NOT_SENT}: {error}") from None
 
+    def encode_subclass(self, value: Any) -> list[Any] | None:
+        """A named tuple or a defaultdict as itself; None for another object of a subclass, which travels as its base."""
+        fields = getattr(type(value), "_fields", None)
+        if isinstance(value, tuple) and type(fields) is tuple:
+            return ["N", type(value).__name__, list(fields), [self.encode(item) for item in value]]
+        if type(value) is defaultdict:
+            return ["dd", self.encode(value.default_factory), self.encode(dict(value))]
+        return None
+
     def encode_opaque(self, value: Any) -> list[Any]:
         if type(value) is Remote:
-            return object.__getattribute__(value, "_target")
+            return value._target
+        if isinstance(value, BaseException) and type(getattr(value, "_remote", None)) is Remote:
+            return value._remote._target  # type: ignore[attr-defined]
+        if isinstance(value, BaseException):
+            self.raised.append(value)
+            base = next(one for one in type(value).__mro__ if one.__module__.split(".")[0] in sys.stdlib_module_names)
+            names = [base.__module__, base.__qualname__, type(value).__name__]
+            return ["exc", len(self.raised) - 1, *names, str(value.args[0] if len(value.args) == 1 else value)[:200]]
         if isinstance(value, (type, BuiltinFunctionType)) and getattr(builtins, value.__name__, None) is value:
             self.builtins[value.__name__] = value
             return ["builtin", value.__name__]
@@ -170,14 +315,18 @@ class Link:
             owner = value.__objclass__
             if getattr(builtins, owner.__name__, None) is owner and vars(owner).get(value.__name__) is value:
                 return ["builtin", f"{owner.__name__}.{value.__name__}"]
-        if isinstance(value, ModuleType) and value.__name__ in MODULES:
+        if isinstance(value, ModuleType):
             self.expected.add(value.__name__)
             return ["m", value.__name__]
+        from rlvr.sandbox.operations import library_path  # a cycle otherwise: operations act through a link
+
+        if getattr(value, "__module__", TEST) != TEST and (path := library_path(value)):
+            return ["lib", path]
         if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)):
             key = next((key for key, one in enumerate(self.callbacks) if one == value), len(self.callbacks))
             self.callbacks[key:] = self.callbacks[key:] or [value]
             if key < CALLBACKS:
-                return ["cb", key]
+                return ["cb", key, *describe_function(value)]
         if type(value).__module__ == TEST and not self.channel.has_sent:
             raise BadTest(f"an object of the test's own class {type(value).__name__} cannot be given to an answer")
         raise self.fail("opaque", f"an argument of type {type(value).__name__} cannot be sent to the answer")
@@ -193,24 +342,12 @@ class Link:
         except Exception as error:
             if isinstance(error, AssertionError):
                 self.fail("assertion", str(error))  # even if the answer catches it
-            result = ["x", [getattr(error, OF_ANSWER, None) or type(error).__name__, str(error)[:200]]]
+            result = ["x", self.encode_opaque(error)]
         self.channel.write(["ret", result])
-
-    def check_length(self, items: Iterator[Any], length: int) -> Iterator[Any]:
-        """Yield the items and require `length` of them: an empty object must not pass `len(r) == 2` and a loop."""
-        count = 0
-        for item in items:
-            count += 1
-            yield item
-        if count != length:
-            raise self.fail("opaque", f"an object of the answer gave a length of {length}, and {count} items")
-
-    def op(self, name: str, target: list[Any], *args: Any) -> Any:
-        return self.ask(["op", name, target, self.encode(list(args))])
 
 
 class Names(dict):
-    """Builtins for a test's text, then the names of the answer: plain data as data, all else as a stand-in."""
+    """Builtins for a test's text, then the names of the answer: plain data as data, all else as a reference."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(__import__=__import__, __build_class__=builtins.__build_class__)
@@ -226,132 +363,108 @@ class Names(dict):
         return value
 
 
-def _bare(kind: type, message: str) -> Any:
+class Remote:
+    """A reference to an object of the answer's process. What Python itself asks of it (truth, items) is asked there."""
+
+    __slots__ = ("_exact", "_kind", "_link", "_requests", "_snapshot", "_target")
+
+    def __init__(self, link: Link, target: list[Any], kind: str) -> None:
+        self._link, self._target, self._kind = link, target, kind
+        self._exact, self._snapshot, self._requests = 0, None, -1
+        self._snapshot: Any
+
+    def __bool__(self) -> bool:
+        known, data = self._link.data(self)
+        if known and self._exact == 1:
+            return bool(data)
+        return self._link.op("bool", self) is True
+
+    def __iter__(self) -> Iterator[Any]:
+        known, data = self._link.data(self)
+        if known and self._exact == 1 and type(data) in (list, tuple, dict, set, frozenset, str, bytes, range):
+            yield from data
+            return
+        items = self._link.op("iter", self)
+        while True:
+            ended, item = self._link.op("step", items)
+            if ended is True:
+                return
+            yield item
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")
+
+    def __hash__(self) -> NoReturn:
+        raise self._link.fail("opaque", "an object of the answer cannot be a key here")
+
+
+def describe_function(function: Any) -> list[Any]:
+    """The name, the documentation and the parameters of a test's function, for its stand-in beside the answer."""
+    try:
+        signature = str(inspect.signature(function))
+    except (TypeError, ValueError):
+        signature = ""
+    return [str(getattr(function, "__name__", "")), function.__doc__ if type(function.__doc__) is str else None, signature]
+
+
+def has_containers(values: list[Any]) -> bool:
+    return any(type(one) in (list, dict, set, bytearray, deque, Counter, OrderedDict) for one in values)
+
+
+def _library_class(module: str, name: str) -> Any:
+    """An exception class of the standard library; None if there is none at that place."""
+    if module.split(".")[0] not in sys.stdlib_module_names:
+        return None
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _bare(kind: type, args: Any) -> Any:
     """An exception made without its constructor; None if that fails."""
     try:
         error = BaseException.__new__(kind)
-        error.args = (message,)
+        error.args = tuple(args)
         return error
     except Exception:
         return None
 
 
-def update(old: Any, new: Any) -> None:
-    """Change the test's object as the answer changed it; parts of unchanged type keep their identity."""
-    if type(old) is not type(new):
+def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
+    """Change the test's object as the answer changed it; parts of unchanged type keep their identity.
+
+    `pairs`: objects that were changed already, by identity: one that stands in two places is changed once.
+    """
+    if id(old) in pairs or not (type(old) is type(new) or (isinstance(old, dict) and isinstance(new, dict))):
         return
-    if type(old) is list:
+    if isinstance(old, (list, dict, set, bytearray, deque, OrderedDict, Counter)):
+        pairs[id(old)] = old
+    if type(old) in (list, deque):
+        items = list(new)
         for place, (was, now) in enumerate(zip(old, new, strict=False)):
-            if type(was) is type(now) and type(was) in (list, dict, set):
-                update(was, now)
-                new[place] = was
-        old[:] = new
-    elif type(old) is dict:
-        for key, now in new.items():
-            if type(now) in (list, dict, set) and type(old.get(key)) is type(now):
-                update(old[key], now)
-                new[key] = old[key]
+            if type(was) is type(now) and type(was) in MUTABLE:
+                update(was, now, pairs)
+                items[place] = was
         old.clear()
-        old.update(new)
+        old.extend(items)
+    elif isinstance(old, dict):
+        items = dict(new)
+        for key, now in new.items():
+            if type(now) in MUTABLE and type(old.get(key)) is type(now):
+                update(old[key], now, pairs)
+                items[key] = old[key]
+        old.clear()
+        old.update(items)
     elif type(old) in (set, bytearray):
         old.clear()
         (old.update if type(old) is set else old.extend)(new)
     elif type(old) is tuple:
         for was, now in zip(old, new, strict=False):
-            update(was, now)
-    elif hasattr(old, "appendleft"):
-        old.clear()
-        old.extend(new)
+            update(was, now, pairs)
 
 
-class Remote:
-    """A stand-in for an object of the answer."""
-
-    __slots__ = ("_kind", "_link", "_target")
-
-    def __init__(self, link: Link, target: list[Any], kind: str) -> None:
-        object.__setattr__(self, "_link", link)
-        object.__setattr__(self, "_target", target)
-        object.__setattr__(self, "_kind", kind)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        link, target = _parts(self)
-        return link.ask(["call", target, link.encode(list(args)), link.encode(kwargs)], [list(args), kwargs])
-
-    def __getattr__(self, name: str) -> Any:
-        link, target = _parts(self)
-        return link.op("getattr", target, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        link, target = _parts(self)
-        link.op("setattr", target, name, value)
-
-    def __iter__(self) -> Any:
-        link, target = _parts(self)
-        length = link.op("len", target) if tuple(target) in link.sized else None
-        items = iter(link.op("iter", target))
-        return items if length is None else link.check_length(items, length)
-
-    def __len__(self) -> int:
-        link, target = _parts(self)
-        length = link.op("len", target)
-        link.sized.add(tuple(target))
-        return length
-
-    def __contains__(self, item: Any) -> bool:
-        return any(item is one or item == one for one in self)
-
-    def __instancecheck__(self, value: Any) -> bool:
-        link, _ = _parts(self)
-        return type(value) is Remote and link.op("isinstance", _parts(value)[1], self) is True
-
-    def __enter__(self) -> Any:
-        return Remote.__getattr__(self, "__enter__")()
-
-    def __exit__(self, *_: object) -> None:
-        Remote.__getattr__(self, "__exit__")(None, None, None)  # the answer must not swallow what a test raises
-
-    def __eq__(self, other: object) -> bool:
-        if other is None:
-            return False
-        link, target = _parts(self)
-        if type(other) is not Remote:
-            _refuse(self)
-        if link.op("eq", target, other) is not True:
-            return False
-        return target == _parts(other)[1] or link.op("state", target) == link.op("state", _parts(other)[1])
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        raise _parts(self)[0].fail("opaque", "an object of the answer cannot be a key here")
-
-
-def _parts(remote: Remote) -> tuple[Link, list[Any]]:
-    return object.__getattribute__(remote, "_link"), object.__getattribute__(remote, "_target")
-
-
-def _refuse(remote: Remote, *_: Any) -> NoReturn:
-    kind = object.__getattribute__(remote, "_kind")
-    raise _parts(remote)[0].fail("opaque", f"a {kind} of the answer is used with plain data; only its own kind may be")
-
-
-def _define(name: str, plain: bool) -> None:
-    def operation(self: Remote, *others: Any) -> Any:
-        link, target = _parts(self)
-        if not plain and any(type(other) is not Remote for other in others):
-            _refuse(self)
-        return link.op(name, target, *others)
-
-    setattr(Remote, f"__{name.strip('_')}__", operation)
-
-
-for _name in ("neg", "pos", "abs", "str", "repr", "bool", "int", "float", "next"):
-    _define(_name, True)
-for _name in ("getitem", "setitem", "delitem", "add", "mul", "matmul", "pow", "radd", "rmul", "rmatmul", "rpow"):
-    _define(_name, True)
-for _name in ("lt", "le", "gt", "ge", "sub", "truediv", "floordiv", "mod", "and_", "or_", "xor"):
-    _define(_name, False)
-for _name in ("rsub", "rtruediv", "rfloordiv", "rmod", "rand", "ror", "rxor"):
-    setattr(Remote, f"__{_name}__", _refuse)
+MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)

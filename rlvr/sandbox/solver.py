@@ -15,6 +15,8 @@ program on descriptors 0 and 1 instead, the latter being the channel.
 from __future__ import annotations
 
 import builtins
+import collections
+import contextlib
 import importlib
 import json
 import marshal
@@ -29,23 +31,85 @@ from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encode
 from rlvr.sandbox.protocol import NO_PROGRAM, OUTPUT, frame, read_frame, write_all
 
 HANDLES = 10_000
+IMMUTABLE = (bool, type(None), int, float, complex, str, bytes, range, type(NotImplemented), type(...), tuple, frozenset)
+def _name_of(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _step(items: Any) -> tuple[bool, Any]:
+    """The next item with whether there is none: an answer's StopIteration ends no loop of the test by itself."""
+    try:
+        return (False, next(items))
+    except StopIteration:
+        return (True, None)
+
+
+def _run(awaitable: Any) -> Any:
+    """Run an awaitable to its end on one event loop for all of a test."""
+    import asyncio
+
+    global _loop
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+
+    async def wait() -> Any:
+        return await awaitable
+
+    return _loop.run_until_complete(wait())
+
+
+def _await_call(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if type(function) is list:
+        function = _name_of(*function[1].split(":"))
+
+    async def wait() -> Any:
+        return await function(*args, **kwargs)
+
+    return _run(wait())
+
+
+def _anext(items: Any) -> tuple[bool, Any]:
+    try:
+        return (False, _run(items.__anext__()))
+    except StopAsyncIteration:
+        return (True, None)
+
+
+def _next(items: Any, *rest: Any) -> Any:
+    if rest and rest[0] in ("__next__", "send", "throw") and hasattr(items, rest[0]):
+        return getattr(items, rest[0])(*rest[1:])
+    return next(items, *rest)
+
+
+def _leave(context: Any, error: BaseException | None) -> Any:
+    return type(context).__exit__(context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
+
+
+def _leave_async(context: Any, error: BaseException | None) -> Any:
+    return _run(type(context).__aexit__(context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None)))
+
+
+def _display(kind: str, items: list[Any]) -> Any:
+    return {"list": list, "tuple": tuple, "set": set, "dict": dict}[kind](items)
+
+
+def _seed(value: Any) -> None:
+    importlib.import_module("random").seed(value)
+
+
+_loop: Any = None
+_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
+_PLAIN_OPERATORS = (*_IN_PLACE, "eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "invert", "getitem", "setitem", "delitem", "contains", "is_")
 OPS = {
-    **{
-        name: getattr(operator, name)
-        for name in ["eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "matmul"]
-    },
-    **{
-        name: getattr(operator, name)
-        for name in ["and_", "or_", "xor", "pow", "neg", "pos", "abs", "getitem", "setitem", "delitem"]
-    },
-    **dict(getattr=getattr, setattr=setattr, len=len, str=str, repr=repr, bool=bool, isinstance=isinstance),
-    **dict(int=int, float=float, next=next),
-    "iter": lambda value: (item for item in value),
-    "state": lambda value: [type(value).__qualname__, state_of(value)],
-    "radd": lambda value, other: other + value,
-    "rmul": lambda value, other: other * value,
-    "rmatmul": lambda value, other: other @ value,
-    "rpow": lambda value, other: other**value,
+    **{name: getattr(operator, name) for name in _PLAIN_OPERATORS},
+    **{"i" + name.strip("_"): getattr(operator, "i" + name.strip("_")) for name in _IN_PLACE},
+    **dict(getattr=getattr, setattr=setattr, delattr=delattr, bool=bool, iter=iter, next=_next, step=_step),
+    **dict(aiter=lambda value: value.__aiter__(), anext=_anext, await_value=_run, await_call=_await_call),
+    **dict(seed=_seed, mapping=dict, hold=lambda value: value, print=print),
+    **dict(exit=_leave, aexit=_leave_async, display=_display, data=lambda value: value),
 }
 
 
@@ -66,7 +130,7 @@ def warm() -> None:
     source = "import math\ndef f(x, y=1):\n  z = [a + y for a in x]\n  return {'a': (z, 1.5, 'b')}\n"
     exec(compile(source, "<answer>", "exec", dont_inherit=True), namespace)
     server = AnswerServer(-1, namespace, OUTPUT)
-    reply = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"], False))
+    reply = json.dumps(server.call(["n", "f"], ["l", ["l", 1, 2]], ["d"]))
     os.write(write, reply.encode())
     json.loads(os.read(read, 1 << 16))
     server.handle(["call", ["n", "f"], ["l", 5], ["d"]])
@@ -76,7 +140,7 @@ def warm() -> None:
 
 def main(job: dict[str, Any], channel: int) -> None:
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # `site` would define these
-    sys.argv = ["answer.py"]
+    sys.argv = ["/tmp/answer.py"]
     if "stdin" in job:
         run_program(job, channel)
         return
@@ -89,6 +153,7 @@ def main(job: dict[str, Any], channel: int) -> None:
         files = [open(fd, mode, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w"))]  # noqa: SIM115
         sys.stdin, sys.stdout, sys.stderr = files
     module = types.ModuleType("answer")
+    module.__file__ = sys.argv[0]
     sys.modules["answer"] = module  # dataclasses and pickling look up a class's module
     namespace = module.__dict__
     server = AnswerServer(channel, namespace, job.get("output", OUTPUT))
@@ -140,6 +205,7 @@ def run_program(job: dict[str, Any], channel: int) -> None:
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     module = types.ModuleType("__main__")
+    module.__file__ = sys.argv[0]
     sys.modules["__main__"] = module
     try:
         code = compile(job["solution"], "<answer>", "exec", dont_inherit=True)
@@ -153,7 +219,20 @@ def run_program(job: dict[str, Any], channel: int) -> None:
         if error.code not in (None, 0):
             raise RuntimeError("exit status") from None
     finally:
+        end_program(module)
         sys.stdout.flush()
+
+
+def end_program(module: types.ModuleType) -> None:
+    """What Python does at the end of a program: wait for threads, run `atexit`, drop the module's objects."""
+    with contextlib.suppress(Exception):
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        importlib.import_module("atexit")._run_exitfuncs()
+        names = list(module.__dict__)
+        for name in [one for one in names if one.startswith("_") and one != "__builtins__"] + names:
+            if name != "__builtins__":
+                module.__dict__[name] = None
 
 
 class AnswerServer:
@@ -167,6 +246,8 @@ class AnswerServer:
         self.output = self.output_left = output
         self.handles: list[Any] = []
         self.keys: dict[int, int] = {}
+        self.callbacks: dict[int, Any] = {}
+        self.tuples: dict[tuple[str, ...], Any] = {}
 
     def serve(self) -> Any:
         """Answer until the input ends, or until the reply to a callback, which is returned."""
@@ -176,7 +257,7 @@ class AnswerServer:
                 return request[1]
             if request[0] == "batch":  # a frame per call: earlier results survive a crash
                 for name, *given in request[1]:
-                    reply = self.call(["n", name], given[0], given[1], False) if given else self.handle(["get", name])
+                    reply = self.call(["n", name], given[0], given[1]) if given else self.handle(["get", name])
                     self.write(reply)
             else:
                 self.write(self.handle(request))
@@ -193,51 +274,116 @@ class AnswerServer:
     def handle(self, request: list[Any]) -> Any:
         kind = request[0]
         if kind == "call":
-            return self.call(request[1], request[2], request[3], True)
+            return self.call_with_changes(lambda: self.decode(request[1]), request[2], request[3])
+        if kind == "method":
+            return self.call_with_changes(lambda: getattr(self.decode(request[1]), request[2]), request[3], request[4])
+        if kind == "library":
+            return self.call_with_changes(lambda: _name_of(*request[1].split(":")), request[2], request[3])
         if kind == "weak":
             return self.weak(request[1], request[2])
         try:
             if kind == "get":
                 return ["v", Encoder(self.encode_opaque).encode(self.target(["n", request[1]]))]
-            args = Decoder(self.decode_opaque).decode(request[3])
-            return ["v", Encoder(self.encode_opaque).encode(OPS[request[1]](self.target(request[2]), *args))]
+            if kind == "classes":
+                value = self.decode(request[1])
+                kinds = value if type(value) is tuple else (value,)
+                return ["m", [self.classes(one) for one in kinds if issubclass(one, BaseException)]]
+            if kind == "raise":
+                raise self.decode(request[1])
+            return self.operate(request[1], request[2])
         except BaseException as error:
             return self.failure(error)
 
-    def call(self, target: list[Any], args: Any, kwargs: Any, changes: bool) -> list[Any]:
+    def operate(self, name: str, given: Any) -> list[Any]:
+        args = self.decode(given)
+        if name == "define":
+            return ["v", self.result(self.define(*args))]
+        value = OPS[name](*args)
+        if name in ("step", "anext"):
+            return ["v", ["t", value[0], self.result(value[1])]]
+        result = ["v", self.result(value)]
+        if name != "data":
+            result.append(self.changed_arguments([given], [args]) and self.changed_arguments([given], [args])[0])
+            if type(result[-1]) is list:
+                result[-1] = result[-1][1:]
+        return result
+
+    def define(self, name: str, text: str, values: dict[str, Any]) -> Any:
+        self.namespace.update(values)
+        exec(compile(text, "<test>", "exec", dont_inherit=True), self.namespace)
+        return self.namespace[name]
+
+    def decode(self, data: Any) -> Any:
+        return Decoder(self.decode_opaque).decode(data)
+
+    def result(self, value: Any) -> Any:
+        """Plain immutable data as itself; else a handle with the data that the value can be read as."""
+        kind = type(value)
+        if kind in IMMUTABLE and kind not in (tuple, frozenset):
+            return Encoder(self.encode_opaque).encode(value)
+        if kind is type or kind is types.ModuleType:
+            return self.encode_opaque(value)
+        encoder = Encoder(draws=False)
         try:
-            function = self.target(target)
-            given = Decoder(self.decode_opaque).decode(args)
-            named = Decoder(self.decode_opaque).decode(kwargs)
+            data = [encoder.encode(value)]
+        except CodecError as error:
+            if isinstance(error, ValueTooLarge):
+                raise
+            data = []
+        if data and encoder.exact and kind in (tuple, frozenset) and all(type(item) in IMMUTABLE for item in value):
+            return data[0]
+        if data and type(data[0]) is not list and encoder.exact:
+            return data[0]
+        exact = 0
+        if data:
+            base = next((one for one in kind.__mro__ if one.__module__ in ("builtins", "collections")), object)
+            exact = 1 if encoder.exact else 3 if kind.__eq__ is not base.__eq__ else 2
+        return [*self.encode_opaque(value)[:3], exact, data]
+
+    def call_with_changes(self, find: Any, args: Any, kwargs: Any) -> list[Any]:
+        """Call and report the arguments that the call changed."""
+        try:
+            function, given, named = find(), self.decode(args), self.decode(kwargs)
             try:
-                result = ["v", Encoder(self.encode_opaque).encode(function(*given, **named))]
+                result = ["v", self.result(function(*given, **named))]
             except BaseException as error:
                 result = self.failure(error)
-            if changes:
-                result.append(self.changed_arguments([args, kwargs], [given, named]))
+            result.append(self.changed_arguments([args, kwargs], [given, named]))
             return result
         except BaseException as error:
-            return [*self.failure(error), None] if changes else self.failure(error)
+            return [*self.failure(error), None]
+
+    def call(self, target: list[Any], args: Any, kwargs: Any) -> list[Any]:
+        """Call a function with plain data; the reply's third part says whether its value is of a subclass."""
+        try:
+            function, given, named = self.target(target), self.decode(args), self.decode(kwargs)
+            encoder = Encoder(self.encode_opaque)
+            data = encoder.encode(function(*given, **named))
+            return ["v", data] if encoder.exact else ["v", data, True]
+        except BaseException as error:
+            return self.failure(error)
 
     def changed_arguments(self, before: list[Any], after: list[Any]) -> Any:
         """The arguments as they are now; None if the call did not change them."""
         try:
-            now = [Encoder(self.encode_argument).encode(part) for part in after]
+            now = [Encoder(self.encode_argument, draws=False).encode(part) for part in after]
         except CodecError:
             return None
         return None if now == before else now
 
     def target(self, target: list[Any]) -> Any:
-        kind, key = target
+        kind, key = target[:2]
         if kind == "h":
             return self.handles[key]
         if key in self.namespace:
             return self.namespace[key]
+        if hasattr(builtins, key):
+            return getattr(builtins, key)
         raise UndefinedName(key)
 
     def decode_opaque(self, data: list[Any]) -> Any:
         """Decode what the codec has no tag for: names, handles, builtins, functions of the test."""
-        kind, key = data
+        kind, key, *rest = data
         if kind in ("n", "h"):
             return self.target(data)
         if kind == "builtin":
@@ -245,19 +391,58 @@ class AnswerServer:
             return getattr(getattr(builtins, owner) if owner else builtins, name)
         if kind == "m":
             return importlib.import_module(key)
-        return self.callback(key)
+        if kind == "lib":
+            return _name_of(*key.split(":"))
+        if kind == "exc":
+            return self.test_exception(key, *rest)
+        if kind == "N":
+            return self.named_tuple(key, *rest)
+        if kind == "dd":
+            return collections.defaultdict(self.decode(key), self.decode(rest[0]))
+        return self.callback(key, *rest)
 
-    def callback(self, key: int) -> Any:
+    def test_exception(self, place: int, module: str, base: str, name: str, message: str) -> BaseException:
+        """An exception that the test raised, as one with its nearest builtin or library base."""
+        kind = _name_of(module, base)
+        if name != base:
+            kind = type(name, (kind,), {})
+        try:
+            error = kind(message)
+        except Exception:
+            error = kind.__new__(kind, message)
+        error._of_test = place
+        return error
+
+    def named_tuple(self, name: str, fields: list[str], items: list[Any]) -> Any:
+        key = (name, *fields)
+        if key not in self.tuples:
+            self.tuples[key] = collections.namedtuple(name, fields)  # noqa: PYI024 - made at run time
+        return self.tuples[key](*map(self.decode, items))
+
+    def callback(self, key: int, name: str = "", documentation: str | None = None, signature: str = "") -> Any:
+        if key in self.callbacks:
+            return self.callbacks[key]
+
         def test_function(*args: Any, **kwargs: Any) -> Any:
-            encoder = Encoder(self.encode_opaque)
+            encoder = Encoder(self.encode_part, draws=False)
             self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
             kind, value = self.serve()
             if kind == "x":
-                raise getattr(builtins, value[0], Exception)(value[1])
-            return Decoder(self.decode_opaque).decode(value)
+                raise self.decode(value)
+            return self.decode(value)
 
         test_function.key = key  # type: ignore[attr-defined]
+        test_function.__name__ = test_function.__qualname__ = name or "test_function"
+        test_function.__doc__ = documentation
+        with contextlib.suppress(Exception):
+            exec(f"def _signed{signature}: pass", scope := {})
+            test_function.__signature__ = importlib.import_module("inspect").signature(scope["_signed"])  # type: ignore[attr-defined]
+        self.callbacks[key] = test_function
         return test_function
+
+    def encode_part(self, value: Any) -> list[Any]:
+        """Encode an argument of a callback, or a part of one: data as data, an object as a handle."""
+        return self.encode_argument(value)
 
     def encode_opaque(self, value: Any) -> list[Any]:
         kind = type(value)
@@ -276,8 +461,9 @@ class AnswerServer:
 
     def encode_argument(self, value: Any) -> list[Any]:
         """Encode an argument as it came: `["h", key]`, `["n", name]`, `["builtin", name]` or `["cb", key]`."""
-        if hasattr(value, "key") and getattr(value, "__name__", "") == "test_function":
-            return ["cb", value.key]
+        for key, function in self.callbacks.items():
+            if function is value:
+                return ["cb", key]
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return ["builtin", value.__name__]
         for name, one in self.namespace.items():
@@ -290,12 +476,40 @@ class AnswerServer:
             return ["n", error.args[0]]
         if isinstance(error, CodecError):
             return ["large" if isinstance(error, ValueTooLarge) else "u", str(error)[:200]]
-        names = [kind.__name__ for kind in type(error).__mro__]
+        return ["x", self.exception(error)]
+
+    def exception(self, error: BaseException, depth: int = 0) -> list[Any]:
+        """[classes, message, arguments, handle, exceptions of a group]."""
         try:
-            args, attributes = Encoder().encode(list(error.args)), Encoder().encode(vars(error))
+            args: Any = Encoder(draws=False).encode(error.args)
         except BaseException:
-            args = attributes = None
-        return ["x", names, message_of(error), args, attributes]
+            args = None
+        try:
+            handle: Any = self.encode_opaque(error) if depth >= 0 else None
+        except CodecError:
+            handle = None
+        inner: list[Any] = []
+        if isinstance(error, BaseExceptionGroup) and depth < 5:
+            inner = [self.exception(one, depth + 1) for one in error.exceptions[:100]]
+        place = getattr(error, "_of_test", None)
+        return [self.classes(type(error)), message_of(error), args, handle, inner, place if type(place) is int else None]
+
+    def classes(self, kind: type) -> list[Any]:
+        """A class and its bases in the order of resolution: builtin, of a library, or a handle with a name."""
+        found: list[Any] = []
+        for one in type.__dict__["__mro__"].__get__(kind):
+            if one is object:
+                continue
+            module, name = one.__module__, one.__qualname__
+            if getattr(builtins, one.__name__, None) is one:
+                found.append(["builtin", one.__name__])
+                continue
+            try:
+                of_library = type(module) is str and module.split(".")[0] in sys.stdlib_module_names and _name_of(module, name) is one
+            except (ImportError, AttributeError, ValueError):
+                of_library = False
+            found.append(["lib", module, name] if of_library else self.encode_opaque(one)[:2] + [one.__name__])
+        return found
 
     def weak(self, test: str, entry_point: str | None) -> list[Any]:
         try:
@@ -305,12 +519,6 @@ class AnswerServer:
         except BaseException as error:
             return [False, "assertion" if isinstance(error, AssertionError) else reason_of(error), describe(error)]
         return [True, "", ""]
-
-
-def state_of(value: Any) -> dict[str, Any]:
-    """The state of an object: its slots and its `__dict__`."""
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
-    return {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
 
 
 def reason_of(error: BaseException) -> str:

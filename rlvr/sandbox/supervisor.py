@@ -188,9 +188,11 @@ class Sandbox:
                 in_a_row = in_a_row + 1 if results[index].detail == _LOST else 0
         return judgement
 
-    def _run_answer(self, pair: Pair, job: VerificationJob, indices: list[int], deadline: float) -> Judgement:
+    def _run_answer(
+        self, pair: Pair, job: VerificationJob, indices: list[int], deadline: float, objects: bool = False
+    ) -> Judgement:
         """Run these tests in one fork of the answer; once more if the checker fails through no fault of the tests."""
-        answer, tests = job.frames(indices)
+        answer, tests = job.frames(indices, objects)
         late = Judgement([TestResult(False, "timeout") for _ in indices])
         for attempt in range(2):
             seconds = deadline - pair.clock()
@@ -202,6 +204,8 @@ class Sandbox:
                 if self._pool.closed or pair.interrupted:
                     raise
                 report, ending = {"failed": "timeout" if lost.cause == "late" else "died"}, {}
+            if report.get("needs_objects") and not objects:
+                return self._run_answer(pair, job, indices, deadline, objects=True)
             if "failed" not in report:
                 if report.get("invalid"):
                     return Judgement([], report["path"], TestFault(report["invalid"], report.get("detail", "")))

@@ -114,8 +114,11 @@ class VerificationJob:
             return "too_large", f"{size} bytes of source, at most {self.limits.source} are taken"
         return ("syntax_error", "the source holds a null character") if "\0" in source else None
 
-    def frames(self, indices: list[int]) -> tuple[bytes, bytes]:
-        """The frames for the solver and for the checker. Only the second holds what is expected."""
+    def frames(self, indices: list[int], objects: bool = False) -> tuple[bytes, bytes]:
+        """The frames for the solver and for the checker. Only the second holds what is expected.
+
+        `objects`: the tests run as statements, since the answer's values are no plain data.
+        """
         common = {"imports": self.imports, "setup": self.setup, "path": "stdio" if self.stdio else self.path}
         common |= {"entry_point": self.entry_point, "output": self.limits.output}
         tests = [self.tests[index] for index in indices]
@@ -126,7 +129,8 @@ class VerificationJob:
             answer["stdin"] = tests[0]["input"]
         elif self.path == "weak":
             answer["tests"] = tests
-        return marshal.dumps(answer), marshal.dumps({**common, "tests": tests, "answer_names": self.answer_names})
+        judged = {**common, "tests": tests, "answer_names": self.answer_names, "objects": objects}
+        return marshal.dumps(answer), marshal.dumps(judged)
 
     def all_failed(self, reason: str, detail: str) -> list[TestResult]:
         return [TestResult(False, reason, detail) for _ in self.tests]

@@ -1,0 +1,538 @@
+"""What a test does with values of the answer: on plain data here, with everything else in the answer's process.
+
+`rlvr.sandbox.test_program` rewrites a test so that each of its operations is a call of `Operations`. A value of the
+answer is plain data, or a `Remote`, a reference. An operation on plain data is Python's own. One on a `Remote` is
+asked of the answer's process, where it runs natively, with two rules that keep expected values here:
+
+- *Data decides.* A `Remote` whose value can be read as data (a list, a named tuple, an enumeration's integer) is read
+  and compared here. The answer learns nothing and may only guess.
+- *An opaque object compared with plain data* ends the test (`opaque`), unless the tests themselves use objects
+  (`uses_objects`: they name a class, call methods, ...). Then the comparison is the answer's own `==`, and is believed
+  only if it also tells the expected value from others: the same question is put for `WINDOW` values, one of which is
+  the expected one, in random order. An `==` that accepts everything, or remembers, fails.
+
+Two objects of the answer are compared natively, with the constants of one of them shifted for the counter-questions.
+Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import operator
+import os
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from rlvr.sandbox.remote import TEST, Link, Remote
+
+WINDOW = 8  # values that are asked about where an object's own `==` decides; one of them is expected
+COLLISIONS = 1  # how many others may be equal to it too: a residue, say
+HERE: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
+    **{name: getattr(operator, name) for name in ("and_", "or_", "xor", "lshift", "rshift", "neg", "pos", "invert")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not")},
+    "in_": lambda item, items: item in items,
+    "not_in": lambda item, items: item not in items,
+}
+CHANGES = {name: "i" + name.strip("_") for name in HERE}
+REVEALING = {"sub", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"}
+# Library functions that only look at their argument's structure: what they get beside it reveals no expected value.
+STRUCTURAL = {
+    "len", "iter", "next", "list", "tuple", "set", "frozenset", "dict", "sorted", "reversed", "enumerate", "zip", "str",
+    "repr", "bool", "int", "float", "complex", "bytes", "type", "isinstance", "issubclass", "callable", "hasattr",
+    "getattr", "setattr", "delattr", "hash", "id", "dir", "vars", "sum", "min", "max", "abs", "round", "format", "map",
+    "filter", "all", "any", "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
+}  # fmt: skip
+JUDGES = {"isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf", "compare_digest"}
+LOOK_AT_TYPE = {"type", "isinstance", "issubclass", "callable", "hasattr", "str", "repr", "format", "hash", "dir", "vars"}
+NATIVE_MODULES = ("asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io")
+NATIVE_LOCALLY_FINE = {"suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run"}
+CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
+IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
+            "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
+
+
+def find_remotes(value: Any, depth: int = 4) -> list[Remote]:
+    """The references in a value, and in the containers that it holds."""
+    kind = type(value)
+    if kind is Remote:
+        return [value]
+    if isinstance(value, BaseException) and type(getattr(value, "_remote", None)) is Remote:
+        return [value._remote]  # type: ignore[attr-defined]
+    if depth and kind in CONTAINERS:
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return [one for item in items for one in find_remotes(item, depth - 1)]
+    if kind is slice:
+        return find_remotes((value.start, value.stop, value.step), 1)
+    return []
+
+
+class Operations:
+    """The operations of a test. `uses_objects`: by its own text, the test works with objects of the answer."""
+
+    def __init__(self, link: Link, uses_objects: bool, captures: bool = False) -> None:
+        self.link, self.uses_objects, self.captures = link, uses_objects, captures
+
+    # Names and definitions
+
+    def name(self, name: str) -> Any:
+        """What the answer binds to a name."""
+        return self.link.named(name)
+
+    def define(self, name: str, text: str, values: dict[str, Callable[[], Any]]) -> Any:
+        """Run a definition in the answer's process, where it finds `values` under their names."""
+        given: dict[str, Any] = {}
+        for key, value in values.items():
+            try:
+                given[key] = value()
+            except NameError:  # of the answer, or defined later
+                continue
+        return self.ask("define", name, text, given)
+
+    def ask(self, name: str, *args: Any) -> Any:
+        return self.link.op(name, *args)
+
+    # Attributes, items, operators
+
+    def getattr(self, owner: Any, name: str) -> Any:
+        if remotes := find_remotes(owner, 0):
+            return self.ask("getattr", remotes[0], name)
+        if isinstance(owner, ModuleType) and owner is sys and name in ("stdin", "stdout", "stderr", "argv"):
+            return self.ask("getattr", owner, name)
+        return getattr(owner, name)
+
+    def setattr(self, owner: Any, name: str, value: Any) -> None:
+        if type(owner) is Remote:
+            self.ask("setattr", owner, name, value)
+            return
+        if isinstance(owner, ModuleType):
+            self.ask("setattr", owner, name, value)
+        if not isinstance(owner, ModuleType) or not find_remotes(value):
+            setattr(owner, name, value)
+
+    def delattr(self, owner: Any, name: str) -> None:
+        self.ask("delattr", owner, name) if type(owner) is Remote else delattr(owner, name)
+
+    def getitem(self, owner: Any, index: Any) -> Any:
+        if type(owner) is not Remote and not find_remotes(index):
+            return owner[index]
+        if type(owner) is Remote and owner._exact == 1 and not find_remotes(index):
+            known, data = self.link.data(owner)
+            if known and type(data) in (str, bytes, tuple):
+                return data[index]
+        return self.ask("getitem", owner, index)
+
+    def setitem(self, owner: Any, index: Any, value: Any) -> None:
+        if type(owner) is Remote or find_remotes(index):
+            self.ask("setitem", owner, index, value)
+        else:
+            owner[index] = value
+
+    def delitem(self, owner: Any, index: Any) -> None:
+        if type(owner) is Remote or find_remotes(index):
+            self.ask("delitem", owner, index)
+        else:
+            del owner[index]
+
+    def unary(self, name: str, value: Any) -> Any:
+        if type(value) is not Remote:
+            return HERE[name](value)
+        return self.ask(name, value)
+
+    def readable(self, value: Any) -> tuple[bool, Any]:
+        """Whether a value is data that operators may take here, and the data."""
+        if type(value) is not Remote:
+            return not find_remotes(value), value
+        known, data = self.link.data(value)
+        return known and (value._exact == 1 or not self.uses_objects), data
+
+    def is_readable_by(self, name: str, value: Any) -> bool:
+        """Whether a function may take the data of a value here; those that look at the type need an exact one."""
+        known, _ = self.readable(value)
+        return known and not (type(value) is Remote and value._exact != 1 and name in LOOK_AT_TYPE)
+
+    def binary(self, name: str, left: Any, right: Any) -> Any:
+        if type(left) is not Remote and type(right) is not Remote and not find_remotes([left, right]):
+            return HERE[name](left, right)
+        known_left, data_left = self.readable(left)
+        known_right, data_right = self.readable(right)
+        if known_left and known_right:
+            return HERE[name](data_left, data_right)
+        if not self.uses_objects and name in REVEALING and not (find_remotes(left) and find_remotes(right)):
+            raise self.refuse(left, right)
+        return self.ask(name, left, right)
+
+    def change(self, name: str, left: Any, right: Any) -> Any:
+        """`left op= right`."""
+        if type(left) is not Remote and type(right) is not Remote and not find_remotes(right):
+            return getattr(operator, CHANGES[name])(left, right)
+        if type(left) is list and name == "add":
+            left += list(self.iterate(right))
+            return left
+        if type(left) is Remote and (left._exact != 1 or type(self.link.data(left)[1]) in (list, dict, set, deque, bytearray)):
+            if not self.uses_objects and name in REVEALING and type(right) is not Remote and left._exact != 1:
+                raise self.refuse(left, right)
+            return self.ask(CHANGES[name], left, right)
+        return self.binary(name, left, right)
+
+    def refuse(self, *values: Any) -> BaseException:
+        kind = next(one._kind for one in values if type(one) is Remote) if any(type(one) is Remote for one in values) else "value"
+        return self.link.fail("opaque", f"a {kind} of the answer is used with plain data; only its own kind may be")
+
+    # Comparisons
+
+    def chain(self, left: Any, *rest: tuple[str, Callable[[], Any]]) -> Any:
+        result: Any = True
+        for name, make in rest:
+            right = make()
+            result = self.compare(name, left, right)
+            if not result:
+                return result
+            left = right
+        return result
+
+    def compare(self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None = None, side: str = "") -> Any:
+        """`left op right`. `other(k)`: the operand on `side` with its constants shifted by k."""
+        if name == "not_in":
+            return not self.compare("in_", left, right)
+        if name in ("is_", "is_not"):
+            return self.is_same(left, right) is (name == "is_")
+        if not find_remotes([left, right]):
+            return HERE[name](left, right)
+        if name == "in_":
+            return self.contains(right, left)
+        known_left, data_left = self.comparable(left)
+        known_right, data_right = self.comparable(right)
+        if known_left and known_right:
+            return HERE[name](data_left, data_right)
+        both = bool(find_remotes(left) and find_remotes(right))
+        if not both and not self.uses_objects:
+            raise self.refuse(left, right)
+        if name not in ("eq", "ne"):
+            return self.ask(name, left, right)
+        if other is None and not both:
+            plain, side = (right, "right") if find_remotes(left) else (left, "left")
+            other = lambda k: shift_all(plain, k)  # noqa: E731
+            if shift_all(plain, 1) is plain:
+                other = None
+        return self.ask_among_others(name, left, right, other, side)
+
+    def comparable(self, value: Any) -> tuple[bool, Any]:
+        """Whether a value compares as data does, and the data."""
+        if type(value) is Remote:
+            known, data = self.link.data(value)
+            return known and not (value._exact == 3 and self.uses_objects), data
+        remotes = find_remotes(value)
+        if not remotes:
+            return True, value
+        if isinstance(value, BaseException):
+            return False, value
+        if not all(self.link.data(one)[0] for one in remotes):
+            return False, value
+        return True, self.localize(value)
+
+    def localize(self, value: Any) -> Any:
+        """A copy of a container in which references are replaced by their data."""
+        kind = type(value)
+        if kind is Remote:
+            return self.link.data(value)[1]
+        if isinstance(value, dict):
+            return {self.localize(key): self.localize(item) for key, item in value.items()}
+        return kind(self.localize(item) for item in value) if kind in CONTAINERS else value
+
+    def ask_among_others(self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
+        if other is None:
+            return self.ask(name, left, right) is True
+        here = os.urandom(1)[0] % WINDOW
+        equal: dict[int, bool] = {}
+        for position in shuffled(WINDOW):
+            k = position - here
+            try:
+                one = (right if side == "right" else left) if k == 0 else other(k)
+                pair = (left, one) if side == "right" else (one, right)
+                equal[k] = (self.ask(name, *pair) is True) is (name == "eq")
+            except Exception:
+                if k == 0:
+                    raise
+                equal[k] = False
+        expected = equal.pop(0)
+        others = sum(equal.values())
+        if name == "eq":
+            if expected and others > COLLISIONS:
+                raise self.link.fail("opaque", "an object of the answer is equal to others than the expected one too")
+            return expected
+        return not expected
+
+    def is_same(self, left: Any, right: Any) -> bool:
+        if not find_remotes([left, right]):
+            return left is right
+        if left is None or right is None or type(left) is bool or type(right) is bool:
+            return False
+        return self.ask("is_", left, right) is True
+
+    def contains(self, container: Any, item: Any) -> bool:
+        known, data = self.comparable(container)
+        known_item, item_data = self.comparable(item)
+        if known and known_item:
+            return item_data in data
+        if type(container) is not Remote and not isinstance(container, dict):
+            return any(one is item or self.is_equal(one, item) for one in container)
+        if self.uses_objects or find_remotes(item):
+            return self.ask("contains", container, item) is True
+        if container._exact:
+            return any(self.is_equal(one, item) for one in self.iterate(container))
+        raise self.refuse(container)
+
+    def is_equal(self, left: Any, right: Any) -> bool:
+        if type(left) is Remote and type(right) is Remote and self.is_same(left, right):
+            return True
+        return bool(self.compare("eq", left, right))
+
+    def shift(self, value: Any, k: int) -> Any:
+        return shift_all(value, k)
+
+    # Calls
+
+    def method(self, owner: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        if type(owner) is Remote:
+            return self.link.call_method(owner, name, args, words)
+        if isinstance(owner, ModuleType) and owner.__name__ == "random" and name == "seed":
+            self.ask("seed", *args)
+        function = self.getattr(owner, name)
+        if type(owner) is list and name in ("append", "insert", "extend"):
+            return function(*args, **words)
+        if type(owner) in CONTAINERS and name in ("index", "count", "remove") and find_remotes([owner, args]):
+            return self.search(owner, name, *args)
+        return self.call(function, args, words)
+
+    def search(self, owner: Any, name: str, item: Any) -> Any:
+        places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
+        if name == "count":
+            return len(places)
+        if not places:
+            raise ValueError("the item is not there")
+        if name == "remove":
+            del owner[places[0]]
+            return None
+        return places[0]
+
+    def call(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        if type(function) is Remote:
+            return self.link.call(function, args, words)
+        kind = type(function)
+        if kind in (FunctionType, MethodType) and self.is_of_test(function):
+            return function(*args, **words)
+        if kind is type and function.__module__ == TEST:
+            return function(*args, **words)
+        if function is map or function is filter:
+            return self.lazily(function, *args)
+        remotes = find_remotes([list(args), words])
+        name = getattr(function, "__name__", "")
+        path = library_path(function)
+        if function is print and self.captures:
+            return self.link.call_library("builtins:print", args, words)
+        if not remotes:
+            if path and self.is_native(path, name):
+                return self.link.call_library(path, args, words)
+            return function(*args, **words)
+        if kind is BuiltinMethodType and not isinstance(function.__self__, ModuleType):  # of a container here
+            return function(*(self.localize(one) if type(function.__self__) is str else one for one in args), **words)
+        if function is all or function is any:
+            return function(bool(one) for one in self.iterate(args[0]))
+        if function is print:
+            return None
+        if name not in IDENTITY and all(self.is_readable_by(name, one) for one in [*args, *words.values()]):
+            return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
+        if name.startswith(("assertRaises", "assertWarns", "suppress")):
+            return self.expect(function, name, args, words)
+        if name in JUDGES or (not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])):
+            raise self.refuse(*remotes)
+        if not path:
+            raise self.link.fail("opaque", f"{name or kind.__name__} of the test cannot take an object of the answer")
+        return self.link.call_library(path, args, words)
+
+    def expect(self, function: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """`assertRaises(E, f, ...)`, `suppress(E)`: with the classes here, and a call of `f` that goes there."""
+        if name == "suppress":
+            return function(*map(self.catch, args))
+        given = [self.catch(args[0]), *args[1:]]
+        place = 2 if name.endswith("Regex") else 1
+        if len(given) > place and type(given[place]) is Remote:
+            called = given[place]
+            given[place] = lambda *rest, **more: self.call(called, rest, more)
+        return function(*given, **words)
+
+    def mapping(self, value: Any) -> Any:
+        if type(value) is not Remote:
+            return value
+        known, data = self.link.data(value)
+        if known and isinstance(data, dict):
+            return data
+        return {key: self.ask("getitem", value, key) for key in self.ask("getattr", value, "keys")()}
+
+    def hold(self, value: Any) -> Any:
+        """A container that will hold objects of the answer: made in its process."""
+        return self.ask("hold", value) if type(value) in (set, dict, defaultdict, OrderedDict, Counter) else value
+
+    def is_of_test(self, function: Any) -> bool:
+        return getattr(function, "__module__", None) in (TEST, None) or getattr(function, "__globals__", {}).get("_o_") is self
+
+    def is_native(self, path: str, name: str) -> bool:
+        module = path.rpartition(":")[0]
+        return any(module == one or module.startswith(one + ".") for one in NATIVE_MODULES) and name not in NATIVE_LOCALLY_FINE
+
+    def lazily(self, function: Any, first: Any, *iterables: Any) -> Iterator[Any]:
+        """`map` and `filter`, with the items computed here: the answer cannot end them early."""
+        for items in zip(*(self.iterate(one) for one in iterables), strict=False):
+            value = self.call(first, items, {}) if first is not None else items[0]
+            if function is map:
+                yield value
+            elif value:
+                yield items[0]
+
+    def display(self, kind: str, items: list[Any]) -> Any:
+        if find_remotes(items):
+            return self.ask("display", kind, items)
+        return getattr(builtins, kind)(items)
+
+    def iterate(self, value: Any) -> Any:
+        return value
+
+    def format(self, value: Any, conversion: int, spec: str) -> str:
+        if conversion == ord("r"):
+            value = self.call(repr, (value,), {})
+        elif conversion == ord("s"):
+            value = self.call(str, (value,), {})
+        return self.call(format, (value, spec), {})
+
+    # Exceptions and contexts
+
+    def catch(self, kinds: Any) -> Any:
+        if type(kinds) is tuple:
+            return tuple(self.catch(kind) for kind in kinds)
+        return self.link.exception_class(kinds) if type(kinds) is Remote else kinds
+
+    def throw(self, error: Any) -> Any:
+        return self.link.mirror(error) if type(error) is Remote else error
+
+    def context(self, value: Any) -> Any:
+        return RemoteContext(self, value) if type(value) is Remote else value
+
+    def async_context(self, value: Any) -> Any:
+        return RemoteAsyncContext(self, value) if type(value) is Remote else value
+
+    async def async_iterate(self, value: Any) -> Any:
+        if type(value) is not Remote:
+            async for one in value:
+                yield one
+            return
+        items = self.ask("aiter", value)
+        while True:
+            ended, one = self.iterate(self.ask("anext", items))
+            if ended:
+                return
+            yield one
+
+    def await_call(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Awaitable[Any]:
+        if find_remotes([function, list(args), words]) and not (
+            type(function) in (FunctionType, MethodType) and self.is_of_test(function)
+        ):
+            path = None if type(function) is Remote else library_path(function)
+            return ready(self.ask("await_call", ["path", path] if path else function, list(args), words))
+        return self.await_value(self.call(function, args, words))
+
+    def await_value(self, value: Any) -> Awaitable[Any]:
+        return ready(self.ask("await_value", value)) if type(value) is Remote else value
+
+
+class RemoteContext:
+    def __init__(self, operations: Operations, value: Remote) -> None:
+        self.operations, self.value = operations, value
+
+    def __enter__(self) -> Any:
+        return self.operations.link.call_method(self.value, "__enter__", (), {})
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if isinstance(error, AssertionError) and not find_remotes(error, 0):
+            self.operations.ask("exit", self.value, None)
+            return False  # the answer must not swallow what a test asserts
+        if error is not None and not isinstance(error, Exception):
+            return False
+        return bool(self.operations.ask("exit", self.value, error))
+
+
+class RemoteAsyncContext(RemoteContext):
+    async def __aenter__(self) -> Any:
+        return self.operations.ask("await_call", self.operations.getattr(self.value, "__aenter__"), [], {})
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        given = None if isinstance(error, AssertionError) and not find_remotes(error, 0) else error
+        swallowed = self.operations.ask("aexit", self.value, given)
+        return bool(swallowed) and given is error
+
+
+async def ready(value: Any) -> Any:
+    return value
+
+
+def library_path(function: Any) -> str:
+    """`module:qualified.name` of a function or class of the standard library; empty if it is not reached by one."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, ModuleType):
+        module = owner.__name__
+    elif isinstance(owner, type):
+        module = owner.__module__
+    for place in (module, {"_heapq": "heapq", "_bisect": "bisect", "_io": "io", "_thread": "threading"}.get(str(module))):
+        if not place or place == TEST:
+            continue
+        try:
+            found = importlib.import_module(place)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        if found is function or found == function:
+            return f"{place}:{name}"
+    return ""
+
+
+def has_data(values: list[Any]) -> bool:
+    """Whether plain data stands among the arguments, which the answer would learn."""
+    plain = (int, float, str, bytes, complex, list, tuple, dict, set)
+    return any(isinstance(one, plain) and not isinstance(one, bool) and not find_remotes(one) for one in values)
+
+
+def shift_all(value: Any, k: int) -> Any:
+    """The value with each number and text in it changed by k; itself if it holds none."""
+    kind = type(value)
+    if kind in (int, float, complex):
+        return value + k
+    if kind is str:
+        if not value:
+            return value
+        place = next((index for index, one in enumerate(value) if one.isalnum()), 0)
+        code = ord(value[place]) + k
+        return value[:place] + chr(code if 0 < code < 0xD800 else ord(value[place]) + abs(k) + 1) + value[place + 1 :]
+    if kind in (list, tuple, set, frozenset, deque):
+        items = [shift_all(one, k) for one in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else kind(items)
+    if kind is dict:
+        items = {key: shift_all(one, k) for key, one in value.items()}
+        return value if all(items[key] is one for key, one in value.items()) else items
+    return value
+
+
+def shuffled(count: int) -> list[int]:
+    order = list(range(count))
+    for place, byte in zip(range(count - 1, 0, -1), os.urandom(2 * count)[::2], strict=False):
+        other = byte % (place + 1)
+        order[place], order[other] = order[other], order[place]
+    return order
+
+
+_ = BuiltinFunctionType
