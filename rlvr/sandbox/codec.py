@@ -90,7 +90,7 @@ class Encoder:
     """Encodes values as tagged JSON. `opaque` is called for a value without an encoding; its result is written.
 
     `draws`: iterators travel as their items; else they have no encoding. `exact` turns False once an object of a
-    subclass was written as its base; `subclass` may write it in another way.
+    subclass was written as its base; `subclass` may write it in another way. `known` writes what has a handle already.
     """
 
     def __init__(
@@ -98,7 +98,9 @@ class Encoder:
         opaque: Callable[[Any], list[Any]] | None = None,
         draws: bool = True,
         subclass: Callable[[Any], list[Any] | None] | None = None,
+        known: Callable[[Any], list[Any] | None] | None = None,
     ) -> None:
+        self.known = known
         self.opaque, self.draws, self.room, self.exact, self.subclass = opaque, draws, _Room(), True, subclass
 
     def encode(self, value: Any, depth: int = 0) -> Any:
@@ -114,6 +116,8 @@ class Encoder:
             return value if value - value == 0 else ["f", repr(value)]
         if depth > DEPTH:
             raise CodecError(f"the value is nested more than {DEPTH} deep, or holds itself")
+        if self.known is not None and (written := self.known(value)) is not None:
+            return written
         base = kind
         if kind not in _ITEMS and kind not in _PAIRS:
             base = next((one for one in _mro(kind) if one in _BASES), kind)

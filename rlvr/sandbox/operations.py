@@ -49,7 +49,10 @@ STRUCTURAL = {
 }  # fmt: skip
 JUDGES = {"isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf", "compare_digest"}
 LOOK_AT_TYPE = {"type", "isinstance", "issubclass", "callable", "hasattr", "str", "repr", "format", "hash", "dir", "vars"}
-NATIVE_MODULES = ("asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io")
+NATIVE_MODULES = (
+    "asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io", "_io", "_thread",
+    "_queue", "_asyncio", "_weakref",
+)  # fmt: skip
 NATIVE_LOCALLY_FINE = {"suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run"}
 CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
@@ -376,7 +379,7 @@ class Operations:
 
     def hold(self, value: Any) -> Any:
         """A container that will hold objects of the answer: made in its process."""
-        return self.ask("hold", value) if type(value) in (set, dict, defaultdict, OrderedDict, Counter) else value
+        return self.ask("hold", value) if type(value) in (*CONTAINERS, bytearray) and not isinstance(value, tuple) else value
 
     def is_of_test(self, function: Any) -> bool:
         return getattr(function, "__module__", None) in (TEST, None) or getattr(function, "__globals__", {}).get("_o_") is self

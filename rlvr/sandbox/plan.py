@@ -24,7 +24,7 @@ from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, OF_DATA, Setup, bound_names, inner_names, nodes, used_names, walk
-from rlvr.sandbox.test_program import captures_output, find_tainted, has_assertion, rewrite
+from rlvr.sandbox.test_program import captures_output, find_held, find_tainted, has_assertion, rewrite
 from rlvr.sandbox.vacuous_tests import find_vacuous_test
 
 PURE = (
@@ -158,7 +158,11 @@ def make_plan(
     scope = free - MODULES - inner_names(trees)
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
     everything = [*trees, parts.here]
-    tainted = find_tainted(everything, scope | (used_names(parts.here) & classes))
+    tainted, held, before_held = set[str](), set[str](), None
+    while held != before_held:  # what is held is tainted, and may taint more
+        before_held = held
+        tainted = find_tainted(everything, scope | classes | held)
+        held = find_held(everything, tainted)
     uses_objects = works_with_objects(everything, scope | classes, tainted)
     plans: list[SplitTest | StatementTest] = []
     starts: list[set[str]] = []  # names of earlier tests, which an answer may have changed: a failure is then its own
@@ -168,7 +172,7 @@ def make_plan(
     def state(place: int) -> StatementTest:
         tree = trees[place]
         heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
-        program = rewrite(ast.parse(tests[place]), scope | classes, tainted, everything)
+        program = rewrite(ast.parse(tests[place]), scope | classes, tainted, held, everything)
         code = compile(program, "<test>", "exec", dont_inherit=True)
         return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
 
@@ -177,7 +181,7 @@ def make_plan(
         planned = None if checks or uses_objects else split(ast.parse(text), free, own, imported)
         plans.append(planned or state(place))
         earlier |= bound_names(tree)
-    here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, everything)
+    here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, everything)
     code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
     return Plan(plans, lambda: [state(place) for place in range(len(trees))], code, parts.needs_answer, uses_objects, captures_output(everything))
 

@@ -28,6 +28,7 @@ OF_ANSWER = "_of_answer"
 TEST = "test"  # the module name of what a test defines
 EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 EXCEPTIONS = {name: kind for name, kind in EXCEPTIONS.items() if issubclass(kind, BaseException)}
+REDUCED = ("attrgetter", "itemgetter", "methodcaller", "partial")
 NOT_SENT = "an argument cannot be sent to the answer"
 
 
@@ -308,6 +309,15 @@ class Link:
             base = next(one for one in type(value).__mro__ if one.__module__.split(".")[0] in sys.stdlib_module_names)
             names = [base.__module__, base.__qualname__, type(value).__name__]
             return ["exc", len(self.raised) - 1, *names, str(value.args[0] if len(value.args) == 1 else value)[:200]]
+        kind = type(value)
+        if kind.__module__ in ("operator", "functools") and kind.__name__ in REDUCED:
+            made, args = value.__reduce__()[:2]
+            if kind.__name__ == "partial":
+                return ["make", "functools:partial", [self.encode(one) for one in (value.func, *value.args)], self.encode(value.keywords)]
+            if isinstance(made, type):
+                return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
+        if kind.__name__ == "Random" and kind.__module__ == "random":
+            return ["random", self.encode(value.getstate())]
         if isinstance(value, (type, BuiltinFunctionType)) and getattr(builtins, value.__name__, None) is value:
             self.builtins[value.__name__] = value
             return ["builtin", value.__name__]
@@ -439,14 +449,14 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
 
     `pairs`: objects that were changed already, by identity: one that stands in two places is changed once.
     """
-    if id(old) in pairs or not (type(old) is type(new) or (isinstance(old, dict) and isinstance(new, dict))):
+    if id(old) in pairs or not is_alike(old, new):
         return
     if isinstance(old, (list, dict, set, bytearray, deque, OrderedDict, Counter)):
         pairs[id(old)] = old
     if type(old) in (list, deque):
         items = list(new)
         for place, (was, now) in enumerate(zip(old, new, strict=False)):
-            if type(was) is type(now) and type(was) in MUTABLE:
+            if is_alike(was, now) and type(was) in MUTABLE:
                 update(was, now, pairs)
                 items[place] = was
         old.clear()
@@ -454,17 +464,23 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
     elif isinstance(old, dict):
         items = dict(new)
         for key, now in new.items():
-            if type(now) in MUTABLE and type(old.get(key)) is type(now):
+            if type(old.get(key)) in MUTABLE and is_alike(old[key], now):
                 update(old[key], now, pairs)
                 items[key] = old[key]
         old.clear()
         old.update(items)
+    elif type(old).__name__ == "array":
+        old[:] = new
     elif type(old) in (set, bytearray):
         old.clear()
         (old.update if type(old) is set else old.extend)(new)
     elif type(old) is tuple:
         for was, now in zip(old, new, strict=False):
             update(was, now, pairs)
+
+
+def is_alike(old: Any, new: Any) -> bool:
+    return type(old) is type(new) or (isinstance(old, dict) and isinstance(new, dict))
 
 
 MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)

@@ -366,7 +366,7 @@ class AnswerServer:
     def changed_arguments(self, before: list[Any], after: list[Any]) -> Any:
         """The arguments as they are now; None if the call did not change them."""
         try:
-            now = [Encoder(self.encode_argument, draws=False).encode(part) for part in after]
+            now = [Encoder(self.encode_argument, draws=False, known=self.known).encode(part) for part in after]
         except CodecError:
             return None
         return None if now == before else now
@@ -395,6 +395,12 @@ class AnswerServer:
             return _name_of(*key.split(":"))
         if kind == "exc":
             return self.test_exception(key, *rest)
+        if kind == "make":
+            return _name_of(*key.split(":"))(*map(self.decode, rest[0]), **self.decode(rest[1]))
+        if kind == "random":
+            made = importlib.import_module("random").Random()
+            made.setstate(self.decode(key))
+            return made
         if kind == "N":
             return self.named_tuple(key, *rest)
         if kind == "dd":
@@ -424,7 +430,7 @@ class AnswerServer:
             return self.callbacks[key]
 
         def test_function(*args: Any, **kwargs: Any) -> Any:
-            encoder = Encoder(self.encode_part, draws=False)
+            encoder = Encoder(self.encode_argument, draws=False, known=self.known)
             self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
             kind, value = self.serve()
             if kind == "x":
@@ -440,9 +446,10 @@ class AnswerServer:
         self.callbacks[key] = test_function
         return test_function
 
-    def encode_part(self, value: Any) -> list[Any]:
-        """Encode an argument of a callback, or a part of one: data as data, an object as a handle."""
-        return self.encode_argument(value)
+    def known(self, value: Any) -> list[Any] | None:
+        """The handle of an object that has one."""
+        key = self.keys.get(id(value))
+        return None if key is None else ["h", key]
 
     def encode_opaque(self, value: Any) -> list[Any]:
         kind = type(value)

@@ -28,7 +28,7 @@ OPERATORS = {
 NATIVE_MODULES = (
     "asyncio", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock", "weakref",
 )  # fmt: skip
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
 # Assertions of unittest.TestCase with two operands, and with one.
 OF_TWO = {
     "assertEqual": ast.Eq, "assertEquals": ast.Eq, "assertNotEqual": ast.NotEq, "assertListEqual": ast.Eq,
@@ -72,7 +72,7 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
             elif isinstance(node, ast.Lambda):
                 tainted |= parameters(node.args)
             elif isinstance(node, ast.ClassDef):
-                if is_tainted(node):
+                if is_tainted(node) or not has_assertion(node):
                     tainted.add(node.name)
             elif isinstance(node, ast.Name) and node.id in functions and id(node) not in called:
                 if isinstance(node.ctx, ast.Load):
@@ -99,6 +99,57 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
             elif isinstance(node, (ast.Try, ast.TryStar)) and is_tainted(*node.body):
                 tainted |= {handler.name for handler in node.handlers if handler.name}
     return tainted
+
+
+def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
+    """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
+
+    They are given to a call whose value is kept, to a method, or together with a value of the answer; they get a value
+    of the answer as a key or an item; or they are part of what is given so.
+    """
+    everything = [node for tree in trees for node in nodes(tree)]
+    values: dict[str, list[ast.expr]] = {}
+    for node in everything:
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+            for target, value in pairs:
+                if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+                    pairs += zip(target.elts, value.elts, strict=True)
+                if isinstance(target, ast.Name):
+                    values.setdefault(target.id, []).append(value)
+    made = {name for name, given in values.items() if all(isinstance(one, DISPLAYS) for one in given)}
+
+    def is_tainted(*parts: ast.AST) -> bool:
+        return any(used_names(part) & tainted for part in parts)
+
+    held: set[str] = set()
+    kept = [node.value for node in everything if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None]
+    kept += [node.context_expr for node in everything if isinstance(node, ast.withitem)]
+    kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
+    for node in everything:
+        if isinstance(node, ast.Call):
+            args = [*node.args, *(word.value for word in node.keywords)]
+            names = {one.id for one in args if isinstance(one, ast.Name)}
+            if any(is_tainted(one) for one in args):
+                if isinstance(node.func, ast.Attribute):
+                    held |= base_names(node.func.value)
+                if not is_tainted(node.func):
+                    held |= names
+            if is_tainted(node.func):
+                inside = {name for name in names for value in values.get(name, ()) if any(isinstance(one, ast.Name) for one in walk(value))}
+                held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else inside
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
+            held |= base_names(node.value)
+        elif isinstance(node, DISPLAYS) and is_tainted(node):
+            held |= {one.id for one in walk(node) if isinstance(one, ast.Name)}
+    before = -1
+    while before < len(held):
+        before = len(held)
+        for name in tuple(held):
+            for value in values.get(name, ()):
+                if isinstance(value, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
+                    held |= {one.id for one in walk(value) if isinstance(one, ast.Name)}
+    return held & made
 
 
 def native_names(node: ast.AST) -> set[str]:
@@ -152,37 +203,21 @@ class TestProgram(ast.NodeTransformer):
 
     __test__ = False
 
-    def __init__(self, free: set[str], tainted: set[str], trees: list[ast.Module]) -> None:
-        self.free, self.tainted = free, tainted
+    def __init__(self, free: set[str], tainted: set[str], held: set[str], trees: list[ast.Module]) -> None:
+        self.free, self.tainted = free, tainted | held
         self.imports: dict[str, ast.stmt] = {}
         self.values: dict[str, ast.expr | None] = {}  # of names that are assigned once
-        self.changed = {name for tree in trees for node in nodes(tree) for name in self.changed_names(node)}
-        for node in (node for tree in trees for node in nodes(tree)):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                for alias in node.names:
-                    self.imports[(alias.asname or alias.name).split(".")[0]] = node
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                self.values[name] = None if name in self.values else node.value
+        self.held = held
         self.defined = {node.name for tree in trees for node in nodes(tree) if self.runs_natively(node)}
         self.temporary = 0
-
-    def changed_names(self, node: ast.AST) -> set[str]:
-        """Names of containers that get objects as keys or items, by a method or an assignment to an item."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if any(self.is_tainted(part) for part in node.args):
-                return base_names(node.func.value)
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and self.is_tainted(node.slice):
-            return base_names(node.value)
-        return set()
 
     # Definitions
 
     def runs_natively(self, node: ast.AST) -> bool:
         """Whether a definition goes to the answer's process as text."""
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or not (nodes(node) and self.is_tainted(node)):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or has_assertion(node):
             return False
-        if has_assertion(node):
+        if not isinstance(node, ast.ClassDef) and not self.is_tainted(node):
             return False
         if isinstance(node, ast.ClassDef):
             return True
@@ -234,9 +269,9 @@ class TestProgram(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
         if all(isinstance(target, ast.Name) for target in node.targets):
-            holds = isinstance(node.targets[0], ast.Name) and node.targets[0].id in self.changed
+            holds = isinstance(node.targets[0], ast.Name) and node.targets[0].id in self.held
             node.value = self.visit(node.value)
-            if holds and isinstance(node.value, (ast.Dict, ast.Set, ast.Call, ast.DictComp, ast.SetComp)):
+            if holds and isinstance(node.value, DISPLAYS):
                 node.value = operation("hold", node.value)
             return node
         if not self.is_tainted(node):
@@ -559,9 +594,11 @@ def unittest_condition(call: ast.Call) -> ast.expr | None:
     return None
 
 
-def rewrite(tree: ast.Module, free: set[str], tainted: set[str], trees: Iterable[ast.Module]) -> ast.Module:
+def rewrite(
+    tree: ast.Module, free: set[str], tainted: set[str], held: set[str], trees: Iterable[ast.Module]
+) -> ast.Module:
     """The program of one test; `tree` is changed. `trees` are all that run in one name space."""
-    program = TestProgram(free, tainted, list(trees))
+    program = TestProgram(free, tainted, held, list(trees))
     return ast.fix_missing_locations(ast.Module(program.statements(tree.body), []))
 
 
