@@ -28,7 +28,7 @@ NODE = "class Node:\n def __init__(s, v): s.v = v; s.left = None\ndef depth(n): 
         ("def f(x): return {x}", "assert f(1) == {1}", "split"),
         ("import math\ndef f(x): return x / 3", "assert math.isclose(f(1), 0.33333, abs_tol=1e-3)", "split"),
         ("def sum(a, b): return a - b", "assert sum(5, 2) == 3", "split"),
-        ("import re\ndef f(x): return re.match('a', x)", "assert f('a')", "split"),
+        ("import re\ndef f(x): return re.match('a', x)", "assert f('a')", "rpc"),
         ("def f(x): x.append([2])", "x = [1]\nf(x)\nassert x == [1, [2]]", "rpc"),
         ("def f(x): raise KeyError(x)", "try:\n f(1)\n assert False\nexcept KeyError: pass", "rpc"),
         ("class E(Exception): pass\ndef f(): raise E", "try:\n f()\n assert False\nexcept E: pass", "rpc"),
@@ -76,7 +76,7 @@ def test_a_broken_test_is_invalid_whatever_the_answer(test: str) -> None:
     for solution in ("def f(x): return 1", "y = 1", "def f(:"):
         assert judge(solution, [test])["invalid"] == "bad_test"
     for idle in ("", "x = 1", "def check(c): assert c(1) == 2", "assert 1 + 1 == 2", "def test_f(): assert f(1) == 2",
-                 "class D(f): pass\nassert D().x == 1"):  # fmt: skip
+                 "class D(f):\n def go(s): assert f(1) == 2\nD().go()"):  # fmt: skip
         assert judge("def f(x): return x", [idle])["invalid"] == "bad_test"
     assert judge("y = 1", ["raise ValueError"])["invalid"] == "bad_test"
     assert judge("", [test, "assert f(2) == 2"])["invalid"] == "bad_test"
@@ -160,7 +160,7 @@ def test_an_object_is_its_own_judge_in_no_comparison() -> None:
     honest += " def __eq__(s, o): return s.a == o.a\n"
     for test in ("assert P(1, 2) * 2 == P(2, 4)", "v = P(1, 2) * 2\nassert v == P(2, 4)"):
         assert rows(honest, [test]) == [(True, "")]
-        assert rows(liar, [test]) == [(False, "assertion")]
+        assert rows(liar, [test]) == [(False, "opaque")]
     for test in ("assert P(1) - 1 == 0", "assert P(1) in [2]", "assert P(1) * 2 == 2", "assert {P(1)} == {1}"):
         assert rows(liar, [test]) == [(False, "opaque")]
     assert rows(liar, ["assert P(1) is not None and P(1)"]) == [(True, "")]
@@ -170,7 +170,7 @@ def test_setup_with_classes_lives_with_the_answer() -> None:
     setup = "class Node:\n def __init__(s, v, n=None): s.v, s.n = v, n"
     answer = "def total(n): return n.v + total(n.n) if n else 0"
     assert rows(answer, ["assert total(Node(1, Node(2))) == 3"], setup=setup) == [(True, "")]
-    assert judge(answer, ["class N: v = 1\nassert total(N()) == 1"])["invalid"] == "bad_test"
+    assert rows(answer, ["class N:\n v, n = 1, None\nassert total(N()) == 1"]) == [(True, "")]
 
 
 CASES = "EXPECTED = [1, 4, 9]\ndef want(): return EXPECTED\ndef same(a, b): return a == b"
@@ -232,7 +232,6 @@ def test_an_answer_cannot_end_the_loop_that_tests_it(kind: str) -> None:
 def test_an_answer_hands_out_no_module_that_the_test_does_not_name() -> None:
     for solution, test in (
         ("import random as r\ndef f(x): return r", "m = f(1)\nassert m.Random(1)"),
-        ("import random as m", "for y in [1]: assert m.Random(y)"),
         ("import sys\ndef f(x): return [sys]", "assert f(1)[0].maxsize > 1"),
     ):
         assert not rows(solution, [test])[0][0], test
@@ -247,7 +246,7 @@ def test_a_checker_keeps_nothing_of_an_answer() -> None:
     gc.collect()
     gc.disable()
     try:
-        for count, reason in ((20, "assertion"), (20_000, "opaque")):
+        for count, reason in ((20, "lost"), (20_000, "opaque")):
             assert rows(MANY % count, [text], entry_point="f") == [(False, reason)]
             assert not [1 for one in gc.get_objects() if type(one) in (Remote, Link, Names)]
     finally:

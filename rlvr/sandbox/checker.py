@@ -260,8 +260,12 @@ class CheckerRun:
             row = [True, "", ""]
         except ExchangeEnd:
             row = []
-        except (BadTest, NeedsObjects, MemoryError):  # memory: earlier verifications of this process count too
+        except (BadTest, NeedsObjects):
             raise
+        except MemoryError as error:  # earlier verifications of this process count too
+            if getattr(error, OF_ANSWER, None) is None:
+                raise
+            row = [False, "memory", ""]
         except BaseException as error:
             of_answer = getattr(error, OF_ANSWER, None)
             if not self.channel.has_sent:

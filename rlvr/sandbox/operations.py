@@ -24,7 +24,7 @@ import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
-from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from rlvr.sandbox.remote import TEST, Link, Remote
@@ -45,9 +45,12 @@ STRUCTURAL = {
     "len", "iter", "next", "list", "tuple", "set", "frozenset", "dict", "sorted", "reversed", "enumerate", "zip", "str",
     "repr", "bool", "int", "float", "complex", "bytes", "type", "isinstance", "issubclass", "callable", "hasattr",
     "getattr", "setattr", "delattr", "hash", "id", "dir", "vars", "sum", "min", "max", "abs", "round", "format", "map",
-    "filter", "all", "any", "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
+    "filter", "islice", "chain", "takewhile", "dropwhile", "zip_longest", "tee", "groupby", "accumulate", "starmap",
+    "product", "permutations", "combinations", "pairwise", "deque", "Counter", "reduce", "nlargest", "nsmallest", "gather",
+    "run", "wait_for", "closing", "wraps", "partial", "defaultdict", "OrderedDict", "Thread", "all", "any", "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
 }  # fmt: skip
 JUDGES = {"isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf", "compare_digest"}
+WHOLE = {"max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join"}
 LOOK_AT_TYPE = {"type", "isinstance", "issubclass", "callable", "hasattr", "str", "repr", "format", "hash", "dir", "vars"}
 NATIVE_MODULES = (
     "asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io", "_io", "_thread",
@@ -157,6 +160,9 @@ class Operations:
         """Whether a function may take the data of a value here; those that look at the type need an exact one."""
         known, _ = self.readable(value)
         return known and not (type(value) is Remote and value._exact != 1 and name in LOOK_AT_TYPE)
+
+    def is_exact(self, value: Any) -> bool:
+        return type(value) is not Remote or self.link.data(value)[0] and value._exact == 1
 
     def binary(self, name: str, left: Any, right: Any) -> Any:
         if type(left) is not Remote and type(right) is not Remote and not find_remotes([left, right]):
@@ -333,8 +339,16 @@ class Operations:
             return function(*args, **words)
         if function is map or function is filter:
             return self.lazily(function, *args)
-        remotes = find_remotes([list(args), words])
+        if function in (zip, enumerate) and find_remotes(list(args)):
+            return function(*map(iter, args[:1]), *args[1:], **words) if function is enumerate else zip(*args, **words)
+        if function is len and args and type(args[0]) is Remote:
+            length = len(self.link.data(args[0])[1]) if self.readable(args[0])[0] else self.link.call_library("builtins:len", args, words)
+            self.link.lengths.add(tuple(args[0]._target))
+            return length
         name = getattr(function, "__name__", "")
+        if name in WHOLE and any(type(one) is GeneratorType for one in args):
+            args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
+        remotes = find_remotes([list(args), words])
         path = library_path(function)
         if function is print and self.captures:
             return self.link.call_library("builtins:print", args, words)
@@ -342,6 +356,8 @@ class Operations:
             if path and self.is_native(path, name):
                 return self.link.call_library(path, args, words)
             return function(*args, **words)
+        if kind is BuiltinMethodType and type(function.__self__) in (str, bytes) and not all(map(self.is_exact, args)):
+            return self.link.call_method(function.__self__, name, args, words)
         if kind is BuiltinMethodType and not isinstance(function.__self__, ModuleType):  # of a container here
             return function(*(self.localize(one) if type(function.__self__) is str else one for one in args), **words)
         if function is all or function is any:
@@ -537,5 +553,3 @@ def shuffled(count: int) -> list[int]:
         order[place], order[other] = order[other], order[place]
     return order
 
-
-_ = BuiltinFunctionType

@@ -155,7 +155,8 @@ def make_plan(
             raise BadTest(f"the test compares with {unmet[0]!r}, which neither it nor its setup defines")
     if fault := find_vacuous_test(trees, after, free | parts.built, entry_point):
         raise BadTest(fault)
-    scope = free - MODULES - inner_names(trees)
+    of_setup = used_names(parts.here) - own - BUILTINS - inner_names([parts.here])
+    scope = (free | of_setup) - MODULES - inner_names(trees)
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
     everything = [*trees, parts.here]
     tainted, held, before_held = set[str](), set[str](), None
@@ -187,19 +188,44 @@ def make_plan(
 
 
 def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
-    """Whether tests use objects of the answer by their own text: its classes, attributes, contexts.
+    """Whether tests use objects of the answer by their own text: attributes and methods, contexts, classes.
 
-    It decides what an operation on an opaque object may reveal, so it must not depend on the answer.
+    It decides what an operation on an opaque object may reveal, so it must not depend on the answer. A capitalized name
+    is a class if its value is kept, passed on, or used with another value of the answer: `Sum(60) == 10` calls a
+    function, `a = Money(5)` and `V(1) + V(2)` make objects.
     """
+
+    def is_tainted(node: ast.AST) -> bool:
+        return bool(used_names(node) & tainted)
+
+    def makes_object(node: ast.AST | None) -> bool:
+        name = node.func.id.lstrip("_") if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        return name[:1].isupper() and node.func.id in free and "_" not in name  # type: ignore[union-attr]
+
     for node in (node for tree in trees for node in nodes(tree)):
-        if isinstance(node, ast.Name) and node.id in free:
-            name = node.id.lstrip("_")
-            if name[:1].isupper() and not (name.isupper() and len(name) > 1):
+        if isinstance(node, ast.Attribute):
+            if node.attr not in OF_DATA and is_tainted(node.value):
                 return True
-        elif isinstance(node, ast.Attribute) and node.attr not in OF_DATA and used_names(node.value) & tainted:
-            return True
-        elif isinstance(node, (ast.With, ast.AsyncWith, ast.AsyncFor, ast.Await)) and used_names(node) & tainted:
-            return True
+        elif isinstance(node, (ast.With, ast.AsyncWith, ast.AsyncFor, ast.Await)):
+            if is_tainted(node):
+                return True
+        elif isinstance(node, ast.ExceptHandler):
+            if node.type is not None and used_names(node.type) & free:
+                return True
+        elif isinstance(node, (ast.Assign, ast.For, ast.comprehension)):
+            value = node.value if isinstance(node, ast.Assign) else node.iter
+            if makes_object(value):
+                return True
+        elif isinstance(node, (ast.List, ast.Set, ast.Tuple, ast.Dict)):
+            if any(map(makes_object, [*node.keys, *node.values] if isinstance(node, ast.Dict) else node.elts)):
+                return True
+        elif isinstance(node, ast.Call):
+            if any(map(makes_object, node.args)) and is_tainted(node.func):
+                return True
+        elif isinstance(node, (ast.BinOp, ast.Compare)):
+            sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
+            if any(map(makes_object, sides)) and sum(map(is_tainted, sides)) > 1:
+                return True
     return False
 
 

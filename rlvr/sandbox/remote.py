@@ -56,6 +56,7 @@ class Link:
         self.failed: ExchangeEnd | None = None  # the current test is over, the channel is not
         self.modules, self.expected = modules, set[str]()  # modules that a reply may be, and those that the test passed
         self.requests = 0
+        self.lengths = set[tuple[Any, ...]]()  # of objects that gave their length
         self.raised: list[BaseException] = []  # exceptions of the test that the answer got
 
     def clear(self) -> None:
@@ -171,7 +172,7 @@ class Link:
         message = str(message)[:200]
         name = str(classes[0][-1])[:100] if type(classes[0]) is list and classes[0] else "Exception"
         kind = self.mirror_class(classes)
-        if kind is MemoryError and handle is None:
+        if kind is MemoryError and (self.plain or args in (None, ["t"])):
             return self.fail("memory", message)
         if kind is None or (not issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup) and self.plain):
             return self.fail("exited", f"{name}: {message}")
@@ -394,12 +395,18 @@ class Remote:
         if known and self._exact == 1 and type(data) in (list, tuple, dict, set, frozenset, str, bytes, range):
             yield from data
             return
-        items = self._link.op("iter", self)
+        link = self._link
+        length = link.call_library("builtins:len", [self], {}) if tuple(self._target) in link.lengths else None
+        items = link.op("iter", self)
+        count = 0
         while True:
-            ended, item = self._link.op("step", items)
+            ended, item = link.op("step", items)
             if ended is True:
-                return
+                break
+            count += 1
             yield item
+        if length is not None and count != length:  # an empty object must not pass `len(r) == 2` and a loop
+            raise link.fail("opaque", f"an object of the answer gave a length of {length}, and {count} items")
 
     def __eq__(self, other: object) -> NoReturn:
         raise self._link.fail("opaque", f"a {self._kind} of the answer is used where the checker needs plain data")

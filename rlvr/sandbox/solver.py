@@ -140,7 +140,7 @@ def warm() -> None:
 
 def main(job: dict[str, Any], channel: int) -> None:
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # `site` would define these
-    sys.argv = ["/tmp/answer.py"]
+    sys.argv = ["answer.py"]
     if "stdin" in job:
         run_program(job, channel)
         return
@@ -153,7 +153,7 @@ def main(job: dict[str, Any], channel: int) -> None:
         files = [open(fd, mode, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w"))]  # noqa: SIM115
         sys.stdin, sys.stdout, sys.stderr = files
     module = types.ModuleType("answer")
-    module.__file__ = sys.argv[0]
+    module.__file__ = "/tmp/answer.py"
     sys.modules["answer"] = module  # dataclasses and pickling look up a class's module
     namespace = module.__dict__
     server = AnswerServer(channel, namespace, job.get("output", OUTPUT))
@@ -205,7 +205,7 @@ def run_program(job: dict[str, Any], channel: int) -> None:
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     module = types.ModuleType("__main__")
-    module.__file__ = sys.argv[0]
+    module.__file__ = "/tmp/answer.py"
     sys.modules["__main__"] = module
     try:
         code = compile(job["solution"], "<answer>", "exec", dont_inherit=True)
@@ -247,6 +247,7 @@ class AnswerServer:
         self.handles: list[Any] = []
         self.keys: dict[int, int] = {}
         self.callbacks: dict[int, Any] = {}
+        self.callback_lock: Any = None
         self.tuples: dict[tuple[str, ...], Any] = {}
 
     def serve(self) -> Any:
@@ -431,8 +432,9 @@ class AnswerServer:
 
         def test_function(*args: Any, **kwargs: Any) -> Any:
             encoder = Encoder(self.encode_argument, draws=False, known=self.known)
-            self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
-            kind, value = self.serve()
+            with self.lock():  # threads of the answer may call it at the same time
+                self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
+                kind, value = self.serve()
             if kind == "x":
                 raise self.decode(value)
             return self.decode(value)
@@ -445,6 +447,11 @@ class AnswerServer:
             test_function.__signature__ = importlib.import_module("inspect").signature(scope["_signed"])  # type: ignore[attr-defined]
         self.callbacks[key] = test_function
         return test_function
+
+    def lock(self) -> Any:
+        if self.callback_lock is None:
+            self.callback_lock = importlib.import_module("threading").RLock()
+        return self.callback_lock
 
     def known(self, value: Any) -> list[Any] | None:
         """The handle of an object that has one."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, bound_names, nodes, used_names, walk
+from rlvr.sandbox.codec import MODULES
+from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, bound_names, nodes, used_names, walk
 
 OPERATIONS = "_o_"
 OPERATORS = {
@@ -49,6 +50,7 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
     tainted = set(free)
     everything = [node for tree in trees for node in nodes(tree)]
     tainted |= set().union(*map(native_names, everything))
+    modules = MODULES | set().union(*(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS)))
     if captures_output(trees):
         tainted.add("print")
     functions = {node.name: node for node in everything if isinstance(node, FUNCTIONS)}
@@ -82,7 +84,7 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
                 if isinstance(node.func, ast.Name) and node.func.id in functions and is_tainted(*given):
                     tainted |= parameters(functions[node.func.id].args)
                 if isinstance(node.func, ast.Attribute) and is_tainted(*given):
-                    tainted |= base_names(node.func.value)
+                    tainted |= base_names(node.func.value) - modules
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
                 if node.value is not None and is_tainted(node.value):
                     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
