@@ -22,6 +22,7 @@ import importlib
 import operator
 import os
 import sys
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -117,7 +118,7 @@ class Operations:
             return
         if isinstance(owner, ModuleType):
             self.ask("setattr", owner, name, value)
-        if not isinstance(owner, ModuleType) or not find_remotes(value):
+        if not isinstance(owner, ModuleType) or (owner is not builtins and not find_remotes(value)):
             setattr(owner, name, value)
 
     def delattr(self, owner: Any, name: str) -> None:
@@ -358,7 +359,7 @@ class Operations:
             return function(*args, **words)
         if kind is BuiltinMethodType and type(function.__self__) in (str, bytes) and not all(map(self.is_exact, args)):
             return self.link.call_method(function.__self__, name, args, words)
-        if kind is BuiltinMethodType and not isinstance(function.__self__, ModuleType):  # of a container here
+        if kind is BuiltinMethodType and not isinstance(function.__self__, (ModuleType, type)):  # of a container here
             return function(*(self.localize(one) if type(function.__self__) is str else one for one in args), **words)
         if function is all or function is any:
             return function(bool(one) for one in self.iterate(args[0]))
@@ -391,7 +392,7 @@ class Operations:
         known, data = self.link.data(value)
         if known and isinstance(data, dict):
             return data
-        return {key: self.ask("getitem", value, key) for key in self.ask("getattr", value, "keys")()}
+        return {key: self.ask("getitem", value, key) for key in self.method(value, "keys", (), {})}
 
     def hold(self, value: Any) -> Any:
         """A container that will hold objects of the answer: made in its process."""
@@ -506,6 +507,8 @@ def library_path(function: Any) -> str:
         module = owner.__name__
     elif isinstance(owner, type):
         module = owner.__module__
+    if isinstance(function, type) and function.__module__ == "builtins" and getattr(builtins, name, None) is not function:
+        return next((f"types:{key}" for key, one in vars(types).items() if one is function), "")
     for place in (module, {"_heapq": "heapq", "_bisect": "bisect", "_io": "io", "_thread": "threading"}.get(str(module))):
         if not place or place == TEST:
             continue

@@ -156,7 +156,7 @@ def make_plan(
     if fault := find_vacuous_test(trees, after, free | parts.built, entry_point):
         raise BadTest(fault)
     of_setup = used_names(parts.here) - own - BUILTINS - inner_names([parts.here])
-    scope = (free | of_setup) - MODULES - inner_names(trees)
+    scope = (free | of_setup) - (MODULES - called) - inner_names(trees)
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
     everything = [*trees, parts.here]
     tainted, held, before_held = set[str](), set[str](), None
@@ -165,6 +165,9 @@ def make_plan(
         tainted = find_tainted(everything, scope | classes | held)
         held = find_held(everything, tainted)
     uses_objects = works_with_objects(everything, scope | classes, tainted)
+    if uses_objects or free:
+        if fault := find_self_reports(trees, tainted):
+            raise BadTest(fault)
     plans: list[SplitTest | StatementTest] = []
     starts: list[set[str]] = []  # names of earlier tests, which an answer may have changed: a failure is then its own
     earlier = bound_names(parts.here)
@@ -224,8 +227,51 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
                 return True
         elif isinstance(node, (ast.BinOp, ast.Compare)):
             sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
-            if any(map(makes_object, sides)) and sum(map(is_tainted, sides)) > 1:
+            plain = isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Sub, ast.Mod))
+            plain |= isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)) and makes_object(sides[1])
+            if any(map(makes_object, sides)) and (plain or sum(map(is_tainted, sides)) > 1):
                 return True
+    return False
+
+
+def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
+    """The fault of tests that only ask the answer about itself: `isinstance`, `is`, its own `==`; empty if data decides.
+
+    An answer that can patch its interpreter answers such questions as it likes, without work.
+    """
+    conditions = [node.test for tree in trees for node in nodes(tree) if isinstance(node, ast.Assert)]
+    others = (ast.Try, ast.TryStar, ast.Raise)
+    if not conditions or any(isinstance(node, others) for tree in trees for node in nodes(tree)):
+        return ""
+    if any(isinstance(node, ast.Attribute) and node.attr.startswith("assert") for tree in trees for node in nodes(tree)):
+        return ""
+    if not all(is_self_report(condition, tainted) for condition in conditions):
+        return ""
+    return (
+        f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]}): add an assertion that compares "
+        "what it returns with plain data"
+    )
+
+
+def is_self_report(node: ast.expr, tainted: set[str]) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return is_self_report(node.operand, tainted)
+    if isinstance(node, ast.BoolOp):
+        decide = all if isinstance(node.op, ast.And) else any
+        return decide(is_self_report(value, tainted) for value in node.values)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "callable", "hasattr")
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        sides = [node.left, node.comparators[0]]
+        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            return not any(isinstance(side, ast.Constant) for side in sides) and used_names(node.left) & tainted != set()
+        if isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+            asks_type = any(isinstance(side, ast.Call) and getattr(side.func, "id", "") == "type" for side in sides)
+            both = all(used_names(side) & tainted for side in sides)
+            constants = any(isinstance(part, ast.Constant) for side in sides for part in nodes(side))
+            names = any(isinstance(part, ast.Name) and part.id not in tainted for side in sides for part in nodes(side))
+            variables = any(isinstance(side, ast.Name) for side in sides)
+            return asks_type or (both and not constants and not names and not variables)
     return False
 
 
@@ -380,4 +426,8 @@ class CallExtractor(ast.NodeTransformer):
                     return False
             elif isinstance(node, ast.Call) and not isinstance(node.func, (ast.Name, ast.Attribute)):
                 return False
+            elif isinstance(node, ast.Compare) and any(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops):
+                sides = [node.left, *node.comparators]  # copies of one object are not one object
+                if sum(bool({n.id for n in [side, *walk(side)] if isinstance(n, ast.Name)} & values) for side in sides) > 1:
+                    return False
         return True

@@ -317,6 +317,9 @@ class Link:
                 return ["make", "functools:partial", [self.encode(one) for one in (value.func, *value.args)], self.encode(value.keywords)]
             if isinstance(made, type):
                 return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
+        if kind.__module__ == "itertools" and kind.__name__ in ("count", "repeat", "cycle"):
+            args = value.__reduce__()[1]
+            return ["make", f"itertools:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
         if kind.__name__ == "Random" and kind.__module__ == "random":
             return ["random", self.encode(value.getstate())]
         if isinstance(value, (type, BuiltinFunctionType)) and getattr(builtins, value.__name__, None) is value:
@@ -463,7 +466,7 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
     if type(old) in (list, deque):
         items = list(new)
         for place, (was, now) in enumerate(zip(old, new, strict=False)):
-            if is_alike(was, now) and type(was) in MUTABLE:
+            if is_alike(was, now) and (type(was) in MUTABLE or type(was).__name__ == "array"):
                 update(was, now, pairs)
                 items[place] = was
         old.clear()

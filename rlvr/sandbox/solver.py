@@ -164,7 +164,7 @@ def main(job: dict[str, Any], channel: int) -> None:
 def load(job: dict[str, Any], namespace: dict[str, Any]) -> list[Any]:
     """Run imports, answer and setup; returns the first frame."""
     try:
-        code = compile(job["solution"], "<answer>", "exec", dont_inherit=True)
+        code = compile(job["solution"].removeprefix("\ufeff"), "<answer>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         return ["bad", "syntax_error", describe(error)]
     try:
@@ -208,7 +208,7 @@ def run_program(job: dict[str, Any], channel: int) -> None:
     module.__file__ = "/tmp/answer.py"
     sys.modules["__main__"] = module
     try:
-        code = compile(job["solution"], "<answer>", "exec", dont_inherit=True)
+        code = compile(job["solution"].removeprefix("\ufeff"), "<answer>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         os._exit(NO_PROGRAM)
     try:
@@ -310,6 +310,9 @@ class AnswerServer:
         return result
 
     def define(self, name: str, text: str, values: dict[str, Any]) -> Any:
+        if not name:  # a lambda expression
+            made = eval(compile(f"lambda {', '.join(values)}: {text}", "<test>", "eval", dont_inherit=True), self.namespace)
+            return made(**values)
         self.namespace.update(values)
         exec(compile(text, "<test>", "exec", dont_inherit=True), self.namespace)
         return self.namespace[name]

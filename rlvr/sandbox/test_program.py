@@ -27,7 +27,7 @@ OPERATORS = {
     ast.IsNot: "is_not", ast.In: "in_", ast.NotIn: "not_in",
 }  # fmt: skip
 NATIVE_MODULES = (
-    "asyncio", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock", "weakref",
+    "asyncio", "builtins", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock", "weakref",
 )  # fmt: skip
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
 # Assertions of unittest.TestCase with two operands, and with one.
@@ -255,6 +255,17 @@ class TestProgram(ast.NodeTransformer):
             else:
                 body[0].decorator_list.append(decorator)  # type: ignore[attr-defined]
         return body  # type: ignore[return-value]
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """A function of the answer's objects runs beside them; one that compares, or uses a value of the test, here."""
+        inside = bound_inside(node) | parameters(node.args)
+        used = used_names(node) - inside - BUILTINS - self.imports.keys()
+        compares = any(isinstance(one, (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)) for one in walk(node.body)) or isinstance(node.body, ast.Compare)
+        if not used or compares or not used <= self.tainted | self.free or used_names(node) & self.imports.keys():
+            return self.generic_visit(node)
+        given = sorted(used - self.free)
+        values = ast.Dict([ast.Constant(name) for name in given], [deferred(ast.Name(name, ast.Load())) for name in given])
+        return operation("define", ast.Constant(""), ast.Constant(ast.unparse(node)), values)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         return self.definition(node) if self.runs_natively(node) else self.generic_visit(node)
