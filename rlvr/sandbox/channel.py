@@ -103,7 +103,9 @@ class Channel:
         """End the exchange if more came than was asked for."""
         assert self.descriptor is not None
         self.poller.modify(self.descriptor, select.POLLIN)
-        if self.buffer or any(events & select.POLLIN and not events & select.POLLHUP for _, events in self.poller.poll(0)):
+        if self.buffer or any(
+            events & select.POLLIN and not events & select.POLLHUP for _, events in self.poller.poll(0)
+        ):
             raise self.end("opaque", NO_FRAME)
 
     def read(self) -> list[Any]:

@@ -23,9 +23,9 @@ from typing import Any
 
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, Encoder
+from rlvr.sandbox.operations import Operations
 from rlvr.sandbox.plan import LIGHT_MODULES, SAFE_BUILTINS, SUPPLIED, Plan, SplitTest, StatementTest, make_plan
 from rlvr.sandbox.protocol import OUTPUT
-from rlvr.sandbox.operations import Operations
 from rlvr.sandbox.remote import NOT_SENT, OF_ANSWER, TEST, BadTest, Link, Names, NeedsObjects
 from rlvr.sandbox.test_program import OPERATIONS
 
@@ -256,7 +256,7 @@ class CheckerRun:
             exec(test.code, names)
             entry = self.job.get("entry_point")
             if entry and test.defines_check and callable(names.get("check")):
-                names["check"](link.named(entry))
+                names["check"](link.refer(entry))
             row = [True, "", ""]
         except ExchangeEnd:
             row = []

@@ -279,7 +279,11 @@ class Decoder:
             if rest[0] not in _TIMES:
                 raise CodecError("an unknown type of datetime")
             time = getattr(times, rest[0]).fromisoformat(rest[1])
-            return time if len(rest) == 2 else time.replace(tzinfo=self.decode(rest[2], depth + 1), fold=int(bool(rest[3])))
+            return (
+                time
+                if len(rest) == 2
+                else time.replace(tzinfo=self.decode(rest[2], depth + 1), fold=int(bool(rest[3])))
+            )
         if tag == "M" and rest[0] in _MADE_BY:
             module, name = rest[0].split(":")
             return getattr(importlib.import_module(module), name)(*(self.decode(part, depth + 1) for part in rest[1:]))

@@ -18,17 +18,15 @@ Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it
 from __future__ import annotations
 
 import builtins
-import importlib
 import operator
 import os
 import sys
-import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
-from rlvr.sandbox.remote import TEST, Link, Remote
+from rlvr.sandbox.remote import TEST, Link, Remote, library_path
 
 WINDOW = 8  # values that are asked about where an object's own `==` decides; one of them is expected
 COLLISIONS = 1  # how many others may be equal to it too: a residue, say
@@ -47,12 +45,53 @@ STRUCTURAL = {
     "repr", "bool", "int", "float", "complex", "bytes", "type", "isinstance", "issubclass", "callable", "hasattr",
     "getattr", "setattr", "delattr", "hash", "id", "dir", "vars", "sum", "min", "max", "abs", "round", "format", "map",
     "filter", "islice", "chain", "takewhile", "dropwhile", "zip_longest", "tee", "groupby", "accumulate", "starmap",
-    "product", "permutations", "combinations", "pairwise", "deque", "Counter", "reduce", "nlargest", "nsmallest", "gather",
-    "run", "wait_for", "closing", "wraps", "partial", "defaultdict", "OrderedDict", "Thread", "all", "any", "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
+    "product", "permutations", "combinations", "pairwise", "deque", "Counter", "reduce", "nlargest", "nsmallest",
+    "gather", "run", "wait_for", "closing", "wraps", "partial", "defaultdict", "OrderedDict", "Thread", "all", "any",
+    "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
 }  # fmt: skip
-JUDGES = {"isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf", "compare_digest"}
-WHOLE = {"max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join"}
-LOOK_AT_TYPE = {"type", "isinstance", "issubclass", "callable", "hasattr", "str", "repr", "format", "hash", "dir", "vars"}
+JUDGES = {
+    "isclose",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "is_",
+    "is_not",
+    "contains",
+    "countOf",
+    "indexOf",
+    "compare_digest",
+}
+WHOLE = {
+    "max",
+    "min",
+    "sorted",
+    "sum",
+    "list",
+    "tuple",
+    "set",
+    "frozenset",
+    "dict",
+    "Counter",
+    "reduce",
+    "deque",
+    "join",
+}
+LOOK_AT_TYPE = {
+    "type",
+    "isinstance",
+    "issubclass",
+    "callable",
+    "hasattr",
+    "str",
+    "repr",
+    "format",
+    "hash",
+    "dir",
+    "vars",
+}
 NATIVE_MODULES = (
     "asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io", "_io", "_thread",
     "_queue", "_asyncio", "_weakref",
@@ -65,11 +104,12 @@ IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "ins
 
 def find_remotes(value: Any, depth: int = 4) -> list[Remote]:
     """The references in a value, and in the containers that it holds."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind is Remote:
         return [value]
-    if isinstance(value, BaseException) and type(getattr(value, "_remote", None)) is Remote:
-        return [value._remote]  # type: ignore[attr-defined]
+    if issubclass(kind, BaseException):
+        remote = getattr(value, "_remote", None)
+        return [remote] if type(remote) is Remote else []
     if depth and kind in CONTAINERS:
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
         return [one for item in items for one in find_remotes(item, depth - 1)]
@@ -88,7 +128,7 @@ class Operations:
 
     def name(self, name: str) -> Any:
         """What the answer binds to a name."""
-        return self.link.named(name)
+        return self.link.refer(name)
 
     def define(self, name: str, text: str, values: dict[str, Callable[[], Any]]) -> Any:
         """Run a definition in the answer's process, where it finds `values` under their names."""
@@ -163,7 +203,7 @@ class Operations:
         return known and not (type(value) is Remote and value._exact != 1 and name in LOOK_AT_TYPE)
 
     def is_exact(self, value: Any) -> bool:
-        return type(value) is not Remote or self.link.data(value)[0] and value._exact == 1
+        return type(value) is not Remote or (self.link.data(value)[0] and value._exact == 1)
 
     def binary(self, name: str, left: Any, right: Any) -> Any:
         if type(left) is not Remote and type(right) is not Remote and not find_remotes([left, right]):
@@ -183,14 +223,20 @@ class Operations:
         if type(left) is list and name == "add":
             left += list(self.iterate(right))
             return left
-        if type(left) is Remote and (left._exact != 1 or type(self.link.data(left)[1]) in (list, dict, set, deque, bytearray)):
+        if type(left) is Remote and (
+            left._exact != 1 or type(self.link.data(left)[1]) in (list, dict, set, deque, bytearray)
+        ):
             if not self.uses_objects and name in REVEALING and type(right) is not Remote and left._exact != 1:
                 raise self.refuse(left, right)
             return self.ask(CHANGES[name], left, right)
         return self.binary(name, left, right)
 
     def refuse(self, *values: Any) -> BaseException:
-        kind = next(one._kind for one in values if type(one) is Remote) if any(type(one) is Remote for one in values) else "value"
+        kind = (
+            next(one._kind for one in values if type(one) is Remote)
+            if any(type(one) is Remote for one in values)
+            else "value"
+        )
         return self.link.fail("opaque", f"a {kind} of the answer is used with plain data; only its own kind may be")
 
     # Comparisons
@@ -205,7 +251,9 @@ class Operations:
             left = right
         return result
 
-    def compare(self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None = None, side: str = "") -> Any:
+    def compare(
+        self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None = None, side: str = ""
+    ) -> Any:
         """`left op right`. `other(k)`: the operand on `side` with its constants shifted by k."""
         if name == "not_in":
             return not self.compare("in_", left, right)
@@ -247,19 +295,20 @@ class Operations:
 
     def localize(self, value: Any) -> Any:
         """A copy of a container in which references are replaced by their data."""
-        kind = type(value)
+        kind: Any = type(value)
         if kind is Remote:
             return self.link.data(value)[1]
         if isinstance(value, dict):
             return {self.localize(key): self.localize(item) for key, item in value.items()}
-        return kind(self.localize(item) for item in value) if kind in CONTAINERS else value
+        made: Any = kind if kind in CONTAINERS else None
+        return made(self.localize(item) for item in value) if made else value
 
     def ask_among_others(self, name: str, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
         if other is None:
             return self.ask(name, left, right) is True
         here = os.urandom(1)[0] % WINDOW
         equal: dict[int, bool] = {}
-        for position in shuffled(WINDOW):
+        for position in shuffle_range(WINDOW):
             k = position - here
             try:
                 one = (right if side == "right" else left) if k == 0 else other(k)
@@ -293,7 +342,7 @@ class Operations:
             return any(one is item or self.is_equal(one, item) for one in container)
         if self.uses_objects or find_remotes(item):
             return self.ask("contains", container, item) is True
-        if container._exact:
+        if type(container) is Remote and container._exact:
             return any(self.is_equal(one, item) for one in self.iterate(container))
         raise self.refuse(container)
 
@@ -333,20 +382,24 @@ class Operations:
     def call(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         if type(function) is Remote:
             return self.link.call(function, args, words)
-        kind = type(function)
+        kind: Any = type(function)
         if kind in (FunctionType, MethodType) and self.is_of_test(function):
             return function(*args, **words)
         if kind is type and function.__module__ == TEST:
             return function(*args, **words)
+        name = getattr(function, "__name__", "")
         if function is map or function is filter:
             return self.lazily(function, *args)
-        if function in (zip, enumerate) and find_remotes(list(args)):
-            return function(*map(iter, args[:1]), *args[1:], **words) if function is enumerate else zip(*args, **words)
+        if name in ("zip", "enumerate") and find_remotes(list(args)):
+            return function(*args, **words)  # which iterate over a reference as a loop does
         if function is len and args and type(args[0]) is Remote:
-            length = len(self.link.data(args[0])[1]) if self.readable(args[0])[0] else self.link.call_library("builtins:len", args, words)
+            length = (
+                len(self.link.data(args[0])[1])
+                if self.readable(args[0])[0]
+                else self.link.call_library("builtins:len", args, words)
+            )
             self.link.lengths.add(tuple(args[0]._target))
             return length
-        name = getattr(function, "__name__", "")
         if name in WHOLE and any(type(one) is GeneratorType for one in args):
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
         remotes = find_remotes([list(args), words])
@@ -396,14 +449,24 @@ class Operations:
 
     def hold(self, value: Any) -> Any:
         """A container that will hold objects of the answer: made in its process."""
-        return self.ask("hold", value) if type(value) in (*CONTAINERS, bytearray) and not isinstance(value, tuple) else value
+        return (
+            self.ask("hold", value)
+            if type(value) in (*CONTAINERS, bytearray) and not isinstance(value, tuple)
+            else value
+        )
 
     def is_of_test(self, function: Any) -> bool:
-        return getattr(function, "__module__", None) in (TEST, None) or getattr(function, "__globals__", {}).get("_o_") is self
+        return (
+            getattr(function, "__module__", None) in (TEST, None)
+            or getattr(function, "__globals__", {}).get("_o_") is self
+        )
 
     def is_native(self, path: str, name: str) -> bool:
         module = path.rpartition(":")[0]
-        return any(module == one or module.startswith(one + ".") for one in NATIVE_MODULES) and name not in NATIVE_LOCALLY_FINE
+        return (
+            any(module == one or module.startswith(one + ".") for one in NATIVE_MODULES)
+            and name not in NATIVE_LOCALLY_FINE
+        )
 
     def lazily(self, function: Any, first: Any, *iterables: Any) -> Iterator[Any]:
         """`map` and `filter`, with the items computed here: the answer cannot end them early."""
@@ -499,30 +562,6 @@ async def ready(value: Any) -> Any:
     return value
 
 
-def library_path(function: Any) -> str:
-    """`module:qualified.name` of a function or class of the standard library; empty if it is not reached by one."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, ModuleType):
-        module = owner.__name__
-    elif isinstance(owner, type):
-        module = owner.__module__
-    if isinstance(function, type) and function.__module__ == "builtins" and getattr(builtins, name, None) is not function:
-        return next((f"types:{key}" for key, one in vars(types).items() if one is function), "")
-    for place in (module, {"_heapq": "heapq", "_bisect": "bisect", "_io": "io", "_thread": "threading"}.get(str(module))):
-        if not place or place == TEST:
-            continue
-        try:
-            found = importlib.import_module(place)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError, ValueError):
-            continue
-        if found is function or found == function:
-            return f"{place}:{name}"
-    return ""
-
-
 def has_data(values: list[Any]) -> bool:
     """Whether plain data stands among the arguments, which the answer would learn."""
     plain = (int, float, str, bytes, complex, list, tuple, dict, set)
@@ -549,10 +588,9 @@ def shift_all(value: Any, k: int) -> Any:
     return value
 
 
-def shuffled(count: int) -> list[int]:
+def shuffle_range(count: int) -> list[int]:
     order = list(range(count))
     for place, byte in zip(range(count - 1, 0, -1), os.urandom(2 * count)[::2], strict=False):
         other = byte % (place + 1)
         order[place], order[other] = order[other], order[place]
     return order
-

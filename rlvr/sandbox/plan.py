@@ -23,9 +23,26 @@ from typing import Any
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
 from rlvr.sandbox.remote import BadTest
-from rlvr.sandbox.setup_parts import BUILTINS, IMPORTS, OF_DATA, Setup, bound_names, inner_names, nodes, used_names, walk
-from rlvr.sandbox.test_program import captures_output, find_held, find_tainted, has_assertion, rewrite
+from rlvr.sandbox.setup_parts import (
+    BUILTINS,
+    IMPORTS,
+    Setup,
+    bound_names,
+    inner_names,
+    nodes,
+    used_names,
+    walk,
+)
+from rlvr.sandbox.test_program import rewrite
 from rlvr.sandbox.vacuous_tests import find_vacuous_test
+from rlvr.sandbox.value_flow import (
+    captures_output,
+    find_held,
+    find_self_reports,
+    find_tainted,
+    has_assertion,
+    works_with_objects,
+)
 
 PURE = (
     "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float",
@@ -63,8 +80,8 @@ LATE = (ast.BoolOp, ast.IfExp, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.
 class SplitTest:
     """An assert split into calls ([name, arguments, keyword arguments] in codec form) and the code that is left.
 
-    `looks_at_type`: the code tells a subclass from its base. `code` reads the values as `_0`, `_1`, ... `modules` come from the test's imports; `module_names` are modules that
-    the answer must have imported. `heavy`: a value may grow on evaluation, so a fork evaluates it.
+    `code` reads the values as `_0`, `_1`, ... `modules` come from the test's imports; `module_names` are modules that
+    the answer must have imported. `looks_at_type`: the code may tell a subclass from its base. `heavy`: a value may grow on evaluation, so a fork evaluates it.
     """
 
     def __init__(
@@ -78,7 +95,7 @@ class SplitTest:
 
 
 class StatementTest:
-    """Statements to run, rewritten. `follows`: they use names of an earlier test; `defines_check`: they define check()."""
+    """Rewritten statements to run. `follows`: they use names of an earlier test; `defines_check`: they define check."""
 
     def __init__(self, code: CodeType, follows: bool, defines_check: bool, heavy: bool) -> None:
         self.code, self.follows, self.defines_check, self.heavy = code, follows, defines_check, heavy
@@ -165,9 +182,8 @@ def make_plan(
         tainted = find_tainted(everything, scope | classes | held)
         held = find_held(everything, tainted)
     uses_objects = works_with_objects(everything, scope | classes, tainted)
-    if uses_objects or free:
-        if fault := find_self_reports(trees, tainted):
-            raise BadTest(fault)
+    if fault := find_self_reports(trees, tainted):
+        raise BadTest(fault)
     plans: list[SplitTest | StatementTest] = []
     starts: list[set[str]] = []  # names of earlier tests, which an answer may have changed: a failure is then its own
     earlier = bound_names(parts.here)
@@ -187,92 +203,14 @@ def make_plan(
         earlier |= bound_names(tree)
     here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, everything)
     code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
-    return Plan(plans, lambda: [state(place) for place in range(len(trees))], code, parts.needs_answer, uses_objects, captures_output(everything))
-
-
-def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
-    """Whether tests use objects of the answer by their own text: attributes and methods, contexts, classes.
-
-    It decides what an operation on an opaque object may reveal, so it must not depend on the answer. A capitalized name
-    is a class if its value is kept, passed on, or used with another value of the answer: `Sum(60) == 10` calls a
-    function, `a = Money(5)` and `V(1) + V(2)` make objects.
-    """
-
-    def is_tainted(node: ast.AST) -> bool:
-        return bool(used_names(node) & tainted)
-
-    def makes_object(node: ast.AST | None) -> bool:
-        name = node.func.id.lstrip("_") if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-        return name[:1].isupper() and node.func.id in free and "_" not in name  # type: ignore[union-attr]
-
-    for node in (node for tree in trees for node in nodes(tree)):
-        if isinstance(node, ast.Attribute):
-            if node.attr not in OF_DATA and is_tainted(node.value):
-                return True
-        elif isinstance(node, (ast.With, ast.AsyncWith, ast.AsyncFor, ast.Await)):
-            if is_tainted(node):
-                return True
-        elif isinstance(node, ast.ExceptHandler):
-            if node.type is not None and used_names(node.type) & free:
-                return True
-        elif isinstance(node, (ast.Assign, ast.For, ast.comprehension)):
-            value = node.value if isinstance(node, ast.Assign) else node.iter
-            if makes_object(value):
-                return True
-        elif isinstance(node, (ast.List, ast.Set, ast.Tuple, ast.Dict)):
-            if any(map(makes_object, [*node.keys, *node.values] if isinstance(node, ast.Dict) else node.elts)):
-                return True
-        elif isinstance(node, ast.Call):
-            if any(map(makes_object, node.args)) and is_tainted(node.func):
-                return True
-        elif isinstance(node, (ast.BinOp, ast.Compare)):
-            sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
-            plain = isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Sub, ast.Mod))
-            plain |= isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)) and makes_object(sides[1])
-            if any(map(makes_object, sides)) and (plain or sum(map(is_tainted, sides)) > 1):
-                return True
-    return False
-
-
-def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
-    """The fault of tests that only ask the answer about itself: `isinstance`, `is`, its own `==`; empty if data decides.
-
-    An answer that can patch its interpreter answers such questions as it likes, without work.
-    """
-    conditions = [node.test for tree in trees for node in nodes(tree) if isinstance(node, ast.Assert)]
-    others = (ast.Try, ast.TryStar, ast.Raise)
-    if not conditions or any(isinstance(node, others) for tree in trees for node in nodes(tree)):
-        return ""
-    if any(isinstance(node, ast.Attribute) and node.attr.startswith("assert") for tree in trees for node in nodes(tree)):
-        return ""
-    if not all(is_self_report(condition, tainted) for condition in conditions):
-        return ""
-    return (
-        f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]}): add an assertion that compares "
-        "what it returns with plain data"
+    return Plan(
+        plans,
+        lambda: [state(place) for place in range(len(trees))],
+        code,
+        parts.needs_answer,
+        uses_objects,
+        captures_output(everything),
     )
-
-
-def is_self_report(node: ast.expr, tainted: set[str]) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return is_self_report(node.operand, tainted)
-    if isinstance(node, ast.BoolOp):
-        decide = all if isinstance(node.op, ast.And) else any
-        return decide(is_self_report(value, tainted) for value in node.values)
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "callable", "hasattr")
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        sides = [node.left, node.comparators[0]]
-        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            return not any(isinstance(side, ast.Constant) for side in sides) and used_names(node.left) & tainted != set()
-        if isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
-            asks_type = any(isinstance(side, ast.Call) and getattr(side.func, "id", "") == "type" for side in sides)
-            both = all(used_names(side) & tainted for side in sides)
-            constants = any(isinstance(part, ast.Constant) for side in sides for part in nodes(side))
-            names = any(isinstance(part, ast.Name) and part.id not in tainted for side in sides for part in nodes(side))
-            variables = any(isinstance(side, ast.Name) for side in sides)
-            return asks_type or (both and not constants and not names and not variables)
-    return False
 
 
 def find_unmet(tree: ast.AST, unknown: set[str], free: set[str]) -> set[str]:
@@ -428,6 +366,9 @@ class CallExtractor(ast.NodeTransformer):
                 return False
             elif isinstance(node, ast.Compare) and any(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops):
                 sides = [node.left, *node.comparators]  # copies of one object are not one object
-                if sum(bool({n.id for n in [side, *walk(side)] if isinstance(n, ast.Name)} & values) for side in sides) > 1:
+                if (
+                    sum(bool({n.id for n in [side, *walk(side)] if isinstance(n, ast.Name)} & values) for side in sides)
+                    > 1
+                ):
                     return False
         return True

@@ -14,6 +14,7 @@ import builtins
 import importlib
 import inspect
 import sys
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
@@ -102,7 +103,7 @@ class Link:
         given = [list(args), words]
         return self.ask(["library", path, *map(self.encode, given)], given)
 
-    def named(self, name: str) -> Any:
+    def refer(self, name: str) -> Any:
         """The value that the answer has bound to a name, as a reference until it is used."""
         return self.decode_opaque(["n", name])
 
@@ -174,7 +175,9 @@ class Link:
         kind = self.mirror_class(classes)
         if kind is MemoryError and (self.plain or args in (None, ["t"])):
             return self.fail("memory", message)
-        if kind is None or (not issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup) and self.plain):
+        if kind is None or (
+            not issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup) and self.plain
+        ):
             return self.fail("exited", f"{name}: {message}")
         try:
             given = self.decode(args) if type(args) is list else (message,)
@@ -292,7 +295,7 @@ class Link:
             raise self.fail("opaque", f"{NOT_SENT}: {error}") from None
 
     def encode_subclass(self, value: Any) -> list[Any] | None:
-        """A named tuple or a defaultdict as itself; None for another object of a subclass, which travels as its base."""
+        """A named tuple or a defaultdict as itself; None for other objects of subclasses, which travel as their base."""
         fields = getattr(type(value), "_fields", None)
         if isinstance(value, tuple) and type(fields) is tuple:
             return ["N", type(value).__name__, list(fields), [self.encode(item) for item in value]]
@@ -314,7 +317,12 @@ class Link:
         if kind.__module__ in ("operator", "functools") and kind.__name__ in REDUCED:
             made, args = value.__reduce__()[:2]
             if kind.__name__ == "partial":
-                return ["make", "functools:partial", [self.encode(one) for one in (value.func, *value.args)], self.encode(value.keywords)]
+                return [
+                    "make",
+                    "functools:partial",
+                    [self.encode(one) for one in (value.func, *value.args)],
+                    self.encode(value.keywords),
+                ]
             if isinstance(made, type):
                 return ["make", f"operator:{kind.__name__}", [self.encode(one) for one in args], self.encode({})]
         if kind.__module__ == "itertools" and kind.__name__ in ("count", "repeat", "cycle"):
@@ -332,8 +340,6 @@ class Link:
         if isinstance(value, ModuleType):
             self.expected.add(value.__name__)
             return ["m", value.__name__]
-        from rlvr.sandbox.operations import library_path  # a cycle otherwise: operations act through a link
-
         if getattr(value, "__module__", TEST) != TEST and (path := library_path(value)):
             return ["lib", path]
         if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type)):
@@ -418,13 +424,48 @@ class Remote:
         raise self._link.fail("opaque", "an object of the answer cannot be a key here")
 
 
+def library_path(function: Any) -> str:
+    """`module:qualified.name` of a function or class of the standard library; empty if it is not reached by one."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, ModuleType):
+        module = owner.__name__
+    elif isinstance(owner, type):
+        module = owner.__module__
+    if (
+        isinstance(function, type)
+        and function.__module__ == "builtins"
+        and getattr(builtins, name, None) is not function
+    ):
+        return next((f"types:{key}" for key, one in vars(types).items() if one is function), "")
+    for place in (
+        module,
+        {"_heapq": "heapq", "_bisect": "bisect", "_io": "io", "_thread": "threading"}.get(str(module)),
+    ):
+        if not place or place == TEST:
+            continue
+        try:
+            found = importlib.import_module(place)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        if found is function or found == function:
+            return f"{place}:{name}"
+    return ""
+
+
 def describe_function(function: Any) -> list[Any]:
     """The name, the documentation and the parameters of a test's function, for its stand-in beside the answer."""
     try:
         signature = str(inspect.signature(function))
     except (TypeError, ValueError):
         signature = ""
-    return [str(getattr(function, "__name__", "")), function.__doc__ if type(function.__doc__) is str else None, signature]
+    return [
+        str(getattr(function, "__name__", "")),
+        function.__doc__ if type(function.__doc__) is str else None,
+        signature,
+    ]
 
 
 def has_containers(values: list[Any]) -> bool:
@@ -461,9 +502,10 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
     """
     if id(old) in pairs or not is_alike(old, new):
         return
-    if isinstance(old, (list, dict, set, bytearray, deque, OrderedDict, Counter)):
+    kind: Any = type(old)
+    if kind in MUTABLE:
         pairs[id(old)] = old
-    if type(old) in (list, deque):
+    if kind in (list, deque):
         items = list(new)
         for place, (was, now) in enumerate(zip(old, new, strict=False)):
             if is_alike(was, now) and (type(was) in MUTABLE or type(was).__name__ == "array"):
@@ -471,7 +513,7 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
                 items[place] = was
         old.clear()
         old.extend(items)
-    elif isinstance(old, dict):
+    elif issubclass(kind, dict):
         items = dict(new)
         for key, now in new.items():
             if type(old.get(key)) in MUTABLE and is_alike(old[key], now):
@@ -479,12 +521,12 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
                 items[key] = old[key]
         old.clear()
         old.update(items)
-    elif type(old).__name__ == "array":
+    elif kind.__name__ == "array":
         old[:] = new
-    elif type(old) in (set, bytearray):
+    elif kind in (set, bytearray):
         old.clear()
-        (old.update if type(old) is set else old.extend)(new)
-    elif type(old) is tuple:
+        (old.update if kind is set else old.extend)(new)
+    elif kind is tuple:
         for was, now in zip(old, new, strict=False):
             update(was, now, pairs)
 

@@ -31,7 +31,22 @@ from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encode
 from rlvr.sandbox.protocol import NO_PROGRAM, OUTPUT, frame, read_frame, write_all
 
 HANDLES = 10_000
-IMMUTABLE = (bool, type(None), int, float, complex, str, bytes, range, type(NotImplemented), type(...), tuple, frozenset)
+IMMUTABLE = (
+    bool,
+    type(None),
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    type(NotImplemented),
+    type(...),
+    tuple,
+    frozenset,
+)
+
+
 def _name_of(module: str, name: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -85,11 +100,17 @@ def _next(items: Any, *rest: Any) -> Any:
 
 
 def _leave(context: Any, error: BaseException | None) -> Any:
-    return type(context).__exit__(context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
+    return type(context).__exit__(
+        context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None)
+    )
 
 
 def _leave_async(context: Any, error: BaseException | None) -> Any:
-    return _run(type(context).__aexit__(context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None)))
+    return _run(
+        type(context).__aexit__(
+            context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None)
+        )
+    )
 
 
 def _display(kind: str, items: list[Any]) -> Any:
@@ -101,8 +122,38 @@ def _seed(value: Any) -> None:
 
 
 _loop: Any = None
-_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
-_PLAIN_OPERATORS = (*_IN_PLACE, "eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "invert", "getitem", "setitem", "delitem", "contains", "is_")
+_IN_PLACE = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+)
+_PLAIN_OPERATORS = (
+    *_IN_PLACE,
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "neg",
+    "pos",
+    "invert",
+    "getitem",
+    "setitem",
+    "delitem",
+    "contains",
+    "is_",
+)
 OPS = {
     **{name: getattr(operator, name) for name in _PLAIN_OPERATORS},
     **{"i" + name.strip("_"): getattr(operator, "i" + name.strip("_")) for name in _IN_PLACE},
@@ -311,7 +362,9 @@ class AnswerServer:
 
     def define(self, name: str, text: str, values: dict[str, Any]) -> Any:
         if not name:  # a lambda expression
-            made = eval(compile(f"lambda {', '.join(values)}: {text}", "<test>", "eval", dont_inherit=True), self.namespace)
+            made = eval(
+                compile(f"lambda {', '.join(values)}: {text}", "<test>", "eval", dont_inherit=True), self.namespace
+            )
             return made(**values)
         self.namespace.update(values)
         exec(compile(text, "<test>", "exec", dont_inherit=True), self.namespace)
@@ -370,7 +423,7 @@ class AnswerServer:
     def changed_arguments(self, before: list[Any], after: list[Any]) -> Any:
         """The arguments as they are now; None if the call did not change them."""
         try:
-            now = [Encoder(self.encode_argument, draws=False, known=self.known).encode(part) for part in after]
+            now = [Encoder(self.encode_argument, draws=False, known=self.find_handle).encode(part) for part in after]
         except CodecError:
             return None
         return None if now == before else now
@@ -426,7 +479,7 @@ class AnswerServer:
     def named_tuple(self, name: str, fields: list[str], items: list[Any]) -> Any:
         key = (name, *fields)
         if key not in self.tuples:
-            self.tuples[key] = collections.namedtuple(name, fields)  # noqa: PYI024 - made at run time
+            self.tuples[key] = collections.namedtuple(name, fields)
         return self.tuples[key](*map(self.decode, items))
 
     def callback(self, key: int, name: str = "", documentation: str | None = None, signature: str = "") -> Any:
@@ -434,7 +487,7 @@ class AnswerServer:
             return self.callbacks[key]
 
         def test_function(*args: Any, **kwargs: Any) -> Any:
-            encoder = Encoder(self.encode_argument, draws=False, known=self.known)
+            encoder = Encoder(self.encode_argument, draws=False, known=self.find_handle)
             with self.lock():  # threads of the answer may call it at the same time
                 self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
                 kind, value = self.serve()
@@ -456,7 +509,7 @@ class AnswerServer:
             self.callback_lock = importlib.import_module("threading").RLock()
         return self.callback_lock
 
-    def known(self, value: Any) -> list[Any] | None:
+    def find_handle(self, value: Any) -> list[Any] | None:
         """The handle of an object that has one."""
         key = self.keys.get(id(value))
         return None if key is None else ["h", key]
@@ -509,7 +562,14 @@ class AnswerServer:
         if isinstance(error, BaseExceptionGroup) and depth < 5:
             inner = [self.exception(one, depth + 1) for one in error.exceptions[:100]]
         place = getattr(error, "_of_test", None)
-        return [self.classes(type(error)), message_of(error), args, handle, inner, place if type(place) is int else None]
+        return [
+            self.classes(type(error)),
+            message_of(error),
+            args,
+            handle,
+            inner,
+            place if type(place) is int else None,
+        ]
 
     def classes(self, kind: type) -> list[Any]:
         """A class and its bases in the order of resolution: builtin, of a library, or a handle with a name."""
@@ -522,7 +582,11 @@ class AnswerServer:
                 found.append(["builtin", one.__name__])
                 continue
             try:
-                of_library = type(module) is str and module.split(".")[0] in sys.stdlib_module_names and _name_of(module, name) is one
+                of_library = (
+                    type(module) is str
+                    and module.split(".")[0] in sys.stdlib_module_names
+                    and _name_of(module, name) is one
+                )
             except (ImportError, AttributeError, ValueError):
                 of_library = False
             found.append(["lib", module, name] if of_library else self.encode_opaque(one)[:2] + [one.__name__])

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from typing import Any
 
-from rlvr.sandbox.codec import MODULES
-from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, bound_names, nodes, used_names, walk
+from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, walk
+from rlvr.sandbox.value_flow import DISPLAYS, base_names, has_assertion, parameters
 
 OPERATIONS = "_o_"
 OPERATORS = {
@@ -26,10 +27,6 @@ OPERATORS = {
     ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is_",
     ast.IsNot: "is_not", ast.In: "in_", ast.NotIn: "not_in",
 }  # fmt: skip
-NATIVE_MODULES = (
-    "asyncio", "builtins", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock", "weakref",
-)  # fmt: skip
-DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
 # Assertions of unittest.TestCase with two operands, and with one.
 OF_TWO = {
     "assertEqual": ast.Eq, "assertEquals": ast.Eq, "assertNotEqual": ast.NotEq, "assertListEqual": ast.Eq,
@@ -41,162 +38,12 @@ OF_TWO = {
 OF_ONE = ("assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone")
 
 
-def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
-    """Names whose values may come from the answer, or hold such a value, wherever in the trees they are bound.
-
-    A name is tainted in all scopes if it is in one, control flow is ignored, and so are the values of parameters: those
-    of a function that gets a tainted argument, or that is passed on, are tainted.
-    """
-    tainted = set(free)
-    everything = [node for tree in trees for node in nodes(tree)]
-    tainted |= set().union(*map(native_names, everything))
-    modules = MODULES | set().union(*(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS)))
-    if captures_output(trees):
-        tainted.add("print")
-    functions = {node.name: node for node in everything if isinstance(node, FUNCTIONS)}
-    if "check" in functions:
-        tainted |= parameters(functions["check"].args)
-    methods = {one for node in everything if isinstance(node, ast.ClassDef) for one in node.body}
-    called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
-    before = -1
-    while before < len(tainted):
-        before = len(tainted)
-
-        def is_tainted(*parts: ast.AST | None) -> bool:
-            return any(used_names(part) & tainted for part in parts if part is not None)
-
-        for node in everything:
-            if isinstance(node, FUNCTIONS):
-                if is_tainted(*node.body, *node.decorator_list):
-                    tainted.add(node.name)
-                if node in methods or node.decorator_list:
-                    tainted |= parameters(node.args)
-            elif isinstance(node, ast.Lambda):
-                tainted |= parameters(node.args)
-            elif isinstance(node, ast.ClassDef):
-                if is_tainted(node) or not has_assertion(node):
-                    tainted.add(node.name)
-            elif isinstance(node, ast.Name) and node.id in functions and id(node) not in called:
-                if isinstance(node.ctx, ast.Load):
-                    tainted |= parameters(functions[node.id].args)
-            elif isinstance(node, ast.Call):
-                given = [*node.args, *(word.value for word in node.keywords)]
-                if isinstance(node.func, ast.Name) and node.func.id in functions and is_tainted(*given):
-                    tainted |= parameters(functions[node.func.id].args)
-                if isinstance(node.func, ast.Attribute) and is_tainted(*given):
-                    tainted |= base_names(node.func.value) - modules
-            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
-                if node.value is not None and is_tainted(node.value):
-                    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                        tainted |= base_names(target)
-            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-                if is_tainted(node.iter):
-                    tainted |= base_names(node.target)
-            elif isinstance(node, ast.withitem):
-                if node.optional_vars is not None and is_tainted(node.context_expr):
-                    tainted |= base_names(node.optional_vars)
-            elif isinstance(node, (ast.With, ast.AsyncWith)):  # `with assertRaises(E) as caught:`
-                if is_tainted(*node.body):
-                    tainted |= set().union(*(base_names(one.optional_vars) for one in node.items if one.optional_vars))
-            elif isinstance(node, (ast.Try, ast.TryStar)) and is_tainted(*node.body):
-                tainted |= {handler.name for handler in node.handlers if handler.name}
-    return tainted
-
-
-def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
-    """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
-
-    They are given to a call whose value is kept, to a method, or together with a value of the answer; they get a value
-    of the answer as a key or an item; or they are part of what is given so.
-    """
-    everything = [node for tree in trees for node in nodes(tree)]
-    values: dict[str, list[ast.expr]] = {}
-    for node in everything:
-        if isinstance(node, ast.Assign):
-            pairs = [(target, node.value) for target in node.targets]
-            for target, value in pairs:
-                if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
-                    pairs += zip(target.elts, value.elts, strict=True)
-                if isinstance(target, ast.Name):
-                    values.setdefault(target.id, []).append(value)
-    made = {name for name, given in values.items() if all(isinstance(one, DISPLAYS) for one in given)}
-
-    def is_tainted(*parts: ast.AST) -> bool:
-        return any(used_names(part) & tainted for part in parts)
-
-    held: set[str] = set()
-    kept = [node.value for node in everything if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None]
-    kept += [node.context_expr for node in everything if isinstance(node, ast.withitem)]
-    kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
-    for node in everything:
-        if isinstance(node, ast.Call):
-            args = [*node.args, *(word.value for word in node.keywords)]
-            names = {one.id for one in args if isinstance(one, ast.Name)}
-            if any(is_tainted(one) for one in args):
-                if isinstance(node.func, ast.Attribute):
-                    held |= base_names(node.func.value)
-                if not is_tainted(node.func):
-                    held |= names
-            if is_tainted(node.func):
-                inside = {name for name in names for value in values.get(name, ()) if any(isinstance(one, ast.Name) for one in walk(value))}
-                held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else inside
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
-            held |= base_names(node.value)
-        elif isinstance(node, DISPLAYS) and is_tainted(node):
-            held |= {one.id for one in walk(node) if isinstance(one, ast.Name)}
-    before = -1
-    while before < len(held):
-        before = len(held)
-        for name in tuple(held):
-            for value in values.get(name, ()):
-                if isinstance(value, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
-                    held |= {one.id for one in walk(value) if isinstance(one, ast.Name)}
-    return held & made
-
-
-def native_names(node: ast.AST) -> set[str]:
-    """Names that an import binds to what has to be made where the answer runs: locks, streams, patches, seeds."""
-    if isinstance(node, ast.Import):
-        return {(one.asname or one.name).split(".")[0] for one in node.names if is_native_module(one.name)}
-    if isinstance(node, ast.ImportFrom):
-        inside = is_native_module(node.module or "")
-        return {one.asname or one.name for one in node.names if inside or is_native_module(f"{node.module}.{one.name}")}
-    return set()
-
-
-def is_native_module(name: str) -> bool:
-    return any(name == one or name.startswith(one + ".") for one in NATIVE_MODULES)
-
-
-def captures_output(trees: Iterable[ast.AST]) -> bool:
-    """Whether tests redirect what is printed."""
-    names = ("redirect_stdout", "redirect_stderr", "stdout", "stderr")
-    return any(isinstance(one, (ast.Attribute, ast.Name)) and getattr(one, "attr", getattr(one, "id", "")) in names
-               for tree in trees for one in nodes(tree))
-
-
-def parameters(args: ast.arguments) -> set[str]:
-    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *(one for one in (args.vararg, args.kwarg) if one)]
-    return {one.arg for one in every}
-
-
-def base_names(target: ast.AST) -> set[str]:
-    """The names that an assignment to `target` changes: `x` of `x`, `x[0]`, `x.a` and `(x, y)`."""
-    if isinstance(target, (ast.Attribute, ast.Subscript)):
-        return base_names(target.value)
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return set().union(*map(base_names, target.elts))
-    if isinstance(target, ast.Starred):
-        return base_names(target.value)
-    return {target.id} if isinstance(target, ast.Name) else set()
-
-
 def operation(name: str, *args: ast.expr, starred: ast.expr | None = None) -> ast.Call:
     function = ast.Attribute(ast.Name(OPERATIONS, ast.Load()), name, ast.Load())
     return ast.Call(function, list(args), [])
 
 
-def deferred(body: ast.expr, *names: str) -> ast.Lambda:
+def make_thunk(body: ast.expr, *names: str) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, []), body)
 
 
@@ -210,7 +57,7 @@ class TestProgram(ast.NodeTransformer):
         self.imports: dict[str, ast.stmt] = {}
         self.values: dict[str, ast.expr | None] = {}  # of names that are assigned once
         self.held = held
-        self.defined = {node.name for tree in trees for node in nodes(tree) if self.runs_natively(node)}
+        self.defined = {getattr(node, "name", "") for tree in trees for node in nodes(tree) if self.runs_natively(node)}
         self.temporary = 0
 
     # Definitions
@@ -224,55 +71,66 @@ class TestProgram(ast.NodeTransformer):
         if isinstance(node, ast.ClassDef):
             return True
         inner = walk(node)
-        return isinstance(node, ast.AsyncFunctionDef) or any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner)
+        return isinstance(node, ast.AsyncFunctionDef) or any(
+            isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner
+        )
 
-    def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.stmt:
+    def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Any:
         used = used_names(node)
         imports = [self.imports[name] for name in sorted(used & self.imports.keys())]
         unique = list({id(one): one for one in imports}.values())
         text = ast.unparse(ast.Module([*unique, node], []))
         inside = bound_inside(node)
         given = sorted(used - BUILTINS - self.imports.keys() - self.free - inside - {node.name} - self.defined)
-        pairs = [deferred(ast.Name(name, ast.Load())) for name in given]
+        pairs = [make_thunk(ast.Name(name, ast.Load())) for name in given]
         values = ast.Dict([ast.Constant(name) for name in given], list(pairs))
         return assign(node.name, operation("define", ast.Constant(node.name), ast.Constant(text), values))
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         if self.runs_natively(node):
             return self.definition(node)
         return self.generic_visit(node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | list[ast.stmt]:
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         if self.runs_natively(node):
             return self.definition(node)
         decorators = node.decorator_list
         node.decorator_list = []
-        body = [self.generic_visit(node)] if self.is_tainted(node) else [node]
+        body: list[Any] = [self.generic_visit(node)] if self.is_tainted(node) else [node]
         for decorator in reversed(decorators):
             if self.is_tainted(decorator):
-                inner = operation("call", self.visit(decorator), ast.Tuple([ast.Name(node.name, ast.Load())], ast.Load()), ast.Dict([], []))
+                inner = operation(
+                    "call",
+                    self.visit(decorator),
+                    ast.Tuple([ast.Name(node.name, ast.Load())], ast.Load()),
+                    ast.Dict([], []),
+                )
                 body.append(assign(node.name, inner))
             else:
                 body[0].decorator_list.append(decorator)  # type: ignore[attr-defined]
-        return body  # type: ignore[return-value]
+        return body
 
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
         """A function of the answer's objects runs beside them; one that compares, or uses a value of the test, here."""
         inside = bound_inside(node) | parameters(node.args)
         used = used_names(node) - inside - BUILTINS - self.imports.keys()
-        compares = any(isinstance(one, (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)) for one in walk(node.body)) or isinstance(node.body, ast.Compare)
+        compares = any(
+            isinstance(one, (ast.Compare, ast.Yield, ast.Await, ast.NamedExpr)) for one in walk(node.body)
+        ) or isinstance(node.body, ast.Compare)
         if not used or compares or not used <= self.tainted | self.free or used_names(node) & self.imports.keys():
             return self.generic_visit(node)
         given = sorted(used - self.free)
-        values = ast.Dict([ast.Constant(name) for name in given], [deferred(ast.Name(name, ast.Load())) for name in given])
+        values = ast.Dict(
+            [ast.Constant(name) for name in given], [make_thunk(ast.Name(name, ast.Load())) for name in given]
+        )
         return operation("define", ast.Constant(""), ast.Constant(ast.unparse(node)), values)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
         return self.definition(node) if self.runs_natively(node) else self.generic_visit(node)
 
     # Statements
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+    def visit_Expr(self, node: ast.Expr) -> Any:
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and self.is_tainted(call):
             condition = unittest_condition(call)
@@ -280,7 +138,7 @@ class TestProgram(ast.NodeTransformer):
                 return self.visit(ast.Assert(condition, None))
         return self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
+    def visit_Assign(self, node: ast.Assign) -> Any:
         if all(isinstance(target, ast.Name) for target in node.targets):
             holds = isinstance(node.targets[0], ast.Name) and node.targets[0].id in self.held
             node.value = self.visit(node.value)
@@ -306,7 +164,9 @@ class TestProgram(ast.NodeTransformer):
             later: list[ast.stmt] = []
             elements: list[ast.expr] = []
             for element in target.elts:
-                if isinstance(element, ast.Name) or (isinstance(element, ast.Starred) and isinstance(element.value, ast.Name)):
+                if isinstance(element, ast.Name) or (
+                    isinstance(element, ast.Starred) and isinstance(element.value, ast.Name)
+                ):
                     elements.append(element)
                     continue
                 self.temporary += 1
@@ -316,12 +176,12 @@ class TestProgram(ast.NodeTransformer):
             return [ast.Assign([ast.Tuple(elements, ast.Store())], value), *later]
         return [ast.Assign([target], value)]
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | list[ast.stmt]:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is None or not self.is_tainted(node.value, node.target):
             return node
         return self.store(node.target, self.visit(node.value))
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST | list[ast.stmt]:
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         if not self.is_tainted(node.value) and not base_names(node.target) & self.tainted:
             return node
         name = ast.Constant(OPERATORS[type(node.op)])
@@ -343,7 +203,7 @@ class TestProgram(ast.NodeTransformer):
             change = operation("setitem", held, at, operation("change", name, operation("getitem", held, at), value))
         return [*done, ast.Expr(change)]
 
-    def visit_Delete(self, node: ast.Delete) -> ast.AST | list[ast.stmt]:
+    def visit_Delete(self, node: ast.Delete) -> Any:
         done: list[ast.stmt] = []
         for target in node.targets:
             if isinstance(target, ast.Attribute) and self.is_tainted(target):
@@ -354,31 +214,31 @@ class TestProgram(ast.NodeTransformer):
                 done.append(ast.Delete([target]))
         return done
 
-    def visit_With(self, node: ast.With) -> ast.AST:
+    def visit_With(self, node: ast.With) -> Any:
         if self.is_tainted(node):
             for item in node.items:
                 item.context_expr = operation("context", self.visit(item.context_expr))
             node.body = self.statements(node.body)
         return node
 
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> Any:
         for item in node.items:
             item.context_expr = operation("async_context", self.visit(item.context_expr))
         node.body = self.statements(node.body)
         return node
 
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> Any:
         node.iter = operation("async_iterate", self.visit(node.iter))
         node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
         return node
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
         if node.type is not None:
             node.type = operation("catch", self.visit(node.type))
         node.body = self.statements(node.body)
         return node
 
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+    def visit_Raise(self, node: ast.Raise) -> Any:
         if node.exc is not None and self.is_tainted(node):
             node.exc = operation("throw", self.visit(node.exc))
             node.cause = operation("throw", self.visit(node.cause)) if node.cause is not None else None
@@ -396,7 +256,7 @@ class TestProgram(ast.NodeTransformer):
     def is_tainted(self, *parts: ast.AST | None) -> bool:
         return any(used_names_below(part) & self.tainted for part in parts if part is not None)
 
-    def visit(self, node: ast.AST) -> ast.AST:  # type: ignore[override]
+    def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.expr) and not self.is_tainted(node):
             return node
         made = super().visit(node)
@@ -404,50 +264,55 @@ class TestProgram(ast.NodeTransformer):
             return ast.copy_location(made, node)
         return made
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
+    def visit_Name(self, node: ast.Name) -> Any:
         if isinstance(node.ctx, ast.Load) and node.id in self.free:
             return operation("name", ast.Constant(node.id))
         return node
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
         return operation("getattr", self.visit(node.value), ast.Constant(node.attr))
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
         return operation("getitem", self.visit(node.value), self.index(node.slice))
 
     def index(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Slice):
-            parts = [self.visit(part) if part else ast.Constant(None) for part in (node.lower, node.upper, node.step)]
+            parts: list[ast.expr] = [
+                self.visit(part) if part else ast.Constant(None) for part in (node.lower, node.upper, node.step)
+            ]
             return ast.Call(ast.Name("slice", ast.Load()), parts, [])
         if isinstance(node, ast.Tuple):
             return ast.Tuple([self.index(part) for part in node.elts], ast.Load())
         return self.visit(node)
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
+    def visit_Call(self, node: ast.Call) -> Any:
         function = node.func
         if isinstance(function, ast.Name) and function.id == "super":
             return self.generic_visit(node)
         args = ast.Tuple([self.visit(part) for part in node.args], ast.Load())
         keys: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in node.keywords]
-        values = [self.visit(word.value) if word.arg else operation("mapping", self.visit(word.value)) for word in node.keywords]
+        values: list[ast.expr] = [
+            self.visit(word.value) if word.arg else operation("mapping", self.visit(word.value))
+            for word in node.keywords
+        ]
         words = ast.Dict(keys, values)
         if isinstance(function, ast.Attribute):
             return operation("method", self.visit(function.value), ast.Constant(function.attr), args, words)
         return operation("call", self.visit(function), args, words)
 
-    def visit_Starred(self, node: ast.Starred) -> ast.AST:
+    def visit_Starred(self, node: ast.Starred) -> Any:
         return ast.Starred(operation("iterate", self.visit(node.value)), node.ctx)
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
         name = ast.Constant(OPERATORS[type(node.op)])
         return operation("binary", name, self.visit(node.left), self.visit(node.right))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
             return self.generic_visit(node)
         return operation("unary", ast.Constant(OPERATORS[type(node.op)]), self.visit(node.operand))
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+    def visit_Compare(self, node: ast.Compare) -> Any:
         names = [OPERATORS[type(one)] for one in node.ops]
         if len(names) == 1:
             right = node.comparators[0]
@@ -455,15 +320,15 @@ class TestProgram(ast.NodeTransformer):
             side = "right" if self.counterpart(right) else "left"
             args = [ast.Constant(names[0]), self.visit(node.left), self.visit(right)]
             if other is not None and names[0] in ("eq", "ne"):
-                args += [deferred(self.visit(other), "_k_"), ast.Constant(side)]
+                args += [make_thunk(self.visit(other), "_k_"), ast.Constant(side)]
             return operation("compare", *args)
         rest = [
-            ast.Tuple([ast.Constant(name), deferred(self.visit(part))], ast.Load())
+            ast.Tuple([ast.Constant(name), make_thunk(self.visit(part))], ast.Load())
             for name, part in zip(names, node.comparators, strict=True)
         ]
         return operation("chain", self.visit(node.left), *rest)
 
-    def counterpart(self, node: ast.expr) -> ast.expr | None:
+    def counterpart(self, node: ast.expr) -> Any:
         """The expression with other constants, for a counter-question; None if it has none or may have side effects."""
         if isinstance(node, ast.Name):
             value = self.values.get(node.id)
@@ -473,56 +338,65 @@ class TestProgram(ast.NodeTransformer):
         shifter = Shifter(self.free)
         try:
             made = shifter.visit(ast.parse(ast.unparse(node), mode="eval").body)
-        except Shifter.Refused:
+        except Shifter.NotSimple:
             return None
         return made if shifter.count else None
 
-    def visit_List(self, node: ast.List) -> ast.AST:
+    def visit_List(self, node: ast.List) -> Any:
         return operation("display", ast.Constant("list"), ast.List([self.visit(one) for one in node.elts], ast.Load()))
 
-    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+    def visit_Tuple(self, node: ast.Tuple) -> Any:
         if isinstance(node.ctx, ast.Store):
             return node
         return operation("display", ast.Constant("tuple"), ast.List([self.visit(one) for one in node.elts], ast.Load()))
 
-    def visit_Set(self, node: ast.Set) -> ast.AST:
+    def visit_Set(self, node: ast.Set) -> Any:
         return operation("display", ast.Constant("set"), ast.List([self.visit(one) for one in node.elts], ast.Load()))
 
-    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+    def visit_Dict(self, node: ast.Dict) -> Any:
         if any(key is None for key in node.keys):
-            values = [self.visit(value) if key else operation("mapping", self.visit(value)) for key, value in zip(node.keys, node.values, strict=True)]
+            values: list[ast.expr] = [
+                self.visit(value) if key else operation("mapping", self.visit(value))
+                for key, value in zip(node.keys, node.values, strict=True)
+            ]
             return ast.Dict([self.visit(key) if key else None for key in node.keys], values)
-        pairs = [
-            ast.Tuple([self.visit(key), self.visit(value)], ast.Load())  # type: ignore[arg-type]
+        pairs: list[ast.expr] = [
+            ast.Tuple([self.visit(key or ast.Constant(None)), self.visit(value)], ast.Load())
             for key, value in zip(node.keys, node.values, strict=True)
         ]
         return operation("display", ast.Constant("dict"), ast.List(pairs, ast.Load()))
 
-    def comprehension(self, node: ast.expr, kind: str, element: ast.expr) -> ast.AST:
+    def comprehension(self, node: ast.expr, kind: str, element: ast.expr) -> Any:
         for part in node.generators:  # type: ignore[attr-defined]
             part.iter = operation("iterate", self.visit(part.iter))
             part.ifs = [self.visit(one) for one in part.ifs]
         return operation("display", ast.Constant(kind), ast.ListComp(element, node.generators))  # type: ignore[attr-defined]
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+    def visit_ListComp(self, node: ast.ListComp) -> Any:
         return self.comprehension(node, "list", self.visit(node.elt))
 
-    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+    def visit_SetComp(self, node: ast.SetComp) -> Any:
         return self.comprehension(node, "set", self.visit(node.elt))
 
-    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+    def visit_DictComp(self, node: ast.DictComp) -> Any:
         return self.comprehension(node, "dict", ast.Tuple([self.visit(node.key), self.visit(node.value)], ast.Load()))
 
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
         spec = self.visit(node.format_spec) if node.format_spec else ast.Constant("")
-        return ast.FormattedValue(operation("format", self.visit(node.value), ast.Constant(node.conversion), spec), -1, None)
+        return ast.FormattedValue(
+            operation("format", self.visit(node.value), ast.Constant(node.conversion), spec), -1, None
+        )
 
-    def visit_Await(self, node: ast.Await) -> ast.AST:
+    def visit_Await(self, node: ast.Await) -> Any:
         value = node.value
         if isinstance(value, ast.Call):
             made = self.visit(value)
             arguments = made.args if isinstance(made, ast.Call) else []  # type: ignore[attr-defined]
-            if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in ("call", "method"):
+            if (
+                isinstance(made, ast.Call)
+                and isinstance(made.func, ast.Attribute)
+                and made.func.attr in ("call", "method")
+            ):
                 if made.func.attr == "method":
                     arguments = [operation("getattr", arguments[0], arguments[1]), *arguments[2:]]
                 return ast.Await(operation("await_call", *arguments))
@@ -533,7 +407,7 @@ class TestProgram(ast.NodeTransformer):
 class Shifter(ast.NodeTransformer):
     """Replaces each constant of an expression of constructors and literals by `_o_.shift(constant, _k_)`."""
 
-    class Refused(Exception):
+    class NotSimple(Exception):
         """The expression may have side effects, or depends on more than constants."""
 
     ALLOWED = (
@@ -544,15 +418,15 @@ class Shifter(ast.NodeTransformer):
     def __init__(self, free: set[str]) -> None:
         self.free, self.count = free, 0
 
-    def visit(self, node: ast.AST) -> ast.AST:
+    def visit(self, node: ast.AST) -> Any:
         if not isinstance(node, self.ALLOWED):
-            raise self.Refused
+            raise self.NotSimple
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            node.args = [self.visit(part) for part in node.args]  # type: ignore[misc]
-            node.keywords = [ast.keyword(word.arg, self.visit(word.value)) for word in node.keywords]  # type: ignore[arg-type]
+            node.args = [self.visit(part) for part in node.args]
+            node.keywords = [ast.keyword(word.arg, self.visit(word.value)) for word in node.keywords]
             return node
         if isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
-            raise self.Refused
+            raise self.NotSimple
         if isinstance(node, ast.Constant):
             if type(node.value) in (int, float, str, complex) and node.value != "":
                 self.count += 1
@@ -569,17 +443,10 @@ def used_names_below(tree: ast.AST) -> set[str]:
 def bound_inside(node: ast.AST) -> set[str]:
     names = {one.arg for one in walk(node) if isinstance(one, ast.arg)}
     names |= {one.id for one in walk(node) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
-    names |= {one.name for one in walk(node) if isinstance(one, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and one.name}
+    names |= {
+        one.name for one in walk(node) if isinstance(one, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and one.name
+    }
     return names
-
-
-def has_assertion(node: ast.AST) -> bool:
-    for one in walk(node):
-        if isinstance(one, ast.Assert):
-            return True
-        if isinstance(one, ast.Attribute) and one.attr.startswith("assert"):
-            return True
-    return False
 
 
 def assign(name: str, value: ast.expr) -> ast.Assign:
@@ -613,6 +480,3 @@ def rewrite(
     """The program of one test; `tree` is changed. `trees` are all that run in one name space."""
     program = TestProgram(free, tainted, held, list(trees))
     return ast.fix_missing_locations(ast.Module(program.statements(tree.body), []))
-
-
-__all__ = ["OPERATIONS", "TestProgram", "bound_names", "find_tainted", "rewrite"]

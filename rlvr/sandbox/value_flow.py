@@ -1,0 +1,288 @@
+"""Which names of a test may hold values of the answer, and what the test does with them, told from its text alone.
+
+`find_tainted` follows assignments, loops, calls; `find_held` finds the containers that an answer may keep;
+`works_with_objects` says whether the test uses more than plain data; `find_self_reports` finds tests that only ask the
+answer about itself. None of it looks at an answer, so no answer can change how its test is judged.
+Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sandbox_cases.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from rlvr.sandbox.codec import MODULES
+from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, bound_names, nodes, used_names, walk
+
+NATIVE_MODULES = (
+    "asyncio", "builtins", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock",
+    "weakref",
+)  # fmt: skip
+DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
+
+
+def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
+    """Names whose values may come from the answer, or hold such a value, wherever in the trees they are bound.
+
+    A name is tainted in all scopes if it is in one, control flow is ignored, and so are the values of parameters: those
+    of a function that gets a tainted argument, or that is passed on, are tainted.
+    """
+    tainted = set(free)
+    everything = [node for tree in trees for node in nodes(tree)]
+    tainted |= set().union(*map(native_names, everything))
+    modules = MODULES | set().union(
+        *(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS))
+    )
+    if captures_output(trees):
+        tainted.add("print")
+    functions = {node.name: node for node in everything if isinstance(node, FUNCTIONS)}
+    if "check" in functions:
+        tainted |= parameters(functions["check"].args)
+    methods = {one for node in everything if isinstance(node, ast.ClassDef) for one in node.body}
+    called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
+
+    def is_tainted(*parts: ast.AST | None) -> bool:
+        return any(used_names(part) & tainted for part in parts if part is not None)
+
+    before = -1
+    while before < len(tainted):
+        before = len(tainted)
+        for node in everything:
+            if isinstance(node, FUNCTIONS):
+                if is_tainted(*node.body, *node.decorator_list):
+                    tainted.add(node.name)
+                if node in methods or node.decorator_list:
+                    tainted |= parameters(node.args)
+            elif isinstance(node, ast.Lambda):
+                tainted |= parameters(node.args)
+            elif isinstance(node, ast.ClassDef):
+                if is_tainted(node) or not has_assertion(node):
+                    tainted.add(node.name)
+            elif isinstance(node, ast.Name) and node.id in functions and id(node) not in called:
+                if isinstance(node.ctx, ast.Load):
+                    tainted |= parameters(functions[node.id].args)
+            elif isinstance(node, ast.Call):
+                given = [*node.args, *(word.value for word in node.keywords)]
+                if isinstance(node.func, ast.Name) and node.func.id in functions and is_tainted(*given):
+                    tainted |= parameters(functions[node.func.id].args)
+                if isinstance(node.func, ast.Attribute) and is_tainted(*given):
+                    tainted |= base_names(node.func.value) - modules
+            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                if node.value is not None and is_tainted(node.value):
+                    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                        tainted |= base_names(target)
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+                if is_tainted(node.iter):
+                    tainted |= base_names(node.target)
+            elif isinstance(node, ast.withitem):
+                if node.optional_vars is not None and is_tainted(node.context_expr):
+                    tainted |= base_names(node.optional_vars)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):  # `with assertRaises(E) as caught:`
+                if is_tainted(*node.body):
+                    tainted |= set().union(*(base_names(one.optional_vars) for one in node.items if one.optional_vars))
+            elif isinstance(node, (ast.Try, ast.TryStar)) and is_tainted(*node.body):
+                tainted |= {handler.name for handler in node.handlers if handler.name}
+    return tainted
+
+
+def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
+    """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
+
+    They are given to a call whose value is kept, to a method, or together with a value of the answer; they get a value
+    of the answer as a key or an item; or they are part of what is given so.
+    """
+    everything = [node for tree in trees for node in nodes(tree)]
+    values: dict[str, list[ast.expr]] = {}
+    for node in everything:
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+            for target, value in pairs:
+                if (
+                    isinstance(target, (ast.Tuple, ast.List))
+                    and isinstance(value, ast.Tuple)
+                    and len(value.elts) == len(target.elts)
+                ):
+                    pairs += zip(target.elts, value.elts, strict=True)
+                if isinstance(target, ast.Name):
+                    values.setdefault(target.id, []).append(value)
+    made = {name for name, given in values.items() if all(isinstance(one, DISPLAYS) for one in given)}
+
+    def is_tainted(*parts: ast.AST) -> bool:
+        return any(used_names(part) & tainted for part in parts)
+
+    held: set[str] = set()
+    kept = [node.value for node in everything if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None]
+    kept += [node.context_expr for node in everything if isinstance(node, ast.withitem)]
+    kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
+    for node in everything:
+        if isinstance(node, ast.Call):
+            args = [*node.args, *(word.value for word in node.keywords)]
+            names = {one.id for one in args if isinstance(one, ast.Name)}
+            if any(is_tainted(one) for one in args):
+                if isinstance(node.func, ast.Attribute):
+                    held |= base_names(node.func.value)
+                if not is_tainted(node.func):
+                    held |= names
+            if is_tainted(node.func):
+                inside = {
+                    name
+                    for name in names
+                    for value in values.get(name, ())
+                    if any(isinstance(one, ast.Name) for one in walk(value))
+                }
+                held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else inside
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
+            held |= base_names(node.value)
+        elif isinstance(node, DISPLAYS) and is_tainted(node):
+            held |= {one.id for one in walk(node) if isinstance(one, ast.Name)}
+    before = -1
+    while before < len(held):
+        before = len(held)
+        for name in tuple(held):
+            for value in values.get(name, ()):
+                if isinstance(value, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
+                    held |= {one.id for one in walk(value) if isinstance(one, ast.Name)}
+    return held & made
+
+
+def native_names(node: ast.AST) -> set[str]:
+    """Names that an import binds to what has to be made where the answer runs: locks, streams, patches, seeds."""
+    if isinstance(node, ast.Import):
+        return {(one.asname or one.name).split(".")[0] for one in node.names if is_native_module(one.name)}
+    if isinstance(node, ast.ImportFrom):
+        inside = is_native_module(node.module or "")
+        return {one.asname or one.name for one in node.names if inside or is_native_module(f"{node.module}.{one.name}")}
+    return set()
+
+
+def is_native_module(name: str) -> bool:
+    return any(name == one or name.startswith(one + ".") for one in NATIVE_MODULES)
+
+
+def captures_output(trees: Iterable[ast.AST]) -> bool:
+    """Whether tests redirect what is printed."""
+    names = ("redirect_stdout", "redirect_stderr", "stdout", "stderr")
+    return any(
+        isinstance(one, (ast.Attribute, ast.Name)) and getattr(one, "attr", getattr(one, "id", "")) in names
+        for tree in trees
+        for one in nodes(tree)
+    )
+
+
+def parameters(args: ast.arguments) -> set[str]:
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *(one for one in (args.vararg, args.kwarg) if one)]
+    return {one.arg for one in every}
+
+
+def base_names(target: ast.AST) -> set[str]:
+    """The names that an assignment to `target` changes: `x` of `x`, `x[0]`, `x.a` and `(x, y)`."""
+    if isinstance(target, (ast.Attribute, ast.Subscript)):
+        return base_names(target.value)
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return set().union(*map(base_names, target.elts))
+    if isinstance(target, ast.Starred):
+        return base_names(target.value)
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def has_assertion(node: ast.AST) -> bool:
+    for one in walk(node):
+        if isinstance(one, ast.Assert):
+            return True
+        if isinstance(one, ast.Attribute) and one.attr.startswith("assert"):
+            return True
+    return False
+
+
+def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str]) -> bool:
+    """Whether tests use objects of the answer by their own text: attributes and methods, contexts, classes.
+
+    It decides what an operation on an opaque object may reveal, so it must not depend on the answer. A capitalized name
+    is a class if its value is kept, passed on, or used with another value of the answer: `Sum(60) == 10` calls a
+    function, `a = Money(5)` and `V(1) + V(2)` make objects.
+    """
+
+    def is_tainted(node: ast.AST) -> bool:
+        return bool(used_names(node) & tainted)
+
+    def makes_object(node: ast.AST | None) -> bool:
+        name = node.func.id.lstrip("_") if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        return name[:1].isupper() and node.func.id in free and "_" not in name  # type: ignore[union-attr]
+
+    for node in (node for tree in trees for node in nodes(tree)):
+        if isinstance(node, ast.Attribute):
+            if node.attr not in OF_DATA and is_tainted(node.value):
+                return True
+        elif isinstance(node, (ast.With, ast.AsyncWith, ast.AsyncFor, ast.Await)):
+            if is_tainted(node):
+                return True
+        elif isinstance(node, ast.ExceptHandler):
+            if node.type is not None and used_names(node.type) & free:
+                return True
+        elif isinstance(node, (ast.Assign, ast.For, ast.comprehension)):
+            value = node.value if isinstance(node, ast.Assign) else node.iter
+            if makes_object(value):
+                return True
+        elif isinstance(node, (ast.List, ast.Set, ast.Tuple, ast.Dict)):
+            if any(map(makes_object, [*node.keys, *node.values] if isinstance(node, ast.Dict) else node.elts)):
+                return True
+        elif isinstance(node, ast.Call):
+            if any(map(makes_object, node.args)) and is_tainted(node.func):
+                return True
+        elif isinstance(node, (ast.BinOp, ast.Compare)):
+            sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
+            plain = isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Sub, ast.Mod))
+            plain |= (
+                isinstance(node, ast.Compare)
+                and isinstance(node.ops[0], (ast.In, ast.NotIn))
+                and makes_object(sides[1])
+            )
+            if any(map(makes_object, sides)) and (plain or sum(map(is_tainted, sides)) > 1):
+                return True
+    return False
+
+
+def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
+    """The fault of tests that only ask the answer about itself (`isinstance`, `is`, its own `==`); empty if data decides.
+
+    An answer that can patch its interpreter answers such questions as it likes, without work.
+    """
+    conditions = [node.test for tree in trees for node in nodes(tree) if isinstance(node, ast.Assert)]
+    others = (ast.Try, ast.TryStar, ast.Raise)
+    if not conditions or any(isinstance(node, others) for tree in trees for node in nodes(tree)):
+        return ""
+    if any(
+        isinstance(node, ast.Attribute) and node.attr.startswith("assert") for tree in trees for node in nodes(tree)
+    ):
+        return ""
+    if not all(is_self_report(condition, tainted) for condition in conditions):
+        return ""
+    return (
+        f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]}): add an assertion that "
+        "compares what it returns with plain data"
+    )
+
+
+def is_self_report(node: ast.expr, tainted: set[str]) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return is_self_report(node.operand, tainted)
+    if isinstance(node, ast.BoolOp):
+        decide = all if isinstance(node.op, ast.And) else any
+        return decide(is_self_report(value, tainted) for value in node.values)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "callable", "hasattr")
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        sides = [node.left, node.comparators[0]]
+        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            names_builtin = any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
+            constant = any(isinstance(side, ast.Constant) for side in sides)
+            return not constant and not names_builtin and bool(used_names(node.left) & tainted)
+        if isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+            asks_type = any(isinstance(side, ast.Call) and getattr(side.func, "id", "") == "type" for side in sides)
+            both = all(used_names(side) & tainted for side in sides)
+            constants = any(isinstance(part, ast.Constant) for side in sides for part in nodes(side))
+            names = any(isinstance(part, ast.Name) and part.id not in tainted for side in sides for part in nodes(side))
+            variables = any(isinstance(side, ast.Name) for side in sides)
+            asks_type &= not any(isinstance(side, ast.Name) and side.id in BUILTINS for side in sides)
+            return asks_type or (both and not constants and not names and not variables)
+    return False
