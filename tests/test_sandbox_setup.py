@@ -48,7 +48,7 @@ FLIP += "class Solution:\n def flip(s, h): return flip(h)\n def reverse(s, h): r
         "s = Solution()\nassert listed(s.flip(build([1]))) == [1]",
         "assert listed(Solution().reverse(build([4]))) == [4]",
         "def make(*xs): return build(xs)\nassert listed(flip(make(1, 2))) == [2, 1]",
-        "root = Node(5)\nflip(root)\nassert root.v == 5", "assert isinstance(flip(Node(1)), Node)",
+        "root = Node(5)\nflip(root)\nassert root.v == 5", "r = flip(Node(1))\nassert isinstance(r, Node) and r.v == 1",
     ],
 )  # fmt: skip
 def test_objects_of_setup_classes_can_be_passed_to_the_answer(test: str) -> None:

@@ -23,6 +23,7 @@ import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
+from io import StringIO
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -420,6 +421,8 @@ class Operations:
             return None
         if name not in IDENTITY and all(self.is_readable_by(name, one) for one in [*args, *words.values()]):
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
+        if name == "TextTestRunner":
+            return function(*args, **{key: value for key, value in words.items() if key != "stream"}, stream=StringIO())
         if name.startswith(("assertRaises", "assertWarns", "suppress")):
             return self.expect(function, name, args, words)
         if name in JUDGES or (not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])):

@@ -81,7 +81,8 @@ class SplitTest:
     """An assert split into calls ([name, arguments, keyword arguments] in codec form) and the code that is left.
 
     `code` reads the values as `_0`, `_1`, ... `modules` come from the test's imports; `module_names` are modules that
-    the answer must have imported. `looks_at_type`: the code may tell a subclass from its base. `heavy`: a value may grow on evaluation, so a fork evaluates it.
+    the answer must have imported. `looks_at_type`: the code may tell a subclass from its base. `heavy`: a value may
+    grow on evaluation, so a fork evaluates it.
     """
 
     def __init__(

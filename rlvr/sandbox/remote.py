@@ -295,7 +295,7 @@ class Link:
             raise self.fail("opaque", f"{NOT_SENT}: {error}") from None
 
     def encode_subclass(self, value: Any) -> list[Any] | None:
-        """A named tuple or a defaultdict as itself; None for other objects of subclasses, which travel as their base."""
+        """A named tuple or a defaultdict as itself; None for others, which travel as their base."""
         fields = getattr(type(value), "_fields", None)
         if isinstance(value, tuple) and type(fields) is tuple:
             return ["N", type(value).__name__, list(fields), [self.encode(item) for item in value]]

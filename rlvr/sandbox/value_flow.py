@@ -243,7 +243,7 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
 
 
 def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
-    """The fault of tests that only ask the answer about itself (`isinstance`, `is`, its own `==`); empty if data decides.
+    """The fault of tests that only ask the answer about itself (`isinstance`, `is`, its `==`); empty if data decides.
 
     An answer that can patch its interpreter answers such questions as it likes, without work.
     """
