@@ -216,20 +216,33 @@ def _quantities(gold: Quantity, answer: Quantity, c: Conventions) -> bool | None
         return False  # 28 miles are not 28 %
     if gold.percent != answer.percent and gold.unit and answer.unit:
         return False  # nor are 28 people 28 % of people
-    hundred, places = number(100), answer.decimals
-    pairs: list[tuple[Ratio, Ratio, int | None]] = []
-    if gold.percent == answer.percent or c.percent != "exact":
-        as_unit = answer.percent and not gold.percent  # 0.33% is no rounded 1/3
-        pairs.append((gold.value, answer.value, None if as_unit else places))
-    if gold.percent != answer.percent and c.percent != "ignore":
-        if gold.percent:
-            pairs.append((gold.value / hundred, answer.value, places))
-        else:
-            pairs.append((gold.value, answer.value / hundred, None if places is None else places + 2))
-    verdicts = [_equal(*pair, c) for pair in pairs]
+    verdicts = [_equal(*pair, c) for pair in _readings(gold, answer, c)]
     if None in verdicts and max(gold.decimals or 0, answer.decimals or 0) >= LONG_DECIMALS:
         return False  # a value that is known to be no fraction here, and so many of its decimals: rounded
     return True if True in verdicts else None if None in verdicts else False
+
+
+def _readings(gold: Quantity, answer: Quantity, c: Conventions) -> list[tuple[Ratio, Ratio, int | None]]:
+    """The values to compare, and the decimals of the answer's.
+
+    Where one side alone has a percent sign, a bare number up to 1 is a share (0.25 is 25%, never 0.25%), and a larger
+    bare gold is a percentage without its sign (40 is 40%, never 4000%). So the sign of an answer has one meaning. A
+    larger bare answer may be either: 1.5 and 150 both say 150%.
+    """
+    hundred, places = number(100), answer.decimals
+    if gold.percent == answer.percent:
+        return [(gold.value, answer.value, places)]
+    bare = answer if gold.percent else gold
+    size = None if algebra.variables(bare.value) else numeric.approximate(bare.value)
+    share = size is not None and abs(size) <= 1
+    readings: list[tuple[Ratio, Ratio, int | None]] = []
+    if c.percent == "ignore" or (c.percent == "either" and not share):
+        readings.append((gold.value, answer.value, places))
+    if gold.percent and c.percent != "ignore":
+        readings.append((gold.value / hundred, answer.value, places))
+    elif c.percent == "exact" or (c.percent == "either" and share):
+        readings.append((gold.value, answer.value / hundred, None if places is None else places + 2))
+    return readings
 
 
 def _symbol(name: str) -> bool:
