@@ -33,9 +33,22 @@ _NOTHING = re.compile(
     r"(?![A-Za-z])|\\,"
 )
 _UNIT_FRACTION = r"\\frac\s*\{\s*\\text\{([^{}\\]{1,40})\}\s*\}\s*\{\s*\\text\{([^{}\\]{1,40})\}\s*\}"
+_FUNCTION_NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|cis|log|ln|exp"
 _RENAMED = (
     (re.compile(r"\\math(?:rm|bf|it)\s*\{([eix])\}"), r"\1"),
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"(?<![0-9}])\\(?:math|text)(?:rm|bf|it)\s*\{([0-9.]+)\}(?![\s]*[0-9\\{])"), r"\1"),
+    (re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\s+(\w|[^{}\\\w]*)\s*\}"), r"\1"),
+    (re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\s+([^{}\\]*)\}"), r"\\text{\1}"),
+    (re.compile(rf"\\(?:operatorname|text|mathrm)\s*\{{\s*({_FUNCTION_NAMES})\s*\}}"), r"\\\1 "),
+    (re.compile(r"\\lg(?![A-Za-z])"), r"\\log "),
+    (re.compile(r"\\(?:mathbf|Bbb)\s*\{\s*R\s*\}|\\(?:R|Reals)(?![A-Za-z])"), r"\\mathbb{R}"),
+    (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
+    (re.compile(r"\\text\s*\{\s*base\s*\}"), " base "),
+    (re.compile(r"\\(?:[dtc]|nice|s)frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"\{([^{}]*[^{}\s])\s*\\over(?![A-Za-z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\{([^{}]*[^{}\s])\s*\\choose(?![A-Za-z])([^{}]*)\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\backslash(?![A-Za-z])"), r"\\setminus "),
     (re.compile(r"\\(?:[mh]box|text(?:rm|bf|it|sf|tt|normal)|math(?:rm|bf|it|sf)|operatorname)\s*\{"), r"\\text{"),
     (re.compile(_UNIT_FRACTION), r"\\text{\1/\2}"),
     (re.compile(r"\\leqs?lant(?![A-Za-z])|\\leqq?(?![A-Za-z])|<=|\u2a7d"), r"\\le "),
@@ -63,6 +76,10 @@ _THIN = re.compile(r"(?<=[0-9])(?:\{,\}|,\s*\\!\s*|\\,|\\ |'|\u00a0|_)(?=[0-9]{3
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _SPACED = re.compile(r"[-+]?\$?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+_MARK = re.compile(
+    r"\\(?:boxed|fbox|underline|emph|ensuremath|boldsymbol|bm|pmb|mathbf|mathrm|mathit|mathsf|textbf|textit)\s*\{"
+    r"|\\(?:text)?color\s*\{[A-Za-z!0-9]{1,30}\}\s*\{?|\{(?=\s*\\color\s*\{)"
+)
 _PARENS = re.compile(r"(?<!\\)\\\(\s*|\s*(?<!\\)\\\)")
 # `$125$ miles`, `$x = 1$, $y = 2$`. Beside a number or another formula the signs stay: "$1$ $234$" is not 1 234. They
 # are dollars where a space stands within: "$5 and $6".
@@ -111,12 +128,23 @@ def _unwrap(text: str) -> str:
             wrapped = len(text) > len(start + end) and text.startswith(start) and text.endswith(end)
             if wrapped and start not in inner and end not in inner.replace("\\" + end, ""):
                 text = inner
-        for start in ("\\boxed{", "\\fbox{"):
-            if text.startswith(start) and _closes(text, len(start)) == len(text) - 1:
-                text = text[len(start) : -1]
+        text = _without_mark(text)
         if text == before:
             break
     return text
+
+
+def _without_mark(text: str) -> str:
+    """The text without a box, underline, colour or bold print around all of it."""
+    mark = _MARK.match(text)
+    if mark is None:
+        return text
+    start = mark.end()
+    if mark[0].endswith("{") and _closes(text, start) < len(text) - 1:
+        return text
+    inner = text[start:-1] if mark[0].endswith("{") else text[start:]
+    font = mark[0].startswith(("\\math", "\\text{", "\\textb", "\\texti"))
+    return text if font and not re.search(r"[0-9\\]", inner) else inner  # `\textbf{(C)}` is a choice, `\text{no}` a word
 
 
 def _without_last(text: str) -> str:
