@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -23,6 +23,7 @@ MAX_TERMS = 150
 MAX_POWER = 1_000  # of a whole exponent
 MAX_FACTOR = 10_000  # by which numbers under a root are divided in search of their primes
 MAX_FACTORIAL = 500
+MAX_WEIGHT = 400  # of the terms inside a function
 MAX_STEPS = 6_000  # of multiplying terms, between two calls of `reset_budget`
 
 Atom = object  # an int (a prime), a str ("pi", "e", "i", "oo" or a variable) or a Function
@@ -46,12 +47,33 @@ def reset_budget() -> None:
     _work.left = MAX_STEPS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Function:
-    """An atom: a function of arguments in normal form, not evaluated further."""
+    """An atom: a function of arguments in normal form, not evaluated further.
+
+    `text` spells it once and for all: equal functions have equal texts. `weight` counts the terms inside, also those
+    of functions of functions, each time that they are written: a short nesting of powers would have billions.
+    """
 
     name: str
     arguments: tuple[Ratio, ...]
+    text: str = field(init=False)
+    weight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        terms = [mono for argument in self.arguments for mono, _ in (*argument.num, *argument.den)]
+        inner = (name for mono in terms for name, _ in mono)
+        weight = len(terms) + sum(name.weight for name in inner if isinstance(name, Function))
+        if weight > MAX_WEIGHT:
+            raise TooLarge(f"a function of {weight} terms, at most {MAX_WEIGHT}")
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "text", f"{self.name}({', '.join(map(_spell, self.arguments))})")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,16 @@ def variables(value: Ratio) -> set[str]:
         elif isinstance(name, str) and name not in ("pi", "e", "i", "oo"):
             names.add(name)
     return names
+
+
+def opaque(value: Ratio) -> bool:
+    """Whether two such forms that differ may still be equal in value."""
+    for side in (value.num, value.den):
+        for mono, _ in side:
+            for name, power in mono:
+                if isinstance(name, Function) or (isinstance(name, str) and power.denominator != 1):
+                    return True
+    return False
 
 
 def power(base: Ratio, exponent: Ratio) -> Ratio:
@@ -256,7 +288,14 @@ def _key(mono: Mono) -> tuple[str, ...]:
 
 
 def _name(name: Atom) -> str:
-    return f"{type(name).__name__}{name}"
+    return f"{type(name).__name__}{name.text if isinstance(name, Function) else name}"
+
+
+def _spell(value: Ratio) -> str:
+    return "/".join(
+        " + ".join(f"{coefficient}*{'*'.join(_key(mono))}" for mono, coefficient in side)
+        for side in (value.num, value.den)
+    )
 
 
 def _sum(a: tuple[tuple[Mono, Fraction], ...], b: tuple[tuple[Mono, Fraction], ...]) -> dict[Mono, Fraction]:

@@ -271,7 +271,7 @@ def _relations(a: Relation, b: Relation) -> bool | None:
     quotient = a.form / b.form
     constant = _constant(a.form, b.form)
     if constant is None:
-        return None if numeric.opaque(quotient) else False
+        return None if algebra.opaque(quotient) else False
     return a.sign in ("=", "!=") or constant > 0
 
 

@@ -1,4 +1,6 @@
-"""Whether two closed forms are equal: exactly by the normal form; floating point can only show that they differ.
+"""Whether two closed forms are equal: exactly by the normal form, constants without one by 100 digits.
+
+Floating point can only show that two formulas differ.
 `python -m pytest tests/test_math_compare.py` exercises it.
 """
 
@@ -7,18 +9,10 @@ from __future__ import annotations
 import cmath
 import math
 from fractions import Fraction
+from functools import lru_cache
 
-from rlvr.reward.math.algebra import Atom, Function, Mono, Ratio, product
-
-
-def opaque(value: Ratio) -> bool:
-    """Whether two such forms that differ may still be equal in value."""
-    for side in (value.num, value.den):
-        for mono, _ in side:
-            for name, power in mono:
-                if isinstance(name, Function) or (isinstance(name, str) and power.denominator != 1):
-                    return True
-    return False
+from rlvr.reward.math.algebra import Atom, Function, Mono, Ratio, opaque, product, variables
+from rlvr.reward.math.decimals import equal_constants, evaluate
 
 
 def equal(a: Ratio, b: Ratio) -> bool | None:
@@ -27,20 +21,30 @@ def equal(a: Ratio, b: Ratio) -> bool | None:
         return True
     if not (opaque(a) or opaque(b)):
         return False
-    for shift in (0.0, 0.37):
-        x, y = approximate(a, shift), approximate(b, shift)
-        if x is None or y is None:
-            return None
-        if abs(x - y) > 1e-7 * max(abs(x), abs(y), 1e-3):
-            return False
-    return None
+    values = [(approximate(a, shift), approximate(b, shift)) for shift in (0.0, 0.37)]
+    if any(x is not None and y is not None and not _near(x, y) for x, y in values):
+        return False
+    if variables(a) or variables(b):
+        known = [(x is None, y is None) for x, y in values]
+        return False if (True, False) in known or (False, True) in known else None
+    verdict = equal_constants(a, b)
+    return False if verdict is None and has_value(a) != has_value(b) else verdict
+
+
+def _near(x: complex, y: complex) -> bool:
+    return abs(x - y) <= 1e-7 * max(abs(x), abs(y), 1e-3)
+
+
+def has_value(value: Ratio) -> bool:
+    """Whether floating point or digits have a value for it, for made-up values of its variables."""
+    return approximate(value) is not None or evaluate(value) is not None
 
 
 def approximate(value: Ratio, shift: float = 0.0) -> complex | None:
     """A floating-point value, with made-up values for variables; None where there is none."""
     try:
-        den = _approximate(value.den, shift)
-        return _approximate(value.num, shift) / den
+        result = _approximate(value.num, shift) / _approximate(value.den, shift)
+        return result if cmath.isfinite(result) else None
     except (ArithmeticError, ValueError):
         return None
 
@@ -62,18 +66,23 @@ _FUNCTIONS = {
     "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x), "csc": lambda x: 1 / cmath.sin(x),
     "abs": abs, "log": lambda x: cmath.log10(x), "exp": cmath.exp,
     "floor": lambda x: math.floor(x.real), "ceil": lambda x: math.ceil(x.real),
-    "logbase": lambda b, x: cmath.log(x) / cmath.log(b), "power": lambda a, b: a**b,
+    "factorial": lambda x: math.gamma(x.real + 1), "logbase": lambda b, x: cmath.log(x) / cmath.log(b), "power": lambda a, b: a**b,
 }  # fmt: skip
+
+
+@lru_cache(maxsize=512)  # a power of a sum repeats its functions in every term
+def _function(function: Function, shift: float) -> complex:
+    values = [approximate(argument, shift) for argument in function.arguments]
+    if function.name not in _FUNCTIONS or None in values:
+        raise ValueError(function.name)
+    return complex(_FUNCTIONS[function.name](*values))
 
 
 def _float_of(name: Atom, shift: float) -> complex:
     if isinstance(name, int):
         return complex(name)
     if isinstance(name, Function):
-        values = [approximate(argument, shift) for argument in name.arguments]
-        if name.name not in _FUNCTIONS or None in values:
-            raise ValueError(name.name)
-        return complex(_FUNCTIONS[name.name](*values))
+        return _function(name, shift)
     assert isinstance(name, str)
     if name in _CONSTANTS:
         return complex(_CONSTANTS[name])

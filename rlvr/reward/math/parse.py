@@ -31,7 +31,8 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z]+")
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?")
-_FUNCTIONS = (*functions.TRIGONOMETRY, "log", "ln", "exp")
+_FUNCTIONS = (*functions.TRIGONOMETRY, "cis", "log", "ln", "exp")
+_ARC = {name: f"arc{name}" for name in ("sin", "cos", "tan")}
 _WORDS = {"sqrt", "pi", "theta", "alpha", "beta", "lambda", "infinity", "inf", "oo", *_FUNCTIONS}
 _GREEK = frozenset(
     ("alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "nu", "phi", "varphi", "psi", "omega", "sigma")
@@ -114,7 +115,9 @@ class Reader:
         value = self.base()
         while True:
             self.skip()
-            if self.peek() == "!" and self.take("!"):
+            if self.take("!!"):
+                value = functions.double_factorial(value)
+            elif self.take("!"):
                 value = algebra.factorial(value)
             elif self.peek() == "^" and not re.match(r"\^\s*\\circ", self.text[self.at : self.at + 10]):
                 self.at += 1
@@ -188,11 +191,13 @@ class Reader:
             base = self.argument(digits=None)
         if self.take("^"):
             exponent = self.argument(signed=True)
-            if exponent.rational == -1:
-                raise Unreadable("an inverse function")
+            if exponent.rational == -1:  # sin^{-1} is the arcsine, never 1/sin
+                if name not in _ARC:
+                    raise Unreadable("an inverse function")
+                name, exponent = _ARC[name], None
         self.skip()
         argument = self.bracketed_argument() if self.peek() in ("(", "{", "[") else self.plain_term()
-        if name in functions.TRIGONOMETRY and (sign := _DEGREES.match(self.text, self.at)):
+        if name in (*functions.TRIGONOMETRY, "cis") and (sign := _DEGREES.match(self.text, self.at)):
             self.at = sign.end()
             argument = argument * atom("pi") / number(180)
         if name == "exp":
