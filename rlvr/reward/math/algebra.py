@@ -188,7 +188,11 @@ def _fractional_power(base: Ratio, q: Fraction) -> Ratio:
         return base if q > 0 else number(1) / base
     plain = base.den == UNIT and len(base.num) == 1
     mono, value = base.num[0]
-    simple = all(isinstance(name, int) or name in ("pi", "e") or (p == 1 and name != "i") for name, p in mono)
+    even = q.denominator % 2 == 0  # the root of x^3 is x^(3/2), that of x^2 is |x|
+    simple = all(
+        isinstance(name, int) or name in ("pi", "e") or (name != "i" and (p == 1 or (even and p % 2 == 1)))
+        for name, p in mono
+    )
     simple = simple and not any(isinstance(name, Function) for name, _ in mono)
     if not (plain and simple) or (value < 0 and q.denominator % 2 == 0 and q.denominator != 2):
         return atom(Function("power", (base, number(q))))

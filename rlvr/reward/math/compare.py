@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
+from rlvr.reward.math.congruences import same_residue
 from rlvr.reward.math.dropped_parts import drops_part
 from rlvr.reward.math.intervals import merge_intervals
 from rlvr.reward.math.kinds import (
@@ -21,6 +22,7 @@ from rlvr.reward.math.kinds import (
     OrderedItems,
     Quantity,
     Relation,
+    Residue,
     TextValue,
     UnorderedItems,
     Value,
@@ -52,6 +54,8 @@ class Conventions:
 
 
 _INDEXED = re.compile(r"([a-z](_[0-9]{1,2})?( |$))+|([A-Z](_[0-9]{1,2})?( |$))+")  # names of one case
+# `5^{\text{th}}` and `5th`, where both sides have it: `2nd` alone may be a product.
+_ORDINAL = re.compile(r"([0-9]{1,9})\s?\^?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}")
 _LETTER_UNIT = re.compile(r"[-+]?[0-9][0-9.]* (?:m|g|s|h|l|L)")
 
 
@@ -59,6 +63,8 @@ def compare_answers(gold: str, answer: str, conventions: Conventions) -> bool | 
     """Whether the answer equals the gold. TooLarge where the answer is beyond the caps and the gold is not."""
     if gold == answer or normalize(gold) == normalize(answer):
         return True
+    if (order := _ORDINAL.fullmatch(normalize(gold))) and (said := _ORDINAL.fullmatch(normalize(answer))):
+        return order[1] == said[1]
     try:
         a = read_value(gold)
     except TooLarge:
@@ -124,6 +130,8 @@ def _same(a: Value, b: Value, c: Conventions) -> bool | None:
             return _vectors(b, a, c)
         case Relation(), Relation():
             return _relations(a, b)
+        case Residue(), Residue():
+            return same_residue(a, b)
         case _:
             return a == b
 

@@ -15,6 +15,7 @@ from rlvr.reward.math.algebra import Function, Ratio, atom, number
 from rlvr.reward.math.decimals import evaluate
 
 TRIGONOMETRY = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc")
+_ODD, _EVEN = ("sin", "tan", "cot", "csc", "arcsin", "arctan", "sinh", "tanh"), ("cos", "sec", "cosh")
 HALF = Fraction(1, 2)
 # The sine of an angle in half turns, as (p, q, s): (sqrt(p) + s sqrt(q)) / 4.
 _SINES = {Fraction(n, d): roots for n, d, roots in (
@@ -99,6 +100,9 @@ def apply_function(name: str, argument: Ratio) -> Ratio:
         return logarithm(number(10), argument)
     if name == "cis":
         return apply_function("cos", argument) + atom("i") * apply_function("sin", argument)
+    if argument.num and argument.num[0][1] < 0 and (name in _ODD or name in _EVEN):
+        mirrored = apply_function(name, -argument)
+        return mirrored if name in _EVEN else -mirrored
     if name in TRIGONOMETRY and (turns := (argument / atom("pi")).rational) is not None:
         return _of_angle(name, turns) or atom(Function(name, (argument,)))
     return atom(Function(name, (argument,)))

@@ -76,4 +76,13 @@ class Relation:
     form: Ratio
 
 
-Value = Quantity | TextValue | ChoiceLetter | OrderedItems | UnorderedItems | IntervalUnion | Matrix | Relation
+@dataclass(frozen=True)
+class Residue:
+    """A class of numbers modulo another: `x \\equiv 3 \\pmod 7`, or `3 \\pmod 7` without a name."""
+
+    value: Ratio
+    modulus: Ratio
+    name: str = ""
+
+
+Value = Quantity | TextValue | ChoiceLetter | OrderedItems | UnorderedItems | IntervalUnion | Matrix | Relation | Residue

@@ -16,6 +16,8 @@ from functools import lru_cache
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
+from rlvr.reward.math.congruences import make_residue, remainder, split_congruence
+from rlvr.reward.math.inequalities import INFINITY, all_reals, make_interval, solve_inequality, without_points
 from rlvr.reward.math.kinds import (
     ChoiceLetter,
     IntervalUnion,
@@ -44,6 +46,10 @@ _OTHER_CHOICE = re.compile(
     re.IGNORECASE,
 )
 _TEXT = re.compile(r"(?:\\text\s*\{[^{}\\]*\}\s*)+")
+_REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers")
+_TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE)
+_BUILT = re.compile(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?[|:](.*)", re.DOTALL)
+_ARRAY = re.compile(r"[(\[]\s*\\begin\s*\{(array|(?:small)?matrix)\}.*\\end\s*\{\1\}\s*[)\]]", re.DOTALL)
 _SAID = frozenset(("yes", "no", "true", "false", "none", "all", "odd", "even"))  # no products of variables
 _PROSE = re.compile(r"[A-Za-z][A-Za-z'. -]*")
 _BASE = re.compile(
@@ -66,7 +72,7 @@ _NAME = re.compile(
     r"|[A-Za-z]{1,3}\s*\([^()=]{1,20}\)|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
 )
 _NEGATION = re.compile(r"\b(?:not|never|no|isn't|cannot)\b", re.IGNORECASE)
-_ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|smallmatrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _PLAIN_DECIMAL = re.compile(r"[-+]?[0-9]*\.([0-9]+)")
 _OPENING = {"(": "(", "[": "[", "]": "(", "\\langle": "("}  # ]0, 1[ is (0, 1)
 _CLOSING = {")": ")", "]": "]", "[": ")", "\\rangle": ")"}
@@ -106,8 +112,8 @@ def _read(text: str) -> Value | None:
         return value
     if text in ("{}", "{ }", "\\emptyset", "\\lbrace \\rbrace", "\\lbrace\\rbrace"):
         return UnorderedItems(())
-    if re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers", text):
-        return OrderedItems("(", ")", (Quantity(-atom("oo")), Quantity(atom("oo"))))
+    if _REALS.fullmatch(text):
+        return all_reals()
     if _ORDER.search(text) and len(split(text, (" and ",))) > 1:
         raise Unreadable("inequalities joined by `and`: both hold, so they are no list")
     parts = split(text, (",", ";", " or ", " and "))
@@ -133,16 +139,32 @@ def _single(text: str) -> Value | None:
     parts = split(text, ("\\cup", " U "))
     if len(parts) > 1:
         return _union([_single(part) for part in parts])
+    if congruence := split_congruence(text):
+        forms = _expression(congruence.residue), _expression(congruence.modulus)
+        return make_residue(congruence.name, *forms)
+    if text.startswith("\\mathbb"):
+        minuend, *others = split(text, ("\\setminus", "-"))
+        if _REALS.fullmatch(minuend.strip()) and len(others) == 1:
+            return _without(_single(others[0]))
+    if match := _TIME.fullmatch(text):
+        return TextValue(f"{match[1]} {match[2].lower()}m")
+    if text.startswith("\\lbrace") and text.endswith("\\rbrace"):
+        return _read_set(text[7:-7])
     if _SIGNS.search(text):
         return _read_relation(text)
+    if _ARRAY.fullmatch(text):
+        text = text[1:-1].strip()
     if match := _ENVIRONMENT.fullmatch(text):
         rows = [row for row in re.split(r"\\newline(?![A-Za-z])", match[2].replace("\\hline", "")) if row.strip()]
         cells = tuple(tuple(_all(row.split("&"))) for row in rows)
         return Quantity(_determinant(cells)) if match[1] == "vmatrix" else Matrix(cells)
-    if text.startswith("\\lbrace") and text.endswith("\\rbrace"):
-        return _read_list(split(text[7:-7], (",", ";")))
     if re.fullmatch(r"[0-9. ]+(?::[0-9. ]+)+", text):  # a ratio or a time of day: as written, never divided
         return OrderedItems(":", ":", tuple(_all(text.split(":"))))
+    dividend, *moduli = split(text, ("\\bmod",))
+    if len(moduli) == 1:
+        if re.search(r"[-+]", dividend):
+            raise Unreadable("a remainder of a sum without brackets")
+        return Quantity(number(remainder(_expression(dividend), _expression(moduli[0]))))
     bracketed = _read_brackets(text)
     if bracketed is not None:
         return bracketed
@@ -154,6 +176,30 @@ def _single(text: str) -> Value | None:
         if _PROSE.fullmatch(text) and len(text) > 1:
             return TextValue(words(text))
         raise
+
+
+def _read_set(text: str) -> Value | None:
+    """What stands between braces: `1, 2`, or `x | x > 2`, which is the interval."""
+    built = _BUILT.fullmatch(text)
+    if built is None:
+        return _read_list(split(text, (",", ";")))
+    value = _single(built[2])
+    parts = value.parts if isinstance(value, IntervalUnion) else (value,)
+    if not all(isinstance(part, OrderedItems) and part.name == built[1] for part in parts):
+        raise Unreadable("a set by a condition that is no interval")
+    return value
+
+
+def _without(value: Value | None) -> Value:
+    """The reals without a finite set or a bounded interval."""
+    if isinstance(value, UnorderedItems):
+        return without_points(value.items)
+    if not isinstance(value, OrderedItems) or len(value.items) != 2:
+        raise Unreadable("the reals without what is no set")
+    low, high = value.items
+    below = make_interval("(", ")" if value.opening == "[" else "]", (Quantity(-INFINITY), low))
+    above = make_interval("(" if value.closing == "]" else "[", ")", (high, Quantity(INFINITY)))
+    return IntervalUnion((below, above))
 
 
 def _read_list(parts: list[str], joined: bool = False) -> Value | None:
@@ -227,18 +273,8 @@ def _read_brackets(text: str) -> OrderedItems | None:
                 parts = split(text[len(opening) : -len(closing)], (",", ";"))
                 if len(parts) < 2 or len(parts) > MAX_ITEMS:
                     return None
-                return _interval(_OPENING[opening], _CLOSING[closing], _all(parts))
+                return make_interval(_OPENING[opening], _CLOSING[closing], _all(parts))
     return None
-
-
-def _interval(opening: str, closing: str, items: list[Value]) -> OrderedItems:
-    """Infinite ends are open, whatever the bracket."""
-    first, last = items[0], items[-1]
-    if isinstance(first, Quantity) and first.value == -atom("oo"):
-        opening = "("
-    if isinstance(last, Quantity) and last.value == atom("oo"):
-        closing = ")"
-    return OrderedItems(opening, closing, tuple(items))
 
 
 def _read_relation(text: str) -> Value | None:
@@ -255,7 +291,7 @@ def _read_relation(text: str) -> Value | None:
     if set(signs) == {"="}:
         return _read_equation(sides)
     if len(signs) == 1:
-        return _inequality(signs[0], _expression(sides[0]), _expression(sides[1]))
+        return solve_inequality(signs[0], _expression(sides[0]), _expression(sides[1]))
     if len(signs) == 2 and (set(signs) <= {"<", "<="} or set(signs) <= {">", ">="}):
         if signs[0][0] == ">":
             signs, sides = [s.replace(">", "<") for s in reversed(signs)], sides[::-1]
@@ -263,7 +299,7 @@ def _read_relation(text: str) -> Value | None:
         if len(algebra.variables(middle)) == 1 and middle == atom(next(iter(algebra.variables(middle)))):
             opening, closing = "[" if signs[0] == "<=" else "(", "]" if signs[1] == "<=" else ")"
             name = next(iter(algebra.variables(middle)))
-            return replace(_interval(opening, closing, [Quantity(low), Quantity(high)]), name=name)
+            return make_interval(opening, closing, (Quantity(low), Quantity(high)), name)
     raise Unreadable("a chain of relations")
 
 
@@ -315,32 +351,6 @@ def _read_equation(sides: list[str]) -> Value | None:
     if len(forms) != 2:
         raise Unreadable("a chain of equations")
     return Relation("=", forms[0] - forms[1])
-
-
-def _inequality(sign: str, left: Ratio, right: Ratio) -> Value:
-    if sign[0] == ">":
-        sign, left, right = sign.replace(">", "<"), right, left
-    form = left - right  # form < 0
-    names = algebra.variables(form)
-    if len(names) == 1:
-        name = next(iter(names))
-        linear = [mono for mono, _ in form.num if any(n == name for n, _ in mono)]
-        if len(linear) == 1 and linear[0] == ((name, Fraction(1)),) and len(form.den) == 1:
-            slope = next(value for mono, value in form.num if mono == linear[0])
-            rest = form - atom(name) * number(slope)
-            if not algebra.variables(rest):
-                return _solve(name, sign, slope, Quantity(-rest / number(slope)))
-    return Relation(sign, form)
-
-
-def _solve(name: str, sign: str, slope: Fraction, bound: Quantity) -> Value:
-    low, high = Quantity(-atom("oo")), Quantity(atom("oo"))
-    strict = sign in ("<", "!=")
-    below = OrderedItems("(", ")" if strict else "]", (low, bound), name)
-    above = OrderedItems("(" if strict else "[", ")", (bound, high), name)
-    if sign == "!=":
-        return IntervalUnion((below, above))
-    return below if slope > 0 else above
 
 
 def _expression(text: str) -> Ratio:

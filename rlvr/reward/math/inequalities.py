@@ -1,0 +1,108 @@
+"""Inequalities in one variable as intervals: `2x + 1 > 5` is (2, oo), `|x - 2| < 3` is (-1, 5).
+
+Others (of several variables, or not linear) stay a `Relation`.
+`python -m pytest tests/test_math_compare.py tests/test_math_rows.py` exercises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from rlvr.reward.math import algebra
+from rlvr.reward.math.algebra import Function, Ratio, atom, number
+from rlvr.reward.math.kinds import IntervalUnion, OrderedItems, Quantity, Relation, UnorderedItems, Value
+
+INFINITY = atom("oo")
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!="}
+
+
+def make_interval(opening: str, closing: str, items: Iterable[Value], name: str = "") -> OrderedItems:
+    """A tuple or interval. Infinite ends are open, whatever the bracket."""
+    items = tuple(items)
+    first, last = items[0], items[-1]
+    if isinstance(first, Quantity) and first.value == -INFINITY:
+        opening = "("
+    if isinstance(last, Quantity) and last.value == INFINITY:
+        closing = ")"
+    return OrderedItems(opening, closing, items, name)
+
+
+def all_reals(name: str = "") -> OrderedItems:
+    return make_interval("(", ")", (Quantity(-INFINITY), Quantity(INFINITY)), name)
+
+
+def solve_inequality(sign: str, left: Ratio, right: Ratio) -> Value:
+    """`left sign right` as an interval or union where it is linear in one variable or in an absolute value of such."""
+    form = left - right
+    linear = _linear(form)
+    if linear is not None:
+        variable, slope, rest = linear
+        sign, bound = sign if slope > 0 else _MIRRORED[sign], -rest / number(slope)
+        if isinstance(variable, str):
+            return _half_line(variable, sign, bound)
+        inner = _linear(variable.arguments[0]) if variable.name == "abs" else None
+        if inner is not None and isinstance(inner[0], str) and bound.rational is not None:
+            return _of_absolute(inner[0], sign, (inner[1], inner[2]), bound)
+    if sign[0] == ">":
+        sign, form = _MIRRORED[sign], -form
+    return Relation(sign, form)
+
+
+def _linear(form: Ratio) -> tuple[str | Function, Fraction, Ratio] | None:
+    """`(atom, slope, rest)` of slope * atom + rest, where no other part holds a variable."""
+    if len(algebra.variables(form)) != 1 or form.den != algebra.UNIT:
+        return None
+    moving = [(mono, value) for mono, value in form.num if algebra.variables(Ratio(((mono, value),)))]
+    if len(moving) != 1 or len(moving[0][0]) != 1 or moving[0][0][0][1] != 1:
+        return None
+    name, slope = moving[0][0][0][0], moving[0][1]
+    if not isinstance(name, (str, Function)):
+        return None
+    return name, slope, form - atom(name) * number(slope)
+
+
+def _half_line(name: str, sign: str, bound: Ratio) -> Value:
+    below = make_interval("(", "]" if sign == "<=" else ")", (Quantity(-INFINITY), Quantity(bound)), name)
+    above = make_interval("[" if sign == ">=" else "(", ")", (Quantity(bound), Quantity(INFINITY)), name)
+    if sign == "!=":
+        return IntervalUnion((below, above))
+    return below if sign[0] == "<" else above
+
+
+def _of_absolute(name: str, sign: str, inner: tuple[Fraction, Ratio], bound: Ratio) -> Value:
+    """|slope * name + rest| against a rational bound."""
+    slope, rest = inner
+    ends = sorted((-1, 1), key=lambda side: side * slope)
+    low, high = (Quantity((number(side) * bound - rest) / number(slope)) for side in ends)
+    limit = bound.rational
+    assert limit is not None
+    if limit < 0 or (limit == 0 and sign in ("<", ">=")):
+        return UnorderedItems(()) if sign[0] == "<" else all_reals(name)
+    if sign == "<=" and limit == 0:
+        return UnorderedItems((low,))
+    if sign in ("<", "<="):
+        return make_interval(*("[]" if sign == "<=" else "()"), (low, high), name)
+    closed = sign == ">="
+    infinite = Quantity(-INFINITY), Quantity(INFINITY)
+    outside = (
+        make_interval("(", "]" if closed else ")", (infinite[0], low), name),
+        make_interval("[" if closed else "(", ")", (high, infinite[1]), name),
+    )
+    if sign != "!=":
+        return IntervalUnion(outside)
+    between = () if limit == 0 else (make_interval("(", ")", (low, high), name),)
+    return IntervalUnion((outside[0], *between, outside[1]))
+
+
+def without_points(points: Iterable[Value]) -> IntervalUnion:
+    """The reals but for some rational points."""
+    ends: set[Fraction] = set()
+    for point in points:
+        value = point.value.rational if isinstance(point, Quantity) and not (point.unit or point.percent) else None
+        if value is None:
+            raise ValueError("a point that is no rational number")
+        ends.add(value)
+    cuts = [-INFINITY, *(number(end) for end in sorted(ends)), INFINITY]
+    pairs = zip(cuts, cuts[1:], strict=False)
+    return IntervalUnion(tuple(make_interval("(", ")", (Quantity(low), Quantity(high))) for low, high in pairs))
