@@ -142,7 +142,7 @@ def test_the_strict_profile_follows_the_labels() -> None:
     reward = resolve_reward("math", use_math_verify="never")
     wrong = [one for one in measure(read_labelled("builtin"), reward).judged if one.mistake]
     assert [one.row["id"] for one in wrong if one.mistake == "false positive"] == []
-    assert {one.score.reason for one in wrong} <= {"undecided"}  # these are math-verify's
+    assert {one.score.reason for one in wrong} <= {"undecided", "unreadable"}  # these are math-verify's
 
 
 def test_the_lenient_profile_chooses_the_boxes_itself() -> None:

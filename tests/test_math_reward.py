@@ -54,12 +54,12 @@ def test_bad_options_are_refused():
 def test_math_verify_decides_pairs_without_a_normal_form_from_any_thread():
     got = []
     thread = threading.Thread(
-        target=lambda: got.append(score("\\boxed{\\sqrt{3+2\\sqrt2}}", "1+\\sqrt2", timeout_s=20))
+        target=lambda: got.append(score("\\boxed{2\\sin x\\cos x}", "\\sin 2x", timeout_s=20))
     )
     thread.start()
     thread.join()
     assert got[0].outcome is Outcome.PASSED
-    assert score("\\boxed{\\sqrt{3+2\\sqrt2}}", "1+\\sqrt2", use_math_verify="never").reason == "undecided"
+    assert score("\\boxed{2\\sin x\\cos x}", "\\sin 2x", use_math_verify="never").reason == "undecided"
 
 
 HOSTILE = [

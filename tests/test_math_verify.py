@@ -11,7 +11,7 @@ from rlvr.core.types import Outcome, Task, Trajectory
 from rlvr.reward import resolve_reward
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
-HONEST = ("1+\\sqrt2", "\\sqrt{3+2\\sqrt2}")
+HONEST = ("\\sin 2x", "2\\sin x\\cos x")
 
 
 def outcome(gold: str, answer: str) -> Outcome:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
@@ -28,6 +29,7 @@ from rlvr.reward.math.kinds import (
     Value,
 )
 from rlvr.reward.math.spelling import normalize, words
+from rlvr.reward.math.units import ORDINAL
 from rlvr.reward.math.values import read_value
 
 PERCENT = ("either", "exact", "ignore")
@@ -54,8 +56,6 @@ class Conventions:
 
 
 _INDEXED = re.compile(r"([a-z](_[0-9]{1,2})?( |$))+|([A-Z](_[0-9]{1,2})?( |$))+")  # names of one case
-# `5^{\text{th}}` and `5th`, where both sides have it: `2nd` alone may be a product.
-_ORDINAL = re.compile(r"([0-9]{1,9})\s?\^?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}")
 _LETTER_UNIT = re.compile(r"[-+]?[0-9][0-9.]* (?:m|g|s|h|l|L)")
 
 
@@ -63,7 +63,7 @@ def compare_answers(gold: str, answer: str, conventions: Conventions) -> bool | 
     """Whether the answer equals the gold. TooLarge where the answer is beyond the caps and the gold is not."""
     if gold == answer or normalize(gold) == normalize(answer):
         return True
-    if (order := _ORDINAL.fullmatch(normalize(gold))) and (said := _ORDINAL.fullmatch(normalize(answer))):
+    if (order := ORDINAL.fullmatch(normalize(gold))) and (said := ORDINAL.fullmatch(normalize(answer))):
         return order[1] == said[1]
     try:
         a = read_value(gold)
@@ -84,6 +84,36 @@ def compare_answers(gold: str, answer: str, conventions: Conventions) -> bool | 
     a, b = _with_letter(gold, a, b), _with_letter(answer, b, a)
     algebra.reset_budget()
     return _same(a, b, conventions)
+
+
+def has_values(value: Value) -> bool:
+    """Whether every formula in it has a number, for made-up values of its variables."""
+    match value:
+        case Quantity() | Residue():
+            return numeric.has_value(value.value)
+        case Relation():
+            return numeric.has_value(value.form)
+        case OrderedItems() | UnorderedItems():
+            return all(map(has_values, value.items))
+        case IntervalUnion():
+            return all(map(has_values, value.parts))
+        case Matrix():
+            return all(has_values(cell) for row in value.rows for cell in row)
+        case _:
+            return True
+
+
+@lru_cache(maxsize=4096)
+def find_gold_fault(gold: str) -> str:
+    """Why no answer in another spelling can be compared with this gold: `unread`, or words; empty where one can."""
+    try:
+        value = read_value(gold)
+        algebra.reset_budget()
+        if value is None:
+            return "unread"
+        return "" if _same(value, value, Conventions()) is True else "it is not equal to itself"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
 
 
 def _with_letter(text: str, value: Value, other: Value) -> Value:

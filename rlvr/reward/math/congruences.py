@@ -16,7 +16,9 @@ _TAIL = re.compile(
     rf"\s*(?:\\pmod\s*{_MODULUS}"
     r"|\(\s*(?:\\text\s*\{\s*mod\s*\}|\\[bp]?mod(?![A-Za-z])|mod(?![A-Za-z]))\s*([^()]+)\))\s*$"
 )
-_OPEN_TAIL = re.compile(rf"\s*(?:\\text\s*\{{\s*mod\s*\}}|\\b?mod(?![A-Za-z])|(?<![A-Za-z])mod(?![A-Za-z]))\s*{_MODULUS}$")
+_OPEN_TAIL = re.compile(
+    rf"\s*(?:\\text\s*\{{\s*mod\s*\}}|\\b?mod(?![A-Za-z])|(?<![A-Za-z])mod(?![A-Za-z]))\s*{_MODULUS}$"
+)
 _SIGN = re.compile(r"\\equiv(?![A-Za-z])|=")
 _LETTER = re.compile(r"\s*[A-Za-z]\s*")
 

@@ -56,7 +56,9 @@ def absolute(value: Ratio) -> Ratio:
 
 def _square(terms: tuple[tuple[algebra.Mono, Fraction], ...]) -> Ratio:
     """x^2 + y^2 of a sum x + iy."""
-    parts = [tuple(term for term in terms if (("i", Fraction(1)) in term[0]) == imaginary) for imaginary in (True, False)]
+    parts = [
+        tuple(term for term in terms if (("i", Fraction(1)) in term[0]) == imaginary) for imaginary in (True, False)
+    ]
     y, x = Ratio(parts[0]) / atom("i"), Ratio(parts[1])
     return x * x + y * y
 

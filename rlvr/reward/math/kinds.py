@@ -85,4 +85,6 @@ class Residue:
     name: str = ""
 
 
-Value = Quantity | TextValue | ChoiceLetter | OrderedItems | UnorderedItems | IntervalUnion | Matrix | Relation | Residue
+Value = (
+    Quantity | TextValue | ChoiceLetter | OrderedItems | UnorderedItems | IntervalUnion | Matrix | Relation | Residue
+)

@@ -3,7 +3,8 @@
     resolve_reward("math")("", "so x is \\boxed{0.5}", {"answer": "\\frac{1}{2}"})   # -> 1.0
 
 An exact comparison decides nearly all pairs, in this thread. Others go to `math-verify` in a guarded worker that is
-killed when it is late. A problem that an answer causes is a failure of the answer, never an `error`.
+killed when it is late. A problem that an answer causes is a failure of the answer; a gold that cannot be compared
+with itself makes the task `invalid`, and what fails on well-formed sides is an `error`.
 docs/mathematics.md lists the conventions. `python -m pytest tests/test_math_reward.py` exercises it.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.math.algebra import TooLarge
-from rlvr.reward.math.compare import DECIMALS, PERCENT, UNITS, Conventions, compare_answers
+from rlvr.reward.math.compare import DECIMALS, PERCENT, UNITS, Conventions, compare_answers, find_gold_fault, has_values
 from rlvr.reward.math.tails import join_tail
 from rlvr.reward.math.values import read_value
 from rlvr.reward.registry import register_reward
@@ -80,7 +81,9 @@ def verify_math(case: Case, options: MathOptions) -> Score:
 
     The gold is `meta["answer"]`: an answer, a solution with its box, or one with its `####` line. Where the answer is
     looked for, and what counts as equal: docs/mathematics.md. Reasons: `no_answer`, `truncated`, `many_answers`,
-    `wrong_value`, `too_large`, `undecided` (no exact comparison, and math-verify cannot be asked), `timeout`, `memory`.
+    `wrong_value`, `too_large`, `unreadable`, `timeout`, `memory`. Of the task: `no_gold`, `unreadable_gold`. Of the
+    verifier: `undecided` (both sides are well formed, their numbers agree, no comparison decides), `exception`,
+    `no_worker`.
     """
     given = (case.meta or {}).get("answer")
     gold = gold_answer(given)
@@ -103,14 +106,16 @@ def verify_math(case: Case, options: MathOptions) -> Score:
             boxes = find_answer(case.response, options.places, "join").boxes
             verdict = any(_says(gold, reading, lenient) for reading in (text, *_join_boxes(boxes))) or verdict
     except TooLarge as error:
-        return _failure("too_large", str(error))
-    except Exception as error:  # caused by the answer, whatever it is, so never an `error`
-        return _failure("undecided", f"{type(error).__name__}: {error}"[:300])
-    if verdict is not None:
-        return Score(1.0, Outcome.PASSED) if verdict else _failure("wrong_value")
-    if options.use_math_verify == "never" or not _has_math_verify() or not _may_ask(gold, text):
-        return _failure("undecided")
-    return _ask_math_verify(gold, text, float(options.timeout_s))
+        return _gold_fault(gold, options) or _failure("too_large", str(error))
+    except Exception as error:
+        return _gold_fault(gold, options) or _score_exception(text, error)
+    if verdict is True:
+        return Score(1.0, Outcome.PASSED)
+    if verdict is None and _is_asked(options) and _may_ask(gold) and _may_ask(text):
+        return _ask_math_verify(gold, text, options)
+    if verdict is None:
+        return _score_undecided(gold, text, options)
+    return _gold_fault(gold, options) or _failure("wrong_value")
 
 
 @register_reward("math_flexible", gold="answer", verifiable=True)
@@ -167,22 +172,92 @@ def _has_math_verify() -> bool:
     return importlib.util.find_spec("math_verify") is not None
 
 
-def _may_ask(gold: str, answer: str) -> bool:
-    """Whether both are short enough, and their numbers small enough, for math-verify to finish."""
-    return not any(
-        len(text) > MAX_ASKED or text.count("^") > 10 or text.count("{") > 40 or _HUGE.search(text)
-        for text in (gold, answer)
+def _is_asked(options: MathOptions) -> bool:
+    return options.use_math_verify != "never" and _has_math_verify()
+
+
+def _may_ask(text: str) -> bool:
+    """Whether it is short enough, and its numbers small enough, for math-verify to finish."""
+    return not (len(text) > MAX_ASKED or text.count("^") > 10 or text.count("{") > 40 or _HUGE.search(text))
+
+
+def _gold_fault(gold: str, options: MathOptions) -> Score | None:
+    """The verdict on the task, where its gold cannot be compared even with itself."""
+    fault = find_gold_fault(gold)
+    if fault == "unread" and _is_asked(options) and _may_ask(gold):
+        reply = _ask_about_gold(gold, options.timeout_s)
+        if isinstance(reply, Score):
+            return reply
+        fault = "" if reply else "math-verify does not read it either"
+    if not fault:
+        return None
+    detail = f"meta['answer'] = {gold[:200]!r} can only be compared by its spelling ({fault}): write it as one formula"
+    if fault == "unread":
+        detail += ", or let math-verify read it: pip install 'rlvr[math]', use_math_verify=auto"
+    return Score(None, Outcome.INVALID, "unreadable_gold", detail=detail)
+
+
+@lru_cache(maxsize=4096)
+def _ask_about_gold(gold: str, seconds: float) -> bool | Score:
+    """Whether math-verify finds the gold equal to itself; a Score where no worker could start."""
+    from rlvr.reward.math.math_verify_workers import ask
+
+    reply = ask(gold, gold, float(seconds))
+    return _no_worker(reply.detail) if reply.failure == "not_started" else reply.value is True
+
+
+def _no_worker(detail: str) -> Score:
+    return Score(None, Outcome.ERROR, "no_worker", detail=detail)
+
+
+def _is_computable(text: str) -> bool:
+    """Whether the answer is read here, and all of it has a number."""
+    try:
+        value = read_value(text)
+        return value is not None and has_values(value)
+    except Exception:
+        return False
+
+
+def _score_exception(text: str, error: Exception) -> Score:
+    """An exception while comparing: ours, where the answer is well formed."""
+    detail = f"{type(error).__name__}: {error}"[:300]
+    return (
+        Score(None, Outcome.ERROR, "exception", detail=detail)
+        if _is_computable(text)
+        else _failure("unreadable", detail)
     )
 
 
-def _ask_math_verify(gold: str, answer: str, seconds: float) -> Score:
+def _score_undecided(gold: str, text: str, options: MathOptions, reason: str = "undecided", detail: str = "") -> Score:
+    """Neither comparison decides. Only an answer with the gold's number gets here without a fault of its own.
+
+    So an answer cannot choose to end as an error: one that is not read, has no number or is too large has failed.
+    """
+    if fault := _gold_fault(gold, options):
+        return fault
+    if _is_asked(options) and _may_ask(gold) and not _may_ask(text):
+        return _failure("too_large", f"more than {MAX_ASKED} characters, or too many powers or groups, to be decided")
+    if _is_computable(text):
+        return Score(None, Outcome.ERROR, reason, detail=detail or "the numbers agree, and no comparison decides")
+    if reason == "timeout":
+        return Score(0.0, Outcome.TIMEOUT, reason, detail=detail)
+    return _failure(reason if detail else "unreadable", detail)
+
+
+def _ask_math_verify(gold: str, answer: str, options: MathOptions) -> Score:
     from rlvr.reward.math.math_verify_workers import ask  # only where a pair is left undecided
 
+    seconds = float(options.timeout_s)
     reply = ask(gold, answer, seconds)
     if reply.failure == "not_started":
-        return Score(None, Outcome.ERROR, "no_worker", detail=reply.detail)
+        return _no_worker(reply.detail)
     if reply.failure == "timeout" or (not reply.failure and reply.value is None):
-        return Score(0.0, Outcome.TIMEOUT, "timeout", detail=reply.detail or f"math-verify took {seconds:g} s")
+        late = reply.detail or f"math-verify took {seconds:g} s"
+        return _score_undecided(gold, answer, options, "timeout", late)
     if reply.failure:
-        return _failure("memory" if reply.failure == "died" else "undecided", f"{reply.failure}: {reply.detail}")
-    return Score(1.0, Outcome.PASSED) if reply.value else _failure("wrong_value")
+        reason = "memory" if reply.failure == "died" else "undecided"
+        return _score_undecided(gold, answer, options, reason, f"{reply.failure}: {reply.detail}")
+    if reply.value:
+        return Score(1.0, Outcome.PASSED)
+    return _gold_fault(gold, options) or _failure("wrong_value")

@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
-from rlvr.reward.math.algebra import Atom, Function, Mono, Ratio, opaque, product, variables
+from rlvr.reward.math.algebra import Atom, Function, Mono, Ratio, atoms, opaque, product, variables
 from rlvr.reward.math.decimals import equal_constants, evaluate
 
 
@@ -21,7 +21,9 @@ def equal(a: Ratio, b: Ratio) -> bool | None:
         return True
     if not (opaque(a) or opaque(b)):
         return False
-    values = [(approximate(a, shift), approximate(b, shift)) for shift in (0.0, 0.37)]
+    signed = any("abs(" in name.text for name in atoms(a) | atoms(b) if isinstance(name, Function))
+    shifts = (0.0, 0.37, -9.3) if signed else (0.0, 0.37)  # |x| is x for the positive ones
+    values = [(approximate(a, shift), approximate(b, shift)) for shift in shifts]
     if any(x is not None and y is not None and not _near(x, y) for x, y in values):
         return False
     if variables(a) or variables(b):
@@ -66,7 +68,8 @@ _FUNCTIONS = {
     "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x), "csc": lambda x: 1 / cmath.sin(x),
     "abs": abs, "log": lambda x: cmath.log10(x), "exp": cmath.exp,
     "floor": lambda x: math.floor(x.real), "ceil": lambda x: math.ceil(x.real),
-    "factorial": lambda x: math.gamma(x.real + 1), "logbase": lambda b, x: cmath.log(x) / cmath.log(b), "power": lambda a, b: a**b,
+    "factorial": lambda x: math.gamma(x.real + 1),
+    "logbase": lambda b, x: cmath.log(x) / cmath.log(b), "power": lambda a, b: a**b,
 }  # fmt: skip
 
 

@@ -145,7 +145,9 @@ def _without_mark(text: str) -> str:
         return text
     inner = text[start:-1] if mark[0].endswith("{") else text[start:]
     font = mark[0].startswith(("\\math", "\\text{", "\\textb", "\\texti"))
-    return text if font and not re.search(r"[0-9\\]", inner) else inner  # `\textbf{(C)}` is a choice, `\text{no}` a word
+    return (
+        text if font and not re.search(r"[0-9\\]", inner) else inner
+    )  # `\textbf{(C)}` is a choice, `\text{no}` a word
 
 
 def _without_last(text: str) -> str:

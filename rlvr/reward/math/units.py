@@ -52,6 +52,8 @@ PERCENT_SIGN = re.compile(
     r"(?:\\text\s*\{\s*)?(?:%(?!%)|(?:per ?cents?|per ?centages?|pct)(?![A-Za-z])\.?)\s*\}?(.*)",
     re.IGNORECASE | re.DOTALL,
 )
+# `5^{\text{th}}`, and `5th` where both sides have it: `2nd` alone may be a product.
+ORDINAL = re.compile(r"([0-9]{1,9})\s?\^?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}")
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
 _WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
 _OPTIONAL = {"a", "an", "the", "total", "each"}

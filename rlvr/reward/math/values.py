@@ -11,13 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import lru_cache
 
 from rlvr.reward.math import algebra, numeric
 from rlvr.reward.math.algebra import Ratio, TooLarge, atom, number
 from rlvr.reward.math.congruences import make_residue, remainder, split_congruence
-from rlvr.reward.math.inequalities import INFINITY, all_reals, make_interval, solve_inequality, without_points
 from rlvr.reward.math.kinds import (
     ChoiceLetter,
     IntervalUnion,
@@ -30,8 +28,16 @@ from rlvr.reward.math.kinds import (
     Value,
 )
 from rlvr.reward.math.parse import Reader, Unreadable
+from rlvr.reward.math.real_sets import (
+    all_reals,
+    is_interval,
+    make_complement,
+    make_interval,
+    make_union,
+    solve_inequality,
+)
 from rlvr.reward.math.spelling import normalize, split, words
-from rlvr.reward.math.units import PERCENT_SIGN, SCALES, STOPS, unit_of
+from rlvr.reward.math.units import ORDINAL, PERCENT_SIGN, SCALES, STOPS, unit_of
 
 MAX_ITEMS = 200
 
@@ -72,7 +78,9 @@ _NAME = re.compile(
     r"|[A-Za-z]{1,3}\s*\([^()=]{1,20}\)|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z]){1,5}\s*\)|[A-Za-z]+(?: [A-Za-z]+){0,5})\s*"
 )
 _NEGATION = re.compile(r"\b(?:not|never|no|isn't|cannot)\b", re.IGNORECASE)
-_ENVIRONMENT = re.compile(r"\\begin\s*\{([pbvB]?matrix|smallmatrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_ENVIRONMENT = re.compile(
+    r"\\begin\s*\{([pbvB]?matrix|smallmatrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL
+)
 _PLAIN_DECIMAL = re.compile(r"[-+]?[0-9]*\.([0-9]+)")
 _OPENING = {"(": "(", "[": "[", "]": "(", "\\langle": "("}  # ]0, 1[ is (0, 1)
 _CLOSING = {")": ")", "]": "]", "[": ")", "\\rangle": ")"}
@@ -138,14 +146,16 @@ def _single(text: str) -> Value | None:
         return _read(member[1].strip())
     parts = split(text, ("\\cup", " U "))
     if len(parts) > 1:
-        return _union([_single(part) for part in parts])
+        return make_union([_single(part) for part in parts])
     if congruence := split_congruence(text):
         forms = _expression(congruence.residue), _expression(congruence.modulus)
         return make_residue(congruence.name, *forms)
     if text.startswith("\\mathbb"):
         minuend, *others = split(text, ("\\setminus", "-"))
         if _REALS.fullmatch(minuend.strip()) and len(others) == 1:
-            return _without(_single(others[0]))
+            return make_complement(_single(others[0]))
+    if "\\text" in text and (ordinal := ORDINAL.fullmatch(text)):
+        return Quantity(number(int(ordinal[1])), "th", doubtful=True)
     if match := _TIME.fullmatch(text):
         return TextValue(f"{match[1]} {match[2].lower()}m")
     if text.startswith("\\lbrace") and text.endswith("\\rbrace"):
@@ -190,18 +200,6 @@ def _read_set(text: str) -> Value | None:
     return value
 
 
-def _without(value: Value | None) -> Value:
-    """The reals without a finite set or a bounded interval."""
-    if isinstance(value, UnorderedItems):
-        return without_points(value.items)
-    if not isinstance(value, OrderedItems) or len(value.items) != 2:
-        raise Unreadable("the reals without what is no set")
-    low, high = value.items
-    below = make_interval("(", ")" if value.opening == "[" else "]", (Quantity(-INFINITY), low))
-    above = make_interval("(" if value.closing == "]" else "[", ")", (high, Quantity(INFINITY)))
-    return IntervalUnion((below, above))
-
-
 def _read_list(parts: list[str], joined: bool = False) -> Value | None:
     """A list or set; intervals `joined` by "or" are a union, others stay apart."""
     if len(parts) > MAX_ITEMS:
@@ -212,8 +210,8 @@ def _read_list(parts: list[str], joined: bool = False) -> Value | None:
             items.extend(value.items)
         else:
             items.append(value)
-    if items and all(isinstance(item, IntervalUnion) or _is_interval(item) for item in items):
-        return _union(items, joined)
+    if items and all(isinstance(item, IntervalUnion) or is_interval(item) for item in items):
+        return make_union(items, joined)
     units = {item.unit for item in items if isinstance(item, Quantity)}
     if len(units) == 2 and "" in units:  # 3 and 5 cm
         unit = max(units)
@@ -240,27 +238,6 @@ def _determinant(rows: Sequence[Sequence[Value]]) -> Ratio:
         term = cell.value * (_determinant(minor) if minor else number(1))
         total = total - term if at % 2 else total + term
     return total
-
-
-def _is_interval(value: Value | None) -> bool:
-    return (
-        isinstance(value, OrderedItems)
-        and len(value.items) == 2
-        and ((value.opening, value.closing) in (("[", ")"), ("(", "]")) or "oo" in _atoms(value))
-    )
-
-
-def _atoms(value: OrderedItems) -> set[object]:
-    return {name for item in value.items if isinstance(item, Quantity) for name in algebra.atoms(item.value)}
-
-
-def _union(parts: Iterable[Value | None], joined: bool = True) -> IntervalUnion:
-    flat: list[Value] = []
-    for part in parts:
-        if part is None:
-            raise Unreadable("a part of a union that is not known")
-        flat.extend(part.parts if isinstance(part, IntervalUnion) else (part,))
-    return IntervalUnion(tuple(flat), joined)
 
 
 def _read_brackets(text: str) -> OrderedItems | None:

@@ -1,6 +1,6 @@
-"""Inequalities in one variable as intervals: `2x + 1 > 5` is (2, oo), `|x - 2| < 3` is (-1, 5).
+"""Sets of real numbers: intervals, their unions, and inequalities: `2x + 1 > 5` is (2, oo), `|x - 2| < 3` is (-1, 5).
 
-Others (of several variables, or not linear) stay a `Relation`.
+Inequalities of several variables, or not linear, stay a `Relation`.
 `python -m pytest tests/test_math_compare.py tests/test_math_rows.py` exercises it.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import pairwise
 
 from rlvr.reward.math import algebra
 from rlvr.reward.math.algebra import Function, Ratio, atom, number
@@ -82,7 +83,8 @@ def _of_absolute(name: str, sign: str, inner: tuple[Fraction, Ratio], bound: Rat
     if sign == "<=" and limit == 0:
         return UnorderedItems((low,))
     if sign in ("<", "<="):
-        return make_interval(*("[]" if sign == "<=" else "()"), (low, high), name)
+        opening, closing = ("[", "]") if sign == "<=" else ("(", ")")
+        return make_interval(opening, closing, (low, high), name)
     closed = sign == ">="
     infinite = Quantity(-INFINITY), Quantity(INFINITY)
     outside = (
@@ -95,7 +97,7 @@ def _of_absolute(name: str, sign: str, inner: tuple[Fraction, Ratio], bound: Rat
     return IntervalUnion((outside[0], *between, outside[1]))
 
 
-def without_points(points: Iterable[Value]) -> IntervalUnion:
+def _without_points(points: Iterable[Value]) -> IntervalUnion:
     """The reals but for some rational points."""
     ends: set[Fraction] = set()
     for point in points:
@@ -104,5 +106,38 @@ def without_points(points: Iterable[Value]) -> IntervalUnion:
             raise ValueError("a point that is no rational number")
         ends.add(value)
     cuts = [-INFINITY, *(number(end) for end in sorted(ends)), INFINITY]
-    pairs = zip(cuts, cuts[1:], strict=False)
+    pairs = pairwise(cuts)
     return IntervalUnion(tuple(make_interval("(", ")", (Quantity(low), Quantity(high))) for low, high in pairs))
+
+
+def make_complement(value: Value | None) -> Value:
+    """The reals without a finite set or a bounded interval."""
+    if isinstance(value, UnorderedItems):
+        return _without_points(value.items)
+    if not isinstance(value, OrderedItems) or len(value.items) != 2:
+        raise ValueError("the reals without what is no set")
+    low, high = value.items
+    below = make_interval("(", ")" if value.opening == "[" else "]", (Quantity(-INFINITY), low))
+    above = make_interval("(" if value.closing == "]" else "[", ")", (high, Quantity(INFINITY)))
+    return IntervalUnion((below, above))
+
+
+def is_interval(value: Value | None) -> bool:
+    return (
+        isinstance(value, OrderedItems)
+        and len(value.items) == 2
+        and ((value.opening, value.closing) in (("[", ")"), ("(", "]")) or "oo" in _atoms(value))
+    )
+
+
+def _atoms(value: OrderedItems) -> set[object]:
+    return {name for item in value.items if isinstance(item, Quantity) for name in algebra.atoms(item.value)}
+
+
+def make_union(parts: Iterable[Value | None], joined: bool = True) -> IntervalUnion:
+    flat: list[Value] = []
+    for part in parts:
+        if part is None:
+            raise ValueError("a part of a union that is not known")
+        flat.extend(part.parts if isinstance(part, IntervalUnion) else (part,))
+    return IntervalUnion(tuple(flat), joined)
