@@ -53,9 +53,7 @@ def test_bad_options_are_refused():
 @peer
 def test_math_verify_decides_pairs_without_a_normal_form_from_any_thread():
     got = []
-    thread = threading.Thread(
-        target=lambda: got.append(score("\\boxed{2\\sin x\\cos x}", "\\sin 2x", timeout_s=20))
-    )
+    thread = threading.Thread(target=lambda: got.append(score("\\boxed{2\\sin x\\cos x}", "\\sin 2x", timeout_s=20)))
     thread.start()
     thread.join()
     assert got[0].outcome is Outcome.PASSED

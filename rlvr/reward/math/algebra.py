@@ -104,6 +104,9 @@ class Ratio:
         return self + -other
 
     def __mul__(self, other: Ratio) -> Ratio:
+        for zero, factor in ((self, other), (other, self)):
+            if not zero.num and any(name == "oo" for mono, _ in factor.num for name, _ in mono):
+                raise ValueError("zero times infinity")
         return _ratio(product(self.num, other.num), product(self.den, other.den))
 
     def __truediv__(self, other: Ratio) -> Ratio:
@@ -307,6 +310,7 @@ def _sum(a: tuple[tuple[Mono, Fraction], ...], b: tuple[tuple[Mono, Fraction], .
     for mono, value in b:
         total[mono] = total.get(mono, Fraction(0)) + value
         if not total[mono]:
+            _forbid_infinity(mono)
             del total[mono]
         elif _bits(total[mono]) > MAX_BITS:
             raise TooLarge("a number of too many digits")
@@ -332,8 +336,14 @@ def product(a: tuple[tuple[Mono, Fraction], ...], b: tuple[tuple[Mono, Fraction]
             if value:
                 total[mono] = value
             else:
+                _forbid_infinity(mono)
                 total.pop(mono, None)
     return total
+
+
+def _forbid_infinity(mono: Mono) -> None:
+    if any(name == "oo" for name, _ in mono):
+        raise ValueError("infinity minus infinity")
 
 
 def _times(left: Mono, right: Mono) -> tuple[Mono, Fraction]:
@@ -346,6 +356,8 @@ def _times(left: Mono, right: Mono) -> tuple[Mono, Fraction]:
             whole = math.floor(p)
             scale *= Fraction(name) ** whole
             powers[name] = p - whole
+        elif name == "oo" and not p:
+            raise ValueError("infinity divided by itself")
         elif name == "i" and p.denominator == 1:
             turns = p.numerator % 4
             scale *= -1 if turns >= 2 else 1

@@ -220,6 +220,12 @@ def _reciprocal(x: Decimal) -> Decimal:
     return 1 / x
 
 
+def _logarithm(x: Decimal) -> Decimal:
+    if x <= 0:
+        raise NoValue("the logarithm of a number that is not positive")
+    return x.ln()
+
+
 def _whole(x: Decimal, rounding: str) -> Decimal:
     """The floor or ceiling; none of a number that may be a whole one, as rounding would decide."""
     if abs(x - x.to_integral_value()) < EQUAL * max(abs(x), 1):
@@ -232,7 +238,7 @@ _FUNCTIONS: dict[str, Callable[..., Decimal]] = {
     "arccos": lambda x: _pi() / 2 - _arcsin(x), "cot": lambda x: _cosine(x) * _reciprocal(_sine(x)),
     "sec": lambda x: _reciprocal(_cosine(x)), "csc": lambda x: _reciprocal(_sine(x)),
     "sinh": lambda x: (x.exp() - (-x).exp()) / 2, "cosh": lambda x: (x.exp() + (-x).exp()) / 2,
-    "tanh": lambda x: 1 - 2 / ((2 * x).exp() + 1), "ln": Decimal.ln, "log": Decimal.log10,
-    "logbase": lambda b, x: x.ln() / b.ln(),
+    "tanh": lambda x: 1 - 2 / ((2 * x).exp() + 1), "ln": _logarithm,
+    "logbase": lambda b, x: _logarithm(x) / _logarithm(b),
     "floor": lambda x: _whole(x, decimal.ROUND_FLOOR), "ceil": lambda x: _whole(x, decimal.ROUND_CEILING),
 }  # fmt: skip

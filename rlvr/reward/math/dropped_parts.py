@@ -13,7 +13,7 @@ from rlvr.reward.math.spelling import normalize
 _FUNCTIONS = "log ln exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh int sum prod lim max min gcd"
 _BETWEEN = "cdot times div pm mp to cup cap newline over choose"  # something has to stand on their right
 _COMPUTED = frozenset(
-    f"{_FUNCTIONS} {_BETWEEN} frac sqrt pi infty binom circ pmod bmod mod lfloor rfloor lceil rceil "
+    f"{_FUNCTIONS} {_BETWEEN} frac sqrt pi infty binom circ lfloor rfloor lceil rceil "
     "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
     "omega Gamma Delta Theta Lambda Sigma Phi Psi Omega "
     "lbrace rbrace langle rangle emptyset mathbb begin end le ge ne in".split()

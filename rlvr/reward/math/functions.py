@@ -17,6 +17,7 @@ from rlvr.reward.math.decimals import evaluate
 TRIGONOMETRY = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc")
 _ODD, _EVEN = ("sin", "tan", "cot", "csc", "arcsin", "arctan", "sinh", "tanh"), ("cos", "sec", "cosh")
 HALF = Fraction(1, 2)
+MAX_CHOSEN = 12  # of n, as a polynomial
 # The sine of an angle in half turns, as (p, q, s): (sqrt(p) + s sqrt(q)) / 4.
 _SINES = {Fraction(n, d): roots for n, d, roots in (
     (0, 1, (0, 0, 0)), (1, 12, (6, 2, -1)), (1, 10, (5, 1, -1)), (1, 6, (4, 0, 0)), (1, 4, (8, 0, 0)),
@@ -26,6 +27,10 @@ _SINES = {Fraction(n, d): roots for n, d, roots in (
 
 def binomial(top: Ratio, bottom: Ratio) -> Ratio:
     n, k = top.rational, bottom.rational
+    if n is None and k is not None and k.denominator == 1 and 0 <= k <= MAX_CHOSEN:  # n (n - 1) / 2
+        return math.prod((top - number(i) for i in range(k.numerator)), start=number(1)) / algebra.factorial(bottom)
+    if algebra.variables(top) or algebra.variables(bottom):
+        return atom(Function("binom", (top, bottom)))
     if n is None or k is None or n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
         raise ValueError("a binomial of no whole numbers")
     return algebra.factorial(top) / (algebra.factorial(bottom) * algebra.factorial(top - bottom))
@@ -90,7 +95,8 @@ def power(base: Ratio, exponent: Ratio) -> Ratio:
         ((name, times),), scale = exponent.num[0]  # e^(ln a) is a, 2^(log_2 a) too, and e^(2 ln a) is a^2
         if times == 1 and isinstance(name, Function) and name.name in ("ln", "logbase"):
             inverse = atom("e") if name.name == "ln" else name.arguments[0]
-            if base == inverse and (scale == 1 or not algebra.variables(name.arguments[-1])):
+            known = name.arguments[-1].num  # the logarithm of 0 is none
+            if known and base == inverse and (scale == 1 or not algebra.variables(name.arguments[-1])):
                 return algebra.power(name.arguments[-1], number(scale))
     return algebra.power(base, exponent)
 

@@ -211,7 +211,7 @@ def _no_worker(detail: str) -> Score:
 
 
 def _is_computable(text: str) -> bool:
-    """Whether the answer is read here, and all of it has a number."""
+    """Whether it is read here, and all of it has a number."""
     try:
         value = read_value(text)
         return value is not None and has_values(value)
@@ -230,16 +230,16 @@ def _score_exception(text: str, error: Exception) -> Score:
 
 
 def _score_undecided(gold: str, text: str, options: MathOptions, reason: str = "undecided", detail: str = "") -> Score:
-    """Neither comparison decides. Only an answer with the gold's number gets here without a fault of its own.
+    """Neither comparison decides. Two sides that are both computed get here only where their numbers agree.
 
     So an answer cannot choose to end as an error: one that is not read, has no number or is too large has failed.
     """
     if fault := _gold_fault(gold, options):
         return fault
-    if _is_asked(options) and _may_ask(gold) and not _may_ask(text):
-        return _failure("too_large", f"more than {MAX_ASKED} characters, or too many powers or groups, to be decided")
-    if _is_computable(text):
+    if _is_computable(gold) and _is_computable(text):
         return Score(None, Outcome.ERROR, reason, detail=detail or "the numbers agree, and no comparison decides")
+    if not _may_ask(text):
+        return _failure("too_large", f"more than {MAX_ASKED} characters, or too many powers or groups, to be decided")
     if reason == "timeout":
         return Score(0.0, Outcome.TIMEOUT, reason, detail=detail)
     return _failure(reason if detail else "unreadable", detail)

@@ -68,6 +68,7 @@ _FUNCTIONS = {
     "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x), "csc": lambda x: 1 / cmath.sin(x),
     "abs": abs, "log": lambda x: cmath.log10(x), "exp": cmath.exp,
     "floor": lambda x: math.floor(x.real), "ceil": lambda x: math.ceil(x.real),
+    "binom": lambda n, k: math.gamma(n.real + 1) / math.gamma(k.real + 1) / math.gamma(n.real - k.real + 1),
     "factorial": lambda x: math.gamma(x.real + 1),
     "logbase": lambda b, x: cmath.log(x) / cmath.log(b), "power": lambda a, b: a**b,
 }  # fmt: skip

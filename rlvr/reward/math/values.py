@@ -55,7 +55,7 @@ _TEXT = re.compile(r"(?:\\text\s*\{[^{}\\]*\}\s*)+")
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers")
 _TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE)
 _BUILT = re.compile(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?[|:](.*)", re.DOTALL)
-_ARRAY = re.compile(r"[(\[]\s*\\begin\s*\{(array|(?:small)?matrix)\}.*\\end\s*\{\1\}\s*[)\]]", re.DOTALL)
+_ARRAY = re.compile(r"[(\[|]\s*\\begin\s*\{(array|(?:small)?matrix)\}.*\\end\s*\{\1\}\s*[)\]|]", re.DOTALL)
 _SAID = frozenset(("yes", "no", "true", "false", "none", "all", "odd", "even"))  # no products of variables
 _PROSE = re.compile(r"[A-Za-z][A-Za-z'. -]*")
 _BASE = re.compile(
@@ -162,12 +162,13 @@ def _single(text: str) -> Value | None:
         return _read_set(text[7:-7])
     if _SIGNS.search(text):
         return _read_relation(text)
+    bars = text.startswith("|") and text.endswith("|")
     if _ARRAY.fullmatch(text):
         text = text[1:-1].strip()
     if match := _ENVIRONMENT.fullmatch(text):
         rows = [row for row in re.split(r"\\newline(?![A-Za-z])", match[2].replace("\\hline", "")) if row.strip()]
         cells = tuple(tuple(_all(row.split("&"))) for row in rows)
-        return Quantity(_determinant(cells)) if match[1] == "vmatrix" else Matrix(cells)
+        return Quantity(_determinant(cells)) if bars or match[1] == "vmatrix" else Matrix(cells)
     if re.fullmatch(r"[0-9. ]+(?::[0-9. ]+)+", text):  # a ratio or a time of day: as written, never divided
         return OrderedItems(":", ":", tuple(_all(text.split(":"))))
     dividend, *moduli = split(text, ("\\bmod",))
