@@ -49,6 +49,7 @@ SUGGESTIONS = RULES | {
     "timeout": "Make it faster, or make sure that it ends.",
     "memory": "Use less memory.",
     "too_large": "Shorten the answer.",
+    "unreadable": "Write the answer as one plain formula.",
     "low_score": "Improve the answer where the judge objects.",
     "missing_word": "Use every word that the task asks for.",
     "forbidden_word": "Leave out the words that the task forbids.",
@@ -58,7 +59,7 @@ SLOW_TO_READ = {  # the same codes from a verifier that only reads the answer
     "timeout": "Shorten or simplify the answer: checking it took too long.",
     "memory": "Shorten or simplify the answer: checking it took too much memory.",
 }
-_UNDECIDED = ("undecided",)  # reasons of a verifiable reward that came to no verdict: no truth either way
+_UNDECIDED = ("undecided", "unreadable")  # reasons of a verifiable reward that came to no verdict: no truth either way
 
 Observe = Callable[[str, float, Sequence[Score]], None]
 """Called after each call of a verifier with its name, the seconds it took, and its scores."""
