@@ -481,7 +481,9 @@ class Operations:
                 yield items[0]
 
     def display(self, kind: str, items: list[Any]) -> Any:
-        if find_remotes(items):
+        """A container of the test. It goes to the answer only if objects of the answer are its keys."""
+        keys = items if kind == "set" else [key for key, _ in items] if kind == "dict" else []
+        if keys and find_remotes(keys):
             return self.ask("display", kind, items)
         return getattr(builtins, kind)(items)
 

@@ -38,6 +38,7 @@ from rlvr.sandbox.vacuous_tests import find_vacuous_test
 from rlvr.sandbox.value_flow import (
     captures_output,
     find_held,
+    find_native_classes,
     find_self_reports,
     find_tainted,
     has_assertion,
@@ -177,10 +178,11 @@ def make_plan(
     scope = (free | of_setup) - (MODULES - called) - inner_names(trees)
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
     everything = [*trees, parts.here]
+    native = find_native_classes(everything, scope | classes)
     tainted, held, before_held = set[str](), set[str](), None
     while held != before_held:  # what is held is tainted, and may taint more
         before_held = held
-        tainted = find_tainted(everything, scope | classes | held)
+        tainted = find_tainted(everything, scope | classes | held, native)
         held = find_held(everything, tainted)
     uses_objects = works_with_objects(everything, scope | classes, tainted)
     if fault := find_self_reports(trees, tainted):
@@ -193,7 +195,7 @@ def make_plan(
     def state(place: int) -> StatementTest:
         tree = trees[place]
         heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
-        program = rewrite(ast.parse(tests[place]), scope | classes, tainted, held, everything)
+        program = rewrite(ast.parse(tests[place]), scope | classes, tainted, held, native, everything)
         code = compile(program, "<test>", "exec", dont_inherit=True)
         return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
 
@@ -202,7 +204,7 @@ def make_plan(
         planned = None if checks or uses_objects else split(ast.parse(text), free, own, imported)
         plans.append(planned or state(place))
         earlier |= bound_names(tree)
-    here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, everything)
+    here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, native, everything)
     code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
     return Plan(
         plans,

@@ -52,10 +52,20 @@ class TestProgram(ast.NodeTransformer):
 
     __test__ = False
 
-    def __init__(self, free: set[str], tainted: set[str], held: set[str], trees: list[ast.Module]) -> None:
+    def __init__(
+        self, free: set[str], tainted: set[str], held: set[str], native: set[str], trees: list[ast.Module]
+    ) -> None:
+        self.native = native
         self.free, self.tainted = free, tainted | held
         self.imports: dict[str, ast.stmt] = {}
         self.values: dict[str, ast.expr | None] = {}  # of names that are assigned once
+        for node in (node for tree in trees for node in nodes(tree)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                for alias in node.names:
+                    self.imports[(alias.asname or alias.name).split(".")[0]] = node
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                self.values[name] = None if name in self.values else node.value
         self.held = held
         self.defined = {getattr(node, "name", "") for tree in trees for node in nodes(tree) if self.runs_natively(node)}
         self.temporary = 0
@@ -69,7 +79,7 @@ class TestProgram(ast.NodeTransformer):
         if not isinstance(node, ast.ClassDef) and not self.is_tainted(node):
             return False
         if isinstance(node, ast.ClassDef):
-            return True
+            return node.name in self.native
         inner = walk(node)
         return isinstance(node, ast.AsyncFunctionDef) or any(
             isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner
@@ -120,6 +130,9 @@ class TestProgram(ast.NodeTransformer):
         if not used or compares or not used <= self.tainted | self.free or used_names(node) & self.imports.keys():
             return self.generic_visit(node)
         given = sorted(used - self.free)
+        for value in (self.values.get(name) for name in set(given) - self.held):
+            if isinstance(value, DISPLAYS) and not self.is_tainted(value):
+                return self.generic_visit(node)  # a container of the test, which the lambda changes here
         values = ast.Dict(
             [ast.Constant(name) for name in given], [make_thunk(ast.Name(name, ast.Load())) for name in given]
         )
@@ -475,8 +488,13 @@ def unittest_condition(call: ast.Call) -> ast.expr | None:
 
 
 def rewrite(
-    tree: ast.Module, free: set[str], tainted: set[str], held: set[str], trees: Iterable[ast.Module]
+    tree: ast.Module,
+    free: set[str],
+    tainted: set[str],
+    held: set[str],
+    native: set[str],
+    trees: Iterable[ast.Module],
 ) -> ast.Module:
     """The program of one test; `tree` is changed. `trees` are all that run in one name space."""
-    program = TestProgram(free, tainted, held, list(trees))
+    program = TestProgram(free, tainted, held, native, list(trees))
     return ast.fix_missing_locations(ast.Module(program.statements(tree.body), []))

@@ -18,10 +18,12 @@ NATIVE_MODULES = (
     "asyncio", "builtins", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock",
     "weakref",
 )  # fmt: skip
+KEY_METHODS = {"add", "discard", "setdefault", "get", "pop", "move_to_end", "isdisjoint", "issubset", "union"}
+CHANGING = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right"}
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
 
 
-def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
+def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> set[str]:
     """Names whose values may come from the answer, or hold such a value, wherever in the trees they are bound.
 
     A name is tainted in all scopes if it is in one, control flow is ignored, and so are the values of parameters: those
@@ -38,6 +40,8 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
     functions = {node.name: node for node in everything if isinstance(node, FUNCTIONS)}
     if "check" in functions:
         tainted |= parameters(functions["check"].args)
+    plain = [node for node in everything if isinstance(node, ast.ClassDef) and node.name not in native]
+    of_plain = {one for node in plain if not has_assertion(node) and not used_names(node) & free for one in node.body}
     methods = {one for node in everything if isinstance(node, ast.ClassDef) for one in node.body}
     called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
 
@@ -51,12 +55,12 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
             if isinstance(node, FUNCTIONS):
                 if is_tainted(*node.body, *node.decorator_list):
                     tainted.add(node.name)
-                if node in methods or node.decorator_list:
+                if (node in methods and node not in of_plain) or node.decorator_list:
                     tainted |= parameters(node.args)
             elif isinstance(node, ast.Lambda):
                 tainted |= parameters(node.args)
             elif isinstance(node, ast.ClassDef):
-                if is_tainted(node) or not has_assertion(node):
+                if is_tainted(node) or node.name in native:
                     tainted.add(node.name)
             elif isinstance(node, ast.Name) and node.id in functions and id(node) not in called:
                 if isinstance(node.ctx, ast.Load):
@@ -88,8 +92,9 @@ def find_tainted(trees: list[ast.Module], free: set[str]) -> set[str]:
 def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
     """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
 
-    They are given to a call whose value is kept, to a method, or together with a value of the answer; they get a value
-    of the answer as a key or an item; or they are part of what is given so.
+    They are given to a function of the answer whose value is kept, or to a method; they get a value of the answer as a
+    key; or they are part of what is given so. A container that is only compared with is never held: it would tell the
+    answer what is expected.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     values: dict[str, list[ast.expr]] = {}
@@ -111,6 +116,16 @@ def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
         return any(used_names(part) & tainted for part in parts)
 
     held: set[str] = set()
+    functions = {node.name for node in everything if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
+    modules = set().union(*(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS)))
+    own = functions | modules | {"self", "cls"}
+
+    def is_of_answer(function: ast.expr) -> bool:
+        """Whether a function is the answer's: what it gets it may keep, and learns anyway."""
+        if isinstance(function, ast.Attribute):
+            return is_tainted(function.value) and not used_names(function.value) & own
+        return isinstance(function, ast.Name) and function.id in tainted - own
+
     kept = [node.value for node in everything if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None]
     kept += [node.context_expr for node in everything if isinstance(node, ast.withitem)]
     kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
@@ -118,23 +133,16 @@ def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
         if isinstance(node, ast.Call):
             args = [*node.args, *(word.value for word in node.keywords)]
             names = {one.id for one in args if isinstance(one, ast.Name)}
-            if any(is_tainted(one) for one in args):
-                if isinstance(node.func, ast.Attribute):
-                    held |= base_names(node.func.value)
-                if not is_tainted(node.func):
-                    held |= names
-            if is_tainted(node.func):
-                inside = {
-                    name
-                    for name in names
-                    for value in values.get(name, ())
-                    if any(isinstance(one, ast.Name) for one in walk(value))
-                }
-                held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else inside
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if isinstance(node.func, ast.Attribute) and name in KEY_METHODS and any(map(is_tainted, args)):
+                held |= base_names(node.func.value)
+            if name in CHANGING and any(map(is_tainted, args)):
+                held |= names
+            if is_of_answer(node.func):
+                nested = {one for one in names for value in values.get(one, ()) if has_names(value)}
+                held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else nested
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
             held |= base_names(node.value)
-        elif isinstance(node, DISPLAYS) and is_tainted(node):
-            held |= {one.id for one in walk(node) if isinstance(one, ast.Name)}
     before = -1
     while before < len(held):
         before = len(held)
@@ -143,6 +151,60 @@ def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
                 if isinstance(value, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
                     held |= {one.id for one in walk(value) if isinstance(one, ast.Name)}
     return held & made
+
+
+def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
+    """Classes of a test that have to run beside the answer: it gets them or their objects, or they derive from its own.
+
+    A class that only keeps cases (`case.want`) stays here: beside the answer its values would be the answer's to choose.
+    """
+    everything = [node for tree in trees for node in nodes(tree)]
+    classes = {node.name: node for node in everything if isinstance(node, ast.ClassDef) and not has_assertion(node)}
+    modules = set().union(*(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS)))
+    functions = {node.name for node in everything if isinstance(node, FUNCTIONS)}
+    native = {name for name, node in classes.items() if set().union(*map(used_names, node.bases)) & free}
+    before = -1
+    while before < len(native):
+        before = len(native)
+        for name, node in classes.items():
+            if set().union(*map(used_names, node.bases)) & native:
+                native.add(name)
+            objects = find_objects(everything, name)
+            for call in (one for one in everything if isinstance(one, ast.Call)):
+                function = call.func
+                owners = used_names(function.value) if isinstance(function, ast.Attribute) else set[str]()
+                is_method = bool(owners - modules - functions - {name} - BUILTINS - {"self", "cls"})
+                if is_method or (isinstance(function, ast.Name) and function.id in free | {"candidate"} | native):
+                    if any(whole_names(part) & objects for part in [*call.args, *(w.value for w in call.keywords)]):
+                        native.add(name)
+    return native
+
+
+def find_objects(everything: list[ast.AST], name: str) -> set[str]:
+    """A class, and the names that may hold it, an object of it or a container of such."""
+    objects = {name}
+    before = -1
+    while before < len(objects):
+        before = len(objects)
+        for node in everything:
+            if isinstance(node, ast.Assign) and whole_names(node.value) & objects:
+                objects |= set().union(*map(base_names, node.targets))
+            elif isinstance(node, (ast.For, ast.comprehension)) and whole_names(node.iter) & objects:
+                objects |= base_names(node.target)
+    return objects
+
+
+def whole_names(node: ast.AST) -> set[str]:
+    """Names that are read in an expression, but for those of which only an attribute is."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return set().union(*map(whole_names, ast.iter_child_nodes(node)))
+
+
+def has_names(value: ast.expr) -> bool:
+    return isinstance(value, DISPLAYS) and any(isinstance(one, ast.Name) for one in walk(value))
 
 
 def native_names(node: ast.AST) -> set[str]:

@@ -1,0 +1,70 @@
+"""A value that a test only compares with never reaches the answer's process, however the test is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sandbox_pair import judge
+
+THIEF = """
+import gc
+def find():
+    for one in gc.get_objects():
+        if type(one) is list and 9913 in one and len(one) < 5:
+            return list(one)
+        if type(one) is tuple and len(one) < 5:
+            for part in one:
+                if type(part) is list and 9913 in part:
+                    return list(part)
+    return [0]
+def f(n): return find()
+def g(n): return find()
+"""
+HONEST = "def f(n): return [n, 9913]\ndef g(n): return [n, 9913]\n"
+FORMS = [
+    "def same(a, b):\n  assert a == b\nwant = [7, 9913]\nsame(f(7), want)",
+    "import unittest\n"
+    "class T(unittest.TestCase):\n"
+    "  def test_a(self):\n"
+    "    want = [7, 9913]\n"
+    "    self.assertEqual(f(7), want)\n"
+    "    self.assertCountEqual(f(7), want)\n"
+    "T('test_a').debug()",
+    "for got, want in [(f(7), [7, 9913]), (g(7), [7, 9913])]: assert got == want",
+    "want = [7, 9913]\nr = f(7)\nassert r == want",
+    "cases = [(7, [7, 9913])]\nfor a, want in cases:\n  r = f(a)\n  assert r == want",
+    "results = []\nfor want in [[7, 9913]]:\n  results.append((f(7), want))\nassert all(a == b for a, b in results)",
+    "table = {'x': [7, 9913]}\nfor k, want in table.items():\n  assert f(7) == want",
+    "want = [7, 9913]\nassert [f(7), g(7)] == [want, want]",
+    "want = [7, 9913]\nassert sorted(f(7)) == sorted(want) and len(f(7)) == len(want)",
+    "want = [7, 9913]\nassert all(x == y for x, y in zip(f(7), want))\nassert len(f(7)) == 2",
+    "want = [7, 9913]\ngot = f(7)\ngot.sort()\nassert got == want",
+    "def check(c):\n  want = [7, 9913]\n  got = c(7)\n  assert got == want",
+    "got, want = f(7), [7, 9913]\nassert got == want",
+    "want = [7, 9913]\nassert (f(7), want)[0] == want",
+    "pairs = {7: [7, 9913]}\nassert {k: f(k) for k in pairs} == pairs",
+    "want = [[7, 9913]]\nassert list(map(f, [7])) == want",
+    "from collections import Counter\nwant = [7, 9913]\nassert Counter(f(7)) == Counter(want)",
+    "want = [7, 9913]\nassert set(f(7)) ^ set(want) == set()\nassert set(f(7)) - set(want) == set()",
+    "class Case:\n"
+    "  def __init__(self, a, want): self.a, self.want = a, want\n"
+    "for case in [Case(7, [7, 9913])]: assert f(case.a) == case.want",
+    "want = [7, 9913]\nwith open('/dev/null') as s: assert f(7) == want",
+    "import json\nwant = json.loads('[7, 9913]')\nassert f(7) == want",
+    "from collections import namedtuple\n"
+    "Case = namedtuple('Case', 'a want')\n"
+    "for case in [Case(7, [7, 9913])]: assert f(case.a) == case.want",
+    "from dataclasses import dataclass\n"
+    "@dataclass\n"
+    "class Case:\n"
+    "  a: int\n"
+    "  want: list\n"
+    "for case in [Case(7, [7, 9913])]: assert f(case.a) == case.want",
+]
+
+
+@pytest.mark.parametrize("test", FORMS)
+def test_an_answer_that_searches_its_process_finds_no_expected_value(test: str) -> None:
+    given = {"entry_point": "f"} if "def check" in test else {}
+    assert judge(HONEST, [test], **given)["tests"][0] == [True, "", ""]
+    assert judge(THIEF, [test], **given)["tests"][0][:2] == [False, "assertion"]
