@@ -396,3 +396,26 @@ def test_the_seeds_defaults() -> None:
     assert vars(PPOConfig()) == {
         "learning_rate": 1e-5, "clip_range": 0.2, "ppo_epochs": 4, "entropy_coef": 0.01, "target_kl": 0.01
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", [REINFORCE, PPO])
+def test_an_episode_that_ended_before_its_first_token_counts_in_the_mean_alone(algo: Any) -> None:
+    """Its reward is one of those that advantages are compared with; it has no token to learn from or to measure."""
+    client = table()
+    items = [*batch(client, [1.0, 0.0]), Trajectory("", [], "", [], [], reward=0.5)]
+    config = algo.settings(learning_rate=0.1, entropy_coef=0.0)
+    done = algo(config).update(items, client)
+    spread = math.sqrt(1 / 6) + 1e-6  # of 1, 0 and 0.5 around 0.5
+    assert [t.advantage for t in items] == pytest.approx([0.5 / spread, -0.5 / spread, 0.0])
+    assert client.policy.version >= 1 and done.kl_div > 0
+
+
+@pytest.mark.parametrize("algo", [REINFORCE, PPO])
+def test_a_trajectory_that_cannot_train_is_refused_before_any_step(algo: Any) -> None:
+    client = table()
+    items = batch(client, [1.0, 0.0])
+    items.append(Trajectory("p", [], "text alone", [], [], reward=0.0))
+    before = client.policy.logprobs(1.0).tolist()
+    with pytest.raises(ValueError, match="has no token ids"):
+        algo().update(items, client)
+    assert client.policy.version == 0 and client.policy.logprobs(1.0).tolist() == before

@@ -364,7 +364,11 @@ def _score(
 
 
 def measure_divergence(client: TrainingClient, trajectories: Sequence[Trajectory], config: dict[str, float]) -> float:
-    """Divergence of the policy now from the one that sampled: the mean of r - 1 - log r over the sampled tokens."""
+    """Divergence of the policy now from the one that sampled: the mean of r - 1 - log r over the sampled tokens.
+
+    An episode that ended before its first token has none.
+    """
+    trajectories = [t for t in trajectories if not t.is_empty]
     deltas = [
         now - q
         for t, after in zip(trajectories, compute_current_logprobs(client, trajectories, config), strict=True)
