@@ -211,7 +211,7 @@ def test_a_loss_that_overflows_names_its_rows_and_keeps_the_gradient() -> None:
     bad[1].loss_fn_inputs["logprobs"].data[:] = -1e4
     bad[1].loss_fn_inputs["advantages"].data[:] = 1.0
     with pytest.raises(NonFiniteError) as caught:
-        client.forward_backward(bad, "importance_sampling")
+        client.forward_backward(bad, "dro", {"beta": 1e301})  # beta (p - q)^2 / 2
     assert caught.value.rows == [1]
     assert client.policy.gradient is before
 

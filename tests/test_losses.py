@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.algorithms.shaping import KL_TERMS
+from rlvr.clients.mock.numpy_losses import FORMULAS, kl_terms
 from rlvr.engine.losses import TERMS, kl_penalty, token_logprobs
 
 NAMES = sorted(LOSS_SPECS)
@@ -408,3 +410,44 @@ def test_entropies_come_with_the_log_probs(chunk: int) -> None:
     torch.testing.assert_close(found, wanted)
     _, uniform = token_logprobs(head, torch.zeros(1, 8), targets[:1], 1.0, chunk, entropy=True)
     assert uniform is not None and float(uniform.detach()) == pytest.approx(math.log(11))
+
+
+@pytest.mark.parametrize("gap", [21.0, 89.0, 800.0])
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "gspo", "cispo"])
+def test_a_ratio_beyond_every_float_is_finite_and_keeps_its_slope(name: str, gap: float) -> None:
+    """The ratio counts as exp(20). In fp32, as the engine computes, exp(89) is inf, and inf x 0 was nan.
+
+    A = 1: ppo and gspo clip at 1.2 without a slope. A = -1: exp(20), whose slope is itself. A = 0: nothing. cispo's
+    weight is its bound 4.
+    """
+    p = torch.full((3,), -1.0, requires_grad=True)
+    a = torch.tensor([1.0, -1.0, 0.0])
+    inputs = {"logprobs": p.detach() - gap, "advantages": a, "sequence_ratio_mask": torch.ones(3)}
+    config = dict(LOSS_SPECS[name].config)
+    terms = TERMS[name](p, inputs, config, torch.arange(3))
+    (slopes,) = torch.autograd.grad(terms.sum(), p)
+    huge = math.exp(20.0)
+    expected, rises = {
+        "importance_sampling": ([-huge, huge, 0.0], [-huge, huge, 0.0]),
+        "ppo": ([-1.2, huge, 0.0], [0.0, huge, 0.0]),
+        "gspo": ([-1.2, huge, 0.0], [0.0, huge, 0.0]),
+        "cispo": ([4.0, -4.0, 0.0], [-4.0, 4.0, 0.0]),  # -4 p A at p -1
+    }[name]
+    assert terms.tolist() == pytest.approx(expected, rel=1e-6)
+    assert slopes.tolist() == pytest.approx(rises, rel=1e-6)
+    plain = {key: value.numpy().astype(np.float64) for key, value in inputs.items()}
+    mock = FORMULAS[name](p.detach().numpy().astype(np.float64), plain, config, np.arange(3))
+    assert [part.tolist() for part in mock] == [pytest.approx(expected), pytest.approx(rises)]
+
+
+@pytest.mark.parametrize("gap", [21.0, 89.0, 800.0])
+def test_k3_beyond_every_float_is_finite(gap: float) -> None:
+    """exp(20) - 1 - d with the slope 1 - exp(20) in p, in torch, in numpy, and in a reward."""
+    p = torch.tensor([-1.0], requires_grad=True)
+    k3 = kl_penalty(p, {"kl_weights": torch.ones(1), "reference_logprobs": p.detach() + gap}, 3)
+    (slope,) = torch.autograd.grad(k3.sum(), p)
+    value, rise = math.exp(20.0) - 1 - gap, 1 - math.exp(20.0)
+    assert (k3.item(), slope.item()) == (pytest.approx(value, rel=1e-6), pytest.approx(rise, rel=1e-6))
+    mock = kl_terms(np.array([-1.0]), np.array([-1.0 + gap]), 3)
+    assert [part.item() for part in mock] == [pytest.approx(value), pytest.approx(rise)]
+    assert KL_TERMS["k3"](np.array([gap])).item() == pytest.approx(value)

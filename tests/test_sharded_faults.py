@@ -133,10 +133,10 @@ def test_what_all_ranks_refuse_leaves_them_as_they_were(tmp_path: Path) -> None:
     inputs = {name: given for name, given in ROWS[1].loss_fn_inputs.items() if name != "advantages"}
     with pytest.raises(ValueError, match=r"datum 1 lacks 'advantages'"):
         client.forward_backward([ROWS[0], Datum(ROWS[1].model_input, inputs)], "ppo").result()
-    far = [-1e4] * ROWS[2].model_input.length  # a ratio of exp(10000)
+    far = [-1e20] * ROWS[2].model_input.length  # its square is beyond fp32
     rows = [*ROWS[:2], with_inputs(ROWS[2], logprobs=far), ROWS[3]]
     with pytest.raises(NonFiniteError) as caught:
-        client.forward_backward(rows, "importance_sampling").result()
+        client.forward_backward(rows, "dro").result()
     assert caught.value.rows == [2]
     with pytest.raises(ValueError, match="no gradients were accumulated"):
         client.optim_step(AdamParams()).result()

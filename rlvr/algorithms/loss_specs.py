@@ -5,7 +5,7 @@ One spec for every client. The formulas in code have the same names: `rlvr.engin
 `tests/test_losses.py` and `tests/test_clients_mock.py` hold the three tables together. No torch here.
 
 Legend: p = log-prob of the target under the trained policy, q = `logprobs` (the sampler's), A = `advantages`,
-r = exp(p - q) the importance ratio, sg = stop-gradient.
+r = exp(min(p - q, 20)) the importance ratio with dr/dp = r (`MAX_LOG_RATIO`), sg = stop-gradient.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from rlvr.core.messages import Datum
 # Inputs that any loss takes beside its own: a KL to a reference and an exact entropy bonus.
 KL_INPUTS = ("kl_weights", "reference_logprobs")
 ENTROPY_INPUT = "entropy_weights"
+# No exp of a difference of log-probs is above exp(20) = 4.9e8: fp32 ends at exp(88), and inf x 0 is nan. Beyond it a
+# ratio and a k3 keep the slope that they have there. verl's bound too.
+MAX_LOG_RATIO = 20.0
 KL_ESTIMATORS = ("k1", "k2", "k3")  # `loss_fn_config={"kl_estimator": 1.0}` and so on
 
 

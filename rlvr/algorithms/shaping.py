@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.algorithms.loss_specs import MAX_LOG_RATIO
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.messages import ModelInput
 from rlvr.core.types import Trajectory
@@ -19,7 +20,7 @@ from rlvr.core.types import Trajectory
 KL_TERMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "k1": lambda d: -d,
     "k2": lambda d: 0.5 * d * d,
-    "k3": lambda d: np.exp(d) - 1.0 - d,
+    "k3": lambda d: np.exp(np.minimum(d, MAX_LOG_RATIO)) - 1.0 - d,
 }
 
 

@@ -18,7 +18,7 @@ from rlvr.algorithms.advantages import REDUCTIONS, RunningBaseline
 from rlvr.algorithms.covariance import clip_covariance
 from rlvr.algorithms.critic import ValueCritic
 from rlvr.algorithms.distillation import add_teacher_advantages
-from rlvr.algorithms.loss_specs import KL_ESTIMATORS
+from rlvr.algorithms.loss_specs import KL_ESTIMATORS, MAX_LOG_RATIO
 from rlvr.algorithms.preferences import build_preference_loss, keep_comparable, mismatch_completions
 from rlvr.algorithms.shaping import compute_sampler_logprobs, fill_reference_logprobs, penalize
 from rlvr.algorithms.specs import Algorithm
@@ -326,7 +326,9 @@ def make_datum(
         advantages = advantages - algorithm.entropy_coef * (q if old is None else np.asarray(old))
     if algorithm.importance_cap is not None:
         assert old is not None
-        advantages = advantages * np.minimum(np.exp(np.asarray(old) - q), algorithm.importance_cap)
+        advantages = advantages * np.minimum(
+            np.exp(np.minimum(np.asarray(old) - q, MAX_LOG_RATIO)), algorithm.importance_cap
+        )
     ones = np.ones(len(q))
     spec = algorithm.loss_spec
     inputs: dict[str, Any] = {name: ones for name in spec.masks}

@@ -18,13 +18,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, LossSpec, find_pull_weights
+from rlvr.algorithms.loss_specs import ENTROPY_INPUT, KL_INPUTS, MAX_LOG_RATIO, LossSpec, find_pull_weights
 
 LossFn = Callable[[Tensor, dict[str, Tensor], dict[str, float], Tensor], Tensor]
 
 
+def _exp(d: Tensor) -> Tensor:
+    """exp(min(d, MAX_LOG_RATIO)), whose derivative is itself beyond the bound too."""
+    return torch.exp(d - (d.detach() - MAX_LOG_RATIO).clamp(min=0))
+
+
 def _ratio(p: Tensor, q: Tensor) -> Tensor:
-    return torch.exp(p - q)
+    return _exp(p - q)
 
 
 def _clip(ratio: Tensor, config: dict[str, float]) -> Tensor:
@@ -63,7 +68,7 @@ def gspo(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: 
     rows = int(row_N.max()) + 1
     total = p.new_zeros(rows).index_add(0, row_N, (p.detach() - inputs["logprobs"]) * mask)
     count = p.new_zeros(rows).index_add(0, row_N, mask).clamp(min=1)
-    ratio = torch.exp(total / count)[row_N] * torch.exp(p - p.detach())
+    ratio = _exp(total / count)[row_N] * torch.exp(p - p.detach())
     return _clipped_objective(ratio, inputs["advantages"], config)
 
 
@@ -74,7 +79,7 @@ def kl_penalty(p: Tensor, inputs: dict[str, Tensor], estimator: float) -> Tensor
     """
     weights = inputs["kl_weights"]
     d = torch.where(weights != 0, inputs["reference_logprobs"] - p, 0.0)  # 0 x exp(95) would be nan
-    k = -d if estimator == 1 else 0.5 * d**2 if estimator == 2 else torch.exp(d) - 1 - d
+    k = -d if estimator == 1 else 0.5 * d**2 if estimator == 2 else _exp(d) - 1 - d
     return weights * k
 
 

@@ -12,11 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import find_pull_weights
+from rlvr.algorithms.loss_specs import MAX_LOG_RATIO, find_pull_weights
 
 Inputs = dict[str, np.ndarray]
 Terms = tuple[np.ndarray, np.ndarray]
 Formula = Callable[[np.ndarray, Inputs, dict[str, float], np.ndarray], Terms]
+
+
+def _exp(d: np.ndarray) -> np.ndarray:
+    """exp(min(d, MAX_LOG_RATIO)); its slope is itself."""
+    return np.exp(np.minimum(d, MAX_LOG_RATIO))
 
 
 def _cross_entropy(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
@@ -24,7 +29,7 @@ def _cross_entropy(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarra
 
 
 def _importance_sampling(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    term = -np.exp(p - x["logprobs"]) * x["advantages"]
+    term = -_exp(p - x["logprobs"]) * x["advantages"]
     return term, term
 
 
@@ -36,11 +41,11 @@ def _clip(ratio: np.ndarray, advantages: np.ndarray, c: dict[str, float]) -> Ter
 
 
 def _ppo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    return _clip(np.exp(p - x["logprobs"]), x["advantages"], c)
+    return _clip(_exp(p - x["logprobs"]), x["advantages"], c)
 
 
 def _cispo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
-    weight = np.clip(np.exp(p - x["logprobs"]), c["clip_low_threshold"], c["clip_high_threshold"]) * x["advantages"]
+    weight = np.clip(_exp(p - x["logprobs"]), c["clip_low_threshold"], c["clip_high_threshold"]) * x["advantages"]
     return -weight * p, -weight
 
 
@@ -52,7 +57,7 @@ def _dro(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Term
 def _gspo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
     mask = (x["sequence_ratio_mask"] != 0).astype(np.float64)
     total, count = np.bincount(row, (p - x["logprobs"]) * mask), np.bincount(row, mask)
-    return _clip(np.exp(total / np.maximum(count, 1))[row], x["advantages"], c)
+    return _clip(_exp(total / np.maximum(count, 1))[row], x["advantages"], c)
 
 
 def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
@@ -67,7 +72,8 @@ def kl_terms(p: np.ndarray, reference: np.ndarray, estimator: int) -> Terms:
         case 2:
             return d**2 / 2, -d
         case _:
-            return np.expm1(d) - d, -np.expm1(d)
+            rise = np.expm1(np.minimum(d, MAX_LOG_RATIO))
+            return rise - d, -rise
 
 
 FORMULAS: dict[str, Formula] = {
