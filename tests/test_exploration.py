@@ -57,6 +57,25 @@ def test_its_gradient_is_that_of_the_best_of_k_on_average() -> None:
     assert total == pytest.approx(2 * (1 - p) * p * (1 - p))
 
 
+def test_the_default_spec_has_the_gradient_of_the_best_of_k_whatever_the_lengths() -> None:
+    """A policy over four answers of 1, 2, 3 and 5 tokens, two of them right: the expectation, over all groups of three,
+    of the weighted advantages x d log p is the gradient of 1 - (1 - P(right))^2 by the logits."""
+    lengths, right, chances = (1, 2, 3, 5), (1.0, 0.0, 0.0, 1.0), (0.1, 0.2, 0.3, 0.4)
+    spec, found = resolve_algorithm("pass_at_k", pass_k=2), [0.0] * 4
+    for drawn in itertools.product(range(4), repeat=3):
+        items = groups_of([[right[a] for a in drawn]])
+        for t, a in zip(items, drawn, strict=True):
+            t.response_tokens, t.logprobs, t.action_mask = [2] * lengths[a], [-1.0] * lengths[a], [1] * lengths[a]
+        answer_of = {id(t): a for t, a in zip(items, drawn, strict=True)}
+        for t, weight in spec.weigh(spec.select(items), 8):
+            for b in range(4):  # d log p_a / d logit_b
+                slope = float(answer_of[id(t)] == b) - chances[b]
+                found[b] += math.prod(chances[a] for a in drawn) * weight * t.advantage * slope
+    passes = 0.5  # 0.1 + 0.4
+    expected = [2 * (1 - passes) * p * (r - passes) for p, r in zip(chances, right, strict=True)]
+    assert found == pytest.approx(expected)
+
+
 class Recorder(MockTrainingClient):
     """Writes down the temperature of every pass."""
 

@@ -127,9 +127,10 @@ def raw(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
 def pass_at_k(trajectories: Sequence[Trajectory], baseline: RunningBaseline, k: int = 2) -> None:
     """A_i = k x mean over the sets T of k - 1 others of its group of max(0, r_i - max_T(r)), k = `pass_k`.
 
-    With a policy gradient averaged over completions it is an unbiased gradient of the expected best of k: each of k
-    samples is paid what it adds to the best of the others. Tang et al. 2025, arXiv:2503.19595, over all sets of k. A
-    group with fewer than k known rewards has advantage 0.
+    With the reduction `sequence_sum` and every group kept it is an unbiased gradient of the expected best of k: each of
+    k samples is paid what it adds to the best of the others. PKPO, Walder and Karkhanis 2025, arXiv:2505.15201, the
+    leave-one-out form over all sets of k. Reductions that depend on lengths, and groups that are dropped, make it
+    biased. A group with fewer than k known rewards has advantage 0.
     """
     for group in _groups(trajectories):
         returns = rollout_values(group)

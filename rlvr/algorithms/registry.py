@@ -90,8 +90,8 @@ for _spec in (
         source="the Tinker cookbook's default: group mean, no clip",
     ),
     Algorithm(
-        "pass_at_k", "pass_at_k", "ppo", "token_mean", 0.2, 0.28, pass_k=4,
-        source="arXiv:2503.19595: the expected best of k completions instead of one",
+        "pass_at_k", "pass_at_k", "ppo", "sequence_sum", 0.2, 0.28, drop_equal_groups=False, pass_k=4,
+        source="PKPO, arXiv:2505.15201: the expected best of k completions instead of one",
     ),
     Algorithm(
         "grpo_process", "process_normalized", "ppo", "sequence_mean", 0.2, 0.2, drop_equal_groups=False,
