@@ -88,6 +88,8 @@ def test_groups_of_one_are_refused_under_a_group_baseline_and_under_no_other(nam
             {"cells": {"kl_coef": 0.1, "kl_in": "loss"}},
             "its gradient is 0 on average.*use k2 in the loss, or k1 in the",
         ),
+        ({"cells": {"kl_coef": 0.1, "kl_estimator": "k2"}}, "gradient is that of no KL; use k1 in the reward"),
+        ({"cells": {"kl_coef": 0.1, "kl_estimator": "k3"}}, "gradient is that of no KL; use k1 in the reward"),
     ],
 )
 def test_recipes_that_disappoint_run_with_advice(change: dict[str, Any], message: str) -> None:

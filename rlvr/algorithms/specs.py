@@ -55,11 +55,14 @@ class Algorithm:
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
       `kl_in=reward` subtracts coefficient x the completion's sum of k from its reward before the advantage, with the
       advantage `gae` each token's k from the reward of that token; `kl_in=loss` adds coefficient x k to every token's
-      loss. k1 in the reward and k2 in the loss have the gradient of the reverse KL (arXiv:2510.01555); k3 in the loss
-      is GRPO's; k1 in the loss has none on average.
+      loss. k1 in the reward has the gradient of the reverse KL of whole completions (arXiv:2510.01555). k2 in the loss
+      has that of the next token's KL at a fixed prefix, all of it for one token alone: it leaves out that a token also
+      changes which prefixes come. k3 in the loss is GRPO's; k1 in the loss has none on average. k2 and k3 in the
+      reward have the gradient of no KL.
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` subtracts coefficient x log-prob from each token's
-      advantage (on-policy its expected gradient is the entropy's; later updates of a step clip it like any advantage),
-      `exact` needs full logits, so the local client.
+      advantage (on-policy its expected gradient is that of each token's entropy at a fixed prefix, not of the whole
+      completion's; later updates of a step clip it like any advantage), `exact` takes that entropy from full logits, so
+      it needs the local client.
     - `teacher_coef` weighs on-policy distillation: every token's advantage loses coefficient x (log policy - log
       teacher), the reverse KL to the run's `teacher` (arXiv:2306.13649). `advantage=zero` learns from it alone.
     - `importance_cap`: advantages are multiplied by min(exp(p_old - q), cap), p_old the trainer's log-probs before the

@@ -240,6 +240,11 @@ def list_advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:
             "algorithm.kl_in=loss with kl_estimator=k1: its gradient is 0 on average, so it does not keep the policy "
             "near the reference; use k2 in the loss, or k1 in the reward"
         )
+    if algorithm.kl_coef and algorithm.kl_in == "reward" and algorithm.kl_estimator != "k1":
+        warnings.append(
+            f"algorithm.kl_in=reward with kl_estimator={algorithm.kl_estimator}: its expected gradient is that of no "
+            "KL; use k1 in the reward, or k2 in the loss"
+        )
     if algorithm.has_penalty and algorithm.advantage == "group_normalized" and not algorithm.drop_equal_groups:
         warnings.append(
             "algorithm.advantage=group_normalized divides by the deviation of reward less penalty: in a group of equal "
