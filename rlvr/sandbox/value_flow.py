@@ -156,7 +156,7 @@ def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
 def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
     """Classes of a test that have to run beside the answer: it gets them or their objects, or they derive from its own.
 
-    A class that only keeps cases (`case.want`) stays here: beside the answer its values would be the answer's to choose.
+    A class that only keeps cases (`case.want`) stays here: beside the answer, the answer would choose its values.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     classes = {node.name: node for node in everything if isinstance(node, ast.ClassDef) and not has_assertion(node)}
@@ -174,9 +174,10 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
                 function = call.func
                 owners = used_names(function.value) if isinstance(function, ast.Attribute) else set[str]()
                 is_method = bool(owners - modules - functions - {name} - BUILTINS - {"self", "cls"})
-                if is_method or (isinstance(function, ast.Name) and function.id in free | {"candidate"} | native):
-                    if any(whole_names(part) & objects for part in [*call.args, *(w.value for w in call.keywords)]):
-                        native.add(name)
+                is_called = isinstance(function, ast.Name) and function.id in free | {"candidate"} | native
+                args = [*call.args, *(word.value for word in call.keywords)]
+                if (is_method or is_called) and any(whole_names(part) & objects for part in args):
+                    native.add(name)
     return native
 
 
