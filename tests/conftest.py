@@ -97,7 +97,7 @@ def registries() -> list[dict[str, Any]]:
 
 def is_ours(entry: Any) -> bool:
     """Whether an entry of a registry of functions is one of the package's own."""
-    return isinstance(entry, tuple) and entry[1].__module__.startswith("rlvr.")
+    return isinstance(entry, tuple) and str(entry[1].__module__).startswith("rlvr.")
 
 
 @pytest.fixture(scope="module", autouse=True)

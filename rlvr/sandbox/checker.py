@@ -271,7 +271,9 @@ class CheckerRun:
             if not self.channel.has_sent:
                 raise BadTest(f"the test raises before it asks for anything: {describe_error(error)}") from None
             reason = "assertion" if isinstance(error, AssertionError) and not of_answer else "exception"
-            row = [False, reason, describe_error(error) if reason == "exception" else clean(str(error))]
+            if of_answer and not isinstance(error, Exception):
+                reason = "exited"
+            row = [False, reason, describe_error(error) if reason != "assertion" else clean(str(error))]
         if self.channel.ended:
             return self.channel.ended
         failed = link.failed

@@ -44,8 +44,7 @@ def _graded():
     return grade(json.loads({sample}), json.loads({item}))
 """
 _TEST = """value = _graded()
-kind = type(value)
-assert kind is int or kind is float or kind is bool, "type " + repr(kind)
+assert isinstance(value, (int, float)), "type " + repr(type(value))
 assert False, "value " + repr(float(value))
 """
 

@@ -41,7 +41,7 @@ class TwoTexts:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> TwoTexts:
-        if config["input"] == config["reference"]:
+        if config["input"] == config["reference"] and "sample" in str(config["input"]):
             raise ValueError(
                 f"{field_path(where, 'reference')}={config['reference']!r:.80} is the input itself: every answer would "
                 "get the same value; expected another text, such as '{{ item.answer }}'"
