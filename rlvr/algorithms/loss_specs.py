@@ -23,7 +23,7 @@ from rlvr.core.messages import Datum
 KL_INPUTS = ("kl_weights", "reference_logprobs")
 ENTROPY_INPUT = "entropy_weights"
 # No exp of a difference of log-probs is above exp(20) = 4.9e8: fp32 ends at exp(88), and inf x 0 is nan. Beyond it a
-# ratio and a k3 keep the slope that they have there. verl's bound too.
+# ratio and a k3 keep the slope that they have there.
 MAX_LOG_RATIO = 20.0
 KL_ESTIMATORS = ("k1", "k2", "k3")  # `loss_fn_config={"kl_estimator": 1.0}` and so on
 
