@@ -63,7 +63,7 @@ def _cached_by_prompt() -> Judge:
     return lambda prompt, text, gold: cache.setdefault(prompt, right(text, gold))
 
 
-def _told(text: str, gold: str) -> Score:
+def _tell_reference(text: str, gold: str) -> Score:
     passed = right(text, gold)
     outcome = Outcome.PASSED if passed else Outcome.FAILED
     return Score(float(passed), outcome, "" if passed else "wrong", detail=f"expected {gold}")
@@ -91,7 +91,7 @@ PLANTED: dict[str, tuple[Judge, str]] = {
         lambda p, t, g: number(t) == number(t) and round(number(t)) == int(g), "accepts a number near the reference"
     ),
     "drops the sign": (lambda p, t, g: abs(number(t)) == float(g), "accepts the reference with the other sign"),
-    "tells the reference": (lambda p, t, g: _told(t, g), "details tell the reference"),
+    "tells the reference": (lambda p, t, g: _tell_reference(t, g), "details tell the reference"),
     "raises without a match": (
         lambda p, t, g: re.search(r"result: (.+)", t).group(1) == g,  # pyright: ignore[reportOptionalMemberAccess]
         "gives malformed answers no verdict",
