@@ -76,3 +76,28 @@ def test_a_right_answer_passes_and_a_nearly_right_one_fails(solution: str, chang
     assert judge(solution, [text], entry_point="f")["tests"] == [[True, "", ""]]
     got = judge(wrong, text, entry_point="f")
     assert not got["tests"][0][0] and got["invalid"] == "" and got["path"] == "rpc"
+
+
+@pytest.mark.parametrize(
+    "given, body, returned",
+    [
+        ("['bb', 'a']", "w.sort(key=len); return w", "['a', 'bb']"),
+        ("{'a': 1}", "w['b'] = 2; return w", "{'a': 1, 'b': 2}"),
+        ("{1}", "w.add(2); return w", "{1, 2}"),
+        ("bytearray(b'a')", "w.extend(b'b'); return w", "bytearray(b'ab')"),
+        ("[[1]]", "w[0].append(2); return w[0]", "[1, 2]"),
+        ("([1],)", "w[0].append(2); return w", "([1, 2],)"),
+        ("([1],)", "w[0].append(2); return 1", "1"),
+        ("{'k': ([1],)}", "w['k'][0].append(2); return w", "{'k': ([1, 2],)}"),
+        ("array('i', [1])", "w.append(2); return w", "array('i', [1, 2])"),
+        ("deque([1])", "w.append(2); return w", "deque([1, 2])"),
+        ("Counter('a')", "w.update('b'); return w", "Counter('ab')"),
+        ("OrderedDict(a=1)", "w['b'] = 2; return w", "OrderedDict(a=1, b=2)"),
+        ("defaultdict(list, a=[1])", "w['a'].append(2); return w", "{'a': [1, 2]}"),
+    ],
+)
+def test_a_change_in_place_is_seen_also_where_the_call_returns_what_it_changed(given: str, body: str, returned: str):
+    imports = "from array import array\nfrom collections import Counter, OrderedDict, defaultdict, deque\n"
+    test = f"{imports}w = {given}\nassert c(w) == {returned}\nassert w OP {given}"
+    rows = [judge(f"{imports}def c(w):\n    {body}", [test.replace("OP", op)])["tests"] for op in ("!=", "==")]
+    assert [row[:2] for [row] in rows] == [[True, ""], [False, "assertion"]]

@@ -508,7 +508,7 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
     if kind in (list, deque):
         items = list(new)
         for place, (was, now) in enumerate(zip(old, new, strict=False)):
-            if is_alike(was, now) and (type(was) in MUTABLE or type(was).__name__ == "array"):
+            if is_alike(was, now) and can_change(was):
                 update(was, now, pairs)
                 items[place] = was
         old.clear()
@@ -516,7 +516,7 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
     elif issubclass(kind, dict):
         items = dict(new)
         for key, now in new.items():
-            if type(old.get(key)) in MUTABLE and is_alike(old[key], now):
+            if can_change(old.get(key)) and is_alike(old[key], now):
                 update(old[key], now, pairs)
                 items[key] = old[key]
         old.clear()
@@ -533,6 +533,11 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
 
 def is_alike(old: Any, new: Any) -> bool:
     return type(old) is type(new) or (isinstance(old, dict) and isinstance(new, dict))
+
+
+def can_change(value: Any) -> bool:
+    """Whether an object, or a part of it, may be changed in place."""
+    return type(value) in (*MUTABLE, tuple) or type(value).__name__ == "array"
 
 
 MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)

@@ -45,6 +45,9 @@ IMMUTABLE = (
     tuple,
     frozenset,
 )
+CHANGEABLE = (list, dict, set, bytearray, tuple, *(getattr(collections, name) for name in (
+    "deque", "OrderedDict", "Counter", "defaultdict",
+)))  # fmt: skip
 
 
 def _name_of(module: str, name: str) -> Any:
@@ -350,14 +353,14 @@ class AnswerServer:
         args = self.decode(given)
         if name == "define":
             return ["v", self.result(self.define(*args))]
+        before = len(self.handles)
         value = OPS[name](*args)
         if name in ("step", "anext"):
             return ["v", ["t", value[0], self.result(value[1])]]
         result = ["v", self.result(value)]
         if name != "data":
-            result.append(self.changed_arguments([given], [args]) and self.changed_arguments([given], [args])[0])
-            if type(result[-1]) is list:
-                result[-1] = result[-1][1:]
+            changed = self.changed_arguments([given], [args], before)
+            result.append(changed and changed[0][1:])
         return result
 
     def define(self, name: str, text: str, values: dict[str, Any]) -> Any:
@@ -401,11 +404,12 @@ class AnswerServer:
         """Call and report the arguments that the call changed."""
         try:
             function, given, named = find(), self.decode(args), self.decode(kwargs)
+            before = len(self.handles)
             try:
                 result = ["v", self.result(function(*given, **named))]
             except BaseException as error:
                 result = self.failure(error)
-            result.append(self.changed_arguments([args, kwargs], [given, named]))
+            result.append(self.changed_arguments([args, kwargs], [given, named], before))
             return result
         except BaseException as error:
             return [*self.failure(error), None]
@@ -420,10 +424,20 @@ class AnswerServer:
         except BaseException as error:
             return self.failure(error)
 
-    def changed_arguments(self, before: list[Any], after: list[Any]) -> Any:
-        """The arguments as they are now; None if the call did not change them."""
+    def changed_arguments(self, before: list[Any], after: list[Any], handles: int) -> Any:
+        """The arguments as they are now; None if the call did not change them. `handles`: how many there were.
+
+        A container that got its handle in this call, because the call returned its argument, is still written as data.
+        """
+
+        def find(value: Any) -> list[Any] | None:
+            found = self.find_handle(value)
+            kind = type(value)
+            is_new = found is not None and found[1] >= handles
+            return None if is_new and (kind in CHANGEABLE or kind.__name__ == "array") else found
+
         try:
-            now = [Encoder(self.encode_argument, draws=False, known=self.find_handle).encode(part) for part in after]
+            now = [Encoder(self.encode_argument, draws=False, known=find).encode(part) for part in after]
         except CodecError:
             return None
         return None if now == before else now
