@@ -49,6 +49,8 @@ TEMPLATE: Schema = {  # text, and placeholders such as {{ item.answer }}
     "maxLength": MAX_TEMPLATE,
     "pattern": r"^(?:[^{\x00]|\{[^{\x00]|\{\{ ?" + _PLACE + r" ?\}\})*$",
 }
+_CALL = r"[^\x00]*[A-Za-z_][A-Za-z0-9_]*\([^\x00]*\)[^\x00]*"
+PYTHON_ASSERT = rf"^(?:[^\x00]*[\s;:])?(?:assert {_CALL}|assert\({_CALL}\)[^\x00]*)$"
 JSON_VALUE = {"$ref": "#/components/schemas/JsonValue"}
 JSON_SCHEMA: Schema = {
     "title": "JsonValue",
@@ -144,7 +146,7 @@ def _clean(schema: Schema) -> Schema:
 
 def _tests() -> tuple[Schema, Schema]:
     """Assert statements, or pairs of input and output; a request has one or the other."""
-    assertion = {"type": "string", "format": "python-assert", "pattern": r"^[^\x00]*assert[\s(]*[^\s(\x00][^\x00]*$"}
+    assertion = {"type": "string", "format": "python-assert", "pattern": PYTHON_ASSERT}
     pair = closed_object("input output", input=TEXT, output=TEXT)
     bounds = {"type": "array", "minItems": 1, "maxItems": 200}
     return {**bounds, "items": assertion}, {**bounds, "items": pair}
