@@ -19,6 +19,7 @@ import yaml
 from rlvr import __version__
 from rlvr.clients.local_engine import is_hub_name
 from rlvr.core.files import read_json
+from rlvr.engine.gguf_files import find_gguf
 from rlvr.tracking.run_report import comparison_rows, describe_test, duration
 from rlvr.tracking.tracker import mask_settings
 
@@ -97,6 +98,8 @@ def _introduction(source: CardSource) -> str:
     what = f"A LoRA adapter of rank {adapter.get('r')}" if adapter else "A language model"
     if source.hub_base:
         base = f"[{source.hub_base}](https://huggingface.co/{source.hub_base})"
+    elif file := find_gguf(source.base_model):
+        base = f"the quantized weights of `{file.name}`, read into float32"
     elif source.base_model or model.get("start_from"):
         base = f"a local model, `{Path(source.base_model or model['start_from']).name}`"
     else:

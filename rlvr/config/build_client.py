@@ -21,6 +21,7 @@ from rlvr.core.files import read_json
 from rlvr.core.protocols import TaskSource, TrainingClient
 from rlvr.core.ray_cluster import LOCAL
 from rlvr.core.registry import did_you_mean
+from rlvr.engine.gguf_files import find_gguf
 from rlvr.reward import resolve_reward
 from rlvr.training.initial_weights import resolve_start
 
@@ -31,11 +32,13 @@ def check_model_folder(config: RunConfig) -> None:
     if not resolve_client(config.client).capabilities.runs_in_process:
         return
     folder = Path(name).expanduser()
-    if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not is_model(folder):
+    if name and (name.startswith((".", "/", "~")) or folder.is_dir()) and not (is_model(folder) or find_gguf(name)):
         if (folder / "resolved.yaml").exists():
             raise ValueError(f"model.name={name} is a run; give model.start_from={name} to start from its weights")
         found = "no config.json" if folder.is_dir() else f"no such folder{find_near_folder(folder)}"
-        raise ValueError(f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, or a hub name")
+        raise ValueError(
+            f"model.name={name}: {found}; give a folder that `save_pretrained` wrote, a GGUF file, or a hub name"
+        )
 
 
 def find_near_folder(missing: Path) -> str:

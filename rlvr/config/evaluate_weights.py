@@ -32,6 +32,7 @@ from rlvr.config.run_tasks import fit_prompts
 from rlvr.config.schema import RunConfig
 from rlvr.core.files import find_damage, read_json
 from rlvr.core.protocols import SamplingClient, TaskSource
+from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs.prompt import PromptOptions
 from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.tracking import RunConsole
@@ -89,6 +90,8 @@ def _run_of(checkpoint: Path) -> Path:
 def check_weights(place: str, note: Callable[[str], None]) -> None:
     """ValueError if no model is at `place`. A hub is not asked; a name of it that looks like a folder here is noted."""
     folder = Path(place).expanduser()
+    if find_gguf(place):
+        return
     if is_hub_name(place) and not Path(folder.parts[0]).is_dir():
         if near := find_near_folder(folder):
             note(f"{place}: there is no such folder{near}; it is looked for on the hub, as OWNER/NAME")

@@ -13,6 +13,7 @@ from typing import Any
 from rlvr.clients.registry import resolve_client
 from rlvr.config.build_client import uses_device
 from rlvr.config.schema import RunConfig
+from rlvr.engine.gguf_files import open_gguf
 from rlvr.engine.memory import (
     DTYPE_BYTES,
     GIB,
@@ -33,8 +34,9 @@ def find_shape(name: str) -> ModelShape | None:
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """The config of a model in a folder, or of a hub's model that was downloaded before; None if there is none."""
-    file: object = Path(name).expanduser() / "config.json"
+    """The config of a model in a folder or GGUF file, or of a hub's model that was downloaded before; None if there is
+    none."""
+    file: object = Path(open_gguf(name)).expanduser() / "config.json"
     if not Path(str(file)).is_file() and find_spec("huggingface_hub"):
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,17 @@ def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: found for name in packages if (found := _version(name))},
     }
+
+
+def free_memory() -> int:
+    """Free bytes of this machine, or of its control group."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return max(0, min(found))
 
 
 def _version(name: str) -> str | None:

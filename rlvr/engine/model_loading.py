@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from rlvr.core import rng
-from rlvr.core.hub_status import describe_hub, reads_cache_only
+from rlvr.core.hub_status import describe_hub, first_line, reads_cache_only
 from rlvr.core.machine import describe_processor
+from rlvr.engine.gguf_files import describe_origin, open_gguf, read_origin
 from rlvr.engine.model import LanguageModel
 from rlvr.engine.model_probe import probe
-from rlvr.engine.tokenizer import first_line
 
 EXPECTED = "a decoder-only language model of text, such as Llama, Qwen or Gemma"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -124,7 +124,7 @@ def _list_senses(config: Any) -> str:
 
 
 def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> LanguageModel:
-    """Load a pretrained model from a local folder or the hub, without running remote code.
+    """Load a pretrained model from a local folder, a GGUF file or the hub, without running remote code.
 
     `device` is auto, cpu, cuda or cuda:N; `dtype` auto, float32 or bfloat16. `auto` is a GPU with bfloat16 where there
     is one, else the CPU with float32. ValueError, with a remedy, for what the engine cannot train: another kind of
@@ -133,6 +133,7 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
     from transformers import AutoConfig, AutoModelForCausalLM
 
     where = pick_device(device)
+    name = open_gguf(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (Path(name).expanduser() / "config.json").exists():
         raise ValueError(f"model.name={name!r}: no such model folder (no config.json there)")
@@ -180,6 +181,8 @@ def load_model(name: str, tokenizer: Any, *, device: str, dtype: str) -> Languag
             f"{module.get_input_embeddings().weight.shape[0]} rows; they do not belong together"
         )
     model = LanguageModel(module, tokenizer, name=name)
+    if origin := read_origin(Path(source)):
+        model.notes.append(describe_origin(origin))
     if senses := _list_senses(config):
         model.notes.append(f"of this model of text and {senses} only the language model is loaded, trained and saved")
     return probe(model)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.hub_status import describe_hub, reads_cache_only
+from rlvr.core.hub_status import describe_hub, first_line, reads_cache_only
+from rlvr.engine.gguf_files import open_gguf
 
 KINDS = ("words", "characters", "pieces")
 # A line break with its indentation; else a word, a quoted letter, a digit or a run of symbols, each with the blank
@@ -50,9 +51,10 @@ def build_tokenizer(kind: str, vocabulary: Sequence[str], *, end: str, pad: str)
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a local folder or hub name; ValueError with the remedy for a folder without one."""
+    """The tokenizer of a local folder, hub name or GGUF file; ValueError with the remedy for a folder without one."""
     from transformers import AutoTokenizer
 
+    name = open_gguf(name)
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
         raise ValueError(f"cannot load a tokenizer from {name!r}: there is no such folder")
     if Path(name).is_dir() and not any(
@@ -79,8 +81,3 @@ def silence_transformers() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, enough of a library's long message for a user."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,10 +8,8 @@ by every test that talks to a real server.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rlvr.clients.local_engine import ModelBuild, find_weights_damage, is_model
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.gc_pause import paused_collection
+from rlvr.core.machine import free_memory
+from rlvr.engine.gguf_files import open_gguf
 from rlvr.tinker_server.errors import TinkerServerError
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.tinker_server.sampling.served_runs import BaseOfRun, RunWeights, base_of_run, is_followed
@@ -165,6 +165,7 @@ def named_models(given: list[str]) -> dict[str, str]:
             raise ValueError(
                 f"--model {name!r} is given twice; write name=folder to serve a second one by another name"
             )
+        folder = open_gguf(folder)
         place = newest_weights(folder, "--model")
         # `runs/mine` next to a folder runs/ is a missing folder: it is not looked up on the hub.
         looks_local = folder.startswith((".", "/", "~")) or folder.count("/") != 1 or place.parent.is_dir()
@@ -317,17 +318,6 @@ def cache_tokens(model: Any, share: float) -> int:
         return 0
     free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else free_memory()
     return max(model.context, int(share * free / size))
-
-
-def free_memory() -> int:
-    """Free bytes of this machine, or of its control group."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with suppress(OSError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return max(0, min(found))
 
 
 def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, url: str) -> list[str]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlvr.clients.registry import AT_A_SERVER
 from rlvr.core.protocols import SamplingClient, TaskSource, TrainingClient
+from rlvr.engine.gguf_files import find_gguf
 from rlvr.envs.prompt import PromptOptions, PromptWriter
 from rlvr.envs.prompted_source import make_writer
 
@@ -106,7 +107,7 @@ def open_model(given: str, folder: Path, *, seed: int = 0, variable: str = VARIA
     place = Path(given).expanduser()
     if (place / "resolved.yaml").exists():
         return _open_run(place, folder, variable)
-    if place.is_dir() and not (place / "config.json").exists():
+    if place.is_dir() and not ((place / "config.json").exists() or find_gguf(given)):
         raise ValueError(
             f"{variable}={given}: the folder holds neither a run (resolved.yaml) nor a model (config.json); give one "
             "of these, or a model's name on the hub"
