@@ -33,7 +33,7 @@ ERROR = (None, "error", "grader_failed")
     [
         ("return json.loads(sample['output_text'])['answer'] == item['answer']", {"answer": 7}, "seven", FAILED),
         ("return int(sample['output_text']) == int(item['answer'])", {"answer": "7"}, "seven", FAILED),
-        ("return re.search('#### (.+)', sample['output_text']).group(1) == '7'", {"answer": "7"}, "7", FAILED),
+        ("return re.search('#### (.+)', sample['output_text']).group(1) == '7'", {"answer": "7"}, "8", FAILED),
         ("return sample['output_json']['answer'] == 7", {"answer": 7}, "no JSON", FAILED),
         ("return int(sample['output_text'])", {"answer": "x + 1"}, "seven", ERROR),
         ("return int(sample['output_text'])", {}, "seven", ERROR),
@@ -45,6 +45,59 @@ ERROR = (None, "error", "grader_failed")
 def test_a_program_fails_the_answer_alone_or_is_in_error(line: str, item: Any, text: str, expected: object) -> None:
     grader = python(line)
     assert [verdict_of(grader.grade(item, {"output_text": text})) for _ in range(2)] == [expected] * 2
+
+
+JSON = "return json.loads(sample['output_text'])['answer'] == item['answer']"
+MARK = r"return float(re.search(r'#### (\d+)', sample['output_text']).group(1)) == 7"
+INT = "return int(sample['output_text']) == 7"
+KEY = "return {'yes': 1, 'no': 0}[sample['output_text']]"
+WORKED = {"answer": "3 + 4 = 7\n#### 7"}
+IN_JSON = {"answer": 7, "prompt": "3 + 4? Reply in JSON."}
+
+
+@pytest.mark.parametrize(
+    ("line", "item", "text", "expected"),
+    [
+        # a right answer in a form that the grader does not read, where nothing says that it must have another
+        (JSON, {"answer": 7}, "7", ERROR),
+        (JSON, {"answer": 7}, " 7\n", ERROR),
+        (JSON, {"answer": 7}, "#### 7", ERROR),
+        (JSON, {"answer": 7}, "The answer is 7.", ERROR),
+        (JSON, {"reward_model": {"ground_truth": 7}, "answer": None}, "7", ERROR),
+        (INT, {"answer": "7"}, '{"answer": "7"}', ERROR),
+        (INT, {"answer": "7"}, '{ "answer":"7" }', ERROR),
+        (MARK, {"answer": "7"}, "7", ERROR),
+        # a wrong answer, and one in no form, fail
+        (JSON, {"answer": 7}, "8", FAILED),
+        (JSON, {"answer": 7}, '{"answer": 7', FAILED),
+        (JSON, {"answer": 7}, '{"result": 7}', FAILED),
+        (INT, {"answer": "7"}, "8.5", FAILED),
+        (KEY, {"answer": "yes"}, "maybe", FAILED),
+        (KEY, {"answer": "maybe"}, "maybe", ERROR),
+        # the prompt, the reference or the item names the form that works: others did not do what was asked
+        (JSON, IN_JSON, "7", FAILED),
+        (JSON, {"answer": 7, "prompt": "3 + 4? \\boxed{} please"}, "7", ERROR),
+        (MARK, WORKED, "7", FAILED),
+        (MARK, WORKED, "3 + 4 = 7\n#### seven", FAILED),
+        (JSON.replace("['answer']", "['r']", 1), {"answer": 7, "control_answer": '{"r": 7}'}, "7", FAILED),
+        (JSON.replace("['answer']", "['r']", 1), {"answer": 7, "control_answer": '{"r": 7}'}, '{"r":7', FAILED),
+        # the form that the task asks for is the one that the grader cannot read
+        (INT, IN_JSON, '{"answer": 7}', ERROR),
+        (INT, IN_JSON, "seven", FAILED),
+        (INT, {"answer": "7", "control_answer": '{"r": 7}'}, "seven", ERROR),
+    ],
+)
+def test_a_right_answer_is_never_failed_by_a_grader_that_reads_another_form(
+    line: str, item: Any, text: str, expected: object
+) -> None:
+    grader = python(line)
+    scores = [grader.grade(item, {"output_text": text}) for _ in range(2)]
+    assert [verdict_of(score) for score in scores] == [expected] * 2, scores[0].detail
+
+
+def test_the_message_says_how_to_name_the_form() -> None:
+    detail = python(JSON).grade({"answer": 7}, {"output_text": "7"}).detail
+    assert "control_answer" in detail and '{"answer": 7}' in detail and "TypeError" in detail
 
 
 def multi(formula: str) -> Grader:
@@ -63,6 +116,26 @@ def test_a_formula_without_value_fails_the_answer_where_the_reference_has_one(fo
 @pytest.mark.parametrize("formula", ["1/(b-b)", "log(0*b)", "sqrt(-1-b)"])
 def test_a_formula_without_value_on_the_reference_too_is_in_error(formula: str) -> None:
     assert verdict_of(multi(formula).grade({"answer": "7"}, {"output_text": "8"})) == (None, "error", "no_value")
+
+
+@pytest.mark.parametrize("formula", ["2/b", "log(b)"])
+def test_a_formula_without_value_for_a_right_answer_is_in_error(formula: str) -> None:
+    grader = multi(formula)
+    assert verdict_of(grader.grade({"answer": "7"}, {"output_text": "#### 7"})) == (None, "error", "no_value")
+    asked = {"answer": "7", "control_answer": "7"}
+    assert verdict_of(grader.grade(asked, {"output_text": "#### 7"})) == (0.0, "failed", "no_value")
+
+
+@pytest.mark.parametrize("reason", ["a/b", "a + log(b)"])
+def test_a_formula_of_two_graders_fails_the_answer_alone(reason: str) -> None:
+    fields = {"input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
+    parts = {
+        "a": {"type": "text_similarity", "evaluation_metric": "fuzzy_match", **fields},
+        "b": {"type": "string_check", "operation": "like", **fields},
+    }
+    grader = Grader.of({"type": "multi", "graders": parts, "calculate_output": reason})
+    assert grader.grade({"answer": "7"}, {"output_text": "7"}).value == 1.0
+    assert verdict_of(grader.grade({"answer": "7"}, {"output_text": "8"})) == (0.0, "failed", "no_value")
 
 
 def similar(metric: str, text: str, reference: str) -> Score:

@@ -10,7 +10,6 @@ Nothing is fetched, run or asked when a grader is made. `tests/test_graders.py` 
 from __future__ import annotations
 
 import asyncio
-import json
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 from rlvr.core.chat_client import Endpoint
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.coroutines import run_coroutine
-from rlvr.reward.graders.controls import make_controls
+from rlvr.reward.graders.controls import Blame
 from rlvr.reward.graders.formula import FUNCTIONS, NAME, Formula, NoFormulaValue
 from rlvr.reward.graders.grader_options import (
     check_fields,
@@ -32,7 +31,7 @@ from rlvr.reward.graders.grader_options import (
 from rlvr.reward.graders.grader_templates import Values
 from rlvr.reward.graders.grading_context import SHARED_SECONDS, GradingContext
 from rlvr.reward.graders.model_graders import LabelModel, ScoreModel
-from rlvr.reward.graders.python_grader import MAX_CONTROLS, PythonGrader
+from rlvr.reward.graders.python_grader import PythonGrader
 from rlvr.reward.graders.text_graders import StringCheck, TextSimilarity
 from rlvr.reward.signatures import LARGEST
 from rlvr.sandbox import Sandbox
@@ -49,7 +48,7 @@ class MultiGrader:
     graders: Mapping[str, AnyGrader]
     formula: Formula
     passed_at: float
-    _controls: dict[str, bool] = field(default_factory=dict[str, bool], repr=False, compare=False)  # by item
+    _blame: Blame = field(default_factory=Blame, repr=False, compare=False)
 
     @classmethod
     def of(cls, config: Any, where: str, models: Mapping[str, Endpoint]) -> MultiGrader:
@@ -81,9 +80,12 @@ class MultiGrader:
             value = self._value(parts)
         except NoFormulaValue as error:
             detail = f"calculate_output: {error}"
-            if await self._has_value_on_control(values["item"], context):
+            why = await self._blame.find(
+                values["item"], values["sample"], lambda text: self._try_control(text, values["item"], context)
+            )
+            if not why:
                 return Score(0.0, Outcome.FAILED, "no_value", {**parts, **cost}, detail)
-            return Score(None, Outcome.ERROR, "no_value", {**parts, **cost}, detail)
+            return Score(None, Outcome.ERROR, "no_value", {**parts, **cost}, f"{detail}; {why}"[:2000])
         reasons = (f"{name}: {s.reason} {s.detail}".strip() for name, s in scores.items() if s.reason)
         return score_of(value, self.passed_at, "low_score", {**parts, **cost}, "; ".join(reasons)[:2000])
 
@@ -93,30 +95,18 @@ class MultiGrader:
             raise NoFormulaValue(f"the value is {value:g}")
         return value
 
-    async def _has_value_on_control(self, item: Mapping[str, Any], context: GradingContext) -> bool:
-        """Whether the formula has a value for a control made from the item: then the answer is to blame."""
-        key = json.dumps(item, sort_keys=True, default=str)
-        if key in self._controls:
-            return self._controls[key]
-        works, is_final = False, True
-        for control in make_controls(item):
-            values = {"item": item, "sample": with_json({"output_text": control})}
-            results = await asyncio.gather(*(grader.grade(values, context) for grader in self.graders.values()))
-            parts = {n: s.value for n, s in zip(self.graders, results, strict=True) if s.value is not None}
-            if len(parts) < len(results):  # a part failed on the control, perhaps only now
-                is_final = False
-                continue
-            try:
-                self._value(parts)
-                works = True
-                break
-            except NoFormulaValue:
-                continue
-        if works or is_final:
-            if len(self._controls) >= MAX_CONTROLS:
-                self._controls.clear()
-            self._controls[key] = works
-        return works
+    async def _try_control(self, control: str, item: Mapping[str, Any], context: GradingContext) -> tuple[str, bool]:
+        """(why the formula has no value for a control, "" if it has one; whether that would be found again)."""
+        values = {"item": item, "sample": with_json({"output_text": control})}
+        results = await asyncio.gather(*(grader.grade(values, context) for grader in self.graders.values()))
+        parts = {n: s.value for n, s in zip(self.graders, results, strict=True) if s.value is not None}
+        if len(parts) < len(results):
+            return "a grader gave no value", False  # perhaps only now
+        try:
+            self._value(parts)
+        except NoFormulaValue as error:
+            return str(error), True
+        return "", True
 
 
 AnyGrader = StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader | MultiGrader

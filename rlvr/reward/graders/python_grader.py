@@ -4,7 +4,7 @@ The program gets copies of the sample and the item as JSON; only the number that
 this Python's standard library, no network and no files; `image_tag` is accepted and ignored.
 
 A program that fails is an `error`, never a zero. An answer must not gain by making it fail: then controls
-made from the item alone are graded, and if one works, the answer is to blame and gets 0 (`ungradeable`, or `timeout`).
+made from the item alone are graded, which show whether the answer is to blame and gets 0 (`ungradeable`, or `timeout`).
 `python -m pytest tests/test_graders_python.py` exercises it.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.core.types import Outcome, Score
-from rlvr.reward.graders.controls import make_controls
+from rlvr.reward.graders.controls import Blame
 from rlvr.reward.graders.grader_options import (
     check_fields,
     failed_or_invalid,
@@ -33,7 +33,6 @@ from rlvr.reward.signatures import LARGEST
 from rlvr.sandbox import Sandbox, Verdict
 
 MAX_SOURCE = 256_000  # bytes of a program, as in the API
-MAX_CONTROLS = 10_000  # items whose controls' result is kept
 MAX_DATA = 600_000  # bytes of the sample and the item as JSON
 _NAMED = re.compile(r"\bgrade\b")
 # Appended to the program to call it. The number is read by a test of ours, which the program cannot influence.
@@ -65,7 +64,7 @@ class _ProgramFailure(Exception):
 class PythonGrader:
     source: str
     passed_at: float
-    _broken: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)  # by item; "": it works
+    _blame: Blame = field(default_factory=Blame, repr=False, compare=False)
 
     @classmethod
     def of(cls, config: Any, where: str) -> PythonGrader:
@@ -93,40 +92,26 @@ class PythonGrader:
         except (OSError, RuntimeError, ValueError) as refusal:
             return Score(None, Outcome.ERROR, "no_tier", detail=f"{type(refusal).__name__}: {refusal}")
         except _ProgramFailure as failed:
-            return await self._score_failure(failed, sandbox, values["item"], context.timeout_s)
+            return await self._score_failure(failed, sandbox, values, context.timeout_s)
 
-    async def _score_failure(
-        self, failed: _ProgramFailure, sandbox: Sandbox, item: Mapping[str, Any], seconds: float
-    ) -> Score:
-        """0 if the program can grade a control of the same item, else an error without a score."""
-        text = _json(item)
-        if (why := self._broken.get(text)) is None:
-            why, is_final = await self._try_controls(sandbox, item, text, seconds)
-            if is_final:
-                if len(self._broken) >= MAX_CONTROLS:
-                    self._broken.clear()
-                self._broken[text] = why
-        if why:
-            detail = f"{failed}; no control made from the item was graded either: {why}"
-            return Score(None, Outcome.ERROR, "grader_failed", detail=detail[:2000])
+    async def _score_failure(self, failed: _ProgramFailure, sandbox: Sandbox, values: Values, seconds: float) -> Score:
+        """0 if the answer is to blame for the failure, else an error without a score."""
+
+        async def attempt(control: str) -> tuple[str, bool]:
+            try:
+                await self._run(sandbox, _json(with_json({"output_text": control})), _json(values["item"]), seconds)
+            except _ProgramFailure as again:
+                return str(again), again.reason != "timeout"
+            except _SandboxFailure as broken:
+                return str(broken), False
+            return "", True
+
+        if why := await self._blame.find(values["item"], values["sample"], attempt):
+            return Score(None, Outcome.ERROR, "grader_failed", detail=f"{failed}; {why}"[:2000])
         detail = f"the grader can grade a control made from this item, but not this answer: {failed}"
         if failed.reason == "timeout":
             return Score(0.0, Outcome.TIMEOUT, "timeout", detail=detail)
         return Score(0.0, Outcome.FAILED, "ungradeable", detail=detail)
-
-    async def _try_controls(
-        self, sandbox: Sandbox, item: Mapping[str, Any], text: str, seconds: float
-    ) -> tuple[str, bool]:
-        """(why no control was graded, "" if one was; whether that would be found again)."""
-        why, is_final = "", True
-        for control in make_controls(item):
-            try:
-                await self._run(sandbox, _json(with_json({"output_text": control})), text, seconds)
-                return "", True
-            except (_ProgramFailure, _SandboxFailure) as again:
-                why = why or str(again)
-                is_final &= isinstance(again, _ProgramFailure) and again.reason != "timeout"
-        return why, is_final
 
     async def _run(self, sandbox: Sandbox, sample: str, item: str, seconds: float) -> float:
         solution = self.source + _CALL.format(sample=repr(sample), item=repr(item))
