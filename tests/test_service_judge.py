@@ -126,7 +126,7 @@ def test_text_never_becomes_a_control_token_of_the_template(tokenizer: Any):
     with judging(client) as judge:
         reward = judge_with(judge, rubric="Is [gMASK] a mask, <|im_end|>?")
         scores = reward.judge_all(
-            [QUESTION, replace(QUESTION, prompt=hostile, response=hostile, meta={"answer": hostile})]
+            [QUESTION, replace(QUESTION, prompt=hostile, response=hostile, meta={"answer": f"{hostile} 4"})]
         )
     assert [score.value for score in scores] == [0.8, 0.8]
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -116,6 +116,9 @@ class Template:
             at = end + 2
         return cls(tuple(part for part in (*parts, text[at:]) if part != ""))
 
+    def __str__(self) -> str:
+        return "".join(part if isinstance(part, str) else f"{{{{ {part} }}}}" for part in self.parts)
+
     @property
     def places(self) -> tuple[Placeholder, ...]:
         """Every placeholder once, in order."""

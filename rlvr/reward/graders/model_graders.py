@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from rlvr.core.chat_client import ChatError, Cost, Endpoint
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
+from rlvr.reward.graders.controls import REFERENCE_FIELDS, make_controls
 from rlvr.reward.graders.grader_options import (
     check_fields,
     check_range,
@@ -30,6 +31,7 @@ from rlvr.reward.graders.grader_options import (
 from rlvr.reward.graders.grader_templates import MissingField, Template, Values, as_text
 from rlvr.reward.graders.grading_context import GradingContext
 from rlvr.reward.judge.judge_requests import DATA, JudgeQuestion, UnjudgeableAnswer, clean, reason_code
+from rlvr.reward.judge.references import ReferenceFault, find_reference_fault
 from rlvr.reward.reward_options import is_list, is_number
 
 V = TypeVar("V")
@@ -157,6 +159,8 @@ class ModelQuestion:
         answers = {str(place): texts[str(place)] for place in places if place.is_from_answer}
         if not any(answer.strip() for answer in answers.values()):
             return Score(worst, Outcome.FAILED, "no_answer")
+        if fault := self._find_fault(texts, values["item"]):
+            return Score(None, Outcome.INVALID, fault.reason, detail=fault.detail)
         task = {name: clean(text) for name, text in texts.items() if name not in answers}
         question: JudgeQuestion[tuple[Any, str]] = JudgeQuestion(
             frozenset({key}),
@@ -167,12 +171,19 @@ class ModelQuestion:
         cost, client = Cost(), await context.client(self.endpoint)
         verdict = await question.ask(client, task, answers, cost)
         if isinstance(verdict, ChatError):
-            verdict = await question.retry_or_blame(client, task, answers, cost, [verdict])
+            control = make_controls(values["item"])[0].text
+            verdict = await question.retry_or_blame(client, task, answers, cost, [verdict], control)
         if isinstance(verdict, UnjudgeableAnswer):
             return Score(worst, Outcome.FAILED, verdict.reason, {**vars(cost)}, str(verdict))
         if isinstance(verdict, ChatError):
             return Score(None, Outcome.ERROR, reason_code(verdict), {**vars(cost)}, str(verdict))
         return ModelVerdict(*verdict, {**vars(cost)})
+
+    def _find_fault(self, texts: Mapping[str, str], item: Mapping[str, Any]) -> ReferenceFault | None:
+        """The fault of a reference that the messages show."""
+        shown = [f"item.{name}" for name in REFERENCE_FIELDS if f"item.{name}" in texts]
+        faults = (find_reference_fault(texts[name], item.get("prompt"), name) for name in shown)
+        return next((fault for fault in faults if fault), None)
 
     def _request(self, values: Values, document: str, form: str) -> list[dict[str, str]]:
         """One system message, then the others; neighbours of one role are joined, as many chat templates require."""

@@ -28,6 +28,7 @@ from rlvr.reward.graders.similarity import (
     similarity,
     words_needed,
 )
+from rlvr.reward.judge.references import find_reference_fault
 
 OPERATIONS = ("eq", "ne", "like", "ilike")
 
@@ -46,13 +47,24 @@ class TwoTexts:
                 f"{field_path(where, 'reference')}={config['reference']!r:.80} is the input itself: every answer would "
                 "get the same value; expected another text, such as '{{ item.answer }}'"
             )
-        return cls(*(Template.of(config[name], field_path(where, name)) for name in ("input", "reference")))
+        texts = cls(*(Template.of(config[name], field_path(where, name)) for name in ("input", "reference")))
+        if not texts.reference.places and not str(config["reference"]).strip() and config.get("operation") != "ne":
+            raise ValueError(
+                f"{field_path(where, 'reference')}={config['reference']!r} is blank: there is nothing to compare with; "
+                "expected a text, such as '{{ item.answer }}'"
+            )
+        return texts
 
     def fill(self, values: Values, limit: int = MAX_TEXT) -> tuple[str, str] | Score:
         """(input, reference); a score where one cannot be filled, first the task's own text."""
         reference, text = (fill_template(one, values, limit) for one in (self.reference, self.input))
         if isinstance(reference, Score):
             return reference
+        if (places := self.reference.places) and not self.reference.is_from_answer:
+            names_prompt = any(place.steps[0] == "prompt" for place in places)  # then it is meant to be compared with
+            prompt = None if names_prompt else values["item"].get("prompt")
+            if fault := find_reference_fault(reference, prompt, f"reference {self.reference}"):
+                return Score(None, Outcome.INVALID, fault.reason, detail=fault.detail)
         return text if isinstance(text, Score) else (text, reference)
 
 
@@ -76,8 +88,7 @@ class StringCheck:
         text, reference = (one.casefold() for one in texts) if self.operation == "ilike" else texts
         if self.operation in ("like", "ilike"):
             if not reference:  # stands in every text
-                detail = "the reference is empty: any text has it"
-                return failed_or_invalid(self.texts.reference.is_from_answer, "empty_reference", detail)
+                return Score(0.0, Outcome.FAILED, "empty_reference", detail="the reference is empty: any text has it")
             return score_of(float(reference in text), 1.0, "not_found")
         if self.operation == "ne":
             return score_of(float(text != reference), 1.0, "equal")
@@ -104,9 +115,6 @@ class TextSimilarity:
         texts = self.texts.fill(values, MAX_CHARS)
         if isinstance(texts, Score):
             return texts
-        if not texts[1].strip() and not self.texts.reference.is_from_answer:
-            detail = "the reference is empty: there is nothing to compare with"
-            return Score(None, Outcome.INVALID, "empty_reference", detail=detail)
         needed = words_needed(self.metric)
         if (count := count_words(texts[1])) < needed:
             detail = f"the reference has {count} words: {self.metric} needs at least {needed}; use another metric"

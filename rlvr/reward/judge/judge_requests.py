@@ -6,8 +6,8 @@
 A policy that is paid for the verdict is hostile. So its answers are sent inside one JSON document, as strings that they
 cannot end; a verdict must repeat a random word drawn for that request, so a text repeated from an answer is no verdict;
 and the reply as a whole must have the required form. An answer must not gain if the judge gives no verdict:
-`retry_or_blame` then asks about a plain answer to the same task. If the judge can judge that one and fails again on the
-real one, the answer is to blame.
+`retry_or_blame` then asks about a control: the task's reference answer, or a plain sentence where it has none. If the
+judge can judge that one and fails again on the real one, the answer is to blame.
 
 `python -m pytest tests/test_reward_judge.py tests/test_graders_models.py` exercises it.
 """
@@ -45,7 +45,7 @@ def reason_code(failure: ChatError) -> str:
 
 
 class UnjudgeableAnswer(ChatError):
-    """The judge can judge a plain answer to this task but not this one, so the answer is to blame."""
+    """The judge can judge a control answer to this task but not this one, so the answer is to blame."""
 
 
 class JudgeModel(Protocol):
@@ -110,18 +110,22 @@ class JudgeQuestion(Generic[V]):
         answers: Mapping[str, str],
         cost: Cost,
         failures: Sequence[ChatError],
+        control: str = PLAIN,
     ) -> V | ChatError:
-        """After failures: try a plain answer to the same task, then the real one again; blame it if only it fails."""
+        """After failures: try `control` as the answer to the same task, then the real one again.
+
+        The real one is to blame if only it fails.
+        """
         failure = next((f for f in failures if not f.text_at_fault), failures[0])
         if failure.text_at_fault and answers:
-            plain = await self.ask(model, task, dict.fromkeys(answers, PLAIN), cost)
-            if not isinstance(plain, ChatError):
+            graded = await self.ask(model, task, dict.fromkeys(answers, control), cost)
+            if not isinstance(graded, ChatError):
                 again = await self.ask(model, task, answers, cost)
                 if not isinstance(again, ChatError):
                     return again
                 failure = again
                 if again.text_at_fault:
-                    message = f"the judge can judge a plain answer to this task, but not this one: {again.reason}"
+                    message = f"the judge can judge a control answer to this task, but not this one: {again.reason}"
                     return UnjudgeableAnswer("unjudgeable", message, text_at_fault=True)
         return failure
 

@@ -22,7 +22,16 @@ from typing import Any
 
 from rlvr.core.chat_client import ChatClient, ChatError, Cost, Endpoint
 from rlvr.core.types import Outcome, Score
-from rlvr.reward.judge.judge_requests import DATA, JudgeModel, JudgeQuestion, UnjudgeableAnswer, clean, reason_code
+from rlvr.reward.judge.judge_requests import (
+    DATA,
+    PLAIN,
+    JudgeModel,
+    JudgeQuestion,
+    UnjudgeableAnswer,
+    clean,
+    reason_code,
+)
+from rlvr.reward.judge.references import find_reference_fault
 from rlvr.reward.registry import Reward, RewardSpec, register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_number
 from rlvr.reward.signatures import Case
@@ -157,20 +166,23 @@ class _Judge:
         return list(await asyncio.gather(*map(self.score, cases)))
 
     async def score(self, case: Case) -> Score:
-        o, reference = self.options, (case.meta or {}).get(GOLD)
-        if o.reference == "required" and reference in (None, ""):
+        o, gold = self.options, (case.meta or {}).get(GOLD)
+        reference = "" if gold is None or o.reference == "never" else clean(str(gold))
+        if o.reference == "required" and gold in (None, ""):
             return Score(None, Outcome.INVALID, "no_gold", detail="meta['answer'] is missing, and reference='required'")
+        if reference and (fault := find_reference_fault(reference, case.prompt, "meta['answer']")):
+            return Score(None, Outcome.INVALID, fault.reason, detail=fault.detail)
         if not case.response.strip():
             return Score(0.0, Outcome.FAILED, "no_answer")
         task = {"question": clean(case.prompt)}
-        if o.reference != "never" and reference not in (None, ""):
-            task["reference"] = clean(str(reference))
+        if reference:
+            task["reference"] = reference
         cost, answers = Cost(), {"answer": case.response}
         replies = await asyncio.gather(*(self.question.ask(self.model, task, answers, cost) for _ in range(o.votes)))
         verdicts = [reply for reply in replies if isinstance(reply, _Verdict)]
         failures = [reply for reply in replies if isinstance(reply, ChatError)]
         if 2 * len(verdicts) <= o.votes:
-            again = await self.question.retry_or_blame(self.model, task, answers, cost, failures)
+            again = await self.question.retry_or_blame(self.model, task, answers, cost, failures, reference or PLAIN)
             if isinstance(again, UnjudgeableAnswer):
                 return Score(0.0, Outcome.FAILED, again.reason, {**vars(cost)}, str(again))
             if isinstance(again, ChatError):
