@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import dataclass
 from decimal import Decimal
@@ -9,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 from rlvr.core.types import Outcome, Score, StopReason, Task, Trajectory
 from rlvr.reward import known_rewards, options_of, register_reward, resolve_reward
@@ -147,6 +149,15 @@ def test_a_bad_path_is_one_message(path, message):
         (False, Score(0.0, Outcome.FAILED)),
         (np.float32(2.0), Score(2.0, Outcome.PASSED)),
         (np.array(0.5), Score(0.5, Outcome.FAILED)),
+        (np.int64(3), Score(3.0, Outcome.PASSED)),
+        (np.bool_(False), Score(0.0, Outcome.FAILED)),
+        (torch.tensor(0.5, requires_grad=True), Score(0.5, Outcome.FAILED)),
+        (torch.tensor(2.0, dtype=torch.bfloat16), Score(2.0, Outcome.PASSED)),
+        (torch.tensor(True), Score(1.0, Outcome.PASSED)),
+        (
+            {"score": None, "length": 3},
+            Score(None, Outcome.INVALID, "not_applicable", {"length": 3.0}, "the reward returned a score of None"),
+        ),
         (Fraction(1, 2), Score(0.5, Outcome.FAILED)),
         (None, Score(None, Outcome.INVALID, "not_applicable", detail="the reward returned None")),
         (
@@ -175,6 +186,13 @@ def test_a_returned_value_becomes_a_score(returned, expected):
         ([1.0], "wrong_type"),
         ({"value": 1.0}, "wrong_type"),
         ({"score": "1"}, "wrong_type"),
+        (np.float32("nan"), "not_finite"),
+        (torch.tensor(float("inf")), "not_finite"),
+        (torch.tensor([0.5]), "wrong_type"),
+        (np.complex64(1), "wrong_type"),
+        (b"1", "wrong_type"),
+        ((1.0, "why"), "wrong_type"),
+        (float, "wrong_type"),
         (Decimal("1"), "wrong_type"),
         (np.array([1.0]), "wrong_type"),
         (1j, "wrong_type"),
@@ -198,7 +216,11 @@ def test_a_value_beyond_the_limit_is_an_error_and_such_parts_are_left_out():
     )
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("boom"), RecursionError("boom"), SystemExit("boom")])
+RAISED = [ZeroDivisionError("boom"), RecursionError("boom"), StopIteration("boom"), MemoryError("boom")]
+RAISED += [SystemExit("boom"), asyncio.CancelledError("boom"), GeneratorExit("boom")]
+
+
+@pytest.mark.parametrize("error", RAISED)
 def test_an_exception_is_an_error_with_its_traceback_and_spares_the_others(error):
     def fragile(prompt, response):
         if response == "bad":
@@ -270,15 +292,29 @@ def test_a_batched_function_sees_lists_and_its_length_is_checked():
     assert resolve_reward("lengths").score([]) == []
 
 
-@pytest.mark.parametrize("returned", [1.0, "abc", {"score": 1}, None])
+@pytest.mark.parametrize(
+    "returned", [1.0, "abc", {"score": 1}, None, {0.0, 0.5, 1.0}, iter([1, 2, 3]), np.ones((1, 3))]
+)
 def test_a_batched_function_that_returns_no_list_is_an_error(returned):
     reward = resolve_reward(lambda completions, **kw: returned)
     assert [s.reason for s in reward.score([trajectory()] * 3)] == ["wrong_length"] * 3
 
 
-def test_a_batched_exception_is_an_error_for_all():
+def test_arrays_of_numbers_are_lists_of_values():
+    for returned in ((0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0])):
+        reward = resolve_reward(lambda completions, returned=returned, **kw: returned)
+        assert [s.value for s in reward.score([trajectory()] * 2)] == [0.5, 1.0]
+
+
+def test_a_message_of_a_wrong_type_shows_the_value_and_the_remedy():
+    detail = verdict(lambda prompt, response: np.array([0.25])).detail
+    assert "ndarray (array([0.25]))" in detail and "float(" in detail
+
+
+@pytest.mark.parametrize("error", [KeyError("boom"), asyncio.CancelledError(), SystemExit(1)])
+def test_a_batched_exception_is_an_error_for_all(error):
     def raise_error(completions, **kw):
-        raise KeyError("boom")
+        raise error
 
     assert [s.outcome for s in resolve_reward(raise_error).score([trajectory()] * 2)] == [Outcome.ERROR] * 2
 

@@ -260,5 +260,7 @@ class Reward:
             return to_score(work(), self.spec.passed_at)
         except InvalidReturn as error:
             return Score(None, Outcome.ERROR, error.reason, detail=f"reward {self.name!r} {error}")
-        except (Exception, SystemExit):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # SystemExit and asyncio.CancelledError too: a reward must not end a run
             return Score(None, Outcome.ERROR, "exception", detail=traceback.format_exc()[-8000:])

@@ -6,9 +6,9 @@
     TRL      f(prompts, completions, completion_ids, **columns) -> [value]        by `completions`
     verl     f(data_source, solution_str, ground_truth, extra_info=None) -> value by `solution_str`
 
-The keys of a task's meta are TRL's columns. A value is a number, a bool, None (not applicable), a dictionary with
-"score" or a `Score`, at most 1e30 in size: sums of larger ones overflow. Functions that take lists may be async, and
-then await all answers of a batch at once.
+The keys of a task's meta are TRL's columns. A value is a number (also a numpy or torch scalar), a bool, None (not
+applicable), a dictionary with "score" or a `Score`, at most 1e30 in size: sums of larger ones overflow. Functions that
+take lists may be async, and then await all answers of a batch at once.
 `python -m pytest tests/test_reward_registry.py` exercises it.
 """
 
@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from numbers import Real
@@ -178,8 +179,11 @@ class Signature:
         values = call(cases, options)
         if inspect.iscoroutine(values):
             values = run_coroutine(values)
-        if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
-            raise InvalidReturn("wrong_length", f"returned a {type(values).__name__}, expected {len(cases)} values")
+        if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__len__"):
+            raise InvalidReturn(
+                "wrong_length",
+                f"returned a {type(values).__name__}, expected {len(cases)} values in the order of the answers",
+            )
         if len(values) != len(cases):
             raise InvalidReturn("wrong_length", f"returned {len(values)} values for {len(cases)} answers")
         return list(values)
@@ -224,10 +228,15 @@ def to_score(value: Any, passed_at: float) -> Score:
         rest = {str(k): _number(v) for k, v in value.items() if k != "score"}
         parts = {k: v for k, v in rest.items() if v is not None and _is_bounded(v)}
         value = value["score"]
+        if value is None:
+            return Score(None, Outcome.INVALID, "not_applicable", parts, "the reward returned a score of None")
     number = _number(value)
     if number is None:
-        kind = type(value).__name__
-        raise InvalidReturn("wrong_type", f"returned a {kind}, expected a number, None, a dict or a Score")
+        raise InvalidReturn(
+            "wrong_type",
+            f"returned a {type(value).__name__} ({reprlib.repr(value)}), expected a number, None, a dict or a Score; "
+            "of a text or an array of one number return float(...)",
+        )
     _check_size(number)
     return Score(number, Outcome.PASSED if number >= passed_at else Outcome.FAILED, parts=parts)
 
