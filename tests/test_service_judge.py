@@ -132,7 +132,8 @@ def test_text_never_becomes_a_control_token_of_the_template(tokenizer: Any):
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     control = [[token for token in prompt if token in special] for prompt in client.prompts]
     assert control[0] == control[1] and len(control[0]) == 5  # three turns are begun, two of them ended
-    assert document(client, 1) == dict.fromkeys(("question", "reference", "answer"), hostile)
+    texts = {"question": hostile, "reference": f"{hostile} 4", "answer": hostile}
+    assert document(client, 1) == texts
 
 
 def test_a_template_without_a_system_role_gets_one_message(tokenizer: Any):
