@@ -35,6 +35,7 @@ from rlvr.audit.pass_rate import PassRate
 from rlvr.core.cpu_budget import available_cores
 from rlvr.core.files import read_json, sha256, write_atomic
 from rlvr.core.types import Outcome
+from rlvr.core.verdict_reasons import ReasonNames
 from rlvr.reward import Reward, resolve_reward
 from rlvr.reward.signatures import Case
 from rlvr.training import rollout_rows
@@ -113,6 +114,7 @@ class VerdictCounts:
 
     outcomes: Counter[str] = field(default_factory=Counter[str])
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    names: ReasonNames = field(default_factory=ReasonNames)
     rate: PassRate = field(default_factory=PassRate)
     kept: int = 0
     seconds: float = 0.0
@@ -120,7 +122,8 @@ class VerdictCounts:
     def add(self, verdict: Mapping[str, Any]) -> None:
         """Count a row of the output; rows of one `task` are completions of the same prompt."""
         self.outcomes[verdict["outcome"]] += 1
-        self.reasons[verdict["outcome"], verdict.get("reason", "")] += 1
+        reason = self.names.name_of(verdict["outcome"], verdict.get("reason", ""))
+        self.reasons[verdict["outcome"], reason] += 1
         if verdict["outcome"] not in (Outcome.ERROR.value, Outcome.INVALID.value):
             self.rate.add(verdict["outcome"] == Outcome.PASSED.value, verdict.get("task"))
 

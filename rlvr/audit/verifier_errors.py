@@ -15,7 +15,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from rlvr.audit.completion_rows import BadRow, read_rows
 from rlvr.audit.process_tree import read_descendants
 from rlvr.core.types import Outcome, Score
+from rlvr.core.verdict_reasons import ReasonNames
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 from rlvr.training.evaluate import wilson_interval
@@ -87,6 +88,10 @@ class VerifierMeasurement:
             "false_negative": _interval(wrong_true),
         }
 
+    def reasons(self) -> dict[str, float]:
+        """How many rows were not accepted for each reason: {"error/sandbox": 2.0}."""
+        return ReasonNames().count(j.score for j in self.judged)
+
     def seconds(self) -> dict[str, float]:
         ordered = sorted(j.seconds for j in self.judged)
         places = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -97,6 +102,7 @@ class VerifierMeasurement:
         return {
             "reward": self.name,
             **self.rates(),
+            "reasons": self.reasons(),
             "by_category": {category: self.rates(category) for category in categories if category},
             "seconds": self.seconds(),
             "peak_mib": self.peak_mib,
@@ -135,6 +141,8 @@ def report(measured: Sequence[VerifierMeasurement], show: int = 10) -> str:
         lines.append(f"{one.name}: {rates['rows']:,} rows, {without}")
         for kind in ("accuracy", "false_positive", "false_negative"):
             lines.append(f"  {kind.replace('_', ' '):<15} {_format_rate(rates[kind])}")
+        for outcome, reasons in _group_reasons(one.reasons()).items():
+            lines.append(f"  {outcome}: {', '.join(f'{name} {count:,.0f}' for name, count in reasons)}")
         times = ", ".join(f"{name} {1000 * value:.2f}" for name, value in seconds.items())
         lines.append(f"  time (ms)       {times};  peak memory {one.peak_mib:,.0f} MiB")
     categories = sorted({str(j.row.get("category", "")) for one in measured for j in one.judged if j.mistake})
@@ -166,6 +174,15 @@ def report(measured: Sequence[VerifierMeasurement], show: int = 10) -> str:
             if note := j.row.get("note"):
                 lines.append(f"    {str(note)[:120]}")
     return "\n".join(lines)
+
+
+def _group_reasons(counts: Mapping[str, float]) -> dict[str, list[tuple[str, float]]]:
+    """The reasons of each outcome, the most frequent first."""
+    grouped: dict[str, list[tuple[str, float]]] = {}
+    for path, count in sorted(counts.items(), key=lambda item: -item[1]):
+        outcome, _, name = path.partition("/")
+        grouped.setdefault(outcome, []).append((name, count))
+    return grouped
 
 
 def _end(judged: JudgedRow) -> str:

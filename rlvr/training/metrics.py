@@ -8,6 +8,7 @@ from __future__ import annotations
 from rlvr.algorithms import Algorithm
 from rlvr.algorithms.advantages import has_mixed_rewards
 from rlvr.core.types import Outcome, Trajectory, TrajectoryBatch, group_by, mean
+from rlvr.core.verdict_reasons import ReasonNames
 
 GOOD = 0.5  # the cookbook's bound between a group that is all good and one that is all bad
 
@@ -55,8 +56,11 @@ def _judged_groups(batch: TrajectoryBatch) -> list[list[Trajectory]]:
     return [group for group in groups if any(t.reward is not None for t in group)]
 
 
-def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
-    """Metrics of the step's completions as judged by the verifier `reward`. A rollout counts once."""
+def answer_statistics(batch: TrajectoryBatch, reward: str, names: ReasonNames | None = None) -> dict[str, float]:
+    """Metrics of the step's completions as judged by the verifier `reward`. A rollout counts once.
+
+    `names` are those that the run has for reasons so far.
+    """
     answers = TrajectoryBatch(last_of_rollouts(batch))
     verdicts = [t.scores[reward] for t in answers if reward in t.scores]
     judged = [v for v in verdicts if v.value is not None]
@@ -80,6 +84,7 @@ def answer_statistics(batch: TrajectoryBatch, reward: str) -> dict[str, float]:
         "verifier/invalid_rate": mean([float(v.outcome is Outcome.INVALID) for v in verdicts]),
         "verifier/no_answer_rate": mean([float(v.reason == "no_answer") for v in judged]),
     }
+    stats |= {f"verifier/{name}": count for name, count in (names or ReasonNames()).count(verdicts).items()}
     for name, values in _environment_reports(batch).items():  # the verifier's value of the same name has priority
         stats.setdefault(f"env/all/{name}", mean(values))
     for part in sorted({p for v in judged for p in v.parts}):

@@ -20,6 +20,7 @@ from rlvr.core import rng
 from rlvr.core.messages import AdamParams
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by, mean
+from rlvr.core.verdict_reasons import ReasonNames
 from rlvr.training.collector import Collector
 from rlvr.training.compatibility import check_compatibility, check_temperatures, list_advice
 from rlvr.training.errors import TrainingStoppedError, check_error_budget
@@ -45,6 +46,7 @@ class Trainer:
         self.collector = Collector(parts)
         self.passes = Passes(parts.options.ppo_epochs, parts.options.num_substeps, parts.options.target_kl)
         self.current_batch: list[Trajectory] = []  # of the step in progress: written to a file if the step fails
+        self._reason_names = ReasonNames()
         self.baseline = RunningBaseline(parts.algorithm.baseline_decay)
         self.reference: SamplingClient | None = None  # the loop sets it if `algorithm.needs_reference`
         self.critic: TrainingClient | None = None  # the loop sets it if the algorithm has one
@@ -145,7 +147,9 @@ class Trainer:
         change = self._measure_change(step, collected) if statistics.updates else {}
         is_given = self.options.completions == "given"  # then rewards, verdicts and log-probs are the data's
         completions = (
-            size_statistics(collected.all) if is_given else answer_statistics(collected.all, self.parts.reward.name)
+            size_statistics(collected.all)
+            if is_given
+            else answer_statistics(collected.all, self.parts.reward.name, self._reason_names)
         )
         completions |= measure_signal(collected.all, self.parts.algorithm)
         if self.parts.algorithm.has_penalty:
