@@ -10,10 +10,17 @@ import pytest
 from rlvr.cli.main import run
 from rlvr.core.types import Outcome, Score
 from rlvr.core.verdict_reasons import MAX_CHARS, MAX_NAMES, ReasonNames
+from tests.tiny_run import TINY
 
 REWARDS = '''
 """Rewards that fail in several ways."""
 from rlvr.core.types import Outcome, Score
+
+
+def worded(prompt, response, meta):
+    if len(response) % 3 == 0:
+        raise RuntimeError("boom")
+    return Score(0.0, Outcome.FAILED, "short") if len(response) % 3 == 1 else 1.0
 
 
 def fragile(prompt, response, meta):
@@ -78,3 +85,23 @@ def test_verify_and_audit_show_few_reasons(tmp_path: Path, monkeypatch: pytest.M
     (report,) = json.loads((tmp_path / "audit.json").read_text())
     reasons = report["reasons"]
     assert reasons["error/exception"] == 2.0 and reasons["failed/other"] == 5.0 and len(reasons) == 3 + MAX_NAMES + 1
+
+
+def test_a_run_counts_by_reason_and_learns_nothing_from_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_reasons.py").write_text(REWARDS)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    own = ["reward.type=own_reasons:worded", "training.error_budget=1", "training.prompts_per_step=4"]
+    assert run(["train", "--config=tiny.yaml", *own, "run.rollouts_per_step=100"]) == 0
+    folder = tmp_path / "runs" / "tiny"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen = 0
+    for step, row in enumerate(row for row in rows if row["phase"] == "rl"):
+        kept = [json.loads(line) for line in (folder / "rollouts" / f"rl-{step:06d}.jsonl").read_text().splitlines()]
+        broken = [r for r in kept if len(r["response"]) % 3 == 0]
+        assert row.get("verifier/error/exception", 0) == len(broken)
+        assert row.get("verifier/failed/short", 0) == sum(len(r["response"]) % 3 == 1 for r in kept)
+        assert all(r["reward"] is None and r["advantage"] == 0.0 for r in broken)
+        assert row["reward"] == pytest.approx(sum(len(r["response"]) % 3 == 2 for r in kept) / (16 - len(broken)))
+        seen += len(broken)
+    assert seen
