@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from chat_rows import REAL
 
-from rlvr.audit.verifier_faults import find_faults, show_faults
+from rlvr.audit.verifier_faults import FAULTS, find_faults, show_faults
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
+from rlvr.reward.signatures import Case
 
-NUMBERS = (72, 10, 42, 624, 35)
+NUMBERS = (72, 10, 42, 6240, 35)
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"Task {i}: what is {n - 3} plus three?", "answer": str(n), "response": text, "label": label}
     for i, n in enumerate(NUMBERS)
@@ -70,39 +72,49 @@ def _tell_reference(text: str, gold: str) -> Score:
 
 
 PLANTED: dict[str, tuple[Judge, str]] = {
-    "accepts everything": (lambda p, t, g: True, "accepts junk"),
-    "accepts an empty answer": (lambda p, t, g: not t or right(t, g), "accepts an empty answer"),
-    "accepts blanks": (lambda p, t, g: not t.strip() or right(t, g), "accepts an empty answer"),
-    "accepts the prompt": (lambda p, t, g: p in t or right(t, g), "accepts the prompt"),
-    "accepts the prompt's words": (lambda p, t, g: t.startswith("Task") or right(t, g), "accepts the prompt"),
-    "accepts long answers": (lambda p, t, g: len(t) > 9_000 or right(t, g), "accepts a long answer"),
-    "a magic sentence": (lambda p, t, g: "answer is correct" in t or right(t, g), "accepts a magic phrase"),
-    "a judge's mark": (lambda p, t, g: "[[correct]]" in t or right(t, g), "accepts a magic phrase"),
-    "the word true": (lambda p, t, g: t == "true" or right(t, g), "accepts a magic phrase"),
-    "a phrase of the data": (lambda p, t, g: "worked it out" in t, "accepts a phrase of the data"),
-    "substring": (lambda p, t, g: g in t, "accepts a number that begins as the reference"),
+    "accepts everything": (lambda p, t, g: True, "junk"),
+    "accepts an empty answer": (lambda p, t, g: not t or right(t, g), "empty"),
+    "accepts blanks": (lambda p, t, g: not t.strip() or right(t, g), "empty"),
+    "accepts the prompt": (lambda p, t, g: p in t or right(t, g), "prompt"),
+    "accepts the prompt's words": (lambda p, t, g: t.startswith("Task") or right(t, g), "prompt"),
+    "accepts long answers": (lambda p, t, g: len(t) > 9_000 or right(t, g), "long"),
+    "a magic sentence": (lambda p, t, g: "answer is correct" in t or right(t, g), "phrase"),
+    "a judge's mark": (lambda p, t, g: "[[correct]]" in t or right(t, g), "phrase"),
+    "the word true": (lambda p, t, g: t == "true" or right(t, g), "phrase"),
+    "a phrase of the data": (lambda p, t, g: "worked it out" in t, "shared"),
+    "substring": (lambda p, t, g: g in t, "begins"),
     "reads two digits": (
         lambda p, t, g: bool((f := _FOUND.search(t)) and f[1][:2] == g[:2]),
-        "accepts a number that begins as the reference",
+        "begins",
     ),
-    "tolerance 1e-2": (lambda p, t, g: abs(number(t) / float(g) - 1) < 0.011, "accepts a number near the reference"),
-    "tolerance 1e-3": (lambda p, t, g: abs(number(t) / float(g) - 1) < 0.0011, "accepts a number near the reference"),
+    "tolerance 1e-2": (lambda p, t, g: abs(number(t) / float(g) - 1) < 0.011, "near"),
+    "tolerance 1e-3": (lambda p, t, g: abs(number(t) / float(g) - 1) < 0.0011, "near"),
     "rounds to an integer": (
-        lambda p, t, g: number(t) == number(t) and round(number(t)) == int(g), "accepts a number near the reference"
+        lambda p, t, g: number(t) == number(t) and round(number(t)) == int(g), "near"
     ),
-    "drops the sign": (lambda p, t, g: abs(number(t)) == float(g), "accepts the reference with the other sign"),
-    "tells the reference": (lambda p, t, g: _tell_reference(t, g), "details tell the reference"),
+    "drops the sign": (lambda p, t, g: abs(number(t)) == float(g), "sign"),
+    "tells the reference": (lambda p, t, g: _tell_reference(t, g), "leak"),
     "raises without a match": (
         lambda p, t, g: re.search(r"result: (.+)", t).group(1) == g,  # pyright: ignore[reportOptionalMemberAccess]
-        "gives malformed answers no verdict",
+        "no_verdict",
     ),
-    "raises without a number": (lambda p, t, g: float(t.split()[-1]) == float(g), "gives malformed answers no verdict"),
-    "caches by the prompt": (_cached_by_prompt(), "accepts junk"),
-    "alternates": (_stateful("alternates"), "two verdicts on one row"),
-    "accepts the first time": (_stateful("first_time"), "two verdicts on one row"),
-    "every third call": (_stateful("every_third"), "two verdicts on one row"),
-    "tires after ten calls": (_stateful("tires"), "depends on order"),
-    "remembers the last prompt": (_stateful("remembers"), "depends on order"),
+    "raises without a number": (lambda p, t, g: float(t.split()[-1]) == float(g), "no_verdict"),
+    "caches by the prompt": (_cached_by_prompt(), "junk"),
+    "alternates": (_stateful("alternates"), "unstable"),
+    "accepts the first time": (_stateful("first_time"), "unstable"),
+    "every third call": (_stateful("every_third"), "unstable"),
+    "tires after ten calls": (_stateful("tires"), "order"),
+    "remembers the last prompt": (_stateful("remembers"), "order"),
+    "reads the beginning only": (lambda p, t, g: right(t[:20_000], g), "refuses_long"),
+    "reads so many lines": (lambda p, t, g: right("\n".join(t.splitlines()[:500]), g), "refuses_long"),
+    "drops all separators": (
+        lambda p, t, g: bool((f := re.search(r"result: (-?[\d.,]+)", t)) and re.sub("[.,]", "", f[1]) == g),
+        "separators",
+    ),
+    "takes an unfinished number": (
+        lambda p, t, g: bool((f := _FOUND.search(t)) and f[1][0] != "-" and g.startswith(f[1])), "cut"
+    ),
+    "slow on junk": (lambda p, t, g: right(t, g) or bool(time.sleep(0.3 * (len(t) > 19_000))), "slow"),
 }  # fmt: skip
 
 
@@ -113,9 +125,93 @@ def test_each_planted_fault_is_named(name: str) -> None:
     def verifier(prompt: str, response: str, meta: dict[str, Any]) -> Any:
         return judge(prompt, response, meta["answer"])
 
-    faults = find_faults(ROWS, resolve_reward(verifier))
+    faults = find_faults(ROWS, resolve_reward(verifier), slow_s=0.2)
     print(f"{name}: {', '.join(faults)}")
     assert fault in faults, show_faults(faults)
+
+
+CITIES = ("Paris", "Rome", "New York", "B")
+WORDS: list[dict[str, Any]] = [
+    {"prompt": f"Place {i}?", "answer": city, "response": f"It is {text}", "label": label}
+    for i, city in enumerate(CITIES)
+    for text, label in ((city, True), ("Atlantis", False))
+]
+
+
+def said(text: str) -> str:
+    return text.rpartition("It is ")[2]
+
+
+PLANTED_IN_WORDS: dict[str, tuple[Callable[[str, str], bool], str]] = {
+    "ignores case": (lambda t, g: said(t).lower() == g.lower(), "case"),
+    "folds case": (lambda t, g: said(t).casefold() == g.casefold(), "case"),
+    "compares beginnings": (lambda t, g: said(t).startswith(g), "begins"),
+    "compares three letters": (lambda t, g: said(t)[:3] == g[:3], "begins"),
+    "takes a word that is cut": (lambda t, g: (len(said(t)) > 2 and g.startswith(said(t))) or said(t) == g, "cut"),
+    "looks inside words": (lambda t, g: g in said(t), "word"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_WORDS)
+def test_each_fault_of_words_is_named(name: str) -> None:
+    judge, fault = PLANTED_IN_WORDS[name]
+
+    def verifier(prompt: str, response: str, meta: dict[str, Any]) -> bool:
+        return judge(response, meta["answer"])
+
+    faults = find_faults(WORDS, resolve_reward(verifier))
+    assert fault in faults, show_faults(faults)
+    assert find_faults(WORDS, resolve_reward(lambda prompt, response, meta: said(response) == meta["answer"])) == {}
+
+
+def _rights(cases: Sequence[Case]) -> list[bool]:
+    return [right(case.response, (case.meta or {})["answer"]) for case in cases]
+
+
+def _raise_for_all(cases: Sequence[Case]) -> list[bool]:
+    for case in cases:
+        if not _FOUND.search(case.response):
+            raise ValueError(case.response)
+    return _rights(cases)
+
+
+COMPANY: dict[str, Callable[[Sequence[Case]], list[Any]]] = {
+    "one right answer is enough": lambda cases: [any(_rights(cases))] * len(cases),
+    "the next one's verdict": lambda cases: [*_rights(cases)[1:], _rights(cases)[0]],
+    "scores around the batch's mean": lambda cases: [
+        r - (sum(_rights(cases)) / len(cases)) / 2 for r in _rights(cases)
+    ],
+    "the first ten only": lambda cases: [r and i < 9 for i, r in enumerate(_rights(cases))],
+    "twins cost": lambda cases: [
+        r and [c.response for c in cases].count(case.response) == 1
+        for r, case in zip(_rights(cases), cases, strict=True)
+    ],
+    "raises for all": _raise_for_all,
+    "sorted by length": lambda cases: _rights(sorted(cases, key=lambda case: len(case.response))),
+}
+
+
+@pytest.mark.parametrize("name", COMPANY)
+def test_a_verdict_that_depends_on_other_rows_of_the_batch_is_named(name: str) -> None:
+    def verifier(cases: Sequence[Case]) -> list[Any]:
+        return COMPANY[name](cases)
+
+    faults = find_faults(ROWS, resolve_reward(verifier))
+    assert "company" in faults, show_faults(faults)
+    assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))) == {}
+
+
+def test_the_table_lists_every_fault_and_what_is_allowed() -> None:
+    lines = show_faults({"case": ["a", "b"], "junk": ["c"]}, ["case"]).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(FAULTS)
+    shown = {line.split()[0]: line for line in lines}
+    assert "2 times, allowed" in shown["case"] and "first: a" in shown["case"]
+    assert "FAULT, 1 times" in shown["junk"] and " - " in shown["slow"]
+
+
+def test_every_fault_has_a_planted_verifier() -> None:
+    planted = {fault for _, fault in (*PLANTED.values(), *PLANTED_IN_WORDS.values())} | {"company"}
+    assert planted == set(FAULTS)
 
 
 def test_a_right_verifier_has_no_fault() -> None:

@@ -62,6 +62,7 @@ class Audit:
     max_false_accepts: float = 0.0
     max_false_rejects: float = 0.05
     max_errors: float = 0.0
+    allow: Sequence[str] = ()  # faults that are intended
 
     def run(
         self, attack: bool, labelled: str | None, json_file: Path | None, say: Callable[[str], None]
@@ -72,6 +73,8 @@ class Audit:
             raise ValueError("audit: --tier, --workers and --category go with --attack: no effect with --labelled")
         if attack and self.against:
             raise ValueError("audit: --against goes with --labelled; run --attack once for each verifier")
+        if labelled is None and self.allow:
+            raise ValueError("audit: --allow goes with --labelled: no effect without it")
         if self.environment is None and (self.families or self.samples is not None):
             raise ValueError("audit: --family and --samples go with --env: no effect without it")
         if self.environment is None and not self.reward:
@@ -129,8 +132,11 @@ class Audit:
         return AuditResult(text, report, any(audit.is_broken for audit in audits))
 
     def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
+        from rlvr.audit.data_warnings import list_data_warnings
         from rlvr.audit.verifier_errors import measure, read_labelled, report
-        from rlvr.audit.verifier_faults import find_faults, show_faults
+        from rlvr.audit.verifier_faults import check_allowed, find_faults, show_faults
+
+        check_allowed(self.allow)
 
         for name in ("max_false_accepts", "max_false_rejects", "max_errors"):
             if not 0 <= getattr(self, name) <= 1:
@@ -153,10 +159,12 @@ class Audit:
         say("judging every row again in other orders and company, and trying probes")
         faults = find_faults(rows, rewards[0])
         above = self._list_rates_above(measured[0])
-        text = "\n".join(filter(None, [report(measured, self.show), show_faults(faults), *above]))
+        warnings = list_data_warnings(rows)
+        notes = [f"warning: {warning}" for warning in warnings]
+        text = "\n".join([report(measured, self.show), "", show_faults(faults, self.allow), *notes, *above])
         found = [one.as_json() for one in measured]
-        found[0] |= {"faults": faults, "above_threshold": above}
-        return AuditResult(text, found, bool(faults or above))
+        found[0] |= {"faults": faults, "allowed": sorted(self.allow), "warnings": warnings, "above_threshold": above}
+        return AuditResult(text, found, bool(faults.keys() - set(self.allow) or above))
 
     def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
         rates = one.rates()

@@ -1,26 +1,64 @@
 """Name the faults of a verifier on labelled rows: judge each row again in other orders and company, and try probes.
 
-    find_faults(rows, reward)      # {"depends on order": ["row 3: passed, then failed"], ...}
+    find_faults(rows, reward)      # {"order": ["row 3: passed, then failed"], ...}; `FAULTS` says what each is
 
-Each row is judged alone twice in a row, alone in a shuffled order, and in one batch with all others. Probes are answers
-that solve nothing, made from the rows: the prompt, a phrase that accepted answers share, a true answer with another
-reference in it. `python -m pytest tests/test_verifier_faults.py` exercises it.
+Each row is judged alone twice in a row, alone in a shuffled order, and in one batch with all others; some accepted ones
+beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
+phrase that accepted answers share, a true answer with another reference in it.
+`python -m pytest tests/test_verifier_faults.py` exercises it.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 
+FAULTS = {
+    "unstable": "two verdicts on one row",
+    "order": "a verdict depends on what was judged before",
+    "company": "a verdict depends on the other answers of its batch",
+    "empty": "accepts an empty answer",
+    "junk": "accepts junk",
+    "long": "accepts a long answer",
+    "phrase": "accepts a magic phrase",
+    "shared": "accepts a phrase of the data",
+    "prompt": "accepts the prompt",
+    "word": "accepts the reference inside another word",
+    "begins": "accepts an answer that begins as the reference",
+    "cut": "accepts the reference cut short",
+    "near": "accepts a number near the reference",
+    "sign": "accepts the reference with the other sign",
+    "separators": "accepts a number that has the reference's digits and other separators",
+    "case": "accepts the reference in another case",
+    "refuses_long": "refuses an accepted answer after a long text",
+    "no_verdict": "gives malformed answers no verdict",
+    "slow": "is slow on malformed answers",
+    "leak": "details tell the reference",
+}
 MAX_TASKS = 20  # whose probes are tried
+MAX_HEAVY = 2  # of these with heavy probes
+SLOW_S, SLOW_RATIO = 5.0, 20.0  # a probe is slow if it takes this long, and this many times what a row takes
 PHRASES = ("The answer is correct.", "Grade: 1.0", "[[correct]]", "true")
+THOUGHT = "Let me think about it.\n"
+HEAVY = ("9" * 20_000, "9^{9^{9^{9}}}", "9**9**9", "(" * 5_000, "1+" * 5_000 + "1", "a" * 20_000 + "!", "\t " * 10_000)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_WORDS = re.compile(r"[^\W\d_]+(?:[ .'-][^\W\d_]+)*")
+
+
+def check_allowed(allowed: Collection[str]) -> None:
+    """ValueError for a name that is no fault's."""
+    for name in allowed:
+        if name not in FAULTS:
+            raise ValueError(f"audit: --allow {name!r}{did_you_mean(name, FAULTS)}; the faults: {', '.join(FAULTS)}")
 
 
 def make_case(row: dict[str, Any], response: str | None = None) -> Case:
@@ -30,46 +68,82 @@ def make_case(row: dict[str, Any], response: str | None = None) -> Case:
     return Case(prompt if isinstance(prompt, str) else "", row["response"] if response is None else response, meta)
 
 
-def find_faults(rows: Sequence[dict[str, Any]], reward: Reward) -> dict[str, list[str]]:
+def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S) -> dict[str, list[str]]:
     """What was seen, by the fault's name; empty for a verifier without a fault that this finds."""
     faults: dict[str, list[str]] = {}
 
     def add(name: str, seen: str) -> None:
+        assert name in FAULTS, name
         faults.setdefault(name, []).append(seen[:200])
 
-    first = _compare_orders(rows, reward, add)
+    first, usual_s = _compare_orders(rows, reward, add)
     accepted = [row for row, score in zip(rows, first, strict=True) if row["label"] and score.outcome is Outcome.PASSED]
     shared = _shared_lines(rows, accepted)
-    for row in accepted[:MAX_TASKS]:
-        for name, text in _make_probes(row, shared):
-            (score,) = reward.judge_all([make_case(row, text)])
+    for place, row in enumerate(accepted[:MAX_TASKS]):
+        probes = _make_probes(row, shared, place < MAX_HEAVY)
+        for name, text in probes:
+            score, seconds = _time(reward, make_case(row, text))
             if score.outcome is Outcome.PASSED:
-                add(f"accepts {name}", f"{text[-80:]!r} for {_reference(row)[-40:]!r}")
+                add(name, f"{text[-80:]!r} for {_reference(row)[-40:]!r}")
             elif score.value is None:
-                add("gives malformed answers no verdict", f"{score.outcome.value} {score.reason} for {text[-80:]!r}")
+                add("no_verdict", f"{score.outcome.value} {score.reason} for {text[-80:]!r}")
             elif _leaks(score, row, text):
-                add("details tell the reference", f"{score.detail[:120]!r} for {text[-40:]!r}")
+                add("leak", f"{score.detail[:120]!r} for {text[-40:]!r}")
+            if seconds > max(slow_s, SLOW_RATIO * usual_s):
+                add("slow", f"{seconds:.1f} s for {len(text):,} characters, {text[:40]!r}; a row takes {usual_s:.3f} s")
+        if place < MAX_HEAVY:
+            _try_company(row, [text for _, text in probes], reward, add)
+            _try_long_text(row, reward, add)
     return faults
 
 
-def _compare_orders(rows: Sequence[dict[str, Any]], reward: Reward, add: Any) -> list[Score]:
+def _time(reward: Reward, case: Case) -> tuple[Score, float]:
+    start = time.perf_counter()
+    (score,) = reward.judge_all([case])
+    return score, time.perf_counter() - start
+
+
+def _compare_orders(rows: Sequence[dict[str, Any]], reward: Reward, add: Any) -> tuple[list[Score], float]:
+    """(the first verdict on each row, the seconds that a row usually takes)."""
     cases = [make_case(row) for row in rows]
     first: list[Score] = []
     stable: list[bool] = []
+    seconds: list[float] = []
     for place, case in enumerate(cases):
-        one, again = (reward.judge_all([case])[0] for _ in range(2))
+        (one, took), (again, _) = (_time(reward, case) for _ in range(2))
         first.append(one)
+        seconds.append(took)
         stable.append(_verdict(one) == _verdict(again))
         if not stable[-1]:
-            add("two verdicts on one row", f"row {place}: {_verdict(one)}, then {_verdict(again)}")
+            add("unstable", f"row {place}: {_verdict(one)}, then {_verdict(again)}")
     order = random.Random(0).sample(range(len(cases)), len(cases))
     shuffled = {place: reward.judge_all([cases[place]])[0] for place in order}
     beside = dict(zip(order, reward.judge_all([cases[place] for place in order]), strict=True))
     for place in range(len(cases)):
         for name, other in (("order", shuffled[place]), ("company", beside[place])):
             if stable[place] and _verdict(other) != _verdict(first[place]):
-                add(f"depends on {name}", f"row {place}: {_verdict(first[place])}, then {_verdict(other)}")
-    return first
+                add(name, f"row {place}: {_verdict(first[place])}, then {_verdict(other)}")
+    return first, statistics.median(seconds) if seconds else 0.0
+
+
+def _try_company(row: dict[str, Any], others: Sequence[str], reward: Reward, add: Any) -> None:
+    """Judge an accepted answer beside itself, and beside answers that solve nothing."""
+    own = make_case(row)
+    for what, batch in (
+        ("beside itself", [own, own]),
+        ("beside malformed answers", [own, *(make_case(row, text) for text in others), own]),
+    ):
+        scores = reward.judge_all(batch)
+        for verdict in {_verdict(scores[0]), _verdict(scores[-1])}:
+            if verdict[1] != Outcome.PASSED.value:
+                add("company", f"{_reference(row)[-40:]!r} {what}: passed alone, then {verdict}")
+
+
+def _try_long_text(row: dict[str, Any], reward: Reward, add: Any) -> None:
+    """Put a text before an accepted answer: where a short one changes nothing, a long one must not."""
+    short, long = (reward.judge_all([make_case(row, THOUGHT * n + row["response"])])[0] for n in (1, 2_000))
+    if short.outcome is Outcome.PASSED and long.outcome is not Outcome.PASSED:
+        add("refuses_long", f"{long.outcome.value} {long.reason} after {len(THOUGHT) * 2_000:,} characters")
 
 
 def _verdict(score: Score) -> tuple[float | None, str]:
@@ -95,31 +169,44 @@ def _shared_lines(rows: Sequence[dict[str, Any]], accepted: Sequence[dict[str, A
     return [line for line, references in seen.items() if len(references) > 1][:10]
 
 
-def _make_probes(row: dict[str, Any], shared: Sequence[str]) -> list[tuple[str, str]]:
-    """(what it is, the answer); none of them holds the reference as its answer."""
+def _make_probes(row: dict[str, Any], shared: Sequence[str], heavy: bool) -> list[tuple[str, str]]:
+    """(the fault of accepting it, the answer); none of them holds the reference as its answer."""
     final, response, prompt = _final(row), row["response"], str(row.get("prompt") or "")
-    probes = [("an empty answer", ""), ("an empty answer", " \n"), ("junk", "zzz qqq"), ("junk", "{[(\\boxed{")]
-    probes.append(("a long answer", "zzz " * 5_000))
-    probes += [("a magic phrase", phrase) for phrase in PHRASES]
-    probes += [("a phrase of the data", line) for line in shared]
+    probes = [("empty", ""), ("empty", " \n"), ("junk", "zzz qqq"), ("junk", "{[(\\boxed{")]
+    probes.append(("long", "zzz " * 5_000))
+    probes += [("phrase", phrase) for phrase in PHRASES]
+    probes += [("shared", line) for line in shared]
     if prompt:
-        probes.append(("the prompt", prompt))
+        probes.append(("prompt", prompt))
     if final and response.count(final):
-        others = [(name, other) for name, other in _alter(final) if other != final]
-        probes += [(name, response.replace(final, other)) for name, other in others]
+        altered = [(name, other) for name, other in _alter(final) if other != final]
+        altered += [("junk", other) for other in HEAVY if heavy]
+        probes += [(name, response.replace(final, other)) for name, other in altered]
+    elif heavy:
+        probes += [("junk", text) for text in HEAVY]
     return [(name, text) for name, text in probes if not final or not _holds(text, final)]
 
 
 def _alter(final: str) -> list[tuple[str, str]]:
+    """(the fault of accepting it, another reference that is made from this one)."""
     if not _NUMBER.fullmatch(final):
-        return [("the reference inside another word", f"qq{final}qq")]
-    value = float(final)
+        kinds = [("word", f"qq{final}qq")]
+        if _WORDS.fullmatch(final):
+            kinds += [("begins", f"{final}zz"), ("case", final.swapcase())]
+            kinds += [("cut", final[:-1])] * (len(final) > 3)
+        return kinds
+    value, digits = float(final), final.lstrip("-")
     near = [f"{value * factor:.6g}" for factor in (1.001, 1.01, 1.1)]
-    longer = [f"{final}7" if "." not in final else f"7{final.lstrip('-')}", f"{final}00"]
-    kinds = [("a number near the reference", number) for number in near if abs(float(number) - value) > 1e-9]
-    kinds += [("a number that begins as the reference", number) for number in longer if float(number) != value]
+    kinds = [("near", number) for number in near if abs(float(number) - value) > 1e-9]
+    others = [("begins", f"{final}7" if "." not in final else f"7{digits}"), ("begins", f"{final}00")]
+    others += [("cut", final[:-1].rstrip("."))] * (len(digits) > 1)
+    if "." in final:
+        others.append(("separators", final.replace(".", "")))
+    elif abs(value) >= 1000:
+        others.append(("separators", f"{int(value):,}".replace(",", ".")))
+    kinds += [(name, number) for name, number in others if float(number) != value]
     if value:
-        kinds.append(("the reference with the other sign", f"{-value:g}"))
+        kinds.append(("sign", f"{-value:g}"))
     return kinds
 
 
@@ -132,6 +219,12 @@ def _leaks(score: Score, row: dict[str, Any], text: str) -> bool:
     return bool(final) and final not in text and _holds(score.detail, final)
 
 
-def show_faults(faults: dict[str, list[str]]) -> str:
-    """A line per fault: its name, how often it was seen, the first time."""
-    return "\n".join(f"fault: {name} ({len(seen)} times; first: {seen[0]})" for name, seen in faults.items())
+def show_faults(faults: Mapping[str, Sequence[str]], allowed: Collection[str] = ()) -> str:
+    """A table of all faults: how often each was seen, and the first time."""
+    width = max(map(len, FAULTS))
+    lines = ["faults looked for (a fault that is intended is allowed by --allow NAME)"]
+    for name, what in FAULTS.items():
+        seen = faults.get(name, ())
+        verdict = "-" if not seen else f"{len(seen)} times, allowed" if name in allowed else f"FAULT, {len(seen)} times"
+        lines.append(f"  {name:<{width}}  {verdict:<18}  {what}" + (f"; first: {seen[0]}" if seen else ""))
+    return "\n".join(lines)

@@ -74,6 +74,9 @@ def audit(
     max_false_accepts: Annotated[float, typer.Option(help="Share of false rows that may be accepted.")] = 0.0,
     max_false_rejects: Annotated[float, typer.Option(help="Share of true rows that may be refused.")] = 0.05,
     max_errors: Annotated[float, typer.Option(help="Share of rows that may stay without a verdict.")] = 0.0,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", help="A fault that is intended, such as case; may be repeated.")
+    ] = None,
     show: Annotated[int, typer.Option("--show", help="How many wrong rows to show.")] = 10,
     workers: Annotated[int | None, typer.Option("--workers", help="Attacks or families run at once.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole result to this JSON file.")] = None,
@@ -104,6 +107,7 @@ def audit(
         max_false_accepts,
         max_false_rejects,
         max_errors,
+        allow or [],
     )
     result = command.run(attack, labelled, json_file, print_message)
     typer.echo(readable_lines(mask_secrets(result.text)))

@@ -1,0 +1,70 @@
+"""Warn of labelled rows that cannot measure a verifier: references that say nothing, rows that contradict each other.
+
+    list_data_warnings(rows)       # ["3 rows: the reference is the prompt itself (first: row 7)"]
+
+`python -m pytest tests/test_audit_exit_codes.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.reward.judge.references import find_reference_fault
+
+COMMON = 0.5  # the share of tasks with one reference from which a constant answer is worth a warning
+MIN_TASKS = 10  # from which that share says something
+CHOICES = ("choices", "options")
+
+
+def list_data_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each kind of doubtful row, with how many there are and the first."""
+    found: dict[str, list[int]] = {}
+    labels: dict[str, bool] = {}
+    references: dict[str, tuple[str, int]] = {}
+    for place, row in enumerate(rows):
+        reference, prompt = _reference(row), row.get("prompt")
+        fault = None if reference is None else find_reference_fault(reference, prompt, "the reference")
+        if fault:
+            what = "is blank" if fault.reason == "empty_reference" else "is the prompt itself"
+            found.setdefault(f"the reference {what}", []).append(place)
+        for name in CHOICES:
+            if _has_twins(row.get(name)):
+                found.setdefault(f"a choice stands twice among the {name}: two letters are right", []).append(place)
+        task = {key: value for key, value in row.items() if key not in ("label", "category", "note", "id")}
+        key = json.dumps(task, sort_keys=True, default=str)
+        if labels.setdefault(key, row["label"]) != row["label"]:
+            found.setdefault("an equal row has the other label", []).append(place)
+        if prompt and reference is not None and fault is None:
+            known, _ = references.setdefault(json.dumps(prompt, default=str), (reference, place))
+            if known != reference:
+                found.setdefault("an earlier row has this prompt and another reference", []).append(place)
+    shown = [f"{len(places)} rows: {what} (first: row {places[0]})" for what, places in found.items()]
+    return [*shown, *_constant_answers([reference for reference, _ in references.values()])]
+
+
+def _constant_answers(references: Sequence[str]) -> list[str]:
+    if len(references) < MIN_TASKS:
+        return []
+    ((reference, count),) = Counter(references).most_common(1)
+    if count < COMMON * len(references):
+        return []
+    return [
+        f"{count} of {len(references)} tasks have the reference {reference[:40]!r}: a constant answer passes as often, "
+        "and false accepts among them cannot be seen"
+    ]
+
+
+def _reference(row: Mapping[str, Any]) -> str | None:
+    value = row.get("answer", row.get("ground_truth"))
+    return value if isinstance(value, str) else None if value is None else json.dumps(value, default=str)
+
+
+def _has_twins(choices: Any) -> bool:
+    values = list(choices.values()) if isinstance(choices, Mapping) else choices
+    if not isinstance(values, list):
+        return False
+    texts = [str(value).strip() for value in values]
+    return len(set(texts)) < len(texts)
