@@ -96,9 +96,11 @@ class Reader:
         return factor if sign > 0 else -factor
 
     def starts_factor(self) -> bool:
-        """Whether what follows multiplies what was read without a sign: no number, no word."""
+        """Whether what follows multiplies without a sign: no word, and no number but after a factorial."""
         self.skip()
         next_ = self.peek()
+        if next_.isdigit():
+            return self.text[: self.at].rstrip().endswith("!")
         if next_ == "(" or (next_ == "{" and not self.text.startswith("{,}", self.at)):
             return True
         if next_ == "|":

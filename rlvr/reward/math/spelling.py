@@ -70,6 +70,10 @@ _RENAMED = (
     (re.compile(r"\\dots(?![A-Za-z])|\\cdots(?![A-Za-z])"), r"\\ldots "),
     (re.compile(r"\\(?:varnothing)(?![A-Za-z])"), r"\\emptyset "),
     (re.compile(r"\\%"), "%"),
+    (re.compile(r"\{:\}"), ":"),
+    (re.compile(r"\\text\{\s*([\u00a2\u00a3\u00a5\u20ac])\s*\}"), r"\1"),
+    (re.compile(r"\\(?:euro|texteuro)(?![A-Za-z])"), "\u20ac"),
+    (re.compile(r"\\(?:pounds|textsterling)(?![A-Za-z])"), "\u00a3"),
     (re.compile(r"\*\*(?=\s*[-+({]?\s*[0-9A-Za-z])"), "^"),
 )  # fmt: skip
 _ROWS = re.compile(r"\\\\(?:\[[^\]\\]{0,20}\])?")

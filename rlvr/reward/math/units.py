@@ -14,12 +14,14 @@ _KNOWN = {
     "lbs": "pound", "oz": "ounce", "ml": "milliliter", "l": "liter", "hr": "hour", "hrs": "hour", "h": "hour",
     "min": "minute", "mins": "minute", "s": "second", "sec": "second", "secs": "second", "usd": "dollar",
     "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "millimetre": "millimeter",
-    "litre": "liter", "people": "person", "deg": "degree", "rad": "radian", "mph": "mile per hour", "\u20ac": "euro",
-    "\u00a3": "pound sterling", "square": "square", "us": "us", "sq": "square", "cu": "cubic", "children": "child",
+    "litre": "liter", "people": "person", "deg": "degree", "rad": "radian", "mph": "mile per hour",
+    "square": "square", "us": "us", "sq": "square", "cu": "cubic", "children": "child",
     "bus": "bus", "gas": "gas", "series": "series", "penny": "cent", "pennies": "cent", "men": "man", "women": "woman",
     "sheep": "sheep", "fish": "fish", "deer": "deer", "geese": "goose", "mice": "mouse", "teeth": "tooth",
     "dice": "die", "oxen": "ox", "cattle": "cattle", "aircraft": "aircraft", "species": "species",
 }  # fmt: skip
+CURRENCIES = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling", "\u00a5": "yen", "\u00a2": "cent"}
+_KNOWN |= {sign: name for sign, name in CURRENCIES.items() if sign != "$"}
 _UNITS = """unit square cubic point degree radian celsius fahrenheit kelvin person child man woman dollar cent euro yen
 rupee second minute hour day week month year decade century meter centimeter millimeter kilometer foot inch yard mile
 gram kilogram milligram ton tonne pound ounce liter milliliter gallon quart pint cup watt volt joule newton pascal hertz
@@ -55,7 +57,7 @@ PERCENT_SIGN = re.compile(
 # `5^{\text{th}}`, and `5th` where both sides have it: `2nd` alone may be a product.
 ORDINAL = re.compile(r"([0-9]{1,9})\s?\^?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}")
 _MARKS = re.compile(r"\\text\s*|[{}$~]|\\,|\\ ")
-_WORD = re.compile(r"([A-Za-z\u20ac\u00a3]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
+_WORD = re.compile(r"([A-Za-z\u00a2\u00a3\u00a5\u20ac]+(?:-[A-Za-z]+)*)\.?(?:\s*\^\s*([23]))?")
 _OPTIONAL = {"a", "an", "the", "total", "each"}
 
 

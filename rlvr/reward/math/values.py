@@ -37,7 +37,7 @@ from rlvr.reward.math.real_sets import (
     solve_inequality,
 )
 from rlvr.reward.math.spelling import normalize, split, words
-from rlvr.reward.math.units import ORDINAL, PERCENT_SIGN, SCALES, STOPS, unit_of
+from rlvr.reward.math.units import CURRENCIES, ORDINAL, PERCENT_SIGN, SCALES, STOPS, unit_of
 
 MAX_ITEMS = 200
 
@@ -52,6 +52,7 @@ _OTHER_CHOICE = re.compile(
     re.IGNORECASE,
 )
 _TEXT = re.compile(r"(?:\\text\s*\{[^{}\\]*\}\s*)+")
+_DATED = re.compile(r"(?:\\text\s*\{\s*)?[A-Z][a-z]{2,20} [0-9]{1,4}\s*\}?", re.IGNORECASE)  # "March 14"
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers")
 _TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE)
 _BUILT = re.compile(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?[|:](.*)", re.DOTALL)
@@ -94,12 +95,13 @@ ORDERED = {**{sign: sign for sign in ("=", "<", ">")}, "\\le": "<=", "\\ge": ">=
 def read_value(text: str) -> Value | None:
     """The value that a text spells, None where its form is unknown. Raises TooLarge only."""
     algebra.reset_budget()
+    text = normalize(text)
     try:
-        return _read(normalize(text))
+        return _read(text)
     except TooLarge:
         raise
     except (Unreadable, ValueError, ArithmeticError, RecursionError):
-        return None
+        return TextValue(words(text)) if _DATED.fullmatch(text) else None
 
 
 def _read(text: str) -> Value | None:
@@ -340,9 +342,9 @@ def _expression(text: str) -> Ratio:
 
 def _quantity(text: str, sign: int = 1) -> Quantity:
     unit, doubtful, text = "", False, text.strip()
-    head = re.match(r"([-+]?)\s*(\$|\u20ac|\u00a3)\s*(?=[-0-9.\\(])", text)
+    head = re.match(r"([-+]?)\s*([$\u20ac\u00a3\u00a5])\s*(?=[-0-9.\\(])", text)
     if head:
-        unit = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling"}[head[2]]
+        unit = CURRENCIES[head[2]]
         text = head[1] + text[head.end() :]
     if text.startswith("\\text"):  # the words before a number: \text{Area } 5 is not read
         raise Unreadable("words before a number")
