@@ -95,6 +95,33 @@ def test_a_right_answer_is_never_failed_by_a_grader_that_reads_another_form(
     assert [verdict_of(score) for score in scores] == [expected] * 2, scores[0].detail
 
 
+EVAL = "return float(eval(sample['output_text'])) == 7"
+SHOTS = (
+    "'x' * 10**12 | [0] * 10**10 | 10**400 | 1/0 | (lambda f: f(f))(lambda f: f(f)) | float('nan') | assert False | "
+    "print('x' * 10**9) | __import__('os')._exit(0) | __import__('sys').exit(0) | __import__('os').kill(-1, 9) | "
+    "exec('raise SystemExit') | __import__('os').fork() | __import__('signal').raise_signal(11) | "
+    "exec('raise KeyboardInterrupt') | __import__('sys').stdout.write('value 7.0') | "
+    "[open('/dev/full', 'w') for _ in range(10**5)] | \x00"
+)
+BROKEN = [*SHOTS.split(" | "), "(" * 300 + "7" + ")" * 300, "9" * 5000]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_no_answer_avoids_its_0_by_breaking_a_grader_that_runs_it(text: str) -> None:
+    grader = python(EVAL)
+    assert grader.grade({"answer": "7"}, {"output_text": "7"}).value == 1.0
+    score = grader.grade({"answer": "7"}, {"output_text": text})
+    assert (score.value, score.outcome.value) == (0.0, "failed"), score
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["9**9**9", "__import__('time').sleep(100)"])
+def test_an_answer_that_keeps_a_grader_busy_runs_out_of_time(text: str) -> None:
+    source = f"def grade(sample, item):\n    {EVAL}"
+    score = Grader.of({"type": "python", "source": source}, timeout_s=2).grade({"answer": "7"}, {"output_text": text})
+    assert verdict_of(score) == (0.0, "timeout", "timeout")
+
+
 def test_the_message_says_how_to_name_the_form() -> None:
     detail = python(JSON).grade({"answer": 7}, {"output_text": "7"}).detail
     assert "control_answer" in detail and '{"answer": 7}' in detail and "TypeError" in detail

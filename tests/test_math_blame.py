@@ -124,3 +124,20 @@ def test_nested_functions_have_a_cap_that_is_far_from_answers() -> None:
         compare_answers("5", nest("\\sin", 3, 20), Conventions())
     nested = "\\sqrt{2+\\sqrt{3+\\sin(x^2+\\cos(x+1))}}"
     assert compare_answers(nested, f"\\frac{{2{nested}}}{{2}}", Conventions()) is True
+
+
+HOSTILE = (
+    "9**9**9 | 9^{9^{9}} | 10^{10^{10}} | (x+1)^{500} | (a+b+c+d+e)^{60} | \\sum_{k=1}^{1000000}k | 999999! | "
+    "\\binom{10^9}{5\\cdot 10^8} | 5\\pmod{0} | \\log_1 5 | 0^0 | 5/0 | \\infty-\\infty | \\tan 90^\\circ | "
+    "i^{i^{i}} | \ud800 | \x005 | nan | inf | None | 5!!!!!!!!!! | \\sqrt[0]{5} | 5 or 6 | \\pm5 | \\cancel{6}5 | 5%5 | 5\\ne 6"
+)
+LONG = ["(" * 20_000, "{" * 3000 + "}" * 3000, "1/" * 5000 + "1", "x" * 30_000, "\\frac" * 3000, "1" * 200_000]
+LONG += ["\\sqrt{" * 500 + "2" + "}" * 500, "\\begin{pmatrix}" + "1&" * 5000 + "1\\end{pmatrix}", "0." + "3" * 100_000]
+
+
+@pytest.mark.parametrize("answer", [*HOSTILE.split(" | "), *LONG], ids=lambda answer: repr(answer[:20]))
+def test_no_answer_avoids_its_0_and_none_earns(answer: str) -> None:
+    for gold in ("5", "\\frac12", "x+1", "(1,2)"):
+        for use in ("never", "auto"):
+            score = judge(gold, answer, use_math_verify=use)
+            assert score.value == 0.0, (gold, use, score)

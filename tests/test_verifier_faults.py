@@ -201,6 +201,28 @@ def test_a_verdict_that_depends_on_other_rows_of_the_batch_is_named(name: str) -
     assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))) == {}
 
 
+def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
+    started: list[float] = []
+
+    def verifier(prompt: str, response: str, meta: dict[str, Any]) -> bool:
+        if not _FOUND.search(response) and not started:
+            started.append(1.0)
+            time.sleep(0.5)
+        return right(response, meta["answer"])
+
+    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.4) == {}
+    assert started
+
+
+@pytest.mark.parametrize(
+    "answer", ["9" * 400, "-" + "7" * 5000, ".", "\u0661\u0662", "\ud800", "1e400", {"a": [1]}, None, 0, ""]
+)
+def test_no_reference_breaks_the_search(answer: Any) -> None:
+    row = {"prompt": None, "answer": answer, "response": f"result: {answer}", "label": True}
+    reward = resolve_reward(lambda prompt, response, meta: response == f"result: {meta['answer']}")
+    assert "junk" not in find_faults([row, row], reward)
+
+
 def test_the_table_lists_every_fault_and_what_is_allowed() -> None:
     lines = show_faults({"case": ["a", "b"], "junk": ["c"]}, ["case"]).splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(FAULTS)
