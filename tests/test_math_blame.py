@@ -129,7 +129,8 @@ def test_nested_functions_have_a_cap_that_is_far_from_answers() -> None:
 HOSTILE = (
     "9**9**9 | 9^{9^{9}} | 10^{10^{10}} | (x+1)^{500} | (a+b+c+d+e)^{60} | \\sum_{k=1}^{1000000}k | 999999! | "
     "\\binom{10^9}{5\\cdot 10^8} | 5\\pmod{0} | \\log_1 5 | 0^0 | 5/0 | \\infty-\\infty | \\tan 90^\\circ | "
-    "i^{i^{i}} | \ud800 | \x005 | nan | inf | None | 5!!!!!!!!!! | \\sqrt[0]{5} | 5 or 6 | \\pm5 | \\cancel{6}5 | 5%5 | 5\\ne 6"
+    "i^{i^{i}} | \ud800 | \x005 | nan | inf | None | 5!!!!!!!!!! | \\sqrt[0]{5} | 5 or 6 | \\pm5 | "
+    "\\cancel{6}5 | 5%5 | 5\\ne 6"
 )
 LONG = ["(" * 20_000, "{" * 3000 + "}" * 3000, "1/" * 5000 + "1", "x" * 30_000, "\\frac" * 3000, "1" * 200_000]
 LONG += ["\\sqrt{" * 500 + "2" + "}" * 500, "\\begin{pmatrix}" + "1&" * 5000 + "1\\end{pmatrix}", "0." + "3" * 100_000]
