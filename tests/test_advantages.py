@@ -18,6 +18,7 @@ from rlvr.algorithms.advantages import (
     has_mixed_rewards,
     register_advantage,
 )
+from rlvr.algorithms.shaping import penalize
 from rlvr.core.types import Trajectory
 
 
@@ -33,8 +34,11 @@ BY_HAND = {
     "group_normalized": [0.5 / 0.500001, 0.0, -0.5 / 0.500001, -0.5 / 0.500001, 0.0, 0.0],
     "batch_mean": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],
     "batch_normalized": [x / 0.375001 for x in (0.625, -0.125, -0.375, -0.375, 0.0, -0.125)],
-    # The differences from the groups' means are 1/2, -1/2, 0, 0: their std over four rollouts is sqrt(1/8).
-    "group_mean_batch_std": [x / (math.sqrt(1 / 8) + 1e-6) for x in (0.5, 0.0, -0.5, -0.5, 0.0, 0.0)],
+    # Over the 15 sampled tokens, two of 1, nine of 1/4 and four of 0: mean 17/60, squared deviations 4890/3600.
+    "token_normalized": [x / 60 / (math.sqrt(163 / 1800) + 1e-6) for x in (43, -2, -17, -17, 0, -2)],
+    # Two of 1/2, nine of 0 and four of -1/2: mean -1/15, squared deviations 1290/900.
+    "group_mean_token_normalized": [x / 30 / (math.sqrt(43 / 450) + 1e-6) for x in (17, 2, -13, -13, 0, 2)],
+    "group_mean_batch_std": [x / 0.375001 for x in (0.5, 0.0, -0.5, -0.5, 0.0, 0.0)],
     "leave_one_out": [1.0, 0.0, -1.0, -1.0, 0.0, 0.0],  # 1 - 0 and 0 - 1; the unknown one is no other
     "ema": [0.625, -0.125, -0.375, -0.375, 0.0, -0.125],  # the first batch is its own baseline
     "raw": [1.0, 0.25, 0.0, 0.0, 0.0, 0.25],
@@ -72,7 +76,7 @@ def test_reduction_weights_by_hand(name: str) -> None:
     assert REDUCTIONS[name](known, MAX_TOKENS) == pytest.approx(WEIGHTS_BY_HAND[name], abs=1e-15)
 
 
-GROUPED = sorted(set(ESTIMATORS) - BATCH_ESTIMATORS)
+GROUPED = sorted(set(ESTIMATORS) - BATCH_ESTIMATORS - {"group_mean_batch_std"})  # its deviation is the batch's
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=3), st.integers(-5, 5), st.sampled_from(GROUPED))
@@ -99,7 +103,7 @@ def test_group_means_of_advantages_are_zero(rewards: list[list[float | None]]) -
 @given(
     st.floats(-1e6, 1e6, allow_subnormal=False),
     st.integers(1, 9),
-    st.sampled_from([*GROUPED, "batch_mean", "batch_normalized"]),
+    st.sampled_from([*GROUPED, "group_mean_batch_std", "batch_mean", "batch_normalized", "token_normalized"]),
 )
 def test_equal_rewards_give_exactly_no_advantage(reward: float, count: int, name: str) -> None:
     """Not even a rounding error: such a group must be skipped, not amplified by 1 / 1e-6."""
@@ -149,11 +153,15 @@ PENALTY = [0.0, 0.25, 0.5, 0.0]
 EARNED_BY_HAND = {
     "group_mean": [1 / 4, -1 / 8, -1 / 4, 1 / 8],
     "group_normalized": [0.25 / 0.250001, -0.125 / 0.125001, -0.25 / 0.250001, 0.125 / 0.125001],
-    "group_mean_batch_std": [x / (math.sqrt(5 / 128) + 1e-6) for x in (1 / 4, -1 / 8, -1 / 4, 1 / 8)],
+    "group_mean_batch_std": [x / (math.sqrt(35 / 256) + 1e-6) for x in (1 / 4, -1 / 8, -1 / 4, 1 / 8)],
+    "group_mean_token_normalized": [x / (math.sqrt(5 / 128) + 1e-6) for x in (1 / 4, -1 / 8, -1 / 4, 1 / 8)],
     "leave_one_out": [1 / 2, -1 / 4, -1 / 2, 1 / 4],
     "batch_mean": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
     # squares 81, 49, 1, 9 over 256 sum to 140/256; over four 35/256
-    "batch_normalized": [x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)],
+    **dict.fromkeys(
+        ("batch_normalized", "token_normalized"),  # each has one token
+        [x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)],
+    ),
     "ema": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
     "raw": [1.0, 0.0, 0.5, 0.25],
     "zero": [0.0] * 4,
@@ -172,6 +180,37 @@ def test_every_estimator_judges_the_reward_less_its_penalty(name: str) -> None:
     for item, penalty in zip(items, PENALTY, strict=True):
         item.penalty = penalty
     assert advantages(name, items) == pytest.approx(EARNED_BY_HAND[name], abs=1e-15)
+
+
+def test_reinforce_plus_plus_by_hand_on_two_completions_of_three_tokens() -> None:
+    """A_t = r - beta (KL of t and after it), standardized over the six tokens: 0, 1/2, 1/2 and -1, -1, 0.
+
+    beta 1/2, rewards 1 and 0, log p - log ref 1, 0, 1 and 0, 2, 0. The mean is -1/6, the squared deviations 84/36.
+    """
+    spec = resolve_algorithm("reinforce_pp", kl_coef=0.5)
+    items = [trajectory("a", "a0", 1.0, 3), trajectory("a", "a1", 0.0, 3)]
+    for t, k in zip(items, ([1.0, 0.0, 1.0], [0.0, 2.0, 0.0]), strict=True):
+        t.reference_logprobs = [q - x for q, x in zip(t.logprobs, k, strict=True)]
+    penalize(items, spec, MAX_TOKENS)
+    assert spec.select(items) == items
+    scale = 6 * (math.sqrt(7 / 18) + 1e-6)
+    expected = [[x / scale for x in row] for row in ([1, 4, 4], [-5, -5, 1])]
+    assert [t.token_advantages for t in items] == [pytest.approx(row, abs=1e-15) for row in expected]
+    assert [t.advantage for t in items] == pytest.approx([9 / 3 / scale, -9 / 3 / scale], abs=1e-15)
+
+
+def test_the_kl_to_go_runs_over_the_parts_of_a_rollout_and_leaves_written_tokens_out() -> None:
+    """One rollout of two parts, returns 1 less 1/8 a token: 5/8, 6/8 and, behind them, 7/8; the other earned 0."""
+    parts = [trajectory("a", "a0", 1.0, 2, written=1), trajectory("a", "a0", 1.0, 1), trajectory("a", "a1", 0.0, 1)]
+    for t, cost in zip(parts, ([1 / 8, 1 / 8, 0.0], [1 / 8], [0.0]), strict=True):
+        t.token_penalties = cost
+    parts[0].penalty = parts[1].penalty = 3 / 8
+    advantages("token_normalized", [*parts, trajectory("a", "a2", None, 4)])
+    mean, std = 9 / 16, math.sqrt((1 + 9 + 25 + 81) / 4) / 16  # 10, 12, 14 and 0 sixteenths, mean 9
+    expected = [[1 / 16, 3 / 16, 0.0], [5 / 16], [-mean]]
+    assert [t.token_advantages for t in parts] == [
+        pytest.approx([x / (std + 1e-6) for x in row], abs=1e-15) for row in expected
+    ]
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=3))

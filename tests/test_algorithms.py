@@ -52,7 +52,10 @@ ROWS_BY_HAND = {
         {},
     ),
     "reinforce_pp": (
-        [(i, a / 0.375001, 1 / 15) for i, a in ((0, 0.625), (1, -0.125), (2, -0.375), (3, -0.375), (5, -0.125))],
+        [  # over the 15 tokens, as in tests/test_advantages.py
+            (i, a / 60 / (math.sqrt(163 / 1800) + 1e-6), 1 / 15)
+            for i, a in ((0, 43), (1, -2), (2, -17), (3, -17), (5, -2))
+        ],
         {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     ),
     "rloo": ([(0, 1.0, 0.25), (2, -1.0, 0.25), (3, -1.0, 0.25)], {}),

@@ -40,6 +40,7 @@ MEANS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "target_kl": ("0.05", {"training.target_kl": 0.05}),
     "entropy_coef": ("0.02", {"algorithm.entropy_coef": 0.02}),
     "baseline_decay": ("0.9", {"algorithm.baseline_decay": 0.9}),
+    "advantage_estimator": ("rloo", {"algorithm.advantage": "leave_one_out"}),
     **dict.fromkeys(("mask_truncated_completions", "mask_truncated"), ("true", {"algorithm.mask_truncated": True})),
     "lora_rank": ("8", {"model.lora.rank": 8}),
     "base_model": ("./m", {"model.name": "./m"}),

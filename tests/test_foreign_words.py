@@ -158,6 +158,16 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
             {"algorithm.advantage": "group_normalized", "algorithm.reduction": "sequence_mean"},
         ),
         (
+            "algorithm.adv_estimator=reinforce_plus_plus actor_rollout_ref.actor.loss_agg_mode=token-mean",
+            {"algorithm.advantage": "token_normalized", "algorithm.reduction": "token_mean"},
+        ),
+        (
+            "algorithm.adv_estimator=reinforce_plus_plus_baseline",
+            {"algorithm.advantage": "group_mean_token_normalized"},
+        ),
+        ("advantage_estimator=reinforce", {"algorithm.advantage": "token_normalized"}),
+        ("advantage_estimator=reinforce_baseline", {"algorithm.advantage": "group_mean_token_normalized"}),
+        (
             "algorithm.adv_estimator=gae algorithm.gamma=0.99 algorithm.lam=1.0 trainer.critic_warmup=3 "
             "critic.optim.lr=1e-5 critic.cliprange_value=0.5",
             {
@@ -217,7 +227,10 @@ def test_a_word_becomes_our_key(words: str, expected: dict[str, Any]) -> None:
         ("trainer.n_gpus_per_node=8", ["one process trains on one device"]),
         ("critic.optim.lr=1e-5", ["critic.optim.lr", "takes no critic"]),
         ("critic.model.path=./m", ["the critic begins with the policy's weights"]),
-        ("algorithm.adv_estimator=remax", ["expected grpo, rloo, reinforce_plus_plus or gae"]),
+        (
+            "algorithm.adv_estimator=remax",
+            ["expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or gae"],
+        ),
         ("data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=48", ["not a multiple of 48"]),
         ("max_steps=7 trainer.total_training_steps=9", ["disagree"]),
     ],

@@ -153,6 +153,12 @@ def clipped_objective(answer: Answer, A: float, low: float, high: float) -> Tens
     return torch.where(binds, bound, r) * A
 
 
+def part(answer: Answer, t: int) -> Answer:
+    """The answer's token t alone."""
+    one = slice(t, t + 1)
+    return Answer(answer.p[one], answer.q[one], answer.ref[one], answer.H[one], answer.r, answer.group)
+
+
 def mean_of_means(terms: list[Tensor]) -> Tensor:
     return torch.stack([t.mean() for t in terms]).mean()
 
@@ -304,6 +310,17 @@ def test_a_kl_in_the_reward(estimator: str, client: Callable[..., Any]) -> None:
     total = torch.cat([clipped_objective(x, a, 0.8, 1.2) for x, a in zip(found.answers, A, strict=True)]).sum()
     found.agrees_with(-total / (len(found.answers) * M))
     assert found.measured.kl_loss == 0.0
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.2])
+def test_reinforce_plus_plus(kl_coef: float, client: Callable[..., Any]) -> None:
+    """A_t = r - beta sum_(i >= t) KL_i, standardized over all tokens; PPO's clip and token mean: arXiv:2501.03262."""
+    found = first_pass(client, resolve_algorithm("reinforce_pp", kl_coef=kl_coef))
+    to_go = [np.array([float((x.q - x.ref)[t:].sum()) for t in range(x.n)]) for x in found.answers]
+    earned = [x.r - kl_coef * kl for x, kl in zip(found.answers, to_go, strict=True)]
+    A = iter(standard(np.concatenate(earned)).tolist())
+    objectives = [clipped_objective(part(x, t), next(A), 0.8, 1.2) for x in found.answers for t in range(x.n)]
+    found.agrees_with(-torch.cat(objectives).mean())
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

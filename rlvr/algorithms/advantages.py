@@ -1,6 +1,6 @@
 """Advantage estimators and reductions: plain functions over trajectories, no torch.
 
-An estimator sets `advantage` on every trajectory, `gae` also one for each token. A baseline counts rollouts, not
+An estimator sets `advantage` on every trajectory, some also one for each token. A baseline counts rollouts, not
 trajectories: a rollout whose history was rewritten has several trajectories and counts once. A reward of None enters no
 baseline and gets advantage 0.
 
@@ -73,14 +73,9 @@ def group_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseli
 
 
 def group_mean_batch_std(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
-    """A_i = (r_i - mean_G(r)) / (std of these differences over the batch + 1e-6).
-
-    The variant of REINFORCE++ with a baseline, arXiv:2501.03262. (Lite PPO, arXiv:2508.08221, divides by the std of the
-    rewards themselves.)
-    """
+    """A_i = (r_i - mean_G(r)) / (std of the returns over the batch + 1e-6). Lite PPO, arXiv:2508.08221."""
     group_mean(trajectories, baseline)
-    centred = {_rollout(i, t): t.advantage for i, t in enumerate(trajectories) if t.reward is not None}
-    scale = std(list(centred.values())) + EPSILON
+    scale = std(list(rollout_values(trajectories).values())) + EPSILON
     for t in trajectories:
         t.advantage /= scale
 
@@ -107,6 +102,47 @@ def batch_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseli
     """A_i = (r_i - mean) / (std + 1e-6) over the batch: advantage normalisation as commonly done in PPO."""
     returns = list(rollout_values(trajectories).values())
     _assign(trajectories, mean(returns), std(returns) + EPSILON)
+
+
+def token_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+    """A_t = (G_t - mean) / (std + 1e-6) over all sampled tokens of the batch, G_t = r_i less the KL from token t on.
+
+    A long completion counts by its tokens. The KL of `kl_in=reward` is paid token by token: token t answers for its own
+    and for those after it. REINFORCE++, arXiv:2501.03262.
+    """
+    raw(trajectories, baseline)
+    _normalize_tokens(trajectories)
+
+
+def group_mean_token_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
+    """A_i = (r_i - mean_G(r), less its mean) / (its std + 1e-6), both over all sampled tokens of the batch.
+
+    REINFORCE++ with a baseline, arXiv:2501.03262; its KL is k2 in the loss. The mean over tokens need not be 0,
+    so a group of equal rewards has an advantage too.
+    """
+    group_mean(trajectories, baseline)
+    _normalize_tokens(trajectories)
+
+
+def _normalize_tokens(trajectories: Sequence[Trajectory]) -> None:
+    """Give each sampled token its trajectory's advantage and the penalties that earlier tokens paid, standardized."""
+    paid: dict[str, float] = {}
+    values: list[list[float]] = []
+    for i, t in enumerate(trajectories):
+        rollout, of_tokens = _rollout(i, t), [t.advantage] * len(t.response_tokens)
+        for place, cost in enumerate(t.token_penalties):
+            of_tokens[place] += paid.get(rollout, 0.0)
+            paid[rollout] = paid.get(rollout, 0.0) + cost
+        values.append(of_tokens)
+    rows = list(zip(trajectories, values, strict=True))
+    tokens = sorted(v for t, of in rows if t.reward is not None for v, m in zip(of, t.action_mask, strict=True) if m)
+    centre, scale = mean(tokens), std(tokens) + EPSILON
+    for t, of_tokens in rows:
+        known = t.reward is not None
+        t.token_advantages = [
+            (v - centre) / scale if m and known else 0.0 for v, m in zip(of_tokens, t.action_mask, strict=True)
+        ]
+        t.advantage = mean([a for a, m in zip(t.token_advantages, t.action_mask, strict=True) if m])
 
 
 def ema(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
@@ -175,6 +211,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "leave_one_out": leave_one_out,
     "batch_mean": batch_mean,
     "batch_normalized": batch_normalized,
+    "token_normalized": token_normalized,
+    "group_mean_token_normalized": group_mean_token_normalized,
     "ema": ema,
     "raw": raw,
     "pass_at_k": pass_at_k,
@@ -187,13 +225,21 @@ ESTIMATORS: dict[str, Estimator] = {
 WITH_THRESHOLD = ("acceptance", "verdict")  # these take `above`, the field `accept_above` of a spec
 # Their baseline is not a group's own, so a group of one, or of equal rewards, has a signal too.
 BATCH_ESTIMATORS = {
-    *("batch_mean", "batch_normalized", "ema", "raw", "zero", "process_normalized", "gae"),
-    *WITH_THRESHOLD,
+    *("batch_mean", "batch_normalized", "token_normalized", "group_mean_token_normalized", "ema", "raw", "zero"),
+    *("process_normalized", "gae", *WITH_THRESHOLD),
 }
 
 
 # Advantages that stay the same if all rewards are scaled and shifted alike, but for EPSILON.
-STANDARDIZED = frozenset({"group_normalized", "group_mean_batch_std", "batch_normalized"})
+STANDARDIZED = frozenset(
+    {
+        "group_normalized",
+        "group_mean_batch_std",
+        "batch_normalized",
+        "token_normalized",
+        "group_mean_token_normalized",
+    }
+)
 
 
 def register_advantage(name: str, *, baseline: str = "group") -> Callable[[Values], Values]:

@@ -42,7 +42,7 @@ for _spec in (
         source="Williams 1992 with a moving baseline",
     ),
     Algorithm(
-        "reinforce_pp", "batch_normalized", "ppo", "token_mean", 0.2, 0.2, drop_equal_groups=False,
+        "reinforce_pp", "token_normalized", "ppo", "token_mean", 0.2, 0.2, drop_equal_groups=False,
         source="arXiv:2501.03262; its KL penalty is kl_coef with k1 in the reward",
     ),
     Algorithm(

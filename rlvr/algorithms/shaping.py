@@ -73,7 +73,8 @@ def penalize(
 ) -> None:
     """Set every `penalty`: kl_coef x sum of k, if the KL goes into the reward, plus the overlong penalty.
 
-    With a critic each token pays for its own k (`token_penalties`), as in InstructGPT, arXiv:2203.02155.
+    With a critic each token pays for its own k (`token_penalties`), as in InstructGPT, arXiv:2203.02155, and so it does
+    in REINFORCE++, arXiv:2501.03262.
     `old_logprobs` gives the trainer's log-probs [R] of a trajectory before the step, if there are any.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
@@ -88,7 +89,7 @@ def penalize(
             kl = [token_kl(t, algorithm.kl_estimator, old_logprobs(t)) for t in parts]
             penalty += algorithm.kl_coef * sum(float(k.sum()) for k in kl)
             for t, k in zip(parts, kl, strict=True):
-                t.token_penalties = (algorithm.kl_coef * k).tolist() if algorithm.has_critic else []
+                t.token_penalties = (algorithm.kl_coef * k).tolist() if algorithm.has_token_penalties else []
         if algorithm.overlong_buffer:
             longest = max(longest_turn(t) for t in parts)
             penalty += algorithm.overlong_penalty * overlong_share(longest, max_tokens, algorithm.overlong_buffer)

@@ -54,7 +54,7 @@ class Algorithm:
     - `kl_coef` weighs the divergence from the policy as RL began, estimated by `kl_estimator`: with d = log reference -
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
       `kl_in=reward` subtracts coefficient x the completion's sum of k from its reward before the advantage, with the
-      advantage `gae` each token's k from the reward of that token; `kl_in=loss` adds coefficient x k to every token's
+      advantages `gae` and `token_normalized` each token's k from the reward of that token; `kl_in=loss` adds coefficient x k to every token's
       loss. k1 in the reward has the gradient of the reverse KL of whole completions (arXiv:2510.01555). k2 in the loss
       has that of the next token's KL at a fixed prefix, all of it for one token alone: it leaves out that a token also
       changes which prefixes come. k3 in the loss is GRPO's; k1 in the loss has none on average. k2 and k3 in the
@@ -300,6 +300,11 @@ class Algorithm:
     def has_critic(self) -> bool:
         """Whether the advantages need the values of a critic."""
         return self.advantage == "gae"
+
+    @property
+    def has_token_penalties(self) -> bool:
+        """Whether a KL in the reward is paid token by token, and not by the completion's return."""
+        return self.has_critic or self.advantage == "token_normalized"
 
     @property
     def has_gradient_at_zero(self) -> bool:

@@ -20,6 +20,7 @@ from rlvr.config.alias import Alias, number, same
 from rlvr.config.foreign_words import FOREIGN, VERL_SECTIONS
 from rlvr.config.schema import RunConfig
 from rlvr.config.validate import list_keys
+from rlvr.config.word_tables import choose
 
 
 def _below(value: Any) -> float:
@@ -86,6 +87,20 @@ ALIASES: tuple[Alias, ...] = (
     *_words("baseline_decay", "algorithm.baseline_decay", "decay of the moving-average baseline"),
     *_words("use_baseline", "~use_baseline", "subtract a moving average (advantage ema), or nothing (raw)"),
     *_words("normalize_advantages", "~normalize_advantages", "centre and scale over the batch (batch_normalized)"),
+    *_words(
+        "advantage_estimator",
+        "algorithm.advantage",
+        "OpenRLHF's: reinforce is token_normalized (REINFORCE++), reinforce_baseline group_mean_token_normalized, "
+        "rloo leave_one_out, group_norm group_normalized, dr_grpo group_mean, gae gae",
+        choose(
+            reinforce="token_normalized",
+            reinforce_baseline="group_mean_token_normalized",
+            rloo="leave_one_out",
+            group_norm="group_normalized",
+            dr_grpo="group_mean",
+            gae="gae",
+        ),
+    ),
     *_words("mask_truncated_completions mask_truncated", "algorithm.mask_truncated", "leave truncated ones out"),
     *_words("lora_rank", "model.lora.rank", "train an adapter of this rank"),
     *_words("base_model", "model.name", "a model's folder or hub name"),

@@ -189,13 +189,15 @@ VERL: tuple[Alias, ...] = (
             *words(
                 "adv_estimator",
                 "algorithm.advantage",
-                "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus batch_normalized, gae gae",
+                "grpo is group_normalized, rloo leave_one_out, reinforce_plus_plus token_normalized, "
+                "reinforce_plus_plus_baseline group_mean_token_normalized, gae gae",
                 choose(
-                    "expected grpo, rloo, reinforce_plus_plus or gae",
+                    "expected grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or gae",
                     gae="gae",
                     grpo="group_normalized",
                     rloo="leave_one_out",
-                    reinforce_plus_plus="batch_normalized",
+                    reinforce_plus_plus="token_normalized",
+                    reinforce_plus_plus_baseline="group_mean_token_normalized",
                 ),
             ),
             *refuse("norm_adv_by_std_in_grpo", "for Dr. GRPO give algorithm.advantage=group_mean", True),
