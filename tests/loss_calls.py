@@ -33,6 +33,7 @@ CALLS: list[tuple[str, dict[str, float], list[Datum]]] = [
     ("cross_entropy", {}, select(data(), "weights")),
     ("importance_sampling", {}, select(data(), *POLICY)),
     ("ppo", {"clip_low_threshold": 0.5, "clip_high_threshold": 1.1}, select(data(), *POLICY)),
+    ("ppo", {"dual_clip_threshold": 1.2}, select(data(), *POLICY)),
     ("cispo", {}, select(data(), *POLICY)),
     ("dro", {"beta": 0.3}, select(data(), *POLICY)),
     ("gspo", {}, select(data(), *POLICY, "sequence_ratio_mask")),

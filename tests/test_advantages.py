@@ -158,10 +158,10 @@ EARNED_BY_HAND = {
     "leave_one_out": [1 / 2, -1 / 4, -1 / 2, 1 / 4],
     "batch_mean": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
     # squares 81, 49, 1, 9 over 256 sum to 140/256; over four 35/256
-    **dict.fromkeys(
-        ("batch_normalized", "token_normalized"),  # each has one token
-        [x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)],
-    ),
+    "batch_normalized": [x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)],
+    "token_normalized": [
+        x / (math.sqrt(35 / 256) + 1e-6) for x in (9 / 16, -7 / 16, 1 / 16, -3 / 16)
+    ],  # each has one token
     "ema": [9 / 16, -7 / 16, 1 / 16, -3 / 16],
     "raw": [1.0, 0.0, 0.5, 0.25],
     "zero": [0.0] * 4,

@@ -259,6 +259,10 @@ def test_zero_advantage_is_skipped_and_still_counted() -> None:
         ("dpo", {"kl_coef": 0.1}, "algorithm.kl_coef=0.1 has no effect"),
         ("dpo", {"beta": None}, "dro, dpo, ipo, kto need a beta above 0"),
         ("dpo", {"clip_low": 0.1}, "does not clip"),
+        ("ppo", {"dual_clip": 1.2}, r"expected a ratio of at least 1 \+ clip_high = 1.28 \(3 is usual\), or null"),
+        ("ppo", {"dual_clip": math.inf}, "algorithm.dual_clip=inf: expected"),
+        ("cispo", {"dual_clip": 5.0}, "the loss 'cispo' has no second bound; leave it out, or .* gspo, ppo"),
+        ("rloo", {"dual_clip": 3.0}, "algorithm.dual_clip=3 has no effect"),
         ("reinforce_ema", {"baseline_decay": 1.5}, "algorithm.baseline_decay=1.5"),
     ],
 )
@@ -314,6 +318,7 @@ def test_another_loss_leaves_the_rows_own_clip_behind() -> None:
         and resolve_algorithm("dro", loss="cispo", **CLIP).beta is None
     )
     assert resolve_algorithm("ppo", loss="dro", beta=0.2).beta == 0.2
+    assert resolve_algorithm("ppo", dual_clip=3.0).thresholds["dual_clip_threshold"] == 3.0
 
 
 CLIP = {"clip_low": 1.0, "clip_high": 3.0}

@@ -165,6 +165,14 @@ POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
             "algorithm.adv_estimator=reinforce_plus_plus_baseline",
             {"algorithm.advantage": "group_mean_token_normalized"},
         ),
+        (
+            "actor_rollout_ref.actor.clip_ratio=0.2 actor_rollout_ref.actor.clip_ratio_c=3.0",
+            {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2, "algorithm.dual_clip": 3.0},
+        ),
+        (
+            "epsilon=0.2 epsilon_high=0.28 delta=1.5",
+            {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28, "algorithm.dual_clip": 1.5},
+        ),
         ("advantage_estimator=reinforce", {"algorithm.advantage": "token_normalized"}),
         ("advantage_estimator=reinforce_baseline", {"algorithm.advantage": "group_mean_token_normalized"}),
         (

@@ -74,6 +74,37 @@ def test_ppo_by_hand_on_both_sides_of_both_thresholds(
 
 
 @pytest.mark.parametrize(
+    ("ratio", "advantage", "term", "slope"),
+    [
+        # With c = 3: A < 0 pays at most 3 |A|, without a gradient beyond; A > 0 is as without it.
+        (2.9, -2.0, 5.8, 5.8),
+        (3.1, -2.0, 6.0, 0.0),
+        (50.0, -2.0, 6.0, 0.0),
+        (0.5, -2.0, 1.6, 0.0),
+        (2.9, 2.0, -2.4, 0.0),
+        (3.1, 2.0, -2.4, 0.0),
+        (1.1, 2.0, -2.2, -2.2),
+        (50.0, 0.0, 0.0, 0.0),
+    ],
+)
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_dual_clip_by_hand_below_and_above_its_bound(
+    name: str, ratio: float, advantage: float, term: float, slope: float
+) -> None:
+    """One token, whose ratio is its sequence's: torch and numpy, terms and slopes; at c itself min and max agree."""
+    config = {"dual_clip_threshold": 3.0}
+    inputs = {"logprobs": [-1.0], "advantages": [advantage], "sequence_ratio_mask": [1.0]}
+    p = [math.log(ratio) - 1]
+    terms, grad = run(name, p, config=config, **inputs)
+    assert terms == pytest.approx([term]) and grad == pytest.approx([slope])
+    arrays = {key: np.array(value) for key, value in inputs.items()}
+    again, slopes = FORMULAS[name](np.array(p), arrays, {**LOSS_SPECS[name].config, **config}, np.array([0]))
+    assert again == pytest.approx([term]) and slopes == pytest.approx([slope])
+    at_bound, _ = run(name, [math.log(3.0) - 1], config=config, **{**inputs, "advantages": [-2.0]})
+    assert at_bound == pytest.approx([6.0])
+
+
+@pytest.mark.parametrize(
     ("ratio", "advantage", "weight"),
     [
         # clip(r, 0.5, 4): the weight of p A
@@ -136,13 +167,14 @@ def by_numpy(name: str, p, q, a, w, mask, rows, config: dict) -> np.ndarray:
     for t in range(len(p)):
         r = math.exp(p[t] - q[t])
         lo, hi = config.get("clip_low_threshold", 0.0), config.get("clip_high_threshold", math.inf)
+        most = config.get("dual_clip_threshold", math.inf) * abs(a[t]) if a[t] < 0 else math.inf
         match name:
             case "cross_entropy":
                 out[t] = -w[t] * p[t]
             case "importance_sampling":
                 out[t] = -r * a[t]
             case "ppo":
-                out[t] = -min(r * a[t], max(lo, min(hi, r)) * a[t])
+                out[t] = min(most, -min(r * a[t], max(lo, min(hi, r)) * a[t]))
             case "cispo":
                 out[t] = -max(lo, min(hi, r)) * p[t] * a[t]
             case "dro":
@@ -151,13 +183,13 @@ def by_numpy(name: str, p, q, a, w, mask, rows, config: dict) -> np.ndarray:
             case "gspo":
                 counted = [u for u in range(len(p)) if rows[u] == rows[t] and mask[u]]
                 s = math.exp(sum(p[u] - q[u] for u in counted) / max(1, len(counted)))
-                out[t] = -min(s * a[t], max(lo, min(hi, s)) * a[t])
+                out[t] = min(most, -min(s * a[t], max(lo, min(hi, s)) * a[t]))
     return out
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from(NAMES))
-@settings(max_examples=60, deadline=None)
-def test_every_loss_equals_its_formula_derived_again(seed: int, name: str) -> None:
+@given(st.integers(0, 2**32 - 1), st.sampled_from(NAMES), st.booleans())
+@settings(max_examples=90, deadline=None)
+def test_every_loss_equals_its_formula_derived_again(seed: int, name: str, bounded: bool) -> None:
     """Random tokens of three sequences, against `by_numpy` to 1e-12."""
     rng = np.random.default_rng(seed)
     n = 12
@@ -166,11 +198,14 @@ def test_every_loss_equals_its_formula_derived_again(seed: int, name: str) -> No
     p, q, a, w = -rng.random(n) * 3, -rng.random(n) * 3, rng.normal(size=n), rng.random(n)
     q, a = q * rng.integers(0, 2, n), a * rng.integers(0, 2, n)  # either, both or none of them is 0
     mask = rng.integers(0, 2, n).astype(float)
+    config = dict(LOSS_SPECS[name].config)
+    if bounded and "dual_clip_threshold" in config:
+        config["dual_clip_threshold"] = 1.5
     terms, _ = run(
-        name, p.tolist(), rows, logprobs=q.tolist(), advantages=a.tolist(), weights=w.tolist(),
+        name, p.tolist(), rows, config, logprobs=q.tolist(), advantages=a.tolist(), weights=w.tolist(),
         sequence_ratio_mask=mask.tolist(),
     )  # fmt: skip
-    assert terms == pytest.approx(by_numpy(name, p, q, a, w, mask, rows, LOSS_SPECS[name].config), rel=1e-12, abs=1e-12)
+    assert terms == pytest.approx(by_numpy(name, p, q, a, w, mask, rows, config), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
@@ -186,7 +221,11 @@ def test_gradients_pass_gradcheck(name: str) -> None:
         "weights": torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=torch.float64),
     }
     terms, row_N = TERMS[name], torch.tensor([0, 0, 1, 1])
-    assert torch.autograd.gradcheck(lambda x: terms(x, inputs, dict(LOSS_SPECS[name].config), row_N), (p,))
+    for dual_clip in (math.inf, 2.0):  # the second token's ratio is e, the third's exp(-0.8), the last one's exp(-0.1)
+        config = {**LOSS_SPECS[name].config, "dual_clip_threshold": dual_clip}
+        for sign in (1.0, -1.0):
+            signed = {**inputs, "advantages": sign * inputs["advantages"]}
+            assert torch.autograd.gradcheck(lambda x, i=signed, c=config: terms(x, i, c, row_N), (p,))
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -334,8 +373,8 @@ def test_the_defaults_are_tinkers() -> None:
     defaults = {
         "cross_entropy": {},
         "importance_sampling": {},
-        "ppo": clip,
-        "gspo": clip,
+        "ppo": {**clip, "dual_clip_threshold": math.inf},  # the protocol has no second bound
+        "gspo": {**clip, "dual_clip_threshold": math.inf},
         "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
         "dro": {"beta": 0.05},
     }

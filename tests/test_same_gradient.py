@@ -66,6 +66,7 @@ CASES = [
     Case("window", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, model="mistral"),
     Case("soft-capped", "dapo", DAPO, model="gemma2"),
     Case("lora", "grpo_original", {"loss_type": "grpo", "epsilon": 0.2}, lora=True),
+    Case("two-sided", "dapo", {**DAPO, "delta": 1.3}, {"dual_clip": 1.3}),
 ]  # fmt: skip
 PLAIN = {"tree": False, "pack": False}
 SHORTCUTS: dict[str, dict[str, Any]] = {

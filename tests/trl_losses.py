@@ -185,6 +185,8 @@ def plain_loss(case: Case, module: Any, trajectories: Sequence[Trajectory], refe
             terms = -ratio.detach().clamp(low, high) * p * t.advantage
         else:
             terms = -torch.minimum(ratio * t.advantage, ratio.clamp(low, high) * t.advantage)
+        if algorithm.dual_clip is not None and t.advantage < 0:
+            terms = terms.clamp(max=-algorithm.dual_clip * t.advantage)
         if reference is not None:
             d = reference[i, : len(acted)][acted] - p
             terms = terms + algorithm.kl_coef * (torch.exp(d) - d - 1)

@@ -51,7 +51,14 @@ def list_options(algorithm: Algorithm) -> list[UsedOption]:
         used.append(UsedOption(f"entropy={a.entropy}", needs, "use entropy=sampled"))
     used += [
         UsedOption(name)
-        for name in ("teacher_coef", "importance_cap", "clip_cov_ratio", "mask_truncated", "overlong_buffer")
+        for name in (
+            "dual_clip",
+            "teacher_coef",
+            "importance_cap",
+            "clip_cov_ratio",
+            "mask_truncated",
+            "overlong_buffer",
+        )
         if getattr(a, name)
     ]
     return used
@@ -81,6 +88,7 @@ def support_table(clients: Iterable[ClientCapabilities]) -> list[list[str]]:
         {"kl_coef": 0.1, "kl_in": "loss"},
         {"entropy_coef": 0.1},
         {"entropy_coef": 0.1, "entropy": "exact"},
+        {"loss": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
         {"teacher_coef": 1.0},
         {"importance_cap": 2.0},
         {"clip_cov_ratio": 0.0002},

@@ -66,8 +66,13 @@ class LossSpec:
     def has_clip(self) -> bool:
         return "clip_low_threshold" in self.config
 
+    @property
+    def has_dual_clip(self) -> bool:
+        return DUAL_CLIP in self.config
 
-_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+
+DUAL_CLIP = "dual_clip_threshold"
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, DUAL_CLIP: math.inf}
 LOSS_SPECS: dict[str, LossSpec] = {
     "cross_entropy": LossSpec(
         "-w p; with K targets per token (a teacher's distribution, for example) -sum_k w_k p_k.",
@@ -77,7 +82,12 @@ LOSS_SPECS: dict[str, LossSpec] = {
     "importance_sampling": LossSpec(
         "-r A: the policy gradient corrected for the sampler's weights, unclipped. On-policy it is REINFORCE."
     ),
-    "ppo": LossSpec("-min(r A, clip(r, lo, hi) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7.", config=_CLIP),
+    "ppo": LossSpec(
+        "-min(min(r, c) A, clip(r, lo, hi) A). Schulman et al. 2017, arXiv:1707.06347, eq. 7, with c = "
+        "`dual_clip_threshold`, by default none: where A is negative, the term is at most c |A| and has no gradient "
+        "beyond. Dual clip, Ye et al. 2020, arXiv:1912.09729.",
+        config=_CLIP,
+    ),
     "cispo": LossSpec(
         "-sg(clip(r, lo, hi)) p A: the weight is clipped, no token loses its gradient. MiniMax-M1, arXiv:2506.13585.",
         config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
@@ -91,7 +101,7 @@ LOSS_SPECS: dict[str, LossSpec] = {
         weight_inputs=("beta_weights",),
     ),
     "gspo": LossSpec(
-        "PPO's clip on the sequence ratio s = exp(mean over `sequence_ratio_mask` of (sg(p) - q)), "
+        "PPO's clip, with its c, on the sequence ratio s = exp(mean over `sequence_ratio_mask` of (sg(p) - q)), "
         "with s_t = s exp(p - sg(p)). GSPO, arXiv:2507.18071, eq. 5 and 14.",
         config=_CLIP,
         masks=("sequence_ratio_mask",),
@@ -209,6 +219,11 @@ def _check_settings(loss_fn: str, settings: Mapping[str, float]) -> None:
             raise ValueError(
                 f"{given}: clip_low_threshold {low} and clip_high_threshold {high}, expected 0 <= low <= 1 <= high. "
                 "They bound the ratio itself: a clip of 0.2 is 0.8 and 1.2"
+            )
+        if not settings.get(DUAL_CLIP, math.inf) >= high:
+            raise ValueError(
+                f"{given}: {DUAL_CLIP} {settings[DUAL_CLIP]}, expected a ratio of at least clip_high_threshold {high} "
+                "(3 is usual), or none for no second bound"
             )
 
 

@@ -150,7 +150,7 @@ def resolve_algorithm(name: str, **overrides: Any) -> Algorithm:
         clip = {} if (spec.loss, overrides["loss"]) == ("ppo", "cispo") else {"clip_low": None, "clip_high": None}
         is_known = overrides["loss"] in RL_LOSSES
         beta = find_loss_spec(overrides["loss"]).config.get("beta") if is_known else None
-        overrides = {**clip, "beta": beta, **overrides}
+        overrides = {**clip, "beta": beta, "dual_clip": None, **overrides}
     if overrides.get("advantage", spec.advantage) != spec.advantage:
         above = 0.5 if overrides["advantage"] in WITH_THRESHOLD else None
         overrides = {"accept_above": above, "pass_k": 4 if overrides["advantage"] == "pass_at_k" else None, **overrides}

@@ -21,6 +21,7 @@ from rlvr.algorithms.advantages import (
     has_mixed_rewards,
 )
 from rlvr.algorithms.loss_specs import (
+    DUAL_CLIP,
     KL_ESTIMATORS,
     LOSS_SPECS,
     PAIR_LOSSES,
@@ -38,6 +39,9 @@ from rlvr.core.types import Trajectory, group_by
 class Algorithm:
     """The spec of one algorithm. `clip_low` and `clip_high` are epsilons around 1 (0.2 means a ratio of 0.8).
 
+    - `dual_clip`: the ratio, at least 1 + `clip_high` (3 is usual), beyond which a token with a negative advantage has
+      no gradient either: its loss is at most that many times its advantage. Dual clip, arXiv:1912.09729; of the losses
+      ppo and gspo. None: no such bound.
     - `loss`: a named loss, or a function of the user's as `package.module:function` (docs/custom_loss_quickstart.md).
     - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators. Setting `kl_coef`,
       `entropy_coef` or `teacher_coef` turns this off, since such groups then have a gradient, unless it is set too.
@@ -54,11 +58,11 @@ class Algorithm:
     - `kl_coef` weighs the divergence from the policy as RL began, estimated by `kl_estimator`: with d = log reference -
       log policy of a sampled token, k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d (http://joschu.net/blog/kl-approx.html).
       `kl_in=reward` subtracts coefficient x the completion's sum of k from its reward before the advantage, with the
-      advantages `gae` and `token_normalized` each token's k from the reward of that token; `kl_in=loss` adds coefficient x k to every token's
-      loss. k1 in the reward has the gradient of the reverse KL of whole completions (arXiv:2510.01555). k2 in the loss
-      has that of the next token's KL at a fixed prefix, all of it for one token alone: it leaves out that a token also
-      changes which prefixes come. k3 in the loss is GRPO's; k1 in the loss has none on average. k2 and k3 in the
-      reward have the gradient of no KL.
+      advantages `gae` and `token_normalized` each token's k from the reward of that token; `kl_in=loss` adds
+      coefficient x k to every token's loss. k1 in the reward has the gradient of the reverse KL of whole completions
+      (arXiv:2510.01555). k2 in the loss has that of the next token's KL at a fixed prefix, all of it for one token
+      alone: it leaves out that a token also changes which prefixes come. k3 in the loss is GRPO's; k1 in the loss has
+      none on average. k2 and k3 in the reward have the gradient of no KL.
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` subtracts coefficient x log-prob from each token's
       advantage (on-policy its expected gradient is that of each token's entropy at a fixed prefix, not of the whole
       completion's; later updates of a step clip it like any advantage), `exact` takes that entropy from full logits, so
@@ -104,6 +108,7 @@ class Algorithm:
     accept_above: float | None = None
     teacher_coef: float = 0.0
     pass_k: int | None = None
+    dual_clip: float | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
@@ -247,6 +252,19 @@ class Algorithm:
                 raise ValueError(f"algorithm.{bound}={value}: expected 0 to {most} (0.2 means the ratio 0.8 or 1.2)")
         if self.loss_spec.has_clip and None in (self.clip_low, self.clip_high):
             raise ValueError(f"algorithm.loss={self.loss} clips: give algorithm.clip_low and algorithm.clip_high")
+        if self.dual_clip is None:
+            return
+        if not self.loss_spec.has_dual_clip:
+            takes = ", ".join(sorted(name for name, spec in LOSS_SPECS.items() if spec.has_dual_clip))
+            raise ValueError(
+                f"algorithm.dual_clip={self.dual_clip:g} has no effect: the loss {self.loss!r} has no second bound; "
+                f"leave it out, or use one that does: {takes}"
+            )
+        if not 1 + (self.clip_high or 0) <= self.dual_clip < math.inf:
+            raise ValueError(
+                f"algorithm.dual_clip={self.dual_clip:g}: expected a ratio of at least 1 + clip_high = "
+                f"{1 + (self.clip_high or 0):g} (3 is usual), or null"
+            )
 
     @property
     def has_custom_loss(self) -> bool:
@@ -325,6 +343,8 @@ class Algorithm:
             bounds["clip_low_threshold"] = 1.0 - self.clip_low
         if self.clip_high is not None:
             bounds["clip_high_threshold"] = 1.0 + self.clip_high
+        if self.dual_clip is not None:
+            bounds[DUAL_CLIP] = self.dual_clip
         return bounds
 
     def select(self, trajectories: Sequence[Trajectory], baseline: RunningBaseline | None = None) -> list[Trajectory]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.algorithms.loss_specs import CUSTOM_METRICS
+from rlvr.algorithms.loss_specs import CUSTOM_METRICS, DUAL_CLIP
 from rlvr.algorithms.shaping import KL_TERMS
 from rlvr.algorithms.specs import Algorithm
 from rlvr.core.messages import Datum, ForwardBackwardOutput
@@ -102,6 +102,7 @@ class UpdateStatistics:
         bounds = algorithm.thresholds
         self.algorithm = algorithm
         self.low, self.high = bounds.get("clip_low_threshold", 0.0), bounds.get("clip_high_threshold", math.inf)
+        self.dual = bounds.get(DUAL_CLIP, math.inf)
         self.updates = self.trajectories = self.tokens = 0
         self.loss = self.entropy_loss = self.kl_loss = 0.0  # means over the optimizer steps
         self.clipped = {"low": 0, "high": 0}
@@ -171,7 +172,7 @@ class UpdateStatistics:
         bounds = np.full(len(delta), True)  # cispo clips a weight at any advantage; the others remove a gradient
         down, up = (bounds, bounds) if self.algorithm.loss == "cispo" else (advantage < 0, advantage > 0)
         self.clipped["low"] += int(((ratio < self.low) & down).sum())
-        self.clipped["high"] += int(((ratio > self.high) & up).sum())
+        self.clipped["high"] += int(((ratio > self.high) & up | (ratio > self.dual) & down).sum())
         self.ratio_max = max(self.ratio_max, float(np.exp(delta).max()))
         self._losses(rows, tokens, output, joined)
         for name in output.metrics.keys() - CUSTOM_METRICS if self.algorithm.needs_whole_step else ():

@@ -8,6 +8,7 @@ temperature than 1, `min_p`, exact entropy; the wire has none of these.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rlvr.algorithms.loss_specs import LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
+from rlvr.algorithms.loss_specs import DUAL_CLIP, LOSS_SPECS, VALUE_LOSS, VALUE_SPEC
 from rlvr.clients.custom_loss import (
     build_named_loss,
     compute_custom_loss,
@@ -91,9 +92,9 @@ class TinkerTrainingClient:
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
-        """One call, or two passes where the loss is given inputs that the wire does not know (`kl_weights`, say)."""
+        """One call, or two passes where the protocol has no such loss, input (`kl_weights`, say) or setting."""
         _check_config(loss_fn_config)
-        if needs_two_passes(data) or loss_fn not in self.named_losses:
+        if self._needs_two_passes(data, loss_fn, loss_fn_config):
             loss = build_named_loss(loss_fn, loss_fn_config)
             return LazyFuture.from_value(two_passes(self, data, loss, _kl_config(loss_fn_config)))
         return self._pass(data, loss_fn, loss_fn_config, has_gradient=True)
@@ -102,16 +103,21 @@ class TinkerTrainingClient:
         self, data: list[Datum], loss_fn: str = "cross_entropy", loss_fn_config: dict[str, float] | None = None
     ) -> Future[ForwardBackwardOutput]:
         _check_config(loss_fn_config)
-        if needs_two_passes(data) or loss_fn not in self.named_losses:
+        if self._needs_two_passes(data, loss_fn, loss_fn_config):
             loss = build_named_loss(loss_fn, loss_fn_config)
             return LazyFuture.from_value(self._forward_custom(data, loss, _kl_config(loss_fn_config)))
         return self._pass(data, loss_fn, loss_fn_config, has_gradient=False)
+
+    def _needs_two_passes(self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None) -> bool:
+        has_dual_clip = (config or {}).get(DUAL_CLIP, math.inf) != math.inf
+        return needs_two_passes(data) or has_dual_clip or loss_fn not in self.named_losses
 
     def _pass(
         self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, has_gradient: bool
     ) -> Future[ForwardBackwardOutput]:
         """A loss by the server's name for it, with every setting: servers have other defaults than ours."""
         settings = {**LOSS_SPECS[loss_fn].config, **(config or {})}
+        settings.pop(DUAL_CLIP, None)  # none: the protocol has no such setting
         return self._future(self._submit(data, loss_fn, settings, has_gradient), from_output)
 
     def _submit(self, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, has_gradient: bool) -> Any:

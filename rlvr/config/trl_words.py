@@ -125,7 +125,7 @@ TRL: tuple[Alias, ...] = (
         "token; for sequence give algorithm.name=gspo",
         choose("for sequence give algorithm.name=gspo", token=None),
     ),
-    *refuse("delta", "there is no second bound for negative advantages: leave it out"),
+    *words("delta", "algorithm.dual_clip", "the largest ratio, at least 1 + epsilon_high: dual clip"),
     *refuse(
         "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
         "the losses are in docs/algorithms.md; sapo and vespo are not among them",

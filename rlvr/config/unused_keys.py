@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rlvr.algorithms.advantages import WITH_THRESHOLD
-from rlvr.algorithms.loss_specs import RL_LOSSES, find_loss_spec
+from rlvr.algorithms.loss_specs import DUAL_CLIP, RL_LOSSES, find_loss_spec
 from rlvr.algorithms.registry import find_algorithm
 from rlvr.clients.registry import AT_A_SERVER
 from rlvr.config.compose import CLI, SHIPPED_FILES, LoadedConfig
@@ -46,6 +46,8 @@ def drop_unused(config: RunConfig) -> tuple[RunConfig, UnusedKeys]:
     config_of_loss = find_loss_spec(loss).config if loss in RL_LOSSES else {}
     if "clip_low_threshold" not in config_of_loss:
         dropped |= dict.fromkeys(("clip_low", "clip_high"), f"the loss {loss} does not clip")
+    if DUAL_CLIP not in config_of_loss:
+        dropped["dual_clip"] = f"the loss {loss} has no second bound"
     if "beta" not in config_of_loss:
         dropped["beta"] = f"the loss {loss} has no beta"
     if (advantage := cells.advantage or row.advantage) not in WITH_THRESHOLD:

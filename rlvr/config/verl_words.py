@@ -83,7 +83,7 @@ VERL: tuple[Alias, ...] = (
             *words("clip_ratio", "algorithm.clip_low algorithm.clip_high", "epsilon around 1, both sides", number),
             *words("clip_ratio_low", "algorithm.clip_low", "epsilon below 1", number),
             *words("clip_ratio_high", "algorithm.clip_high", "epsilon above 1", number),
-            *refuse("clip_ratio_c", "there is no second bound for negative advantages: leave it out"),
+            *words("clip_ratio_c", "algorithm.dual_clip", "dual clip; none if not given (verl: 3)", number),
             *words(
                 "policy_loss.loss_mode",
                 "~loss_mode",

@@ -37,8 +37,8 @@ def _clip(ratio: Tensor, config: dict[str, float]) -> Tensor:
 
 
 def _clipped_objective(ratio: Tensor, advantages: Tensor, config: dict[str, float]) -> Tensor:
-    clipped = _clip(ratio, config)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+    clipped, bounded = _clip(ratio, config), ratio.clamp(max=config["dual_clip_threshold"])
+    return -torch.minimum(bounded * advantages, clipped * advantages)
 
 
 def cross_entropy(p: Tensor, inputs: dict[str, Tensor], config: dict[str, float], row_N: Tensor) -> Tensor:

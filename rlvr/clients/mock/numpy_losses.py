@@ -34,10 +34,11 @@ def _importance_sampling(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.
 
 
 def _clip(ratio: np.ndarray, advantages: np.ndarray, c: dict[str, float]) -> Terms:
-    """-min(ratio A, clip(ratio) A) for a ratio whose derivative in p is itself."""
+    """-min(min(ratio, c) A, clip(ratio) A) for a ratio whose derivative in p is itself."""
     clipped = np.clip(ratio, c["clip_low_threshold"], c["clip_high_threshold"]) * advantages
-    free = ratio * advantages <= clipped
-    return -np.minimum(ratio * advantages, clipped), np.where(free, -ratio * advantages, 0.0)
+    bounded = np.minimum(ratio, c["dual_clip_threshold"]) * advantages
+    free = (bounded <= clipped) & (ratio <= c["dual_clip_threshold"])
+    return -np.minimum(bounded, clipped), np.where(free, -bounded, 0.0)
 
 
 def _ppo(p: np.ndarray, x: Inputs, c: dict[str, float], row: np.ndarray) -> Terms:
