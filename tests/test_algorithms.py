@@ -175,7 +175,7 @@ def test_an_empty_response_breaks_no_reduction() -> None:
 
 
 def test_equal_rewards_with_unequal_penalties_teach_unless_filtered() -> None:
-    """Two right answers, one overlong: the shorter is better, for a row that keeps such groups."""
+    """Two right answers, one further from the reference: the other is better, for a row that keeps such groups."""
     items = groups_of([[1.0, 1.0]])
     items[1].penalty = 0.5
     row = resolve_algorithm("grpo_original", advantage="group_mean")
@@ -183,7 +183,10 @@ def test_equal_rewards_with_unequal_penalties_teach_unless_filtered() -> None:
         ("g0/0", 0.25),
         ("g0/1", -0.25),
     ]
-    assert resolve_algorithm("ppo").select(items) == [], "a penalty alone makes no group worth keeping"
+    assert resolve_algorithm("ppo").select(items) == [], "a KL alone makes no group worth keeping"
+    items[1].length_penalty = 0.5
+    assert resolve_algorithm("ppo").select(items) == items, "two right answers, one overlong"
+    assert resolve_algorithm("dapo").select(items) == [], "DAPO asks for right and wrong ones"
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,16 @@ def test_dapo_with_its_overlong_penalty(client: Callable[..., Any]) -> None:
     found.agrees_with(-torch.cat([clipped_objective(x, a, 0.8, 1.28) for x, a in zip(kept, A, strict=True)]).mean())
 
 
+def test_an_overlong_penalty_alone_keeps_a_group_by_its_returns(client: Callable[..., Any]) -> None:
+    """Group c has equal rewards and an answer of nine tokens: with equal_by=return it is learned from."""
+    found = first_pass(client, resolve_algorithm("grpo", overlong_buffer=5, overlong_penalty=0.25))
+    earned = [x.r - 0.25 * (0.0 if x.n <= 5 else (x.n - 5) / 5) for x in found.answers]
+    A = of_groups(found.answers, earned, center)
+    assert [a for x, a in zip(found.answers, A, strict=True) if x.group == "c"] == pytest.approx([0.1, -0.1])
+    terms = [clipped_objective(x, a, 0.8, 1.28) for x, a in zip(found.answers, A, strict=True)]
+    found.agrees_with(-torch.cat(terms).mean())
+
+
 def test_dr_grpo(client: Callable[..., Any]) -> None:
     """Centred rewards and the constant 1 / (N M), arXiv:2503.20783; TRL's loss_type dr_grpo."""
     found = first_pass(client, resolve_algorithm("dr_grpo"))

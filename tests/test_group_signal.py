@@ -9,7 +9,8 @@ from advantage_batch import trajectory
 from table_trainer import make_trainer
 
 from rlvr.algorithms import resolve_algorithm
-from rlvr.core.types import Trajectory
+from rlvr.algorithms.shaping import penalize_length
+from rlvr.core.types import Trajectory, group_by
 from rlvr.training.schedules.sync import Synchronous
 
 
@@ -79,3 +80,28 @@ def test_the_metric_counts_groups_with_signal(options: dict[str, Any], share: st
     expected = {"correct": row["env/all/correct"], "mixed": row["env/all/by_group/frac_mixed"]}[share]
     assert row["frac_groups_with_signal"] == pytest.approx(expected) and 0 < expected < 1
     assert share == "mixed" or row["frac_reward_zero_std"] == 1.0
+
+
+@pytest.mark.parametrize(("name", "has_signal"), [("grpo", True), ("grpo_original", True), ("dapo", False)])
+def test_an_overlong_penalty_counts_before_the_update(name: str, has_signal: bool) -> None:
+    """Two right completions, one of them half overlong (3 of 4 tokens, buffer 2): returns 1 and 1/2; DAPO asks
+    rewards."""
+    items = [trajectory("g", "g0", 1.0, 2), trajectory("g", "g1", 1.0, 3)]
+    spec = resolve_algorithm(name, overlong_buffer=2)
+    penalize_length(items, spec, 4)
+    assert [t.penalty for t in items] == [0.0, 0.5]
+    assert spec.has_signal(items) is has_signal
+    assert spec.select(items) == (items if has_signal else [])
+    assert resolve_algorithm("dapo", overlong_buffer=2, equal_by="return").has_signal(items)
+
+
+@pytest.mark.parametrize(("equal_by", "waves"), [("return", 1), ("reward", 3)])
+def test_dynamic_sampling_asks_for_returns(equal_by: str, waves: int) -> None:
+    """Every reward is 1; completions of one letter and of more differ by what they cost, so no group is replaced."""
+    cells = {"overlong_buffer": 4, "equal_by": equal_by}
+    options = {"dynamic_sampling": 2, "control": "equal_rewards", "prompts_per_step": 2, "group_size": 8}
+    trainer = make_trainer(algorithm="grpo", cells=cells, sampling={"max_tokens": 4}, **options)
+    collected = Synchronous(trainer).collect(0)
+    assert {t.reward for t in collected.all} == {1.0} and collected.waves == waves
+    groups = group_by(collected.batch, lambda t: t.group_id).values()
+    assert all(len({t.penalty for t in group}) > 1 for group in groups)

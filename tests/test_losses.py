@@ -6,6 +6,7 @@ Legend as in `rlvr.engine.losses`: p trained log-prob, q sampled log-prob, A adv
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_dual_clip_by_hand_below_and_above_its_bound(
 ) -> None:
     """One token, whose ratio is its sequence's: torch and numpy, terms and slopes; at c itself min and max agree."""
     config = {"dual_clip_threshold": 3.0}
-    inputs = {"logprobs": [-1.0], "advantages": [advantage], "sequence_ratio_mask": [1.0]}
+    inputs: dict[str, Any] = {"logprobs": [-1.0], "advantages": [advantage], "sequence_ratio_mask": [1.0]}
     p = [math.log(ratio) - 1]
     terms, grad = run(name, p, config=config, **inputs)
     assert terms == pytest.approx([term]) and grad == pytest.approx([slope])

@@ -315,6 +315,11 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
+def has_mixed_returns(group: Sequence[Trajectory]) -> bool:
+    """Whether a group's known rewards, less what overlong completions cost, differ. A KL does not count."""
+    return len({t.reward - t.length_penalty for t in group if t.reward is not None}) > 1
+
+
 def has_mixed_rewards(group: Sequence[Trajectory]) -> bool:
     """Whether a group's known rewards differ, as the verifiers gave them: penalties do not count.
 

@@ -58,7 +58,7 @@ for _spec in (
         source="arXiv:2503.20783",
     ),
     Algorithm(
-        "dapo", "group_normalized", "ppo", "token_mean", 0.2, 0.28,
+        "dapo", "group_normalized", "ppo", "token_mean", 0.2, 0.28, equal_by="reward",
         source="arXiv:2503.14476; with training.dynamic_sampling and overlong_buffer",
     ),
     Algorithm(

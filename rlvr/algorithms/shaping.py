@@ -65,6 +65,25 @@ def longest_turn(trajectory: Trajectory) -> int:
     return longest
 
 
+def penalize_length(trajectories: Sequence[Trajectory], algorithm: Algorithm, max_tokens: int) -> None:
+    """Set every `penalty` to that of an overlong completion, which is known as soon as it was judged."""
+    for parts in _group_rollouts(trajectories):
+        penalty = 0.0
+        if algorithm.overlong_buffer and parts[0].reward is not None:
+            longest = max(longest_turn(t) for t in parts)
+            penalty = algorithm.overlong_penalty * overlong_share(longest, max_tokens, algorithm.overlong_buffer)
+        for t in parts:
+            t.penalty = t.length_penalty = penalty
+            t.token_penalties = []
+
+
+def _group_rollouts(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    rollouts: dict[str, list[Trajectory]] = {}
+    for index, t in enumerate(trajectories):
+        rollouts.setdefault(t.rollout_id or f"#{index}", []).append(t)
+    return list(rollouts.values())
+
+
 def penalize(
     trajectories: Sequence[Trajectory],
     algorithm: Algorithm,
@@ -77,21 +96,12 @@ def penalize(
     in REINFORCE++, arXiv:2501.03262.
     `old_logprobs` gives the trainer's log-probs [R] of a trajectory before the step, if there are any.
     """
-    in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
-    rollouts: dict[str, list[Trajectory]] = {}
-    for index, t in enumerate(trajectories):
-        t.penalty, t.token_penalties = 0.0, []
-        if t.reward is not None:
-            rollouts.setdefault(t.rollout_id or f"#{index}", []).append(t)
-    for parts in rollouts.values():
-        penalty = 0.0
-        if in_reward:
-            kl = [token_kl(t, algorithm.kl_estimator, old_logprobs(t)) for t in parts]
-            penalty += algorithm.kl_coef * sum(float(k.sum()) for k in kl)
-            for t, k in zip(parts, kl, strict=True):
-                t.token_penalties = (algorithm.kl_coef * k).tolist() if algorithm.has_token_penalties else []
-        if algorithm.overlong_buffer:
-            longest = max(longest_turn(t) for t in parts)
-            penalty += algorithm.overlong_penalty * overlong_share(longest, max_tokens, algorithm.overlong_buffer)
-        for t in parts:
-            t.penalty = penalty
+    penalize_length(trajectories, algorithm, max_tokens)
+    if not (algorithm.kl_coef and algorithm.kl_in == "reward"):
+        return
+    for parts in _group_rollouts([t for t in trajectories if t.reward is not None]):
+        kl = [algorithm.kl_coef * token_kl(t, algorithm.kl_estimator, old_logprobs(t)) for t in parts]
+        total = sum(float(k.sum()) for k in kl)
+        for t, k in zip(parts, kl, strict=True):
+            t.penalty += total
+            t.token_penalties = k.tolist() if algorithm.has_token_penalties else []

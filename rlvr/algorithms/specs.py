@@ -18,6 +18,7 @@ from rlvr.algorithms.advantages import (
     REDUCTIONS,
     WITH_THRESHOLD,
     RunningBaseline,
+    has_mixed_returns,
     has_mixed_rewards,
 )
 from rlvr.algorithms.loss_specs import (
@@ -45,6 +46,9 @@ class Algorithm:
     - `loss`: a named loss, or a function of the user's as `package.module:function` (docs/custom_loss_quickstart.md).
     - `drop_equal_groups`: groups whose rewards are all equal leave the batch and its denominators. Setting `kl_coef`,
       `entropy_coef` or `teacher_coef` turns this off, since such groups then have a gradient, unless it is set too.
+    - `equal_by`: what is compared. `return`: the reward less the overlong penalty, so right completions of which one is
+      overlong are a group with signal. `reward`: what the verifiers gave, as in DAPO, whose dynamic sampling asks for
+      right and wrong completions (arXiv:2503.14476, eq. 11). A KL in the reward never counts.
     - `mask_truncated`: completions that ran out of tokens are not learned from (DAPO's overlong filtering).
     - `beta`: the weight of dro's quadratic term, or the strength of the pull to the reference of dpo, ipo and kto; for
       these losses only.
@@ -109,6 +113,7 @@ class Algorithm:
     teacher_coef: float = 0.0
     pass_k: int | None = None
     dual_clip: float | None = None
+    equal_by: str = "return"
 
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
@@ -118,6 +123,7 @@ class Algorithm:
             "kl_estimator": KL_ESTIMATORS,
             "kl_in": ("reward", "loss"),
             "entropy": ("sampled", "exact"),
+            "equal_by": ("return", "reward"),
         }
         for what, known in choices.items():
             if (value := getattr(self, what)) not in known:
@@ -351,7 +357,7 @@ class Algorithm:
         """Set every `advantage`; return the trajectories that the loss's denominators count.
 
         Unknown rewards are left out, and so are truncated completions under `mask_truncated` (they still count in the
-        baseline) and groups with equal rewards under `drop_equal_groups`. The batch then updates `baseline`.
+        baseline) and groups with equal returns under `drop_equal_groups`. The batch then updates `baseline`.
         """
         baseline = baseline or RunningBaseline(self.baseline_decay)
         for t in trajectories:
@@ -363,7 +369,7 @@ class Algorithm:
             known = [t for t in known if t.advantage]
         if self.drop_equal_groups:
             groups = group_by(known, lambda t: t.group_id).values()
-            known = [t for group in groups if has_mixed_rewards(group) for t in group]
+            known = [t for group in groups if self._has_mixed(group) for t in group]
         if self.mask_truncated:
             cut = {t.rollout_id or str(id(t)) for t in known if t.truncated}
             known = [t for t in known if (t.rollout_id or str(id(t))) not in cut]
@@ -372,15 +378,20 @@ class Algorithm:
     def has_signal(self, group: Sequence[Trajectory]) -> bool:
         """Whether the algorithm can learn from how the completions of a group were judged, or from its teacher.
 
-        A loss of pairs needs an accepted and a refused completion of other tokens; a group baseline needs rewards that
-        differ, and that can be asked before `select`. With any other baseline, or a teacher, a group has signal if a
-        token has an advantage, so ask after the update.
+        A loss of pairs needs an accepted and a refused completion of other tokens; a group baseline needs returns that
+        differ (`equal_by`), and that can be asked before `select`, once `penalize_length` has set what overlong
+        completions cost. With any other baseline, or a teacher, a group has signal if a token has an advantage, so ask
+        after the update.
         """
         if self.is_paired:
             return self._has_pair([t for t in group if t.reward is not None])
         if self.has_group_baseline and (self.drop_equal_groups or not self.teacher_coef):
-            return has_mixed_rewards(group)
+            return self._has_mixed(group)
         return any(t.has_advantage for t in group if t.reward is not None)
+
+    def _has_mixed(self, group: Sequence[Trajectory]) -> bool:
+        by_reward = self.drop_equal_groups and self.equal_by == "reward"
+        return has_mixed_rewards(group) if by_reward else has_mixed_returns(group)
 
     def _has_pair(self, judged: Sequence[Trajectory]) -> bool:
         assert self.accept_above is not None

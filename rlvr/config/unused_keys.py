@@ -200,7 +200,10 @@ def _unused_algorithm_keys(config: RunConfig) -> UnusedKeys:
     if not row.clip_cov_ratio:
         idle += [(f"algorithm.{key}", "algorithm.clip_cov_ratio is 0") for key in ("clip_cov_lb", "clip_cov_ub")]
     if row.overlong_buffer is None:
-        idle.append(("algorithm.overlong_penalty", "algorithm.overlong_buffer is not given"))
+        why = "algorithm.overlong_buffer is not given"
+        idle += [(f"algorithm.{key}", why) for key in ("overlong_penalty", "equal_by")]
+    elif not row.drop_equal_groups:
+        idle.append(("algorithm.equal_by", "algorithm.drop_equal_groups is false"))
     # What a row can do without: a file may say the default aloud.
     return [(key, why) for key, why in idle if getattr(cells, key.partition(".")[2] or key, key) is not None]
 

@@ -109,10 +109,10 @@ class Trajectory:
     the constructor means all ones); `logprobs` are nats at the sampling temperature, 0 where the mask is 0.
     `answer` is what verifiers judge: the policy's last turn if an environment spoke in between, hint and response after
     a hint, None for the whole response. `penalty` is what an algorithm subtracts from the reward before the advantage
-    (a KL penalty, an overlong one), `token_penalties` [R] the part of it that single tokens cost where they differ;
-    `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those under a reference policy and
-    `teacher_logprobs` [R] those under a teacher, where asked for. `values` [R + 1] are a
-    critic's, before each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
+    (a KL penalty, an overlong one), `length_penalty` the overlong part, `token_penalties` [R] what single tokens cost
+    where they differ; `reward` stays as the verifiers gave it. `reference_logprobs` [R] are those under a reference
+    policy and `teacher_logprobs` [R] those under a teacher, where asked for. `values` [R + 1] are a critic's, before
+    each response token and after the last, `returns` [R] what it learns. `token_advantages` [R]
     are the advantages of single tokens where they differ, else empty. `turn_starts` are the places in the response
     where the policy began to speak, `reports` what the environment measured, a mapping a turn.
     `turn_rewards` is the part of `reward` that each turn earned, empty if none did. `reward` is 0.0 until
@@ -156,6 +156,7 @@ class Trajectory:
     returns: list[float] = field(default_factory=list[float])
     token_advantages: list[float] = field(default_factory=list[float])
     token_penalties: list[float] = field(default_factory=list[float])
+    length_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.response_tokens)

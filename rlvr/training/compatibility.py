@@ -245,10 +245,11 @@ def list_advice(algorithm: Algorithm, params: SamplingParams) -> list[str]:
             f"algorithm.kl_in=reward with kl_estimator={algorithm.kl_estimator}: its expected gradient is that of no "
             "KL; use k1 in the reward, or k2 in the loss"
         )
-    if algorithm.has_penalty and algorithm.advantage == "group_normalized" and not algorithm.drop_equal_groups:
+    is_left_out = algorithm.drop_equal_groups and (algorithm.equal_by == "reward" or algorithm.overlong_buffer is None)
+    if algorithm.has_penalty and algorithm.advantage == "group_normalized" and not is_left_out:
         warnings.append(
             "algorithm.advantage=group_normalized divides by the deviation of reward less penalty: in a group of equal "
-            "rewards the penalty alone is scaled up to 1; use group_mean, or drop_equal_groups=true"
+            "rewards the penalty alone is scaled up to 1; use group_mean, or drop_equal_groups=true and equal_by=reward"
         )
     if params.top_p < 1 or params.top_k != -1 or params.min_p > 0:
         warnings.append(

@@ -32,6 +32,7 @@ from typing import IO, Any
 from rlvr.algorithms import resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
 from rlvr.algorithms.capabilities import check_supported
+from rlvr.algorithms.shaping import penalize_length
 from rlvr.algorithms.update import Passes, compute_current_logprobs, loss_config, update
 from rlvr.core.file_lock import lock_file
 from rlvr.core.files import find_damage, read_json, write_atomic
@@ -123,6 +124,7 @@ class GroupLearner(ABC):
     def learn(self, trajectories: Sequence[Trajectory], *, now: bool = False) -> LearningStep | None:
         """Gather complete groups, and make a step if there are enough episodes, or any if `now`."""
         groups = group_by(trajectories, lambda t: t.group_id)
+        penalize_length(trajectories, self.algorithm, self.options.max_tokens)
         can_learn = self.algorithm.has_signal
         with_signal = [group for group in groups.values() if can_learn(group) and all(t.logprobs for t in group)]
         self.progress.silent += len(groups) - len(with_signal)

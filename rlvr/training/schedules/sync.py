@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from rlvr.algorithms.shaping import penalize_length
 from rlvr.core.types import Trajectory, TrajectoryBatch, group_by
 from rlvr.training.journal import Journal
 from rlvr.training.parts import StepBatch
@@ -48,6 +49,7 @@ class Synchronous(Schedule):
             seconds_sampling += scored.seconds_sampling
             seconds_scoring += scored.seconds_scoring
             everything += scored.trajectories
+            penalize_length(scored.trajectories, algorithm, self.trainer.parts.params.max_tokens or 0)
             for group in group_by(scored.trajectories, lambda t: t.group_id).values():
                 signal = algorithm.has_signal(group)
                 if waves == 0 or (signal and with_signal < options.prompts_per_step):
