@@ -7,6 +7,7 @@ sent to the client with its probability as its weight: the gradient is then the 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ import torch
 
 from rlvr.algorithms import Algorithm, resolve_algorithm
 from rlvr.algorithms.advantages import RunningBaseline
-from rlvr.algorithms.shaping import fill_reference_logprobs, penalize
+from rlvr.algorithms.shaping import KL_TERMS, fill_reference_logprobs, penalize
 from rlvr.algorithms.update import loss_config, make_datum
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.types import Trajectory
+from rlvr.engine.losses import kl_penalty
 
 WORDS = ["a", "b", "c", "d"]
 LENGTH = 2  # tokens of an answer: 36 answers over six words
@@ -128,3 +130,64 @@ def test_under_an_importance_cap_the_entropy_bonus_is_that_of_the_policy_that_is
         data.append(make_datum(row, answer, float(np.exp(sum(answer.logprobs))), trained[tokens].tolist()))
     client.forward_backward(data, row.loss, loss_config(row, client, 1.0))
     assert table.gradient == pytest.approx(-exact(entropy), abs=1e-6)
+
+
+POLICY = (0.8, 0.9, 0.5)  # the probability of `a` as the first token, and as the second one after `a` and after `b`
+
+
+def two_tokens(x: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    """The log-probs [2] of a completion of two tokens out of {a, b} = {0, 1}; x [3] are the log-odds of `a`."""
+    signs = torch.tensor([1.0 - 2.0 * first, 1.0 - 2.0 * second], dtype=x.dtype)
+    return torch.nn.functional.logsigmoid(signs * torch.stack([x[0], x[1 + first]]))
+
+
+def expected_of_two(kind: str) -> np.ndarray:
+    """The gradient in the three log-odds, over all four completions, of a KL to the uniform policy.
+
+    `exact` is the KL of whole completions, `loss k2` the expected gradient of k2 as a term of the loss, `reward k2`
+    that of k2 as a cost of the completion: its sum times the gradient of the completion's log-prob.
+    """
+    where, _, estimator = kind.partition(" ")
+    x = torch.tensor([np.log(p / (1 - p)) for p in POLICY], dtype=torch.float64, requires_grad=True)
+    reference = torch.full((2,), np.log(0.5), dtype=x.dtype)
+    total = x.new_zeros(())
+    for tokens in itertools.product((0, 1), repeat=2):
+        p = two_tokens(x, *tokens)
+        if where == "exact":
+            total = total + p.sum().exp() * (p - reference).sum()
+        elif where == "loss":
+            inputs = {"kl_weights": torch.ones(2, dtype=x.dtype), "reference_logprobs": reference}
+            total = total + p.sum().exp().detach() * kl_penalty(p, inputs, float(estimator[1])).sum()
+        else:
+            cost = float(KL_TERMS[estimator]((reference - p).detach().numpy()).sum())
+            total = total + p.sum().exp().detach() * cost * p.sum()
+    (gradient,) = torch.autograd.grad(total, x)
+    return gradient.numpy()
+
+
+@pytest.mark.parametrize(
+    ("kind", "gradient", "apart", "cosine"),
+    [
+        ("exact", (0.281, 0.158, 0.0), 0.0, 1.0),
+        ("reward k1", (0.281, 0.158, 0.0), 0.0, 1.0),
+        ("loss k2", (0.222, 0.158, 0.0), 0.18, 0.99),
+        ("loss k3", (0.300, 0.320, 0.0), 0.51, 0.95),
+        ("reward k2", (-0.004, -0.081, 0.0), 1.15, -0.53),
+        ("reward k3", (-0.019, -0.162, 0.0), 1.36, -0.59),
+    ],
+)
+def test_the_divergences_of_two_tokens_are_those_of_the_page(
+    kind: str, gradient: tuple[float, ...], apart: float, cosine: float
+) -> None:
+    """With one token k2 in the loss is exact; with two it misses that the first one decides what the second one costs.
+
+    By hand, the first log-odds: exact 0.8 x 0.2 (ln 4 + KL after a, 0.368), k2 in the loss 0.16 ln 4 = 0.222.
+    """
+    exact, found = expected_of_two("exact"), expected_of_two(kind)
+    assert exact[0] == pytest.approx(0.16 * (np.log(4) + 0.9 * np.log(1.8) + 0.1 * np.log(0.2)), rel=1e-12)
+    assert found == pytest.approx(np.array(gradient), abs=6e-4)
+    assert np.linalg.norm(found - exact) / np.linalg.norm(exact) == pytest.approx(apart, abs=6e-3)
+    assert found @ exact / np.linalg.norm(found) / np.linalg.norm(exact) == pytest.approx(cosine, abs=6e-3)
+    page = (Path(__file__).parents[1] / "docs" / "loss-functions.md").read_text(encoding="utf-8")
+    cells = [*(f"{value:.3f}" for value in gradient[:2]), f"{100 * apart:.0f} %", f"{cosine:.2f}"]
+    assert f"| {' | '.join(cells)} |" in page, cells

@@ -66,7 +66,8 @@ class Algorithm:
       coefficient x k to every token's loss. k1 in the reward has the gradient of the reverse KL of whole completions
       (arXiv:2510.01555). k2 in the loss has that of the next token's KL at a fixed prefix, all of it for one token
       alone: it leaves out that a token also changes which prefixes come. k3 in the loss is GRPO's; k1 in the loss has
-      none on average. k2 and k3 in the reward have the gradient of no KL.
+      none on average. k2 and k3 in the reward have the gradient of no KL, and may push away from the reference
+      (docs/loss-functions.md has an example).
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` subtracts coefficient x log-prob from each token's
       advantage (on-policy its expected gradient is that of each token's entropy at a fixed prefix, not of the whole
       completion's; later updates of a step clip it like any advantage), `exact` takes that entropy from full logits, so
