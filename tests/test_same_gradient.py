@@ -262,17 +262,23 @@ def test_tokens_excluded_from_the_denominator_change_the_scale_alone(
 
 
 # By TRL's scale_rewards: our estimator, and ours over theirs. TRL divides by the sample's std, we by the population's.
-SCALES = {"none": ("group_mean", 1.0), "group": ("group_normalized", (3 / 4) ** 0.5)}
+# The deviation is of the n rewards of a group of four, or of all groups.
+SCALES = {
+    "none": ("group_mean", 0),
+    "group": ("group_normalized", 4),
+    "batch": ("group_mean_batch_std", 4 * len(EQUAL_GROUPS)),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scale", "accumulated"), [("none", 1), ("group", 2)])
+@pytest.mark.parametrize(("scale", "accumulated"), [("none", 1), ("group", 2), ("batch", 1)])
 @pytest.mark.parametrize("loss", ["dapo", "dr_grpo", "grpo"])
 def test_a_whole_step_of_trl_has_the_gradient_of_ours(
     loss: str, scale: str, accumulated: int, fresh: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
     """TRL's loop from answers and rewards to the optimizer: its advantages, masks, batches and denominators."""
-    advantage, factor = SCALES[scale]
+    advantage, n = SCALES[scale]
+    factor = ((n - 1) / n) ** 0.5 if n else 1.0
     name = {"grpo": "grpo_original"}.get(loss, loss)
     case = Case("step", name, {"loss_type": loss, "scale_rewards": scale}, {"advantage": advantage, "clip_high": 0.2})
     answers = rollouts(groups=EQUAL_GROUPS)
