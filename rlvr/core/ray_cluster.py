@@ -135,6 +135,13 @@ def count_free_cpus() -> int:
     return int(ray.available_resources().get("CPU", 0))
 
 
+def count_gpus() -> int:
+    """How many GPUs the cluster has, free or not."""
+    import ray
+
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
 def describe_resources() -> str:
     """What the cluster has and what of it is free, e.g. `8 CPU (2 free), 4 GPU (0 free) on 2 machines`."""
     import ray

@@ -277,6 +277,6 @@ def _load_optimizer(policy: Policy, tensors: dict[str, torch.Tensor], steps: dic
     for key, count in steps.items():
         master = policy.masters[key]
         policy.optimizer.state[master] = {
-            "step": torch.tensor(float(count)),
+            "step": torch.tensor(float(count), device=master.device),  # fused AdamW reads it on the device
             **{m: _take_own(policy, key, tensors[f"{m}.{key}"]) for m in ("exp_avg", "exp_avg_sq")},
         }

@@ -37,11 +37,12 @@ class RankWorker:
     """The commands: first `listen` (rank 0) and `join`, then `build` for one policy, or `build_base` for the adapters
     that `set_adapter` gives one after the other. All other commands are sent to every rank.
 
-    `host`: the address of this machine at which the other ranks reach it.
+    `host`: the address of this machine at which the other ranks reach it. `own_gpus`: the GPUs that this rank alone
+    sees, as Ray gives them; None where the ranks share those of one machine.
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self._host = host
+    def __init__(self, host: str = "127.0.0.1", own_gpus: int | None = None) -> None:
+        self._host, self._own_gpus = host, own_gpus
 
     def listen(self, port: int) -> tuple[str, int]:
         """Open the rendezvous of the ranks on `port`, 0 for a free one; ValueError if it is in use."""
@@ -76,7 +77,9 @@ class RankWorker:
         malloc.return_freed_memory()
         torch.set_num_threads(threads)
         kind = pick_device(device).type
-        self.device = f"cuda:{rank % torch.cuda.device_count()}" if kind == "cuda" else kind
+        self.device = self._take_gpu(rank, size) if kind == "cuda" else kind
+        if kind == "cpu" and self._own_gpus:
+            raise ValueError("Ray gave this rank a GPU, and its torch sees none; install a CUDA build of torch there")
         patience = timedelta(seconds=timeout_s)
         store = dist.TCPStore(host, port, is_master=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
         backend = "nccl" if kind == "cuda" else "gloo"  # NCCL has not been run yet
@@ -86,6 +89,20 @@ class RankWorker:
         )  # fmt: skip
         self.ranks = Ranks(rank, size, self.device)
         return backend
+
+    def _take_gpu(self, rank: int, size: int) -> str:
+        """Make a GPU of its own the current one, to which FSDP moves parameters; its name. ValueError if too few.
+
+        NCCL refuses two ranks on one GPU.
+        """
+        import torch
+
+        here = torch.cuda.device_count()
+        if self._own_gpus is None and size > here:
+            raise ValueError(f"sharding.ranks={size}: this machine has {here} GPUs, and each rank needs its own")
+        device = "cuda:0" if self._own_gpus else f"cuda:{rank}"
+        torch.cuda.set_device(device)
+        return device
 
     def has_file(self, path: Path) -> bool:
         """Whether this process sees a file that the driver has written, in a folder in which it can write too."""

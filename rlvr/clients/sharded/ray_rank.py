@@ -36,9 +36,10 @@ class RayRank:
         host = ray.util.get_node_ip_address()
         if interface := find_interface(host):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # by the host's name gloo may find the loopback
-        if not ray.get_gpu_ids():  # Ray lets an actor see the devices that it did not ask for
+        gpus = len(ray.get_gpu_ids())
+        if not gpus:  # Ray lets an actor see the devices that it did not ask for
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self._worker = RankWorker(host)
+        self._worker = RankWorker(host, gpus)
         self._thread = 0
 
     def describe(self) -> bytes:

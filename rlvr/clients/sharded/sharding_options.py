@@ -55,8 +55,16 @@ class ShardingOptions:
             if self.ray is None and field.name in RAY_KEYS and getattr(self, field.name) != field.default:
                 raise ValueError(f"sharding.{field.name} has no effect without sharding.ray; leave it out, or set both")
 
-    def check_device(self, device: str) -> None:
-        """ValueError if Ray would place ranks without the `device` (auto, cpu or cuda) that they are to compute on."""
+    def check_device(self, device: str, gpus: int = 0) -> None:
+        """ValueError if Ray would place ranks without the `device` (auto, cpu or cuda) that they are to compute on.
+
+        `gpus`: how many the cluster has, once it is known.
+        """
+        if gpus and device == "auto" and not self.gpus_per_rank:
+            raise ValueError(
+                f"model.device=auto with sharding.gpus_per_rank=0 would train on the CPUs of a cluster that has {gpus} "
+                "GPUs; give sharding.gpus_per_rank=1, or model.device=cpu"
+            )
         if self.ray is not None and device.startswith("cuda") and not self.gpus_per_rank:
             raise ValueError(
                 f"the device {device} needs sharding.gpus_per_rank=1: a rank sees only the GPUs that it asks Ray for"

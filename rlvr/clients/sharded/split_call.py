@@ -14,6 +14,7 @@ from rlvr.clients.sharded.rank_worker import PACKAGES
 from rlvr.clients.sharded.sharding_options import ShardingOptions
 from rlvr.core.code_version import describe_code
 from rlvr.core.messages import Datum, ForwardBackwardOutput, NonFiniteError
+from rlvr.core.ray_cluster import count_gpus, join_cluster
 
 
 def open_group(
@@ -24,7 +25,8 @@ def open_group(
 ) -> RankGroup:
     """Start the ranks and connect them to each other; they hold no model yet. RankError or RayError if one fails."""
     options.check_device(device)
-    group = RankGroup((start or _launch)(options), options.timeout_s)
+    launcher = start(options) if start else _launch(options, device)
+    group = RankGroup(launcher, options.timeout_s)
     try:
         host, port = group.call_first("listen", port=options.port)
         meeting = {"host": host, "port": port, "device": device, "threads": threads}
@@ -36,11 +38,13 @@ def open_group(
     return group
 
 
-def _launch(options: ShardingOptions) -> RankLauncher:
+def _launch(options: ShardingOptions, device: str) -> RankLauncher:
     if options.ray is None:
         return RankProcesses(options.ranks)
     from rlvr.clients.sharded.ray_ranks import RayRanks
 
+    join_cluster(options.ray)
+    options.check_device(device, count_gpus())
     return RayRanks(options)
 
 
