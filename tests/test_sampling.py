@@ -13,6 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import tolerance
 from scipy import stats
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from rlvr.core import rng
 from rlvr.engine import sampling
@@ -26,16 +32,16 @@ def keys(n: int, purpose: str) -> torch.Tensor:
 
 
 def kept_by_hand(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Which tokens stay, one by one, from the definitions; all three look at the same distribution."""
+    """Which tokens stay, one by one, from the definitions; each cut looks at what the one before left."""
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
-    kept = {order[0]}
-    before = 0.0
-    for rank, token in enumerate(order):
-        nucleus = top_p >= 1 or before < top_p
-        if (top_k == -1 or rank < top_k) and nucleus and probs[token] >= min_p * probs[order[0]]:
-            kept.add(token)
-        before += probs[token]
-    return kept
+    order = order if top_k == -1 else order[:top_k]
+    whole, before, kept = sum(probs[order]), 0.0, [order[0]]
+    for token in order[1:]:
+        before += probs[kept[-1]]
+        if top_p < 1 and before / whole >= top_p:
+            break
+        kept.append(token)
+    return {token for token in kept if probs[token] >= min_p * probs[order[0]]}
 
 
 @given(
@@ -75,7 +81,37 @@ def test_filters_by_hand() -> None:
     assert count_kept(top_p=1e-9) == 1
     assert count_kept(min_p=0.4) == 2  # 0.25 >= 0.4 * 0.5
     assert count_kept(top_k=3) == 3
+    assert count_kept(top_p=0.76) == 3  # 0.75 is not enough
+    assert count_kept(top_k=2, top_p=0.6) == 1  # of the two that stay the first has 2/3
+    assert count_kept(top_k=3, top_p=0.76) == 2  # 6/7 of the three
     assert count_kept(top_k=3, top_p=0.6, min_p=0.6) == 1
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([-1, 1, 2, 5, 40, 200]),
+    st.sampled_from([1.0, 0.05, 0.5, 0.9, 0.99]),
+    st.sampled_from([0.0, 0.02, 0.3]),
+    st.sampled_from([0.5, 1.0, 3.0]),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_stays_is_what_the_warpers_of_transformers_leave(
+    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    """In the order of its `generate`; random logits in fp64, where no two are equal and no sum meets a limit."""
+    logits = torch.tensor(np.random.default_rng(seed).normal(size=(3, 60)) * 2)
+    scores = TemperatureLogitsWarper(temperature)(None, logits)
+    warpers = [TopKLogitsWarper(top_k)] if top_k > 0 else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    for warp in warpers:
+        scores = warp(None, scores)
+    got = filter_logprobs(
+        (logits / temperature).log_softmax(-1),
+        torch.full((3,), top_k), torch.full((3,), top_p, dtype=torch.float64), torch.full((3,), min_p),
+    )  # fmt: skip
+    assert torch.equal(got > -math.inf, scores > -math.inf)
+    assert torch.allclose(got.softmax(-1), scores.softmax(-1), rtol=1e-12, atol=0)
 
 
 def test_ties_keep_exactly_top_k() -> None:

@@ -43,16 +43,17 @@ def uniform(keys: Tensor, positions: Tensor) -> Tensor:
 def filter_logprobs(logprobs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
     """Log-probs with the tokens outside top-k, the top-p nucleus or min-p x the best probability set to -inf.
 
-    The three apply to the same distribution; the best token always stays. top_k -1, top_p 1 and min_p 0 mean off.
+    In that order, as transformers' logits warpers: the nucleus is of what top-k leaves, renormalised. Of equal tokens
+    at the edge exactly as many stay as top-k says (theirs keeps all). The best token always stays. top_k -1, top_p 1
+    and min_p 0 mean off.
     """
     ordered, order = logprobs_RV.double().sort(-1, descending=True)
-    probs = ordered.exp()
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    in_top_k = rank < torch.where(top_k_R < 0, ordered.shape[-1], top_k_R)[:, None]
+    probs = ordered.exp() * in_top_k
     before = probs.cumsum(-1) - probs
-    keep = (rank < torch.where(top_k_R < 0, ordered.shape[-1], top_k_R)[:, None]) & (
-        (before < top_p_R[:, None]) | (top_p_R[:, None] >= 1)
-    )
-    keep &= probs >= min_p_R[:, None] * probs[:, :1]
+    nucleus = before < top_p_R[:, None] * probs.sum(-1, keepdim=True)
+    keep = in_top_k & (nucleus | (top_p_R[:, None] >= 1)) & (probs >= min_p_R[:, None] * probs[:, :1])
     keep[:, 0] = True
     kept = torch.zeros_like(keep).scatter(-1, order, keep)
     return logprobs_RV.masked_fill(~kept, -torch.inf)

@@ -92,9 +92,9 @@ class MockSamplingClient:
         if chosen not in self._tables:
             logprobs = self._policy.logprobs(chosen[0])
             order = np.argsort(-logprobs, kind="stable")
-            probs = np.exp(logprobs[order])
-            keep = np.arange(len(probs)) < (len(probs) if asked.top_k < 0 else asked.top_k)
-            keep &= (np.cumsum(probs) - probs < asked.top_p) | (asked.top_p >= 1)
+            keep = np.arange(len(order)) < (len(order) if asked.top_k < 0 else asked.top_k)
+            probs = np.exp(logprobs[order]) * keep
+            keep &= (np.cumsum(probs) - probs < asked.top_p * probs.sum()) | (asked.top_p >= 1)
             keep &= probs >= asked.min_p * probs[0]
             keep[0] = True
             allowed = np.zeros(len(probs), dtype=bool)
