@@ -265,7 +265,7 @@ def test_a_sample_depends_on_its_index_and_not_on_its_company() -> None:
     assert len({tuple(s.tokens) for s in sample_prompt(8).sequences}) == 8
 
 
-@pytest.mark.parametrize("asked", [{"top_p": 0.6}, {"top_k": 2}, {"min_p": 0.5}, {"top_p": 0.7, "top_k": 2}])
+@pytest.mark.parametrize("asked", [{"top_p": 0.6}, {"top_k": 2}, {"min_p": 0.5}, {"top_p": 0.7, "top_k": 3}])
 def test_filters_draw_what_the_engine_draws_and_leave_logprobs_alone(asked: dict[str, Any]) -> None:
     policy = train_client().policy
     table = torch.tensor(policy.logprobs())[None]
