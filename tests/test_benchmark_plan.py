@@ -121,12 +121,12 @@ def test_the_table_shows_what_was_measured() -> None:
         **{"prompt": "chat, 0-shot", "tasks": 1319, "samples": 4, "k": 4, "lenient": "loose"},
         **{"rates": {"pass@1": rate, "watched/loose": rate, "pass@4": none}, "unjudged": 2, "truncated": 1319},
     }
-    head, _, first, second = write_table(
-        {"one": result, "two": {**result, "k": 1, "samples": 1, "lenient": None}}
-    ).splitlines()
+    fewer = {"k": 1, "samples": 1, "lenient": None, "rates": {"pass@1": {**rate, "n": 1317}}}
+    head, _, first, second = write_table({"one": result, "two": {**result, **fewer}}).splitlines()
     assert [cell.strip() for cell in head.split("|")[5:8]] == ["pass@1 strict", "pass@1 lenient", "pass@k strict"]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (first, second)]
     assert cells[0] == [
         *("one", "chat, 0-shot", "1,319", "4", "50.0% [25.0, 75.0]", "50.0% [25.0, 75.0]", "- (k=4)", "2", "25.0%")
     ]
+    assert cells[1][2] == "1,317 of 1,319"
     assert cells[1][3:] == ["1", "50.0% [25.0, 75.0]", "-", "-", "2", "100.0%"]

@@ -15,6 +15,7 @@ from scipy import stats
 from rlvr.clients.mock.mock_client import MockSamplingClient, TablePolicy
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import TaskSource
+from rlvr.core.task_statistics import mean_interval, share_interval
 from rlvr.core.types import Task
 from rlvr.envs import PromptEnv, resolve_environment
 from rlvr.reward import resolve_reward
@@ -27,10 +28,8 @@ from rlvr.training.evaluate import (
     evaluate,
     extra_heldout,
     heldout_split,
-    mean_interval,
     paired_p_value,
     pass_at_k,
-    share_interval,
 )
 
 
@@ -48,20 +47,6 @@ def test_pass_at_k_refuses_more_samples_than_there_are() -> None:
         pass_at_k(8, 3, 9)
 
 
-def test_for_yes_or_no_tasks_the_interval_is_wilsons() -> None:
-    """Held against scipy's; n - 1 in the variance makes ours a hair wider."""
-    values = [1.0] * 90 + [0.0] * 10
-    ours, theirs = share_interval(values), stats.binomtest(90, 100).proportion_ci(method="wilson")
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=2e-3)
-
-
-def test_an_interval_never_leaves_the_unit_interval_nor_shrinks_to_a_point() -> None:
-    everything = share_interval([1.0] * 50)
-    assert everything.value == 1.0 and everything.high == 1.0 and 0.9 < everything.low < 1.0
-    nothing = share_interval([0.0] * 50)
-    assert nothing.value == 0.0 and nothing.low == 0.0 and 0.0 < nothing.high < 0.1
-
-
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     """400 data sets of 60 tasks with 4 correlated samples each: coverage between 91 and 98.5 %."""
     rng = np.random.default_rng(0)
@@ -69,7 +54,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     for _ in range(400):
         skill = rng.beta(2, 1, size=60)  # mean 2/3
         passes = rng.binomial(4, skill) / 4
-        found, reward = share_interval(list(passes)), mean_interval(list(passes))
+        found, reward = share_interval(list(passes), [4] * 60), mean_interval(list(passes))
         hits += found.low <= 2 / 3 <= found.high
         hits_reward += reward.low <= 2 / 3 <= reward.high
     assert 0.91 <= hits / 400 <= 0.985
@@ -226,9 +211,12 @@ def test_an_evaluation_stored_without_properties_of_tasks_is_read() -> None:
 
 
 def test_the_change_is_paired_by_task_with_its_interval() -> None:
-    """Four tasks of four completions go up by one and the others stay: 4 / 10 x 0.25, with a spread of 0.1225."""
+    """Four tasks of four completions go up by one and the others stay: 4 / 10 x 0.25, with a spread of 0.1225.
+
+    Student's t of nine degrees of freedom is 2.262157.
+    """
     change = compare(evaluation([1] * 10), evaluation([2] * 4 + [1] * 6))["change"]
-    half = 1.959964 * 0.1224745 / 3
+    half = 2.262157 * 0.1224745 / 3
     assert change["value"] == pytest.approx(0.1)
     assert (change["low"], change["high"]) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
 
@@ -241,8 +229,31 @@ def test_a_handful_of_changed_tasks_is_tested_exactly(moved: int, exact: float) 
 
 
 def test_equal_changes_tie_whatever_their_rounding() -> None:
-    """0.3 - 0.2 and 0.1 - 0.0 differ in the last bit; their ranks may not."""
-    passed = [(0, 1), (1, 2), (2, 3), (3, 4), (5, 6), (6, 7), (7, 8), (4, 3), (8, 7)] * 4
+    """0.3 - 0.2 and 0.1 - 0.0 differ in the last bit; their ranks may not: 32 gains and 4 losses of one size."""
+    passed = [(0, 1), (1, 2), (2, 3), (3, 4), (5, 6), (6, 7), (7, 8), (4, 3), (8, 9)] * 4
     before, after = (evaluation([pair[i] for pair in passed], judged=10) for i in (0, 1))
-    exact = stats.wilcoxon([b - a for a, b in passed], zero_method="pratt", method="approx").pvalue
+    exact = 2 * sum(math.comb(36, k) for k in range(5)) / 2**36
     assert paired_p_value(before, after) == pytest.approx(exact)
+
+
+def test_all_metrics_are_over_the_tasks_with_k_verdicts_and_say_how_many() -> None:
+    """The verifier failed on one completion of the third task: 3 of 3 would raise pass@1 and not pass@4."""
+    results = [TaskResult("a", "1", 4, 4, 1.0), TaskResult("b", "1", 0, 4, 0.0), TaskResult("c", "2", 3, 3, 1.0)]
+    found = Evaluation([replace(r, watched={"w": 1.0}) for r in results], k=4, unjudged=1)
+    assert {name: (rate.value, rate.n) for name, rate in found.metrics().items()} == {
+        "pass@1": (0.5, 2), "pass@4": (0.5, 2), "mean_reward": (0.5, 2), "watched/w": (1.0, 2),
+    }  # fmt: skip
+    assert found.intervals("2")["pass@1"] == {"value": None, "low": None, "high": None, "n": 0}
+    alone = Evaluation(results[2:], k=4, unjudged=1).metrics()
+    assert alone["pass@1"].n == 1 and alone["pass@4"].n == 0 and math.isnan(alone["pass@4"].value)
+
+
+def test_two_evaluations_are_compared_over_the_tasks_with_k_verdicts_in_both() -> None:
+    before = Evaluation([TaskResult(t, "", 1, judged, 0.25) for t, judged in zip("abc", (4, 4, 3), strict=True)], k=4)
+    after = Evaluation([TaskResult(t, "", 2, judged, 0.5) for t, judged in zip("abcd", (4, 2, 4, 4), strict=True)], k=4)
+    summary = compare(before, after)
+    assert summary["tasks"] == 1 and summary["incomplete"] == 3
+    for side, rate in (("baseline", 0.25), ("final", 0.5)):
+        assert {name: estimate["n"] for name, estimate in summary[side].items()} == dict.fromkeys(summary[side], 1)
+        assert summary[side]["pass@1"]["value"] == rate
+    assert summary["change"] == {"value": 0.25, "low": None, "high": None, "n": 1} and summary["p_value"] == 1.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.training.evaluate import Interval, wilson_interval
+from rlvr.core.task_statistics import Interval, wilson_interval
 from rlvr.training.interim import InterimResult, describe_plateau, find_best, read_interim_results
 
 

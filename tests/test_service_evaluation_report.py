@@ -56,7 +56,7 @@ def test_intervals_depend_on_tasks_and_not_on_repeats() -> None:
 
 
 def test_one_session_that_improved_has_a_mean_and_no_interval() -> None:
-    assert rates(RESULTS[:2], 0.85)["improvement_rate"] == {"value": 0.25, "low": None, "high": None}
+    assert rates(RESULTS[:2], 0.85)["improvement_rate"] == {"value": 0.25, "low": None, "high": None, "n": 1}
 
 
 def test_without_results_rates_are_unknown_and_no_threshold_holds() -> None:

@@ -334,6 +334,30 @@ def test_an_evaluation_by_itself_shows_every_interval_and_level():
     ]
 
 
+def test_a_part_has_its_number_of_tasks_and_what_is_not_known_is_no_number():
+    """A level of one task has a mean reward without interval; tasks that the verifier could not judge whole are named."""
+    reward = {"value": 0.5, "low": None, "high": None, "n": 1}
+    lone: dict[str, Any] = {"pass@1": {**estimate(1, 0.2, 1), "n": 1}, "mean_reward": reward}
+    none: dict[str, Any] = {"value": None, "low": None, "high": None, "n": 0}
+    result: dict[str, Any] = {
+        "checkpoint": "runs/a", "pass@8": none, "by_level": {"2": lone}, "tasks": 1, "incomplete": 2,
+    }  # fmt: skip
+    assert evaluation_table(result).splitlines()[3:-1] == [
+        "pass@8                        -",
+        "pass@1, level 2 (n = 1)       100.0% [20.0, 100.0]",
+        "Mean Reward, level 2 (n = 1)  0.500",
+        "-" * 54,
+        "1 held-out tasks, weights runs/a",
+        "2 tasks with fewer than k judged completions are left out",
+    ]
+    both = {"baseline": {**lone, "pass@8": none}, "final": {**lone, "pass@8": none}, "p_value": 1.0, "incomplete": 2}
+    lines = final_table({**both, "by_level": {"2": both}}).splitlines()
+    assert lines[7].split() == ["pass@8", "-", "-", "-"]
+    assert lines[6].split() == ["Mean", "Reward", "0.500", "0.500", "+0.000"]
+    assert lines[8].startswith("pass@1, level 2 (n = 1)  100.0% [20.0, 100.0]")
+    assert lines[-2] == "2 tasks with fewer than k judged completions are left out"
+
+
 def test_an_evaluation_by_itself_shows_the_sets_beside():
     """With the k that was asked for, and a rate stays one whatever its verifier is called."""
     measured = {"pass@1": estimate(0.5, 0.4, 0.6), "pass@16": estimate(0.75, 0.7, 0.8)}

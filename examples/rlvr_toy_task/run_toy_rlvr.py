@@ -24,7 +24,7 @@ from rlvr import (
     resolve_reward,
     save_checkpoint,
 )
-from rlvr.training.evaluate import Interval, share_interval
+from rlvr.core.task_statistics import Interval, share_interval
 
 KEYWORDS = ["solution", "answer"]
 PROMPTS = ["Explain quantum computing", "What is machine learning?", "Why is the sky blue?", "How do plants make food?"]

@@ -178,8 +178,7 @@ def summarize(audits: Sequence[FamilyAudit]) -> dict[str, Any]:
 
 
 def _as_dict(rate: PassRate) -> dict[str, float]:
-    interval = rate.interval()
-    return {"value": interval.value, "low": interval.low, "high": interval.high}
+    return rate.interval().to_json()
 
 
 def make_report(audits: Sequence[FamilyAudit], show: int) -> str:

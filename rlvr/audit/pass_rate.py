@@ -1,8 +1,8 @@
 """A pass rate with its 95 % interval, over rows of which several may be completions of one task.
 
-Completions of one task are not independent. So the interval is Wilson's at the number of rows divided by the design
-effect: the variance of the rate if tasks are sampled, over that if rows are (Kish 1965; linearized for tasks of
-different sizes). With one completion per task this is Wilson's plain interval.
+Completions of one task are not independent. So the interval is that of `cluster_interval`: Wilson's at the effective
+number of rows, from the variance of the rate if tasks are sampled (linearized for tasks of different sizes, Kish 1965).
+With one completion per task this is Wilson's plain interval.
 `python -m pytest tests/test_audit_rates.py` exercises it.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from rlvr.training.evaluate import Interval, wilson_interval
+from rlvr.core.task_statistics import Interval, cluster_interval
 
 
 @dataclass
@@ -34,11 +34,8 @@ class PassRate:
         failed, passed = (self.alone[i] + sum(counts[i] for counts in self.tasks.values()) for i in (0, 1))
         rows, tasks = failed + passed, self.num_tasks
         p = passed / rows
-        if tasks == rows:
-            return wilson_interval(p, rows)
-        if not 0 < p < 1 or tasks == 1:  # the correlation within tasks is unknown: assume that it is 1
-            return wilson_interval(p, tasks)
         squares = self.alone[1] * (1 - p) ** 2 + self.alone[0] * p**2
         squares += sum((n1 - p * (n0 + n1)) ** 2 for n0, n1 in self.tasks.values())
-        design_effect = squares * tasks / (tasks - 1) / (rows * p * (1 - p))
-        return wilson_interval(p, rows / max(1.0, design_effect))
+        alike = rows**2 / (sum(self.alone) + sum((n0 + n1) ** 2 for n0, n1 in self.tasks.values()))
+        variance = squares * tasks / max(tasks - 1, 1) / rows**2
+        return cluster_interval(p, variance, tasks, alike, rows)

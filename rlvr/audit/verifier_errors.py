@@ -22,11 +22,11 @@ from typing import Any
 
 from rlvr.audit.completion_rows import BadRow, read_rows
 from rlvr.audit.process_tree import read_descendants
+from rlvr.core.task_statistics import wilson_interval
 from rlvr.core.types import Outcome, Score
 from rlvr.core.verdict_reasons import ReasonNames
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
-from rlvr.training.evaluate import wilson_interval
 
 _DATA = Path(__file__).parent / "data"
 BUILTIN = {"builtin": _DATA / "math_pairs.jsonl", "builtin-lenient": _DATA / "math_lenient_pairs.jsonl"}

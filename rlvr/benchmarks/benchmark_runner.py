@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def _count(records: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
     return {
         "tasks": len(records),
         "k": k,
-        "rates": {name: asdict(estimate) for name, estimate in found.metrics().items()},
+        "rates": found.intervals(),
         "by_level": {level: found.intervals(level) for level in found.levels},
         "unjudged": unjudged,
         "truncated": truncated,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,14 +27,18 @@ def _write_row(name: str, result: Mapping[str, Any]) -> tuple[str, ...]:
     rates, k = result["rates"], result["k"]
     at_k = _write_rate(rates.get(f"pass@{k}")) + f" (k={k})" if k > 1 else "-"
     completions = result["tasks"] * result["samples"]
+    tasks, judged = result["tasks"], rates["pass@1"].get("n", result["tasks"])
     return (
-        *(name, result["prompt"], f"{result['tasks']:,}", f"{result['samples']:,}"),
+        *(
+            name,
+            result["prompt"],
+            f"{tasks:,}" if judged == tasks else f"{judged:,} of {tasks:,}",
+            f"{result['samples']:,}",
+        ),
         *(_write_rate(rates["pass@1"]), _write_rate(rates.get(f"watched/{result['lenient']}")), at_k),
         *(f"{result['unjudged']:,}", f"{100 * result['truncated'] / completions:.1f}%"),
     )
 
 
 def _write_rate(estimate: Mapping[str, float | None] | None) -> str:
-    if estimate is None or estimate["value"] is None or math.isnan(estimate["value"]):
-        return "-"
-    return format_rate(estimate)  # pyright: ignore[reportArgumentType] - all three are numbers where one is
+    return "-" if estimate is None else format_rate(estimate)

@@ -38,7 +38,7 @@ from rlvr.envs.prompted_source import apply_prompt_options
 from rlvr.tracking import RunConsole
 from rlvr.training import journal
 from rlvr.training.best_checkpoint import resolve_best
-from rlvr.training.evaluate import heldout_split
+from rlvr.training.evaluate import Evaluation, heldout_split
 from rlvr.training.heldout import HeldoutEvaluator
 
 # What may differ between a run and a later evaluation of its weights.
@@ -259,15 +259,20 @@ def _evaluate(
         **result.intervals(),
         "by_level": {level: result.intervals(level) for level in result.levels},
         "beside": {
-            name: {**extra.intervals(), "tasks": len(heldout.extra[name]), "unjudged": extra.unjudged}
+            name: {**extra.intervals(), **_count_tasks(extra, len(heldout.extra[name]))}
             for name, extra in result.extra_heldout.items()
         },
-        "tasks": tasks,
+        **_count_tasks(result, tasks),
         "samples": options.samples,
         "seed": seed,
         "environment": config.env.name,
-        "unjudged": result.unjudged,
     }
+
+
+def _count_tasks(result: Evaluation, asked: int) -> dict[str, int]:
+    """The tasks that the metrics are over, the others, and the completions without a verdict."""
+    complete = len(result.complete)
+    return {"tasks": complete, "incomplete": asked - complete, "unjudged": result.unjudged}
 
 
 def warn_of_tasks(tasks: int, loaded: LoadedConfig, config: RunConfig, console: RunConsole) -> None:

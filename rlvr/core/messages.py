@@ -160,9 +160,9 @@ class SamplingParams:
 
     `max_tokens` None samples to the end of the model's context. `top_k` -1, `top_p` 1 and `min_p` 0 are off; `min_p`
     leaves out tokens of less than that share of the likeliest one's probability. They cut in that order, as in
-    transformers: `top_p` counts the probability of what `top_k` leaves. `seed` makes every draw a function of
-    (seed, sample index, token position); None lets the client choose one. Log-probs come back at `temperature`, before
-    `top_k`, `top_p` and `min_p`; temperature 0 is greedy.
+    transformers (vLLM cuts by `min_p` first): `top_p` counts the probability of what `top_k` leaves. `seed` makes every
+    draw a function of (seed, sample index, token position); None lets the client choose one. Log-probs come back at
+    `temperature`, before `top_k`, `top_p` and `min_p`; temperature 0 is greedy.
     """
 
     max_tokens: int | None = None

@@ -64,7 +64,7 @@ def _describe_run(plan: StudyPlan, run: StudyRun, start: str | None) -> dict[str
         "entropy": _round(found["entropy"]),
         "seconds": _round(found["seconds"]),
         "has_moved": found["weights_sha256"] != start,
-        "is_diverged": found["change"]["high"] < 0 or any(code in BROKEN for code in alarms),
+        "is_diverged": (found["change"]["high"] or 0.0) < 0 or any(code in BROKEN for code in alarms),
         "alarms": alarms,
         "code": (found["machine"] or {}).get("rlvr"),
     }

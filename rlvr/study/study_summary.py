@@ -5,6 +5,7 @@ Exercised by `python -m pytest tests/test_study.py tests/test_study_report.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ def describe_versions(runs: Iterable[str | None]) -> str:
 def _read_pass_at_k(summary: Mapping[str, Any]) -> dict[str, float]:
     """Before and after, of the largest k that the run reports."""
     name = max((n for n in summary["final"] if n.startswith("pass@")), key=lambda n: int(n.removeprefix("pass@")))
-    return {side: summary[stored][name]["value"] for side, stored in (("before", "baseline"), ("after", "final"))}
+    found = {side: summary[stored][name]["value"] for side, stored in (("before", "baseline"), ("after", "final"))}
+    return {side: math.nan if value is None else value for side, value in found.items()}
 
 
 def _read_entropy(rows: Sequence[Mapping[str, Any]]) -> float | None:

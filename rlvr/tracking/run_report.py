@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ def final_table(summary: Mapping[str, Any]) -> str:
     and where known `by_level` (`{level: {"baseline": {"pass@1": ...}, "final": ...}}`), `beside` (the same for extra
     held-out sets), `tasks`, `samples`, `seconds`, `mode` (what trained: rlvr or sft), `steps` (0: nothing was trained,
     so there is one column), `stopped` (why it ended before the last step), `report` and `best` (of which policy the
-    last evaluation is) and `unjudged` (completions left out of all numbers).
+    last evaluation is) `incomplete` (tasks left out of all numbers) and `unjudged` (completions, likewise).
     Rates are percentages and their differences percentage points; rewards stay decimals.
     """
     trained = "SFT" if summary.get("mode") == "sft" else "RLVR"
@@ -53,6 +54,7 @@ def final_table(summary: Mapping[str, Any]) -> str:
     if summary.get("report") == "best":
         step = summary["best"]["step"]
         lines.append(f"{trained}: the policy after step {step:,}, chosen by its interim evaluation on other tasks")
+    lines += _describe_incomplete(summary)
     if summary.get("unjudged", 0) > 0:
         both = "" if summary.get("steps") == 0 else " of both evaluations"
         lines.append(f"{summary['unjudged']:,} completions{both} could not be judged and are left out")
@@ -70,7 +72,10 @@ def comparison_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str
     parts = [(f"level {level}", both) for level, both in (summary.get("by_level") or {}).items()]
     parts += (summary.get("beside") or {}).items()
     return rows + [
-        _comparison_row(f"pass@1, {part}", b["baseline"]["pass@1"], b["final"]["pass@1"]) for part, b in parts
+        _comparison_row(
+            f"pass@1, {part}{_number_of(b['final']['pass@1'])}", b["baseline"]["pass@1"], b["final"]["pass@1"]
+        )
+        for part, b in parts
     ]
 
 
@@ -106,12 +111,13 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
         for name, estimate in measured.items():
             if isinstance(estimate, Mapping) and "value" in estimate:
                 label, text = (_LABELS[name], _decimal) if name == "mean_reward" else (name, format_rate)
-                rows.append((label + part, text(estimate)))
+                rows.append((label + part + (_number_of(estimate) if part else ""), text(estimate)))
     first = max(_WIDTHS[0], *(len(label) + 2 for label, _ in rows))
     rule = "=" * (first + _WIDTHS[1])
     head, *body = (f"{label:<{first}}{text}" for label, text in rows)
     lines = [rule, head, "-" * len(rule), *body, "-" * len(rule)]
     lines += [f"{result['tasks']:,} held-out tasks, weights {result['checkpoint']}"]
+    lines += _describe_incomplete(result)
     if result.get("unjudged", 0) > 0:
         lines.append(f"{result['unjudged']:,} completions could not be judged and are left out")
     for name, measured in (result.get("beside") or {}).items():
@@ -120,20 +126,40 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, rule])
 
 
-def _comparison_row(label: str, before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, str, str, str]:
-    change = after["value"] - before["value"]
-    if "Reward" in label:
-        return label, _decimal(before), _decimal(after), f"{change:+.3f}"
-    return label, format_rate(before), format_rate(after), f"{100 * change:+.1f}pp"
+def _number_of(estimate: Mapping[str, Any]) -> str:
+    """` (n = 128)`, the number of tasks of a part; "" in evaluations of older versions."""
+    return f" (n = {estimate['n']:,})" if "n" in estimate else ""
 
 
-def format_rate(estimate: Mapping[str, float]) -> str:
-    """`46.1% [44.9, 47.3]`"""
-    return f"{100 * estimate['value']:.1f}% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+def _describe_incomplete(result: Mapping[str, Any]) -> list[str]:
+    left_out = result.get("incomplete", 0)
+    return [f"{left_out:,} tasks with fewer than k judged completions are left out"] if left_out else []
 
 
-def _decimal(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+def _comparison_row(
+    label: str, before: Mapping[str, float | None], after: Mapping[str, float | None]
+) -> tuple[str, str, str, str]:
+    text, scale, form = (_decimal, 1, "{:+.3f}") if "Reward" in label else (format_rate, 100, "{:+.1f}pp")
+    start, end = (_numbers(estimate, scale)[0] for estimate in (before, after))
+    change = "-" if start is None or end is None else form.format(end - start)
+    return label, text(before), text(after), change
+
+
+def format_rate(estimate: Mapping[str, float | None]) -> str:
+    """`46.1% [44.9, 47.3]`; `-` for what is not known."""
+    value, low, high = _numbers(estimate, 100)
+    return "-" if value is None else f"{value:.1f}%" + ("" if low is None else f" [{low:.1f}, {high:.1f}]")
+
+
+def _decimal(estimate: Mapping[str, float | None]) -> str:
+    value, low, high = _numbers(estimate, 1)
+    return "-" if value is None else f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
+
+
+def _numbers(estimate: Mapping[str, float | None], scale: int) -> list[float | None]:
+    """Value, low and high; None for what is not known, which older versions wrote as nan."""
+    found = (estimate[key] for key in ("value", "low", "high"))
+    return [None if number is None or math.isnan(number) else scale * number for number in found]
 
 
 def _row(first: int, *cells: str) -> str:

@@ -195,7 +195,7 @@ def _flat_summary(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
     for name, value in summary.items():
         if isinstance(value, Mapping):
             if "value" in value:
-                yield f"{prefix}{name}", float(value["value"])
+                yield f"{prefix}{name}", math.nan if value["value"] is None else float(value["value"])
             else:
                 yield from _flat_summary(value, f"{prefix}{name}/")
         elif isinstance(value, (int, float)):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,8 @@ class BestCheckpoint:
         if self._save is None or (best := find_best(self._saved)) is None:
             return None
         where = {"checkpoint": self._name(best), "step": best.step}
-        return {**where, "pass_rate": asdict(best.pass_rate), "tasks": self._tasks}
+        rate = {key: getattr(best.pass_rate, key) for key in ("value", "low", "high")}
+        return {**where, "pass_rate": rate, "tasks": self._tasks}
 
     def _name(self, result: InterimResult) -> str:
         return LAST if result.step == self._last_step else f"{BEST}-{result.step:06d}"

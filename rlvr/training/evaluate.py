@@ -13,18 +13,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlvr.core import rng
 from rlvr.core.files import read_json
 from rlvr.core.messages import SamplingParams
 from rlvr.core.protocols import SamplingClient, TaskSource
-from rlvr.core.types import Task, Trajectory, mean, std
+from rlvr.core.task_statistics import Interval, mean_interval, share_interval, signed_rank_p_value
+from rlvr.core.types import Task, Trajectory
 from rlvr.reward import Reward
 from rlvr.training.errors import check_error_budget
 from rlvr.training.judged_tasks import TaskResult, sample_and_judge
-
-Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,6 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Results per task; `unjudged` completions had an error or an invalid task.
 
@@ -80,22 +68,35 @@ class Evaluation:
     tokens: int = 0
     extra_heldout: dict[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
 
+    @property
+    def complete(self) -> list[TaskResult]:
+        """The tasks that the metrics are over: those with k judged completions, all if there is none."""
+        return [r for r in self.results if r.judged >= self.k] or self.results
+
     def metrics(self, level: str | None = None) -> dict[str, Interval]:
-        """`pass@1`, `pass@k`, `mean_reward` and `watched/NAME`, over all tasks or those of one level."""
-        chosen = [r for r in self.results if level is None or r.level == level]
+        """`pass@1`, `pass@k`, `mean_reward` and `watched/NAME`, over all tasks or those of one level.
+
+        All are over the same tasks, those with k judged completions. A task whose completions a watched verifier could
+        not judge is in no rate of that one.
+        """
+        chosen = [r for r in self.complete if level is None or r.level == level]
+        at_k = [r for r in chosen if r.judged >= self.k]
         named = {
-            "pass@1": share_interval([r.passed / r.judged for r in chosen]),
+            "pass@1": share_interval([r.passed / r.judged for r in chosen], [r.judged for r in chosen]),
             f"pass@{self.k}": share_interval(
-                [pass_at_k(r.judged, r.passed, self.k) for r in chosen if r.judged >= self.k]
+                [pass_at_k(r.judged, r.passed, self.k) for r in at_k],
+                [r.judged / self.k for r in at_k],  # the variance is at most that of so many (Hoeffding 1948)
             ),
             "mean_reward": mean_interval([r.reward for r in chosen]),
         }
-        names = sorted({name for r in chosen for name in r.watched})
-        return named | {f"watched/{n}": share_interval([r.watched[n] for r in chosen if n in r.watched]) for n in names}
+        for name in sorted({name for r in chosen for name in r.watched}):
+            seen = [r for r in chosen if name in r.watched]
+            named[f"watched/{name}"] = share_interval([r.watched[name] for r in seen], [r.judged for r in seen])
+        return named
 
     def intervals(self, level: str | None = None) -> dict[str, Any]:
         """`metrics` as JSON values."""
-        return {name: asdict(value) for name, value in self.metrics(level).items()}
+        return {name: value.to_json() for name, value in self.metrics(level).items()}
 
     @property
     def levels(self) -> list[str]:
@@ -226,58 +227,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def share_interval(values: Sequence[float]) -> Interval:
-    """Mean of values in [0, 1], one per task, with a Wilson interval at the effective sample size p(1-p)/se^2.
-
-    Unlike mean +- 1.96 se it stays in [0, 1] and does not shrink to a point where every task passes.
-    The effective size is Kish's design effect. With one 0 or 1 a task it is n - 1, so a little wider than Wilson's.
-    """
-    n, p = len(values), mean(values)
-    if n == 0:
-        return Interval(math.nan, math.nan, math.nan)
-    variance = std(values) ** 2 / max(n - 1, 1)
-    return wilson_interval(p, p * (1 - p) / variance if variance > 0 else float(n))
-
-
-def wilson_interval(p: float, n: float) -> Interval:
-    """The 95 % interval of a share p of n independent trials. Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
-    centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
-    half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n**2))
-    return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean with its normal 95 % interval, mean +- 1.96 s / sqrt(n)."""
-    if not values:
-        return Interval(math.nan, math.nan, math.nan)
-    half = Z95 * std(values) / math.sqrt(max(len(values) - 1, 1))
-    return Interval(mean(values), mean(values) - half, mean(values) + half)
-
-
 def paired_p_value(before: Evaluation, after: Evaluation) -> float:
-    """Two-sided Wilcoxon signed-rank test on the tasks' change in pass rate (zeros by Pratt). 1.0 if fewer than two
-    changed.
-
-    With up to 25 changed tasks the distribution comes from flipping signs (all flips up to 13 tasks, else 9,999 of
-    them), beyond that from the normal approximation, which overstates the confidence for a handful.
-    """
-    from scipy.stats import permutation_test, rankdata, wilcoxon
-
-    changes = _paired_changes(before, after)
-    if sum(change != 0 for change in changes) < 2:
-        return 1.0
-    moved = np.array([c for c in changes if c])  # a zero has no sign to flip
-    if len(moved) > 25:
-        normal: Any = wilcoxon(changes, zero_method="pratt", method="approx")
-        return float(normal.pvalue)
-
-    def signed_ranks(sample: np.ndarray, axis: int) -> np.ndarray:
-        return (np.sign(sample) * rankdata(np.abs(sample), axis=axis)).sum(axis=axis)
-
-    flipped: Any = permutation_test(
-        (moved,), signed_ranks, permutation_type="samples", vectorized=True, n_resamples=9999, rng=0
-    )
-    return float(flipped.pvalue)
+    """`signed_rank_p_value` of the tasks' changes in pass rate; tasks that only one evaluation judged are left out."""
+    return signed_rank_p_value(_paired_changes(before, after))
 
 
 def _paired_changes(before: Evaluation, after: Evaluation) -> list[float]:
@@ -289,15 +241,16 @@ def _paired_changes(before: Evaluation, after: Evaluation) -> list[float]:
 def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     """The part of `summary.json` about the gain: both evaluations, each level, the paired change and its p-value.
 
-    Tasks that only one evaluation could judge are left out of both.
+    Tasks of which one evaluation could not judge k completions are left out of both (`incomplete` is their number).
     """
-    common = {r.id for r in before.results} & {r.id for r in after.results}
+    common = {r.id for r in before.complete} & {r.id for r in after.complete}
+    incomplete = len({r.id for r in (*before.results, *after.results)} - common)
     before, after = (replace(e, results=[r for r in e.results if r.id in common]) for e in (before, after))
 
     return {
         "baseline": before.intervals(),
         "final": after.intervals(),
-        "change": asdict(mean_interval(_paired_changes(before, after))),
+        "change": mean_interval(_paired_changes(before, after)).to_json(),
         "p_value": paired_p_value(before, after),
         "by_level": {
             level: {
@@ -308,10 +261,11 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
             for level in after.levels
         },
         "tasks": len(after.results),
+        "incomplete": incomplete,
         "samples": max((r.judged for r in after.results), default=0),
         "unjudged": before.unjudged + after.unjudged,
         "beside": {
-            name: {key: compared[key] for key in ("tasks", "baseline", "final", "p_value", "unjudged")}
+            name: {key: compared[key] for key in ("tasks", "incomplete", "baseline", "final", "p_value", "unjudged")}
             for name, other in before.extra_heldout.items()
             for compared in [compare(other, after.extra_heldout[name])]
         },

@@ -52,7 +52,7 @@ class HeldoutEvaluator:
     def evaluate_interim(self, sampler: SamplingClient, seed: int) -> dict[str, float]:
         """Metrics of the validation tasks, which are never reported: pass rate with its interval (and that of the worst
         kind of task), reward, and the watched verifiers."""
-        result = self._evaluate(self.validation, sampler, self.options.interim_samples, rng.key("look", seed))
+        result = self._evaluate(self.validation, sampler, self.options.interim_samples, rng.key("look", seed), k=1)
         rates = result.metrics()
         return {
             PASS_RATE: rates["pass@1"].value,
@@ -70,6 +70,7 @@ class HeldoutEvaluator:
         samples: int,
         seed: int,
         progress: Callable[[int], None] = lambda done: None,
+        k: int | None = None,
     ) -> Evaluation:
         return evaluate(
             self.source,
@@ -78,7 +79,7 @@ class HeldoutEvaluator:
             self.reward,
             evaluation_params(self.params, self.options),
             samples=samples,
-            k=min(self.options.k or self.options.samples, samples),
+            k=k or self.options.k or samples,
             seed=seed,
             error_budget=self.error_budget,
             watched=self.watched,

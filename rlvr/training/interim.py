@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlvr.training.evaluate import Z95, Interval
+from rlvr.core.task_statistics import Z95, Interval
 from rlvr.training.metric_values import Rows, get_value, select_rl_rows
 
 PASS_RATE = "test/env/all/correct"  # its interval is in PASS_RATE/low and PASS_RATE/high
@@ -38,7 +38,8 @@ def read_interim_results(rows: Rows) -> list[InterimResult]:
     """The interim evaluations of reinforcement learning; rows without an interval (of older versions) are left out."""
     results: list[InterimResult] = []
     for row in select_rl_rows(rows):
-        interval = Interval(*(get_value(row, PASS_RATE + end) for end in ("", "/low", "/high")))
+        value, low, high = (get_value(row, PASS_RATE + end) for end in ("", "/low", "/high"))
+        interval = Interval(value, low, high)
         if 0 <= interval.low <= interval.value <= interval.high <= 1:  # false for a missing value, which is nan
             reward = get_value(row, MEAN_REWARD)
             results.append(InterimResult(int(row["step"]) + 1, interval, -math.inf if math.isnan(reward) else reward))

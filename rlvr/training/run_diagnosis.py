@@ -108,7 +108,8 @@ def _has_lost(summary: Mapping[str, Any]) -> bool:
 
 def _has_rewarded(summary: Mapping[str, Any]) -> bool:
     """Whether the intervals of the mean reward say that it rose."""
-    return summary["final"]["mean_reward"]["low"] > summary["baseline"]["mean_reward"]["high"]
+    low, high = summary["final"]["mean_reward"]["low"], summary["baseline"]["mean_reward"]["high"]
+    return low is not None and high is not None and low > high  # one task has no interval
 
 
 def _outcome_findings(folder: Path) -> Iterator[Finding]:

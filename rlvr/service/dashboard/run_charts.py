@@ -57,7 +57,7 @@ def run_charts(curve: CurveReader) -> list[Chart]:
 
 
 def run_summary(summary: Any) -> list[Comparison]:
-    """Before and after on the held-out tasks, with their intervals."""
+    """Before and after on the held-out tasks, with their number and intervals."""
     before, after = as_mapping(as_mapping(summary).get("baseline")), as_mapping(as_mapping(summary).get("final"))
     rows = [
         (one_line(name, 60), estimate(before.get(name), name), estimate(after.get(name), name))
@@ -67,7 +67,9 @@ def run_summary(summary: Any) -> list[Comparison]:
         return []
     p = finite_number(as_mapping(summary).get("p_value"))
     p_value = "" if p is None else f", p = {p:.2g}" if p >= 1e-4 else ", p < 0.0001"
-    return [Comparison(f"Held-out tasks{p_value}", ["", "before", "after"], [*rows])]
+    tasks = finite_number(as_mapping(summary).get("tasks"))
+    number = "" if tasks is None else f", n = {tasks:,.0f}"
+    return [Comparison(f"Held-out tasks{number}{p_value}", ["", "before", "after"], [*rows])]
 
 
 def failing_groups(diagnosis: RunDiagnosis | None) -> list[Comparison]:

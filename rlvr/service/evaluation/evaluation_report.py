@@ -14,12 +14,12 @@ The task is the unit: more sessions of a task make its rate more certain, but th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rlvr.core.task_statistics import mean_interval, share_interval
 from rlvr.core.types import mean
 
 SOLVED = 0.7
@@ -163,26 +163,18 @@ def _rates_by(results: Sequence[SessionResult], of: Callable[[SessionResult], st
     return {name: rates([r for r in results if of(r) == name], target) for name in dict.fromkeys(map(of, results))}
 
 
-def _by_task(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> list[float]:
+def _by_task(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> list[list[float]]:
+    """The numbers of each task's sessions."""
     by_task: dict[str, list[float]] = {}
     for r in results:
         by_task.setdefault(r.task_id, []).append(float(of(r)))
-    return [mean(values) for values in by_task.values()]
+    return list(by_task.values())
 
 
-def _share(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> dict[str, float | None]:
-    from rlvr.training.evaluate import share_interval
-
-    return _interval(share_interval(_by_task(results, of)))
-
-
-def _mean(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> dict[str, float | None]:
-    from rlvr.training.evaluate import mean_interval
-
-    values = _by_task(results, of)
-    interval = _interval(mean_interval(values))
-    return interval if len(values) > 1 else {"value": interval["value"], "low": None, "high": None}
+def _share(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> dict[str, Any]:
+    by_task = _by_task(results, of)
+    return share_interval(list(map(mean, by_task)), list(map(len, by_task))).to_json()
 
 
-def _interval(interval: Any) -> dict[str, float | None]:
-    return {key: None if math.isnan(value) else value for key, value in asdict(interval).items()}
+def _mean(results: Sequence[SessionResult], of: Callable[[SessionResult], float]) -> dict[str, Any]:
+    return mean_interval(list(map(mean, _by_task(results, of)))).to_json()

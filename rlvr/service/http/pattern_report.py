@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rlvr.core.task_statistics import wilson_interval
 from rlvr.store import ExperienceStore
 from rlvr.store.patterns import StrategyCounts
 
@@ -54,8 +55,6 @@ def compare_strategies(counts: Sequence[StrategyCounts]) -> list[dict[str, Any]]
 
 
 def _rate(passed: int, judged: int) -> dict[str, float | None]:
-    from rlvr.training.evaluate import wilson_interval
-
     if not judged:
         return {"pass_rate": None, "low": None, "high": None}
     interval = wilson_interval(passed / judged, judged)
