@@ -335,7 +335,7 @@ def test_an_evaluation_by_itself_shows_every_interval_and_level():
 
 
 def test_a_part_has_its_number_of_tasks_and_what_is_not_known_is_no_number():
-    """A level of one task has a mean reward without interval; tasks that the verifier could not judge whole are named."""
+    """The mean reward of one task has no interval; tasks that the verifier could not judge whole are counted."""
     reward = {"value": 0.5, "low": None, "high": None, "n": 1}
     lone: dict[str, Any] = {"pass@1": {**estimate(1, 0.2, 1), "n": 1}, "mean_reward": reward}
     none: dict[str, Any] = {"value": None, "low": None, "high": None, "n": 0}
