@@ -93,7 +93,7 @@ def test_sessions_improve_the_policy_on_unseen_tasks(run: Path, tmp_path: Path):
     won = sum(a and not b for b, a in zip(before, after, strict=True))
     # McNemar's exact test, one-sided: were nothing learned, a task that changed would be won or lost by a coin.
     p = binomtest(won, won + lost, alternative="greater").pvalue
-    print(f"\nsolved {sum(before)} of {HELD_OUT} before, {sum(after)} after: {won} won, {lost} lost, one-sided p = {p:.2g}")
+    print(f"\nsolved {sum(before)} of {HELD_OUT}, then {sum(after)}: {won} won, {lost} lost, one-sided p = {p:.2g}")
     assert p < 0.01, (won, lost)
     assert stats["updates"] >= 10 and stats["training_loss"] is not None
     # What was gathered and made no step yet is learned from as the service stops: one step more at most.

@@ -6,8 +6,8 @@
 A candidate is the tasks with one value of a property (`task_features`), or with one word in their prompt. The unit is
 the task, since completions of one task are not independent; it fails if fewer than half of its completions pass. The
 test is Fisher's exact one, one-sided: does a candidate hold more failing tasks than chance would put there? Its p-value
-is multiplied by the number of candidates (Bonferroni). The strongest candidate is taken, its tasks are set aside, and the
-rest is searched again: what was nested in it, or held it, no longer differs. The thresholds are our judgement.
+is multiplied by the number of candidates (Bonferroni). The strongest candidate is taken, its tasks are set aside, and
+the rest is searched again: what was nested in it, or held it, no longer differs. The thresholds are our judgement.
 Exercised by `python -m pytest tests/test_failure_groups.py`.
 """
 
