@@ -6,7 +6,7 @@ A scalar is itself; everything else is a list that begins with a tag. Nothing is
 read through their base's own methods and arrive as the base. Depth is capped, and so is the memory that a value would
 take. A value without an encoding is opaque: a type's name and a handle. Plain types and modules of the standard library
 travel by name. An iterator travels as its items, a long one as its first items and a handle on the rest. Named tuples
-arrive as tuples, default dictionaries as dictionaries. Standard library only. `python -m pytest
+arrive as tuples; default dictionaries keep a factory that is a plain type. Standard library only. `python -m pytest
 tests/test_sandbox_codec.py` exercises it.
 """
 
@@ -15,8 +15,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 DEPTH = 100
@@ -36,10 +37,12 @@ MODULES = frozenset(
     ]
 )  # fmt: skip
 
+_maxlen: Callable[[Any], int | None] = deque.maxlen.__get__  # type: ignore[attr-defined]
 _mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _SCALARS = (bool, type(None), str)
 _ITEMS = {list: "l", tuple: "t", set: "s", frozenset: "z", deque: "q"}
 _PAIRS = {dict: "d", OrderedDict: "O", Counter: "C"}
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, set, dict)}  # of default dictionaries
 _VIEWS = {type({}.keys()): "k", type({}.values()): "v", type({}.items()): "e"}
 _SIZES = {"l": 64, "t": 56, "s": 224, "z": 224, "q": 768, "d": 240, "O": 480, "C": 320, "G": 480}  # of an empty one
 _SIZE, _ITEM = 320, 48  # of another container; of an item with its place
@@ -121,12 +124,16 @@ class Encoder:
         base = kind
         if kind not in _ITEMS and kind not in _PAIRS:
             base = next((one for one in _mro(kind) if one in _BASES), kind)
+            if kind is defaultdict and self.subclass is None:
+                return self._default_dictionary(value, depth)
             if base is not kind:
                 self.exact = False
                 if self.subclass is not None and (written := self.subclass(value)) is not None:
                     return written
         if base in _ITEMS:
             items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
+            if base is deque and (most := _maxlen(value)) is not None:
+                return ["Q", most, *self._all("q", items, len(value), depth)[1:]]
             return self._all(_ITEMS[base], items, base.__len__(value), depth)  # pyright: ignore[reportAttributeAccessIssue]
         if base in _PAIRS:
             pairs = OrderedDict.items(value) if base is OrderedDict else dict.items(value)
@@ -139,6 +146,16 @@ class Encoder:
     def _all(self, tag: str, items: Any, count: int, depth: int) -> list[Any]:
         self.room.take_container(tag, count)
         return [tag, *[self.encode(item, depth + 1) for item in items]]
+
+    def _default_dictionary(self, value: Any, depth: int) -> Any:
+        factory = value.default_factory
+        if factory is None or _FACTORIES.get(getattr(factory, "__name__", "")) is factory:
+            tag, *pairs = self._all("d", (part for pair in value.items() for part in pair), 2 * len(value), depth)
+            return [tag * 2, factory and factory.__name__, *pairs]
+        if self.opaque is not None and self.draws:
+            return self.opaque(value)
+        self.exact = False
+        return self.encode(dict(value), depth)
 
     def _big(self, value: int) -> list[Any]:
         if value.bit_length() > 4 * DIGITS:
@@ -170,6 +187,12 @@ class Encoder:
                 return ["T", kind.__name__, naive.isoformat(), self.encode(zone, depth + 1), value.fold]
         if (path := f"{kind.__module__}:{kind.__qualname__}") in _MADE_BY and _imported_type(*path.split(":")) is kind:
             return ["M", path, *(self.encode(part, depth + 1) for part in _MADE_BY[path](value))]
+        if kind is MappingProxyType:
+            items = dict(value)
+            return self._all("p", (part for pair in items.items() for part in pair), 2 * len(items), depth)
+        if kind is memoryview and value.ndim == 1 and value.format != "P":
+            self.room.take(value.nbytes)
+            return ["mv", value.format, value.readonly, value.hex()]
         if kind in _VIEWS:
             return self._all(_VIEWS[kind], value, len(value), depth)
         if kind in CONSTANTS:
@@ -217,7 +240,7 @@ class Decoder:
             raise CodecError("not an encoded value")
         tag, rest = data[0], data[1:]
         try:
-            if type(tag) is str and tag in "ltszqgkvedOC" and len(tag) == 1:
+            if type(tag) is str and tag in "ltszqgkvedOCp" and len(tag) == 1:
                 self.room.take_container(tag, len(rest))
                 return self._collect(tag, [self.decode(item, depth + 1) for item in rest])
             return self._rare(tag, data, rest, depth)
@@ -232,10 +255,12 @@ class Decoder:
         if tag in "sz":
             done = set(items) if tag == "s" else frozenset(items)
             return done
-        if tag in "dOC":
+        if tag in "dOCp":
             if len(items) % 2:
                 raise CodecError("a dictionary with a key but no value")
             pairs = zip(items[::2], items[1::2], strict=True)
+            if tag == "p":
+                return MappingProxyType(dict(pairs))
             return dict(pairs) if tag == "d" else OrderedDict(pairs) if tag == "O" else Counter(dict(pairs))
         if tag == "q":
             return deque(items)
@@ -284,6 +309,13 @@ class Decoder:
                 if len(rest) == 2
                 else time.replace(tzinfo=self.decode(rest[2], depth + 1), fold=int(bool(rest[3])))
             )
+        if tag == "Q":
+            return deque(self.decode(["q", *rest[1:]], depth), int(rest[0]))
+        if tag == "dd":
+            return defaultdict(_FACTORIES[rest[0]] if rest[0] else None, self.decode(["d", *rest[1:]], depth))
+        if tag == "mv":
+            made = bytes.fromhex(rest[2])
+            return memoryview(made if rest[1] else bytearray(made)).cast(rest[0])
         if tag == "M" and rest[0] in _MADE_BY:
             module, name = rest[0].split(":")
             return getattr(importlib.import_module(module), name)(*(self.decode(part, depth + 1) for part in rest[1:]))

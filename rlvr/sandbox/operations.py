@@ -18,27 +18,21 @@ Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it
 from __future__ import annotations
 
 import builtins
-import operator
 import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from io import StringIO
+from operator import attrgetter, itemgetter, methodcaller
+from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from rlvr.sandbox.operators import OPERATORS, in_place
 from rlvr.sandbox.remote import TEST, Link, Remote, library_path
 
 WINDOW = 8  # values that are asked about where an object's own `==` decides; one of them is expected
 COLLISIONS = 1  # how many others may be equal to it too: a residue, say
-HERE: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
-    **{name: getattr(operator, name) for name in ("and_", "or_", "xor", "lshift", "rshift", "neg", "pos", "invert")},
-    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not")},
-    "in_": lambda item, items: item in items,
-    "not_in": lambda item, items: item not in items,
-}
-CHANGES = {name: "i" + name.strip("_") for name in HERE}
 REVEALING = {"sub", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"}
 # Library functions that only look at their argument's structure: what they get beside it reveals no expected value.
 STRUCTURAL = {
@@ -80,6 +74,12 @@ WHOLE = {
     "deque",
     "join",
 }
+# Functions that run what an argument holds: never here if it may come from the answer.
+EXECUTING = {
+    "builtins:eval", "builtins:exec", "builtins:compile", "builtins:__import__", "importlib:import_module",
+    "_pickle:loads", "_pickle:load", "pickle:_loads", "pickle:_load", "marshal:loads", "marshal:load",
+    "runpy:run_path", "runpy:run_module", "timeit:timeit", "timeit:repeat", "code:interact", "logging.config:dictConfig",
+}  # fmt: skip
 LOOK_AT_TYPE = {
     "type",
     "isinstance",
@@ -94,11 +94,12 @@ LOOK_AT_TYPE = {
     "vars",
 }
 NATIVE_MODULES = (
-    "asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io", "_io", "_thread",
+    "doctest", "code", "timeit", "asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io", "_io", "_thread",
     "_queue", "_asyncio", "_weakref",
 )  # fmt: skip
 NATIVE_LOCALLY_FINE = {"suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run"}
 CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
+GETTERS = (attrgetter, itemgetter, methodcaller)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
             "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
 
@@ -188,7 +189,7 @@ class Operations:
 
     def unary(self, name: str, value: Any) -> Any:
         if type(value) is not Remote:
-            return HERE[name](value)
+            return OPERATORS[name](value)
         return self.ask(name, value)
 
     def readable(self, value: Any) -> tuple[bool, Any]:
@@ -208,11 +209,11 @@ class Operations:
 
     def binary(self, name: str, left: Any, right: Any) -> Any:
         if type(left) is not Remote and type(right) is not Remote and not find_remotes([left, right]):
-            return HERE[name](left, right)
+            return OPERATORS[name](left, right)
         known_left, data_left = self.readable(left)
         known_right, data_right = self.readable(right)
         if known_left and known_right:
-            return HERE[name](data_left, data_right)
+            return OPERATORS[name](data_left, data_right)
         if not self.uses_objects and name in REVEALING and not (find_remotes(left) and find_remotes(right)):
             raise self.refuse(left, right)
         return self.ask(name, left, right)
@@ -220,7 +221,7 @@ class Operations:
     def change(self, name: str, left: Any, right: Any) -> Any:
         """`left op= right`."""
         if type(left) is not Remote and type(right) is not Remote and not find_remotes(right):
-            return getattr(operator, CHANGES[name])(left, right)
+            return OPERATORS[in_place(name)](left, right)
         if type(left) is list and name == "add":
             left += list(self.iterate(right))
             return left
@@ -229,7 +230,7 @@ class Operations:
         ):
             if not self.uses_objects and name in REVEALING and type(right) is not Remote and left._exact != 1:
                 raise self.refuse(left, right)
-            return self.ask(CHANGES[name], left, right)
+            return self.ask(in_place(name), left, right)
         return self.binary(name, left, right)
 
     def refuse(self, *values: Any) -> BaseException:
@@ -261,13 +262,13 @@ class Operations:
         if name in ("is_", "is_not"):
             return self.is_same(left, right) is (name == "is_")
         if not find_remotes([left, right]):
-            return HERE[name](left, right)
+            return left in right if name == "in_" else OPERATORS[name](left, right)
         if name == "in_":
             return self.contains(right, left)
         known_left, data_left = self.comparable(left)
         known_right, data_right = self.comparable(right)
         if known_left and known_right:
-            return HERE[name](data_left, data_right)
+            return OPERATORS[name](data_left, data_right)
         both = bool(find_remotes(left) and find_remotes(right))
         if not both and not self.uses_objects:
             raise self.refuse(left, right)
@@ -384,6 +385,8 @@ class Operations:
         if type(function) is Remote:
             return self.link.call(function, args, words)
         kind: Any = type(function)
+        if kind in GETTERS and len(args) == 1 and find_remotes(list(args)):
+            return self.get(function, args[0])
         if kind in (FunctionType, MethodType) and self.is_of_test(function):
             return function(*args, **words)
         if kind is type and function.__module__ == TEST:
@@ -405,6 +408,8 @@ class Operations:
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
         remotes = find_remotes([list(args), words])
         path = library_path(function)
+        if path in EXECUTING:
+            return self.link.call_library(path, args, words)
         if function is print and self.captures:
             return self.link.call_library("builtins:print", args, words)
         if not remotes:
@@ -431,6 +436,20 @@ class Operations:
             raise self.link.fail("opaque", f"{name or kind.__name__} of the test cannot take an object of the answer")
         return self.link.call_library(path, args, words)
 
+    def get(self, getter: Any, owner: Any) -> Any:
+        """What `attrgetter`, `itemgetter` or `methodcaller` gets from an object."""
+        kind, (made, names) = type(getter), getter.__reduce__()[:2]
+        if kind is methodcaller:  # its reduction is a partial function if there are keyword arguments
+            words = getattr(made, "keywords", {})
+            return self.method(owner, (made.args if words else names)[0], tuple(names if words else names[1:]), words)
+        found: list[Any] = []
+        for name in names:
+            value = owner
+            for part in name.split(".") if kind is attrgetter else [name]:
+                value = self.getattr(value, part) if kind is attrgetter else self.getitem(value, part)
+            found.append(value)
+        return found[0] if len(found) == 1 else tuple(found)
+
     def expect(self, function: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """`assertRaises(E, f, ...)`, `suppress(E)`: with the classes here, and a call of `f` that goes there."""
         if name == "suppress":
@@ -454,7 +473,7 @@ class Operations:
         """A container that will hold objects of the answer: made in its process."""
         return (
             self.ask("hold", value)
-            if type(value) in (*CONTAINERS, bytearray) and not isinstance(value, tuple)
+            if (type(value) in (*CONTAINERS, bytearray) and not isinstance(value, tuple)) or type(value) is Random
             else value
         )
 

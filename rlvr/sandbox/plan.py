@@ -37,6 +37,7 @@ from rlvr.sandbox.test_program import rewrite
 from rlvr.sandbox.vacuous_tests import find_vacuous_test
 from rlvr.sandbox.value_flow import (
     captures_output,
+    find_filled,
     find_held,
     find_native_classes,
     find_self_reports,
@@ -187,6 +188,8 @@ def make_plan(
     uses_objects = works_with_objects(everything, scope | classes, tainted)
     if fault := find_self_reports(trees, tainted):
         raise BadTest(fault)
+    if filled := find_filled(everything, tainted) - tainted:
+        tainted = find_tainted(everything, scope | classes | held | filled, native)
     plans: list[SplitTest | StatementTest] = []
     starts: list[set[str]] = []  # names of earlier tests, which an answer may have changed: a failure is then its own
     earlier = bound_names(parts.here)

@@ -282,6 +282,10 @@ class Link:
             return remote
         if kind == "cb" and type(key) is int and 0 <= key < len(self.callbacks):
             return self.callbacks[key]
+        if kind == "random":
+            made = importlib.import_module("random").Random()
+            made.setstate(self.decode(key))
+            return made
         if kind == "builtin" and type(key) is str and (key in self.builtins or key in EXCEPTIONS):
             return self.builtins[key] if key in self.builtins else EXCEPTIONS[key]
         if kind == "m" and type(key) is str and key in self.expected:
@@ -300,7 +304,7 @@ class Link:
         if isinstance(value, tuple) and type(fields) is tuple:
             return ["N", type(value).__name__, list(fields), [self.encode(item) for item in value]]
         if type(value) is defaultdict:
-            return ["dd", self.encode(value.default_factory), self.encode(dict(value))]
+            return ["DD", self.encode(value.default_factory), self.encode(dict(value))]
         return None
 
     def encode_opaque(self, value: Any) -> list[Any]:
@@ -469,7 +473,7 @@ def describe_function(function: Any) -> list[Any]:
 
 
 def has_containers(values: list[Any]) -> bool:
-    return any(type(one) in (list, dict, set, bytearray, deque, Counter, OrderedDict) for one in values)
+    return any(type(one) in MUTABLE or type(one).__name__ in CHANGED_WHOLE for one in values)
 
 
 def _library_class(module: str, name: str) -> Any:
@@ -523,6 +527,11 @@ def update(old: Any, new: Any, pairs: dict[int, Any]) -> None:
         old.update(items)
     elif kind.__name__ == "array":
         old[:] = new
+    elif kind is memoryview:
+        if not old.readonly and old.nbytes == new.nbytes and old.format == new.format:
+            old[:] = new
+    elif kind.__name__ == "Random":
+        old.setstate(new.getstate())
     elif kind in (set, bytearray):
         old.clear()
         (old.update if kind is set else old.extend)(new)
@@ -537,7 +546,8 @@ def is_alike(old: Any, new: Any) -> bool:
 
 def can_change(value: Any) -> bool:
     """Whether an object, or a part of it, may be changed in place."""
-    return type(value) in (*MUTABLE, tuple) or type(value).__name__ == "array"
+    return type(value) in (*MUTABLE, tuple) or type(value).__name__ in CHANGED_WHOLE
 
 
+CHANGED_WHOLE = ("array", "memoryview", "Random")
 MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)

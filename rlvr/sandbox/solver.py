@@ -28,6 +28,7 @@ import warnings
 from typing import Any
 
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
+from rlvr.sandbox.operators import OPERATORS
 from rlvr.sandbox.protocol import NO_PROGRAM, OUTPUT, frame, read_frame, write_all
 
 HANDLES = 10_000
@@ -125,41 +126,9 @@ def _seed(value: Any) -> None:
 
 
 _loop: Any = None
-_IN_PLACE = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and_",
-    "or_",
-    "xor",
-    "lshift",
-    "rshift",
-)
-_PLAIN_OPERATORS = (
-    *_IN_PLACE,
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "neg",
-    "pos",
-    "invert",
-    "getitem",
-    "setitem",
-    "delitem",
-    "contains",
-    "is_",
-)
 OPS = {
-    **{name: getattr(operator, name) for name in _PLAIN_OPERATORS},
-    **{"i" + name.strip("_"): getattr(operator, "i" + name.strip("_")) for name in _IN_PLACE},
+    **OPERATORS,
+    **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains", "is_")},
     **dict(getattr=getattr, setattr=setattr, delattr=delattr, bool=bool, iter=iter, next=_next, step=_step),
     **dict(aiter=lambda value: value.__aiter__(), anext=_anext, await_value=_run, await_call=_await_call),
     **dict(seed=_seed, mapping=dict, hold=lambda value: value, print=print),
@@ -333,7 +302,7 @@ class AnswerServer:
         if kind == "method":
             return self.call_with_changes(lambda: getattr(self.decode(request[1]), request[2]), request[3], request[4])
         if kind == "library":
-            return self.call_with_changes(lambda: _name_of(*request[1].split(":")), request[2], request[3])
+            return self.call_with_changes(lambda: self.library(request[1]), request[2], request[3])
         if kind == "weak":
             return self.weak(request[1], request[2])
         try:
@@ -362,6 +331,20 @@ class AnswerServer:
             changed = self.changed_arguments([given], [args], before)
             result.append(changed and changed[0][1:])
         return result
+
+    def library(self, path: str) -> Any:
+        function = _name_of(*path.split(":"))
+        if path not in ("builtins:eval", "builtins:exec"):
+            return function
+
+        def run(code: Any, *spaces: Any) -> Any:
+            try:
+                return function(code, *(spaces or [self.namespace]))
+            finally:
+                for space in spaces:
+                    space.pop("__builtins__", None)
+
+        return run
 
     def define(self, name: str, text: str, values: dict[str, Any]) -> Any:
         if not name:  # a lambda expression
@@ -474,7 +457,7 @@ class AnswerServer:
             return made
         if kind == "N":
             return self.named_tuple(key, *rest)
-        if kind == "dd":
+        if kind == "DD":
             return collections.defaultdict(self.decode(key), self.decode(rest[0]))
         return self.callback(key, *rest)
 
@@ -513,7 +496,9 @@ class AnswerServer:
         test_function.__name__ = test_function.__qualname__ = name or "test_function"
         test_function.__doc__ = documentation
         with contextlib.suppress(Exception):
-            exec(f"def _signed{signature}: pass", scope := {})
+            scope = dict(self.namespace)
+            exec(compile(f"def _signed{signature}: pass", "<test>", "exec", dont_inherit=True), scope)
+            test_function.__annotations__ = scope["_signed"].__annotations__
             test_function.__signature__ = importlib.import_module("inspect").signature(scope["_signed"])  # type: ignore[attr-defined]
         self.callbacks[key] = test_function
         return test_function
@@ -553,6 +538,8 @@ class AnswerServer:
         for name, one in self.namespace.items():
             if one is value:
                 return ["n", name]
+        if type(value).__name__ == "Random" and type(value).__module__ == "random":
+            return ["random", Encoder().encode(value.getstate())]
         return self.encode_opaque(value)[:2]
 
     def failure(self, error: BaseException) -> list[Any]:

@@ -20,6 +20,7 @@ from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, wal
 from rlvr.sandbox.value_flow import DISPLAYS, base_names, has_assertion, parameters
 
 OPERATIONS = "_o_"
+HOLD = "_hold_"  # marks a container that `Operations.hold` makes
 OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
     ast.Pow: "pow", ast.MatMult: "matmul", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor",
@@ -56,7 +57,7 @@ class TestProgram(ast.NodeTransformer):
         self, free: set[str], tainted: set[str], held: set[str], native: set[str], trees: list[ast.Module]
     ) -> None:
         self.native = native
-        self.free, self.tainted = free, tainted | held
+        self.free, self.tainted = free, tainted | held | {HOLD}
         self.imports: dict[str, ast.stmt] = {}
         self.values: dict[str, ast.expr | None] = {}  # of names that are assigned once
         for node in (node for tree in trees for node in nodes(tree)):
@@ -160,12 +161,24 @@ class TestProgram(ast.NodeTransformer):
             return node
         if not self.is_tainted(node):
             return node
+        self.hold_parts(node.targets, node.value)
         self.temporary += 1
         name = f"_t{self.temporary}_"
         done: list[ast.stmt] = [assign(name, self.visit(node.value))]
         for target in node.targets:
             done += self.store(target, ast.Name(name, ast.Load()))
         return done
+
+    def hold_parts(self, targets: list[ast.expr], value: ast.expr) -> None:
+        """Mark the containers of `a, b = [], {}` that have to be made beside the answer."""
+        for target in targets:
+            parts = getattr(target, "elts", [])
+            if not parts or not isinstance(value, (ast.Tuple, ast.List)) or len(parts) != len(value.elts):
+                continue
+            for place, (part, one) in enumerate(zip(parts, value.elts, strict=True)):
+                if isinstance(part, ast.Name) and part.id in self.held and isinstance(one, DISPLAYS):
+                    value.elts[place] = ast.Call(ast.Name(HOLD, ast.Load()), [one], [])
+                self.hold_parts([part], one)
 
     def store(self, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
         if isinstance(target, ast.Attribute):
@@ -302,6 +315,8 @@ class TestProgram(ast.NodeTransformer):
         function = node.func
         if isinstance(function, ast.Name) and function.id == "super":
             return self.generic_visit(node)
+        if isinstance(function, ast.Name) and function.id == HOLD:
+            return operation("hold", self.visit(node.args[0]))
         args = ast.Tuple([self.visit(part) for part in node.args], ast.Load())
         keys: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in node.keywords]
         values: list[ast.expr] = [

@@ -15,8 +15,8 @@ from rlvr.sandbox.codec import MODULES
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, bound_names, nodes, used_names, walk
 
 NATIVE_MODULES = (
-    "asyncio", "builtins", "concurrent", "contextlib", "io", "queue", "random", "sys", "threading", "unittest.mock",
-    "weakref",
+    "asyncio", "builtins", "code", "concurrent", "contextlib", "doctest", "io", "logging", "queue", "random", "sys",
+    "threading", "timeit", "unittest.mock", "weakref",
 )  # fmt: skip
 KEY_METHODS = {"add", "discard", "setdefault", "get", "pop", "move_to_end", "isdisjoint", "issubset", "union"}
 CHANGING = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right"}
@@ -45,8 +45,11 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
     methods = {one for node in everything if isinstance(node, ast.ClassDef) for one in node.body}
     called = {id(node.func) for node in everything if isinstance(node, ast.Call)}
 
+    drawing = {name for node in everything for name in native_names(node, ("random",))}
+
     def is_tainted(*parts: ast.AST | None) -> bool:
-        return any(used_names(part) & tainted for part in parts if part is not None)
+        """Whether a value of the answer is used; what a generator of the test draws is none, though it can be seeded."""
+        return any(used_names(part) & (tainted - drawing) for part in parts if part is not None)
 
     before = -1
     while before < len(tainted):
@@ -87,6 +90,17 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
             elif isinstance(node, (ast.Try, ast.TryStar)) and is_tainted(*node.body):
                 tainted |= {handler.name for handler in node.handlers if handler.name}
     return tainted
+
+
+def find_filled(trees: list[ast.Module], tainted: set[str]) -> set[str]:
+    """Names of arguments of the answer's functions, and of `exec`: containers that these may fill with objects."""
+    found = set[str]()
+    for node in (node for tree in trees for node in nodes(tree) if isinstance(node, ast.Call)):
+        given = [*node.args, *(word.value for word in node.keywords)]
+        runs = isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
+        if used_names(node.func) & tainted or (runs and any(used_names(one) & tainted for one in given)):
+            found |= {one.id for one in given if isinstance(one, ast.Name)}
+    return found - BUILTINS
 
 
 def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
@@ -208,18 +222,18 @@ def has_names(value: ast.expr) -> bool:
     return isinstance(value, DISPLAYS) and any(isinstance(one, ast.Name) for one in walk(value))
 
 
-def native_names(node: ast.AST) -> set[str]:
+def native_names(node: ast.AST, modules: Iterable[str] = NATIVE_MODULES) -> set[str]:
     """Names that an import binds to what has to be made where the answer runs: locks, streams, patches, seeds."""
+
+    def is_native(name: str) -> bool:
+        return any(name == one or name.startswith(one + ".") for one in modules)
+
     if isinstance(node, ast.Import):
-        return {(one.asname or one.name).split(".")[0] for one in node.names if is_native_module(one.name)}
+        return {(one.asname or one.name).split(".")[0] for one in node.names if is_native(one.name)}
     if isinstance(node, ast.ImportFrom):
-        inside = is_native_module(node.module or "")
-        return {one.asname or one.name for one in node.names if inside or is_native_module(f"{node.module}.{one.name}")}
+        inside = is_native(node.module or "")
+        return {one.asname or one.name for one in node.names if inside or is_native(f"{node.module}.{one.name}")}
     return set()
-
-
-def is_native_module(name: str) -> bool:
-    return any(name == one or name.startswith(one + ".") for one in NATIVE_MODULES)
 
 
 def captures_output(trees: Iterable[ast.AST]) -> bool:
