@@ -15,13 +15,14 @@ import builtins
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
+from rlvr.sandbox.match_statements import MAPPING, SEQUENCE, lower_matches
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.setup_parts import (
     BUILTINS,
@@ -37,9 +38,11 @@ from rlvr.sandbox.test_program import rewrite
 from rlvr.sandbox.vacuous_tests import find_vacuous_test
 from rlvr.sandbox.value_flow import (
     captures_output,
+    find_coroutine_fault,
     find_filled,
     find_held,
     find_native_classes,
+    find_native_functions,
     find_self_reports,
     find_tainted,
     has_assertion,
@@ -51,7 +54,7 @@ PURE = (
     "frozenset", "hash", "hex", "int", "isinstance", "len", "list", "map", "max", "min", "object", "oct", "ord", "pow",
     "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
 )  # fmt: skip
-SUPPLIED = {"isclose": math.isclose}  # from a module that tests take for granted: never requested from the answer
+SUPPLIED = {"isclose": math.isclose, SEQUENCE: Sequence, MAPPING: Mapping}  # from a module that tests take for granted: never requested from the answer
 SAFE_BUILTINS = {**{name: getattr(builtins, name) for name in PURE}, **SUPPLIED}
 PURE_MODULES = {"math": math, "sys": sys}
 OF_MODULES = {"math": set(dir(math)), "sys": {"getsizeof", "maxsize"}}
@@ -139,9 +142,9 @@ def make_plan(
     trees: list[ast.Module] = []
     try:
         for test in tests:
-            trees.append(ast.parse(test, "<test>"))
+            trees.append(lower_matches(ast.parse(test, "<test>")))
         before = ast.parse("\n".join(imports), "<imports>")
-        after = ast.parse(setup, "<setup>")
+        after = lower_matches(ast.parse(setup, "<setup>"))
     except (SyntaxError, ValueError, RecursionError) as error:
         place = f"tests[{len(trees)}]" if len(trees) < len(tests) and len(tests) > 1 else "the test"
         raise BadTest(f"{place} does not parse: {error}") from None
@@ -179,12 +182,14 @@ def make_plan(
     scope = (free | of_setup) - (MODULES - called) - inner_names(trees)
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
     everything = [*trees, parts.here]
-    native = find_native_classes(everything, scope | classes)
+    if fault := find_coroutine_fault(trees, scope):
+        raise BadTest(fault)
+    native = find_native_classes(everything, scope | classes) | find_native_functions(everything, scope | classes)
     tainted, held, before_held = set[str](), set[str](), None
     while held != before_held:  # what is held is tainted, and may taint more
         before_held = held
         tainted = find_tainted(everything, scope | classes | held, native)
-        held = find_held(everything, tainted)
+        held = find_held(everything, tainted, native)
     uses_objects = works_with_objects(everything, scope | classes, tainted)
     if fault := find_self_reports(trees, tainted):
         raise BadTest(fault)
@@ -198,7 +203,7 @@ def make_plan(
     def state(place: int) -> StatementTest:
         tree = trees[place]
         heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
-        program = rewrite(ast.parse(tests[place]), scope | classes, tainted, held, native, everything)
+        program = rewrite(lower_matches(ast.parse(tests[place])), scope | classes, tainted, held, native, everything)
         code = compile(program, "<test>", "exec", dont_inherit=True)
         return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
 

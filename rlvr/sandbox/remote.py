@@ -57,6 +57,7 @@ class Link:
         self.failed: ExchangeEnd | None = None  # the current test is over, the channel is not
         self.modules, self.expected = modules, set[str]()  # modules that a reply may be, and those that the test passed
         self.requests = 0
+        self.in_coroutine = False
         self.lengths = set[tuple[Any, ...]]()  # of objects that gave their length
         self.raised: list[BaseException] = []  # exceptions of the test that the answer got
 
@@ -73,6 +74,10 @@ class Link:
     def ask(self, request: list[Any], given: list[Any] | None = None) -> Any:
         """Send a request and return its value; `given` are the arguments that the answer may have changed."""
         self.requests += 1
+        in_coroutine = "asyncio" in sys.modules and sys.modules["asyncio"]._get_running_loop() is not None
+        if in_coroutine != self.in_coroutine:
+            self.channel.write(["loop", in_coroutine])
+            self.in_coroutine = in_coroutine
         self.channel.write(request)
         while (reply := self.channel.read())[0] == "cb":
             self.answer_callback(reply)

@@ -23,8 +23,10 @@ import marshal
 import operator
 import os
 import sys
+import time
 import types
 import warnings
+from _thread import get_ident
 from typing import Any
 
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
@@ -66,18 +68,23 @@ def _step(items: Any) -> tuple[bool, Any]:
         return (True, None)
 
 
+def _event_loop() -> Any:
+    global _loop
+    _loop = _loop or importlib.import_module("asyncio").new_event_loop()
+    return _loop
+
+
 def _run(awaitable: Any) -> Any:
     """Run an awaitable to its end on one event loop for all of a test."""
     import asyncio
 
-    global _loop
-    if _loop is None:
-        _loop = asyncio.new_event_loop()
-
     async def wait() -> Any:
         return await awaitable
 
-    return _loop.run_until_complete(wait())
+    loop = _event_loop()
+
+    asyncio._set_running_loop(None)  # the test's own, see `AnswerServer.handle`
+    return loop.run_until_complete(wait())
 
 
 def _await_call(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -271,21 +278,39 @@ class AnswerServer:
         self.keys: dict[int, int] = {}
         self.callbacks: dict[int, Any] = {}
         self.callback_lock: Any = None
+        self.is_waiting, self.callers = False, set[int]()
+        self.in_coroutine = False
         self.tuples: dict[tuple[str, ...], Any] = {}
 
-    def serve(self) -> Any:
+    def serve(self, is_nested: bool = False) -> Any:
         """Answer until the input ends, or until the reply to a callback, which is returned."""
         while body := read_frame(self.channel):
             request = marshal.loads(body)
             if request[0] == "ret":
                 return request[1]
-            if request[0] == "batch":  # a frame per call: earlier results survive a crash
+            if request[0] == "loop":
+                self.in_coroutine = request[1]
+            elif not is_nested and self.callback_lock is not None:
+                self.write(self.handle_with_threads(request))
+            elif request[0] == "batch":  # a frame per call: earlier results survive a crash
                 for name, *given in request[1]:
                     reply = self.call(["n", name], given[0], given[1]) if given else self.handle(["get", name])
                     self.write(reply)
             else:
                 self.write(self.handle(request))
         os._exit(0)
+
+    def handle_with_threads(self, request: list[Any]) -> Any:
+        """The reply; meanwhile threads of the answer may call the test, which listens only until it has the reply."""
+        if self.is_waiting:
+            self.callback_lock.release()
+        reply = self.handle(request)
+        for _ in range(100):
+            if not self.callers:
+                break
+            time.sleep(0.001)
+        self.is_waiting = self.callback_lock.acquire()
+        return reply
 
     def write(self, message: Any) -> None:
         data = frame("".join(_json(message, 0)).encode())
@@ -296,6 +321,16 @@ class AnswerServer:
         write_all(self.channel, data)
 
     def handle(self, request: list[Any]) -> Any:
+        if not self.in_coroutine:
+            return self.reply(request)
+        events = importlib.import_module("asyncio.events")
+        events._set_running_loop(_event_loop())  # the test is in a coroutine: tasks can be made
+        try:
+            return self.reply(request)
+        finally:
+            events._set_running_loop(None)
+
+    def reply(self, request: list[Any]) -> Any:
         kind = request[0]
         if kind == "call":
             return self.call_with_changes(lambda: self.decode(request[1]), request[2], request[3])
@@ -485,9 +520,14 @@ class AnswerServer:
 
         def test_function(*args: Any, **kwargs: Any) -> Any:
             encoder = Encoder(self.encode_argument, draws=False, known=self.find_handle)
-            with self.lock():  # threads of the answer may call it at the same time
-                self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
-                kind, value = self.serve()
+            caller = get_ident()
+            self.callers.add(caller)
+            try:
+                with self.lock():  # threads of the answer may call it at the same time
+                    self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
+                    kind, value = self.serve(is_nested=True)
+            finally:
+                self.callers.discard(caller)
             if kind == "x":
                 raise self.decode(value)
             return self.decode(value)

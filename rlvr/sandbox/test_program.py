@@ -77,10 +77,10 @@ class TestProgram(ast.NodeTransformer):
         """Whether a definition goes to the answer's process as text."""
         if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or has_assertion(node):
             return False
-        if not isinstance(node, ast.ClassDef) and not self.is_tainted(node):
-            return False
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef) or node.name in self.native:
             return node.name in self.native
+        if not self.is_tainted(node):
+            return False
         inner = walk(node)
         return isinstance(node, ast.AsyncFunctionDef) or any(
             isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner

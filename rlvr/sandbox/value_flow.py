@@ -18,6 +18,7 @@ NATIVE_MODULES = (
     "asyncio", "builtins", "code", "concurrent", "contextlib", "doctest", "io", "logging", "queue", "random", "sys",
     "threading", "timeit", "unittest.mock", "weakref",
 )  # fmt: skip
+THREADING = {"Thread", "Timer", "submit", "start_new_thread", "run_in_executor", "to_thread"}
 KEY_METHODS = {"add", "discard", "setdefault", "get", "pop", "move_to_end", "isdisjoint", "issubset", "union"}
 CHANGING = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right"}
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -56,7 +57,7 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
         before = len(tainted)
         for node in everything:
             if isinstance(node, FUNCTIONS):
-                if is_tainted(*node.body, *node.decorator_list):
+                if is_tainted(*node.body, *node.decorator_list) or node.name in native:
                     tainted.add(node.name)
                 if (node in methods and node not in of_plain) or node.decorator_list:
                     tainted |= parameters(node.args)
@@ -103,11 +104,11 @@ def find_filled(trees: list[ast.Module], tainted: set[str]) -> set[str]:
     return found - BUILTINS
 
 
-def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
+def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> set[str]:
     """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
 
     They are given to a function of the answer whose value is kept, or to a method; they get a value of the answer as a
-    key; or they are part of what is given so. A container that is only compared with is never held: it would tell the
+    key; definitions that run there (`native`) use them; or they are part of what is given so. A container that is only compared with is never held: it would tell the
     answer what is expected.
     """
     everything = [node for tree in trees for node in nodes(tree)]
@@ -157,6 +158,9 @@ def find_held(trees: list[ast.Module], tainted: set[str]) -> set[str]:
                 held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else nested
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
             held |= base_names(node.value)
+    for node in everything:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and node.name in native:
+            held |= used_names(node)
     before = -1
     while before < len(held):
         before = len(held)
@@ -193,6 +197,50 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
                 if (is_method or is_called) and any(whole_names(part) & objects for part in args):
                     native.add(name)
     return native
+
+
+def find_native_functions(trees: list[ast.Module], free: set[str]) -> set[str]:
+    """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
+
+    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`.
+    """
+    everything = [node for tree in trees for node in nodes(tree)]
+    functions = {
+        node.name: node
+        for node in everything
+        if isinstance(node, FUNCTIONS)
+        and not has_assertion(node)
+        and not any(isinstance(one, (ast.Global, ast.Nonlocal)) for one in walk(node))
+    }
+    found = set[str]()
+    for call in (node for node in everything if isinstance(node, ast.Call)):
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        owners = used_names(call.func)
+        given = [*call.args, *(word.value for word in call.keywords)]
+        passed = {node.id for one in given for node in nodes(one) if isinstance(node, ast.Name)} & functions.keys()
+        if name in THREADING:
+            found |= passed
+        elif owners & free or (owners & {"asyncio"} and name != "run") or name == "create_task":
+            found |= {one for one in passed if isinstance(functions[one], ast.AsyncFunctionDef)}
+    return found
+
+
+def find_coroutine_fault(trees: list[ast.Module], free: set[str]) -> str:
+    """The fault of tests whose coroutines, with assertions, would have to run in the answer's event loop."""
+    everything = [node for tree in trees for node in nodes(tree)]
+    asserting = {node.name: node for node in everything if isinstance(node, ast.AsyncFunctionDef) and has_assertion(node)}
+    if not asserting:
+        return ""
+    for call in (node for node in everything if isinstance(node, ast.Call)):
+        given = [*call.args, *(word.value for word in call.keywords)]
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        passed = set().union(*map(used_names, given)) & asserting.keys()
+        if passed and (used_names(call.func) & free or name in ("gather", "create_task", "ensure_future", "wait_for")):
+            return f"the coroutine {min(passed)!r} of the test asserts in the answer's event loop: assert on its result"
+    for node in (one for function in asserting.values() for one in walk(function)):
+        if isinstance(node, ast.AsyncWith) and any("asyncio" in used_names(one.context_expr) for one in node.items):
+            return "a coroutine of the test asserts in the scope of a task group or timeout: move the scope to another"
+    return ""
 
 
 def find_objects(everything: list[ast.AST], name: str) -> set[str]:
