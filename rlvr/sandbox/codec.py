@@ -42,7 +42,9 @@ _mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _SCALARS = (bool, type(None), str)
 _ITEMS = {list: "l", tuple: "t", set: "s", frozenset: "z", deque: "q"}
 _PAIRS = {dict: "d", OrderedDict: "O", Counter: "C"}
-_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, set, dict)}  # of default dictionaries
+_FACTORIES = {
+    kind.__name__: kind for kind in (bool, int, float, str, list, tuple, set, dict)
+}  # of default dictionaries
 _VIEWS = {type({}.keys()): "k", type({}.values()): "v", type({}.items()): "e"}
 _SIZES = {"l": 64, "t": 56, "s": 224, "z": 224, "q": 768, "d": 240, "O": 480, "C": 320, "G": 480}  # of an empty one
 _SIZE, _ITEM = 320, 48  # of another container; of an item with its place

@@ -2,9 +2,9 @@
 
     lower_matches(ast.parse(text))
 
-Each pattern becomes the condition that the language reference gives it: an instance test, `==`, `is`, lengths, items and
-attributes, with captured names assigned as the condition is evaluated. Subjects of the answer are then asked for each
-part natively. Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+Each pattern becomes the condition that the language reference gives it: an instance test, `==`, `is`, lengths, items
+and attributes, with captured names assigned as the condition is evaluated. Subjects of the answer are then asked for
+each part natively. Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
 """
 
 from __future__ import annotations

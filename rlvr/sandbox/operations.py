@@ -20,7 +20,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from io import StringIO
 from operator import attrgetter, itemgetter, methodcaller
@@ -28,8 +28,11 @@ from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from rlvr.sandbox.counter_values import shift_all, shuffle_range
 from rlvr.sandbox.operators import OPERATORS, in_place
-from rlvr.sandbox.remote import TEST, Link, Remote, library_path
+from rlvr.sandbox.remote import CONTAINERS, TEST, Link, Remote, find_remotes, library_path
+from rlvr.sandbox.remote_contexts import RemoteAsyncContext, RemoteContext, RemoteLogs, RemoteWarnings
+from rlvr.sandbox.value_flow import CAPTURING
 
 WINDOW = 8  # values that are asked about where an object's own `==` decides; one of them is expected
 COLLISIONS = 1  # how many others may be equal to it too: a residue, say
@@ -78,7 +81,7 @@ WHOLE = {
 EXECUTING = {
     "builtins:eval", "builtins:exec", "builtins:compile", "builtins:__import__", "importlib:import_module",
     "_pickle:loads", "_pickle:load", "pickle:_loads", "pickle:_load", "marshal:loads", "marshal:load",
-    "runpy:run_path", "runpy:run_module", "timeit:timeit", "timeit:repeat", "code:interact", "logging.config:dictConfig",
+    "runpy:run_path", "runpy:run_module", "logging.config:dictConfig",
 }  # fmt: skip
 LOOK_AT_TYPE = {
     "type",
@@ -94,30 +97,17 @@ LOOK_AT_TYPE = {
     "vars",
 }
 NATIVE_MODULES = (
-    "doctest", "code", "timeit", "asyncio", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "io", "_io", "_thread",
+    "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "warnings", "io", "_io", "_thread",
     "_queue", "_asyncio", "_weakref",
 )  # fmt: skip
 NATIVE_LOCALLY_FINE = {"suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run"}
-CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
+MOCK_ASSERTIONS = {
+    "assert_called", "assert_called_once", "assert_not_called", "assert_called_with", "assert_called_once_with",
+    "assert_any_call", "assert_has_calls",
+}  # fmt: skip
 GETTERS = (attrgetter, itemgetter, methodcaller)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
             "shuffle", "copy", "deepcopy", "setattr", "delattr", "next", "iter", "id"}  # fmt: skip
-
-
-def find_remotes(value: Any, depth: int = 4) -> list[Remote]:
-    """The references in a value, and in the containers that it holds."""
-    kind: Any = type(value)
-    if kind is Remote:
-        return [value]
-    if issubclass(kind, BaseException):
-        remote = getattr(value, "_remote", None)
-        return [remote] if type(remote) is Remote else []
-    if depth and kind in CONTAINERS:
-        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return [one for item in items for one in find_remotes(item, depth - 1)]
-    if kind is slice:
-        return find_remotes((value.start, value.stop, value.step), 1)
-    return []
 
 
 class Operations:
@@ -359,6 +349,9 @@ class Operations:
     # Calls
 
     def method(self, owner: Any, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        if type(owner) is Remote and name in MOCK_ASSERTIONS and "unittest.mock" in sys.modules:
+            self.check_mock(owner, name, args, words)
+            return None
         if type(owner) is Remote:
             return self.link.call_method(owner, name, args, words)
         if isinstance(owner, ModuleType) and owner.__name__ == "random" and name == "seed":
@@ -369,6 +362,37 @@ class Operations:
         if type(owner) in CONTAINERS and name in ("index", "count", "remove") and find_remotes([owner, args]):
             return self.search(owner, name, *args)
         return self.call(function, args, words)
+
+    def check_mock(self, mock: Remote, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> None:
+        """Check here what a mock's own assertion would check beside the answer, which could make it hold."""
+        calls = list(self.iterate(self.getattr(mock, "call_args_list")))
+
+        def is_made(call: Any) -> bool:
+            return self.is_equal(self.getattr(call, "args"), args) and self.is_equal(
+                self.getattr(call, "kwargs"), words
+            )
+
+        if name == "assert_has_calls":
+            wanted, any_order = (
+                list(args[0]),
+                (words | dict(zip(("any_order",), args[1:], strict=False))).get("any_order"),
+            )
+            made = list(self.iterate(self.getattr(mock, "mock_calls")))
+            made = [self.localize(one) for one in made]
+            places = range(len(made) - len(wanted) + 1)
+            if any_order:
+                holds = all(wanted.count(one) <= made.count(one) for one in wanted)
+            else:
+                holds = any(made[place : place + len(wanted)] == wanted for place in places)
+        elif name.endswith("_with"):
+            holds = bool(calls) and is_made(calls[-1]) and (len(calls) == 1 or name == "assert_called_with")
+        elif name == "assert_any_call":
+            holds = any(map(is_made, calls))
+        else:
+            count = len(calls)
+            holds = count == 0 if name == "assert_not_called" else count == 1 if name.endswith("once") else count > 0
+        if not holds:
+            raise AssertionError(f"{name} does not hold after {len(calls)} calls")
 
     def search(self, owner: Any, name: str, item: Any) -> Any:
         places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
@@ -385,6 +409,8 @@ class Operations:
         if type(function) is Remote:
             return self.link.call(function, args, words)
         kind: Any = type(function)
+        if kind.__name__ == "_Call":  # unittest.mock.call
+            return function(*args, **words)
         if kind in GETTERS and len(args) == 1 and find_remotes(list(args)):
             return self.get(function, args[0])
         if kind in (FunctionType, MethodType) and self.is_of_test(function):
@@ -407,6 +433,8 @@ class Operations:
         if name in WHOLE and any(type(one) is GeneratorType for one in args):
             args = tuple(list(one) if type(one) is GeneratorType else one for one in args)
         remotes = find_remotes([list(args), words])
+        if name in CAPTURING:
+            return self.expect(function, name, args, words)
         path = library_path(function)
         if path in EXECUTING:
             return self.link.call_library(path, args, words)
@@ -428,7 +456,7 @@ class Operations:
             return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
         if name == "TextTestRunner":
             return function(*args, **{key: value for key, value in words.items() if key != "stream"}, stream=StringIO())
-        if name.startswith(("assertRaises", "assertWarns", "suppress")):
+        if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
         if name in JUDGES or (not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])):
             raise self.refuse(*remotes)
@@ -454,6 +482,17 @@ class Operations:
         """`assertRaises(E, f, ...)`, `suppress(E)`: with the classes here, and a call of `f` that goes there."""
         if name == "suppress":
             return function(*map(self.catch, args))
+        if name in CAPTURING:
+            case = self.link.call_library("unittest:TestCase", [], {})
+            count = len(args) if name in ("assertLogs", "assertNoLogs") else 2 if name.endswith("Regex") else 1
+            value = self.link.call_method(case, name, args[:count], {} if args[count:] else words)
+            if count == len(args) and name in ("assertLogs", "assertNoLogs"):
+                return RemoteLogs(self, value, name == "assertNoLogs")
+            context = RemoteWarnings(self, value, self.catch(args[0]), args[1] if name.endswith("Regex") else "")
+            if not args[count:]:
+                return context
+            with context:
+                return self.call(args[count], args[count + 1 :], words)
         given = [self.catch(args[0]), *args[1:]]
         place = 2 if name.endswith("Regex") else 1
         if len(given) > place and type(given[place]) is Remote:
@@ -556,32 +595,6 @@ class Operations:
         return ready(self.ask("await_value", value)) if type(value) is Remote else value
 
 
-class RemoteContext:
-    def __init__(self, operations: Operations, value: Remote) -> None:
-        self.operations, self.value = operations, value
-
-    def __enter__(self) -> Any:
-        return self.operations.link.call_method(self.value, "__enter__", (), {})
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        if isinstance(error, AssertionError) and not find_remotes(error, 0):
-            self.operations.ask("exit", self.value, None)
-            return False  # the answer must not swallow what a test asserts
-        if error is not None and not isinstance(error, Exception):
-            return False
-        return bool(self.operations.ask("exit", self.value, error))
-
-
-class RemoteAsyncContext(RemoteContext):
-    async def __aenter__(self) -> Any:
-        return self.operations.ask("await_call", self.operations.getattr(self.value, "__aenter__"), [], {})
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        given = None if isinstance(error, AssertionError) and not find_remotes(error, 0) else error
-        swallowed = self.operations.ask("aexit", self.value, given)
-        return bool(swallowed) and given is error
-
-
 async def ready(value: Any) -> Any:
     return value
 
@@ -590,31 +603,3 @@ def has_data(values: list[Any]) -> bool:
     """Whether plain data stands among the arguments, which the answer would learn."""
     plain = (int, float, str, bytes, complex, list, tuple, dict, set)
     return any(isinstance(one, plain) and not isinstance(one, bool) and not find_remotes(one) for one in values)
-
-
-def shift_all(value: Any, k: int) -> Any:
-    """The value with each number and text in it changed by k; itself if it holds none."""
-    kind = type(value)
-    if kind in (int, float, complex):
-        return value + k
-    if kind is str:
-        if not value:
-            return value
-        place = next((index for index, one in enumerate(value) if one.isalnum()), 0)
-        code = ord(value[place]) + k
-        return value[:place] + chr(code if 0 < code < 0xD800 else ord(value[place]) + abs(k) + 1) + value[place + 1 :]
-    if kind in (list, tuple, set, frozenset, deque):
-        items = [shift_all(one, k) for one in value]
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else kind(items)
-    if kind is dict:
-        items = {key: shift_all(one, k) for key, one in value.items()}
-        return value if all(items[key] is one for key, one in value.items()) else items
-    return value
-
-
-def shuffle_range(count: int) -> list[int]:
-    order = list(range(count))
-    for place, byte in zip(range(count - 1, 0, -1), os.urandom(2 * count)[::2], strict=False):
-        other = byte % (place + 1)
-        order[place], order[other] = order[other], order[place]
-    return order

@@ -54,7 +54,11 @@ PURE = (
     "frozenset", "hash", "hex", "int", "isinstance", "len", "list", "map", "max", "min", "object", "oct", "ord", "pow",
     "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
 )  # fmt: skip
-SUPPLIED = {"isclose": math.isclose, SEQUENCE: Sequence, MAPPING: Mapping}  # from a module that tests take for granted: never requested from the answer
+SUPPLIED = {
+    "isclose": math.isclose,
+    SEQUENCE: Sequence,
+    MAPPING: Mapping,
+}  # from a module that tests take for granted: never requested from the answer
 SAFE_BUILTINS = {**{name: getattr(builtins, name) for name in PURE}, **SUPPLIED}
 PURE_MODULES = {"math": math, "sys": sys}
 OF_MODULES = {"math": set(dir(math)), "sys": {"getsizeof", "maxsize"}}

@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 from rlvr.sandbox.channel import NO_FRAME, Channel, ExchangeEnd
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
@@ -29,6 +30,7 @@ OF_ANSWER = "_of_answer"
 TEST = "test"  # the module name of what a test defines
 EXCEPTIONS = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 EXCEPTIONS = {name: kind for name, kind in EXCEPTIONS.items() if issubclass(kind, BaseException)}
+CONTAINERS = (list, tuple, set, frozenset, dict, deque, Counter, OrderedDict, defaultdict)
 REDUCED = ("attrgetter", "itemgetter", "methodcaller", "partial")
 NOT_SENT = "an argument cannot be sent to the answer"
 
@@ -52,7 +54,8 @@ class Link:
         self.channel, self.plain = channel, plain
         self.callbacks: list[Any] = []
         self.builtins: dict[str, Any] = dict(PLAIN_TYPES)  # builtins that the test passed, and plain types
-        self.remotes: dict[Any, Remote] = {}
+        self.remotes = WeakValueDictionary[Any, Remote]()
+        self.released: list[int] = []  # handles that the test has no reference to any more
         self.classes: dict[Any, type] = {}  # mirrors of the answer's exception classes, by their handle
         self.failed: ExchangeEnd | None = None  # the current test is over, the channel is not
         self.modules, self.expected = modules, set[str]()  # modules that a reply may be, and those that the test passed
@@ -62,7 +65,7 @@ class Link:
         self.raised: list[BaseException] = []  # exceptions of the test that the answer got
 
     def clear(self) -> None:
-        for held in (self.remotes, self.callbacks, self.builtins, self.classes, self.raised):
+        for held in (self.released, self.remotes, self.callbacks, self.builtins, self.classes, self.raised):
             held.clear()
 
     def fail(self, reason: str, detail: str) -> ExchangeEnd:
@@ -78,6 +81,9 @@ class Link:
         if in_coroutine != self.in_coroutine:
             self.channel.write(["loop", in_coroutine])
             self.in_coroutine = in_coroutine
+        if self.released:
+            released, self.released = self.released, []
+            self.channel.write(["drop", released])
         self.channel.write(request)
         while (reply := self.channel.read())[0] == "cb":
             self.answer_callback(reply)
@@ -281,6 +287,8 @@ class Link:
                 if len(self.remotes) >= HANDLES:
                     raise CodecError("too many opaque values")
                 remote = self.remotes[key] = Remote(self, [kind, key], str(rest[0])[:80] if rest else "object")
+            if key in self.released:
+                self.released.remove(key)
             if len(rest) == 3 and rest[1] in (0, 1, 2, 3) and type(rest[2]) is list:
                 remote._exact, remote._requests = rest[1], self.requests
                 remote._snapshot = (rest[2][0],) if rest[2] else None
@@ -395,12 +403,16 @@ class Names(dict):
 class Remote:
     """A reference to an object of the answer's process. What Python itself asks of it (truth, items) is asked there."""
 
-    __slots__ = ("_exact", "_kind", "_link", "_requests", "_snapshot", "_target")
+    __slots__ = ("__weakref__", "_exact", "_kind", "_link", "_requests", "_snapshot", "_target")
 
     def __init__(self, link: Link, target: list[Any], kind: str) -> None:
         self._link, self._target, self._kind = link, target, kind
         self._exact, self._snapshot, self._requests = 0, None, -1
         self._snapshot: Any
+
+    def __del__(self) -> None:
+        if self._target[0] == "h":
+            self._link.released.append(self._target[1])
 
     def __bool__(self) -> bool:
         known, data = self._link.data(self)
@@ -431,6 +443,22 @@ class Remote:
 
     def __hash__(self) -> NoReturn:
         raise self._link.fail("opaque", "an object of the answer cannot be a key here")
+
+
+def find_remotes(value: Any, depth: int = 4) -> list[Remote]:
+    """The references in a value, and in the containers that it holds."""
+    kind: Any = type(value)
+    if kind is Remote:
+        return [value]
+    if issubclass(kind, BaseException):
+        remote = getattr(value, "_remote", None)
+        return [remote] if type(remote) is Remote else []
+    if depth and kind in CONTAINERS:
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return [one for item in items for one in find_remotes(item, depth - 1)]
+    if kind is slice:
+        return find_remotes((value.start, value.stop, value.step), 1)
+    return []
 
 
 def library_path(function: Any) -> str:

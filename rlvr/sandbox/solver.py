@@ -290,6 +290,8 @@ class AnswerServer:
                 return request[1]
             if request[0] == "loop":
                 self.in_coroutine = request[1]
+            elif request[0] == "drop":
+                self.drop(request[1])
             elif not is_nested and self.callback_lock is not None:
                 self.write(self.handle_with_threads(request))
             elif request[0] == "batch":  # a frame per call: earlier results survive a crash
@@ -299,6 +301,13 @@ class AnswerServer:
             else:
                 self.write(self.handle(request))
         os._exit(0)
+
+    def drop(self, keys: list[int]) -> None:
+        """Let go of objects that the test has no reference to any more; classes keep their handles."""
+        for key in keys:
+            if not isinstance(self.handles[key], type):
+                self.keys.pop(id(self.handles[key]), None)
+                self.handles[key] = None
 
     def handle_with_threads(self, request: list[Any]) -> Any:
         """The reply; meanwhile threads of the answer may call the test, which listens only until it has the reply."""
@@ -562,7 +571,7 @@ class AnswerServer:
             return ["builtin", value.__name__]
         key = self.keys.get(id(value), len(self.handles))  # an object with a handle stays alive, so its id is unique
         if key == len(self.handles):
-            if key >= HANDLES:
+            if len(self.keys) >= HANDLES:
                 raise CodecError("too many opaque values")
             self.handles.append(value)
             self.keys[id(value)] = key

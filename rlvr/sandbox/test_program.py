@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, nodes, used_names, walk
-from rlvr.sandbox.value_flow import DISPLAYS, base_names, has_assertion, parameters
+from rlvr.sandbox.value_flow import DISPLAYS, base_names, parameters, runs_whole
 
 OPERATIONS = "_o_"
 HOLD = "_hold_"  # marks a container that `Operations.hold` makes
@@ -74,17 +74,7 @@ class TestProgram(ast.NodeTransformer):
     # Definitions
 
     def runs_natively(self, node: ast.AST) -> bool:
-        """Whether a definition goes to the answer's process as text."""
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or has_assertion(node):
-            return False
-        if isinstance(node, ast.ClassDef) or node.name in self.native:
-            return node.name in self.native
-        if not self.is_tainted(node):
-            return False
-        inner = walk(node)
-        return isinstance(node, ast.AsyncFunctionDef) or any(
-            isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner
-        )
+        return isinstance(node, ast.stmt) and runs_whole(node, self.tainted, self.native)
 
     def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Any:
         used = used_names(node)
@@ -167,7 +157,7 @@ class TestProgram(ast.NodeTransformer):
         done: list[ast.stmt] = [assign(name, self.visit(node.value))]
         for target in node.targets:
             done += self.store(target, ast.Name(name, ast.Load()))
-        return done
+        return [*done, ast.Delete([ast.Name(name, ast.Del())])]  # a reference would keep an object of the answer alive
 
     def hold_parts(self, targets: list[ast.expr], value: ast.expr) -> None:
         """Mark the containers of `a, b = [], {}` that have to be made beside the answer."""
@@ -227,7 +217,7 @@ class TestProgram(ast.NodeTransformer):
             done.append(assign(index, self.index(target.slice)))
             at: ast.expr = ast.Name(index, ast.Load())
             change = operation("setitem", held, at, operation("change", name, operation("getitem", held, at), value))
-        return [*done, ast.Expr(change)]
+        return [*done, ast.Expr(change), ast.Delete([ast.Name(owner, ast.Del())])]
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         done: list[ast.stmt] = []

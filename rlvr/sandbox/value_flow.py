@@ -16,8 +16,9 @@ from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, boun
 
 NATIVE_MODULES = (
     "asyncio", "builtins", "code", "concurrent", "contextlib", "doctest", "io", "logging", "queue", "random", "sys",
-    "threading", "timeit", "unittest.mock", "weakref",
+    "threading", "timeit", "unittest.mock", "warnings", "weakref",
 )  # fmt: skip
+CAPTURING = {"assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"}  # of what happens beside the answer
 THREADING = {"Thread", "Timer", "submit", "start_new_thread", "run_in_executor", "to_thread"}
 KEY_METHODS = {"add", "discard", "setdefault", "get", "pop", "move_to_end", "isdisjoint", "issubset", "union"}
 CHANGING = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right"}
@@ -49,7 +50,7 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
     drawing = {name for node in everything for name in native_names(node, ("random",))}
 
     def is_tainted(*parts: ast.AST | None) -> bool:
-        """Whether a value of the answer is used; what a generator of the test draws is none, though it can be seeded."""
+        """Whether a value of the answer is used; what a generator of the test draws is none."""
         return any(used_names(part) & (tainted - drawing) for part in parts if part is not None)
 
     before = -1
@@ -82,6 +83,8 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
             elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
                 if is_tainted(node.iter):
                     tainted |= base_names(node.target)
+            elif isinstance(node, ast.Attribute) and node.attr in CAPTURING:
+                tainted |= base_names(node.value)
             elif isinstance(node, ast.withitem):
                 if node.optional_vars is not None and is_tainted(node.context_expr):
                     tainted |= base_names(node.optional_vars)
@@ -159,7 +162,7 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
             held |= base_names(node.value)
     for node in everything:
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and node.name in native:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and runs_whole(node, tainted, native):
             held |= used_names(node)
     before = -1
     while before < len(held):
@@ -180,7 +183,9 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
     classes = {node.name: node for node in everything if isinstance(node, ast.ClassDef) and not has_assertion(node)}
     modules = set().union(*(bound_names(ast.Module([node], [])) for node in everything if isinstance(node, IMPORTS)))
     functions = {node.name for node in everything if isinstance(node, FUNCTIONS)}
-    native = {name for name, node in classes.items() if set().union(*map(used_names, node.bases)) & free}
+    made_there = [one for one in NATIVE_MODULES if one != "random"]
+    from_there = free.union(*(native_names(node, made_there) for node in everything))
+    native = {name for name, node in classes.items() if set().union(*map(used_names, node.bases)) & from_there}
     before = -1
     while before < len(native):
         before = len(native)
@@ -197,6 +202,24 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
                 if (is_method or is_called) and any(whole_names(part) & objects for part in args):
                     native.add(name)
     return native
+
+
+def runs_whole(node: ast.stmt, tainted: set[str], native: set[str]) -> bool:
+    """Whether a definition goes to the answer's process as text: it is `native`, or suspends itself.
+
+    It does not if it holds an assertion, or changes variables of the test.
+    """
+    if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or has_assertion(node):
+        return False
+    if isinstance(node, ast.ClassDef) or node.name in native:
+        return node.name in native
+    inner = walk(node)
+    if any(isinstance(one, (ast.Global, ast.Nonlocal)) for one in inner):
+        return False
+    suspends = isinstance(node, ast.AsyncFunctionDef) or any(
+        isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inner
+    )
+    return suspends and bool({one.id for one in [node, *inner] if isinstance(one, ast.Name)} & tainted)
 
 
 def find_native_functions(trees: list[ast.Module], free: set[str]) -> set[str]:
@@ -228,7 +251,9 @@ def find_native_functions(trees: list[ast.Module], free: set[str]) -> set[str]:
 def find_coroutine_fault(trees: list[ast.Module], free: set[str]) -> str:
     """The fault of tests whose coroutines, with assertions, would have to run in the answer's event loop."""
     everything = [node for tree in trees for node in nodes(tree)]
-    asserting = {node.name: node for node in everything if isinstance(node, ast.AsyncFunctionDef) and has_assertion(node)}
+    asserting = {
+        node.name: node for node in everything if isinstance(node, ast.AsyncFunctionDef) and has_assertion(node)
+    }
     if not asserting:
         return ""
     for call in (node for node in everything if isinstance(node, ast.Call)):

@@ -1,0 +1,40 @@
+"""Other values than an expected one, for the counter-questions that `rlvr.sandbox.operations` puts to an `==`.
+
+    shift_all((7, "a"), 1)  # (8, "b")
+
+Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+
+def shift_all(value: Any, k: int) -> Any:
+    """The value with each number and text in it changed by k; itself if it holds none."""
+    kind = type(value)
+    if kind in (int, float, complex):
+        return value + k
+    if kind is str:
+        if not value:
+            return value
+        place = next((index for index, one in enumerate(value) if one.isalnum()), 0)
+        code = ord(value[place]) + k
+        return value[:place] + chr(code if 0 < code < 0xD800 else ord(value[place]) + abs(k) + 1) + value[place + 1 :]
+    if kind in (list, tuple, set, frozenset, deque):
+        items = [shift_all(one, k) for one in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else kind(items)
+    if kind is dict:
+        items = {key: shift_all(one, k) for key, one in value.items()}
+        return value if all(items[key] is one for key, one in value.items()) else items
+    return value
+
+
+def shuffle_range(count: int) -> list[int]:
+    order = list(range(count))
+    for place, byte in zip(range(count - 1, 0, -1), os.urandom(2 * count)[::2], strict=False):
+        other = byte % (place + 1)
+        order[place], order[other] = order[other], order[place]
+    return order
