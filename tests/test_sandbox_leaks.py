@@ -60,6 +60,39 @@ FORMS = [
     "  a: int\n"
     "  want: list\n"
     "for case in [Case(7, [7, 9913])]: assert f(case.a) == case.want",
+    "import threading\n"
+    "results, cases = [], [(7, [7, 9913])]\n"
+    "def run(n, want): results.append((f(n), want))\n"
+    "threads = [threading.Thread(target=run, args=case) for case in cases]\n"
+    "for one in threads: one.start()\n"
+    "for one in threads: one.join()\n"
+    "assert results[0][0] == results[0][1]",
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "cases = [(7, [7, 9913])]\n"
+    "def run(case):\n"
+    "  assert f(case[0]) == case[1]\n"
+    "  return True\n"
+    "with ThreadPoolExecutor(2) as pool:\n"
+    "  assert list(pool.map(run, cases)) == [True]\n"
+    "  assert pool.submit(run, cases[0]).result() is True",
+    "want = [7, 9913]\nmatch f(7):\n  case got if got == want: pass\n  case _: assert False",
+    "want = [7, 9913]\nmatch f(7):\n  case [7, n]: assert [7, n] == want\n  case _: assert False",
+    "import asyncio\n"
+    "want = [7, 9913]\n"
+    "async def call(n): return f(n)\n"
+    "async def main(): assert await call(7) == want\n"
+    "asyncio.run(main())",
+    "import asyncio\n"
+    "want = [7, 9913]\n"
+    "async def main(): assert await asyncio.gather(asyncio.to_thread(f, 7)) == [want]\n"
+    "asyncio.run(main())",
+    "import random\nwant = [7, 9913]\nrandom.Random(3).shuffle(want)\nassert sorted(f(7)) == sorted(want)",
+    "import random\nwant = [7, 9913]\nrandom.seed(1)\nrandom.shuffle(want)\nassert sorted(f(7)) == sorted(want)",
+    "data, want = [1], [7, 9913]\nf(data)\ndata.extend(want)\nassert f(7) == want",
+    "from unittest.mock import Mock\nm, want = Mock(), [7, 9913]\nm(f(7))\nm.assert_called_with(want)",
+    "import warnings\nwant = [7, 9913]\nwith warnings.catch_warnings(): assert f(7) == want",
+    "import pickle\nwant = pickle.loads(pickle.dumps([7, 9913]))\nassert f(7) == want",
+    "want = eval('[7, 9913]')\nassert f(7) == want",
 ]
 
 

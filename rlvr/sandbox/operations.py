@@ -97,8 +97,8 @@ LOOK_AT_TYPE = {
     "vars",
 }
 NATIVE_MODULES = (
-    "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent", "unittest.mock", "warnings", "io", "_io", "_thread",
-    "_queue", "_asyncio", "_weakref",
+    "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent",
+    "unittest.mock", "warnings", "io", "_io", "_thread", "_queue", "_asyncio", "_weakref",
 )  # fmt: skip
 NATIVE_LOCALLY_FINE = {"suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run"}
 MOCK_ASSERTIONS = {
@@ -353,6 +353,8 @@ class Operations:
             self.check_mock(owner, name, args, words)
             return None
         if type(owner) is Remote:
+            if owner._kind == "ThreadPoolExecutor" and args and self.is_local(args[0]):
+                args, words = self.keep_arguments(name, args, words)
             return self.link.call_method(owner, name, args, words)
         if isinstance(owner, ModuleType) and owner.__name__ == "random" and name == "seed":
             self.ask("seed", *args)
@@ -362,6 +364,21 @@ class Operations:
         if type(owner) in CONTAINERS and name in ("index", "count", "remove") and find_remotes([owner, args]):
             return self.search(owner, name, *args)
         return self.call(function, args, words)
+
+    def keep_arguments(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Arguments of what makes a thread; those of a function of the test stay here, since they may be expected."""
+        if name == "Thread":
+            target: Any = words.get("target")
+            if not self.is_local(target):
+                return args, words
+            given, named = tuple(words.get("args", ())), dict(words.get("kwargs") or {})
+            rest = {key: value for key, value in words.items() if key not in ("args", "kwargs")}
+            return args, {**rest, "target": lambda: target(*given, **named)}
+        function, *rest = args
+        if name == "map":
+            items = list(zip(*map(self.iterate, rest), strict=False))
+            return (lambda place: function(*items[place]), range(len(items))), words
+        return (lambda: function(*rest, **words),), {}
 
     def check_mock(self, mock: Remote, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> None:
         """Check here what a mock's own assertion would check beside the answer, which could make it hold."""
@@ -413,7 +430,7 @@ class Operations:
             return function(*args, **words)
         if kind in GETTERS and len(args) == 1 and find_remotes(list(args)):
             return self.get(function, args[0])
-        if kind in (FunctionType, MethodType) and self.is_of_test(function):
+        if self.is_local(function):
             return function(*args, **words)
         if kind is type and function.__module__ == TEST:
             return function(*args, **words)
@@ -436,6 +453,8 @@ class Operations:
         if name in CAPTURING:
             return self.expect(function, name, args, words)
         path = library_path(function)
+        if path == "threading:Thread":
+            args, words = self.keep_arguments(name, args, words)
         if path in EXECUTING:
             return self.link.call_library(path, args, words)
         if function is print and self.captures:
@@ -516,6 +535,10 @@ class Operations:
             else value
         )
 
+    def is_local(self, function: Any) -> bool:
+        """Whether it is a function that runs here, with its assertions."""
+        return type(function) in (FunctionType, MethodType) and self.is_of_test(function)
+
     def is_of_test(self, function: Any) -> bool:
         return (
             getattr(function, "__module__", None) in (TEST, None)
@@ -584,9 +607,7 @@ class Operations:
             yield one
 
     def await_call(self, function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Awaitable[Any]:
-        if find_remotes([function, list(args), words]) and not (
-            type(function) in (FunctionType, MethodType) and self.is_of_test(function)
-        ):
+        if find_remotes([function, list(args), words]) and not self.is_local(function):
             path = None if type(function) is Remote else library_path(function)
             return ready(self.ask("await_call", ["path", path] if path else function, list(args), words))
         return self.await_value(self.call(function, args, words))

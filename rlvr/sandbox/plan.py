@@ -188,12 +188,13 @@ def make_plan(
     everything = [*trees, parts.here]
     if fault := find_coroutine_fault(trees, scope):
         raise BadTest(fault)
-    native = find_native_classes(everything, scope | classes) | find_native_functions(everything, scope | classes)
-    tainted, held, before_held = set[str](), set[str](), None
-    while held != before_held:  # what is held is tainted, and may taint more
-        before_held = held
+    native = native_classes = find_native_classes(everything, scope | classes)
+    tainted, held, known_before = set[str](), set[str](), None
+    while known_before != (held, native):  # what is held is tainted, and may taint more
+        known_before = held, native
         tainted = find_tainted(everything, scope | classes | held, native)
         held = find_held(everything, tainted, native)
+        native = native_classes | find_native_functions(everything, scope | classes, tainted | held)
     uses_objects = works_with_objects(everything, scope | classes, tainted)
     if fault := find_self_reports(trees, tainted):
         raise BadTest(fault)

@@ -26,9 +26,11 @@ import sys
 import time
 import types
 import warnings
-from _thread import get_ident
+from _thread import RLock, get_ident
 from typing import Any
 
+from rlvr.sandbox import answer_loop
+from rlvr.sandbox.answer_loop import name_of
 from rlvr.sandbox.codec import MODULES, PLAIN_TYPES, CodecError, Decoder, Encoder, ValueTooLarge
 from rlvr.sandbox.operators import OPERATORS
 from rlvr.sandbox.protocol import NO_PROGRAM, OUTPUT, frame, read_frame, write_all
@@ -53,54 +55,11 @@ CHANGEABLE = (list, dict, set, bytearray, tuple, *(getattr(collections, name) fo
 )))  # fmt: skip
 
 
-def _name_of(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
 def _step(items: Any) -> tuple[bool, Any]:
     """The next item with whether there is none: an answer's StopIteration ends no loop of the test by itself."""
     try:
         return (False, next(items))
     except StopIteration:
-        return (True, None)
-
-
-def _event_loop() -> Any:
-    global _loop
-    _loop = _loop or importlib.import_module("asyncio").new_event_loop()
-    return _loop
-
-
-def _run(awaitable: Any) -> Any:
-    """Run an awaitable to its end on one event loop for all of a test."""
-    import asyncio
-
-    async def wait() -> Any:
-        return await awaitable
-
-    loop = _event_loop()
-
-    asyncio._set_running_loop(None)  # the test's own, see `AnswerServer.handle`
-    return loop.run_until_complete(wait())
-
-
-def _await_call(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if type(function) is list:
-        function = _name_of(*function[1].split(":"))
-
-    async def wait() -> Any:
-        return await function(*args, **kwargs)
-
-    return _run(wait())
-
-
-def _anext(items: Any) -> tuple[bool, Any]:
-    try:
-        return (False, _run(items.__anext__()))
-    except StopAsyncIteration:
         return (True, None)
 
 
@@ -116,14 +75,6 @@ def _leave(context: Any, error: BaseException | None) -> Any:
     )
 
 
-def _leave_async(context: Any, error: BaseException | None) -> Any:
-    return _run(
-        type(context).__aexit__(
-            context, type(error) if error is not None else None, error, getattr(error, "__traceback__", None)
-        )
-    )
-
-
 def _display(kind: str, items: list[Any]) -> Any:
     return {"list": list, "tuple": tuple, "set": set, "dict": dict}[kind](items)
 
@@ -132,14 +83,14 @@ def _seed(value: Any) -> None:
     importlib.import_module("random").seed(value)
 
 
-_loop: Any = None
 OPS = {
     **OPERATORS,
     **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains", "is_")},
     **dict(getattr=getattr, setattr=setattr, delattr=delattr, bool=bool, iter=iter, next=_next, step=_step),
-    **dict(aiter=lambda value: value.__aiter__(), anext=_anext, await_value=_run, await_call=_await_call),
+    **dict(aiter=lambda value: value.__aiter__(), anext=answer_loop.next_item),
     **dict(seed=_seed, mapping=dict, hold=lambda value: value, print=print),
-    **dict(exit=_leave, aexit=_leave_async, display=_display, data=lambda value: value),
+    **dict(await_value=answer_loop.run, await_call=answer_loop.await_call),
+    **dict(exit=_leave, aexit=answer_loop.leave, display=_display, data=lambda value: value),
 }
 
 
@@ -292,14 +243,12 @@ class AnswerServer:
                 self.in_coroutine = request[1]
             elif request[0] == "drop":
                 self.drop(request[1])
-            elif not is_nested and self.callback_lock is not None:
-                self.write(self.handle_with_threads(request))
             elif request[0] == "batch":  # a frame per call: earlier results survive a crash
                 for name, *given in request[1]:
                     reply = self.call(["n", name], given[0], given[1]) if given else self.handle(["get", name])
                     self.write(reply)
             else:
-                self.write(self.handle(request))
+                self.write(self.handle(request) if is_nested else self.handle_with_threads(request))
         os._exit(0)
 
     def drop(self, keys: list[int]) -> None:
@@ -314,11 +263,11 @@ class AnswerServer:
         if self.is_waiting:
             self.callback_lock.release()
         reply = self.handle(request)
-        for _ in range(100):
+        for _ in range(100 if self.callers else 0):
+            time.sleep(0.001)
             if not self.callers:
                 break
-            time.sleep(0.001)
-        self.is_waiting = self.callback_lock.acquire()
+        self.is_waiting = self.callback_lock is not None and self.callback_lock.acquire()
         return reply
 
     def write(self, message: Any) -> None:
@@ -333,7 +282,7 @@ class AnswerServer:
         if not self.in_coroutine:
             return self.reply(request)
         events = importlib.import_module("asyncio.events")
-        events._set_running_loop(_event_loop())  # the test is in a coroutine: tasks can be made
+        events._set_running_loop(answer_loop.event_loop())  # the test is in a coroutine: tasks can be made
         try:
             return self.reply(request)
         finally:
@@ -377,7 +326,7 @@ class AnswerServer:
         return result
 
     def library(self, path: str) -> Any:
-        function = _name_of(*path.split(":"))
+        function = name_of(*path.split(":"))
         if path not in ("builtins:eval", "builtins:exec"):
             return function
 
@@ -490,11 +439,11 @@ class AnswerServer:
         if kind == "m":
             return importlib.import_module(key)
         if kind == "lib":
-            return _name_of(*key.split(":"))
+            return name_of(*key.split(":"))
         if kind == "exc":
             return self.test_exception(key, *rest)
         if kind == "make":
-            return _name_of(*key.split(":"))(*map(self.decode, rest[0]), **self.decode(rest[1]))
+            return name_of(*key.split(":"))(*map(self.decode, rest[0]), **self.decode(rest[1]))
         if kind == "random":
             made = importlib.import_module("random").Random()
             made.setstate(self.decode(key))
@@ -507,7 +456,7 @@ class AnswerServer:
 
     def test_exception(self, place: int, module: str, base: str, name: str, message: str) -> BaseException:
         """An exception that the test raised, as one with its nearest builtin or library base."""
-        kind = _name_of(module, base)
+        kind = name_of(module, base)
         if name != base:
             kind = type(name, (kind,), {})
         try:
@@ -527,12 +476,15 @@ class AnswerServer:
         if key in self.callbacks:
             return self.callbacks[key]
 
+        if self.callback_lock is None:
+            self.callback_lock = RLock()
+
         def test_function(*args: Any, **kwargs: Any) -> Any:
             encoder = Encoder(self.encode_argument, draws=False, known=self.find_handle)
             caller = get_ident()
             self.callers.add(caller)
             try:
-                with self.lock():  # threads of the answer may call it at the same time
+                with self.callback_lock:  # threads of the answer may call it at the same time
                     self.write(["cb", key, encoder.encode(args), encoder.encode(kwargs)])
                     kind, value = self.serve(is_nested=True)
             finally:
@@ -551,11 +503,6 @@ class AnswerServer:
             test_function.__signature__ = importlib.import_module("inspect").signature(scope["_signed"])  # type: ignore[attr-defined]
         self.callbacks[key] = test_function
         return test_function
-
-    def lock(self) -> Any:
-        if self.callback_lock is None:
-            self.callback_lock = importlib.import_module("threading").RLock()
-        return self.callback_lock
 
     def find_handle(self, value: Any) -> list[Any] | None:
         """The handle of an object that has one."""
@@ -635,7 +582,7 @@ class AnswerServer:
                 of_library = (
                     type(module) is str
                     and module.split(".")[0] in sys.stdlib_module_names
-                    and _name_of(module, name) is one
+                    and name_of(module, name) is one
                 )
             except (ImportError, AttributeError, ValueError):
                 of_library = False

@@ -111,8 +111,8 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
     """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
 
     They are given to a function of the answer whose value is kept, or to a method; they get a value of the answer as a
-    key; definitions that run there (`native`) use them; or they are part of what is given so. A container that is only compared with is never held: it would tell the
-    answer what is expected.
+    key; definitions that run there (`native`) use them; or they are part of what is given so. A container that is only
+    compared with is never held: it would tell the answer what is expected.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     values: dict[str, list[ast.expr]] = {}
@@ -141,7 +141,8 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
     def is_of_answer(function: ast.expr) -> bool:
         """Whether a function is the answer's: what it gets it may keep, and learns anyway."""
         if isinstance(function, ast.Attribute):
-            return is_tainted(function.value) and not used_names(function.value) & own
+            checks = function.attr.startswith("assert")  # of a mock
+            return not checks and is_tainted(function.value) and not used_names(function.value) & own
         return isinstance(function, ast.Name) and function.id in tainted - own
 
     kept = [node.value for node in everything if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None]
@@ -156,7 +157,8 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
                 held |= base_names(node.func.value)
             if name in CHANGING and any(map(is_tainted, args)):
                 held |= names
-            if is_of_answer(node.func):
+            runs_here = name in (*THREADING, "map") and names & functions - native  # see `Operations.keep_arguments`
+            if is_of_answer(node.func) and not runs_here:
                 nested = {one for one in names for value in values.get(one, ()) if has_names(value)}
                 held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else nested
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
@@ -222,10 +224,11 @@ def runs_whole(node: ast.stmt, tainted: set[str], native: set[str]) -> bool:
     return suspends and bool({one.id for one in [node, *inner] if isinstance(one, ast.Name)} & tainted)
 
 
-def find_native_functions(trees: list[ast.Module], free: set[str]) -> set[str]:
+def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str]) -> set[str]:
     """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
 
-    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`.
+    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`. One that a
+    thread calls with values of the test stays here, and so do these values.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     functions = {
@@ -242,7 +245,8 @@ def find_native_functions(trees: list[ast.Module], free: set[str]) -> set[str]:
         given = [*call.args, *(word.value for word in call.keywords)]
         passed = {node.id for one in given for node in nodes(one) if isinstance(node, ast.Name)} & functions.keys()
         if name in THREADING:
-            found |= passed
+            others = set().union(*map(used_names, given)) - passed - tainted - BUILTINS
+            found |= set() if others else passed
         elif owners & free or (owners & {"asyncio"} and name != "run") or name == "create_task":
             found |= {one for one in passed if isinstance(functions[one], ast.AsyncFunctionDef)}
     return found
