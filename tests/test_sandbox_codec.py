@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,12 +25,30 @@ def travel(value: Any) -> Any:
     [
         None, True, 1, -(1 << 53), 1 << 5000, -0.0, 1.5, math.inf, 2j, "a\udc80\0", b"\0\xff", bytearray(b"x"),
         [1, [2]], (1, ()), {1, "a"}, frozenset({(1, 2)}), {(1, 2.5): [None]}, range(1, 9, 2), deque([1]),
-        Counter("aab"), OrderedDict(b=1, a=2), Fraction(1, 3), Decimal("1.50"),
+        Counter("aab"), OrderedDict(b=1, a=2), Fraction(1, 3), Decimal("1.50"), deque([1, 2], maxlen=2),
+        deque(maxlen=0), defaultdict(list, a=[1]), defaultdict(None, a=1), MappingProxyType({"a": [1]}),
     ],
 )  # fmt: skip
 def test_a_value_arrives_equal_and_of_its_own_type(value: Any) -> None:
     got = travel(value)
     assert (got, type(got), str(got)) == (value, type(value), str(value))
+
+
+def test_containers_arrive_with_what_else_they_hold() -> None:
+    window = travel(deque([1, 2], maxlen=2))
+    window.append(3)
+    assert (list(window), window.maxlen) == ([2, 3], 2)
+    assert travel(defaultdict(int))["absent"] == 0
+    with pytest.raises(CodecError):
+        decode(["Q", -1, 2])
+    with pytest.raises(CodecError):
+        decode(["dd", "eval", 1, 2])
+
+
+@pytest.mark.parametrize("value", [memoryview(b"abc"), memoryview(bytearray(b"abcd")).cast("H")])
+def test_a_view_arrives_with_its_format(value: memoryview) -> None:
+    got = travel(value)
+    assert (got, got.format, got.readonly) == (value, value.format, value.readonly)
 
 
 def test_nan_arrives_as_nan_and_an_iterator_as_its_items() -> None:

@@ -65,6 +65,31 @@ CHECKS = [
      "def g(x): assert x == 3\nc(g)"),
     ("two objects of one class", "class P:\n  def __init__(s, n): s.n = n\n  def __eq__(s, o): return s.n == o.n\n"
      "  def __mul__(s, k): return P(s.n * k)\ndef f(n): return P(n)", ("s.n * k", "k"), "assert c(2) * 3 == c(6)"),
+    ("a match of classes", "class P:\n  __match_args__ = ('x', 'y')\n  def __init__(s, x, y): s.x, s.y = x, y\nf = P",
+     ("s.x, s.y = x, y", "s.x, s.y = y, x"),
+     "match c(3, 4):\n  case P(0, _): assert False\n  case P(x, y=4) if x == 3: got = x\n  case _: got = 0\n"
+     "assert got == 3"),
+    ("a match of data", "def f(s): return [*s.split(), {'n': len(s), 'k': 1}]", ("'n'", "'m'"),
+     "match c('a b c'):\n  case ['x', *_] | []: got = 0\n  case ['a', *rest, {'n': 5, **more}]: got = (rest, more)\n"
+     "  case _: got = 1\nassert got == (['b', 'c'], {'k': 1})"),
+    ("a warning", "import warnings\ndef f(x):\n  warnings.warn('is old', DeprecationWarning)\n  return x",
+     ("is old", "is new"), "import warnings\nwith warnings.catch_warnings(record=True) as w:\n"
+     "  warnings.simplefilter('always')\n  assert c(4) == 4\n"
+     "assert [(one.category.__name__, str(one.message)) for one in w] == [('DeprecationWarning', 'is old')]"),
+    ("objects in a container of the test", "def f(d): d['g'] = lambda x: x + 1", ("x + 1", "x"),
+     "d = {}\nc(d)\nassert d['g'](2) == 3"),
+    ("text that is run", "def f(): return 'def g(x): return x + 1'", ("x + 1", "x"),
+     "space = {}\nexec(c(), space)\nassert space['g'](2) == 3"),
+    ("text that is evaluated", "class P:\n  def __init__(s, n): s.n = n\n  def __repr__(s): return f'P({s.n})'\nf = P",
+     ("({s.n})", "(0)"), "assert eval(repr(c(3))).n == 3"),
+    ("a generator of numbers", "def f(r): return r.random()", ("r.random()", "0.5"),
+     "import random\na, b = random.Random(1), random.Random(1)\nassert c(a) == b.random() and c(a) == b.random()\n"
+     "assert a.random() == b.random()"),
+    ("threads of the test", "import queue\nclass f:\n  def __init__(s): s.q = queue.Queue(1)\n"
+     "  def put(s, x): s.q.put(x)\n  def get(s): return s.q.get()", ("put(x)", "put(-x)"),
+     "import threading\nq, out = c(), []\ndef give():\n  for i in range(4): q.put(i)\ndef take():\n"
+     "  for i in range(4): out.append(q.get())\nts = [threading.Thread(target=g) for g in (give, take)]\n"
+     "for t in ts: t.start()\nfor t in ts: t.join()\nassert out == [0, 1, 2, 3]"),
 ]  # fmt: skip
 
 
@@ -101,3 +126,26 @@ def test_a_change_in_place_is_seen_also_where_the_call_returns_what_it_changed(g
     test = f"{imports}w = {given}\nassert c(w) == {returned}\nassert w OP {given}"
     rows = [judge(f"{imports}def c(w):\n    {body}", [test.replace("OP", op)])["tests"] for op in ("!=", "==")]
     assert [row[:2] for [row] in rows] == [[True, ""], [False, "assertion"]]
+
+
+def test_functions_that_run_what_the_answer_wrote_run_beside_it() -> None:
+    evil = """
+import pickle
+PATCH = "__import__('builtins').__dict__.update(all=lambda *a: True) or 0"
+class E:
+    def __reduce__(self): return eval, (PATCH,)
+def f(kind): return pickle.dumps(E()) if kind else PATCH
+"""
+    for call in ("import pickle\npickle.loads(f(1))", "eval(f(0))", "exec(f(0))", "exec(compile(f(0), '', 'exec'))"):
+        got = judge(evil, [f"{call}\nassert all([f(0) == 'x', f(0) == 'y'])"])
+        assert got["tests"] == [[False, "assertion", ""]], call
+        assert all([]) and not all([False])
+
+
+def test_a_coroutine_of_the_test_that_asserts_is_not_given_away() -> None:
+    test = (
+        "import asyncio\nasync def one(): assert await f(1) == 2\nasync def main(): await asyncio.gather(one())\n"
+        "asyncio.run(main())"
+    )
+    got = judge("async def f(x): return x + 1", [test])
+    assert got["invalid"] == "bad_test" and "'one'" in got["detail"]

@@ -98,6 +98,8 @@ def find_missing_name(
     unknown = free - {entry_point, *answer_names} - MODULES
     if answer_names and unknown:
         return f"the test uses {min(unknown)!r}, which neither it nor its setup defines; {REMEDY}"
+    if not unknown:
+        return ""
     all_nodes = [node for tree in trees for node in nodes(tree)]
     bases = {
         node.value.id for node in all_nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
@@ -108,7 +110,7 @@ def find_missing_name(
     others = free - IMPORTED - MODULES
     if others and (imported := sorted(unknown & IMPORTED)):
         return f"the test uses {imported[0]!r}, which neither it nor its setup imports; {REMEDY}"
-    if judge := find_judge(all_nodes, unknown, others):
+    if len(others) > 1 and (judge := find_judge(all_nodes, unknown, others)):
         return f"the test lets {judge!r} decide, which neither it nor its setup defines; {REMEDY}"
     return ""
 

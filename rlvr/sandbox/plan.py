@@ -81,6 +81,12 @@ HEAVY_BUILTINS = {
     "__import__", "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input",
     "locals", "memoryview", "open", "quit", "setattr", "super", "vars",
 }  # fmt: skip
+# What binds no name: tests of nothing else need no analysis of where values of the answer may go.
+UNBINDING = {
+    ast.Module, ast.Assert, ast.Expr, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
+    ast.Compare, ast.Call, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Name, ast.Attribute, ast.keyword,
+    ast.Starred, ast.JoinedStr, ast.FormattedValue,
+}  # fmt: skip
 GROWTH = (ast.Pow, ast.LShift, ast.Mult, ast.Mod)
 LOOKS = {"type", "isinstance", "str", "repr", "hash", "len", "iter"}
 LATE = (ast.BoolOp, ast.IfExp, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.Lambda)
@@ -146,9 +152,9 @@ def make_plan(
     trees: list[ast.Module] = []
     try:
         for test in tests:
-            trees.append(lower_matches(ast.parse(test, "<test>")))
+            trees.append(parse(test, "<test>"))
         before = ast.parse("\n".join(imports), "<imports>")
-        after = lower_matches(ast.parse(setup, "<setup>"))
+        after = parse(setup, "<setup>")
     except (SyntaxError, ValueError, RecursionError) as error:
         place = f"tests[{len(trees)}]" if len(trees) < len(tests) and len(tests) > 1 else "the test"
         raise BadTest(f"{place} does not parse: {error}") from None
@@ -173,7 +179,11 @@ def make_plan(
         derived = sorted(set().union(*map(used_names, node.bases)) & free)
         if derived and has_assertion(node):
             raise BadTest(f"a class with assertions derives from {derived[0]!r} of the answer: assert outside of it")
-    known = own | called | inner_names(trees) | bound_names(after) | {entry_point or ""}
+    everything = [*trees, parts.here]
+    kinds = {type(node) for tree in everything for node in nodes(tree)}
+    binds = not kinds <= UNBINDING
+    inner = inner_names(trees) if binds else set[str]()
+    known = own | called | inner | bound_names(after) | {entry_point or ""}
     if name := parts.find_misuse(trees, imported):
         raise BadTest(f"the test compares with {name!r}, whose value is made where the answer runs: use plain data")
     for tree in trees:
@@ -183,32 +193,34 @@ def make_plan(
     if fault := find_vacuous_test(trees, after, free | parts.built, entry_point):
         raise BadTest(fault)
     of_setup = used_names(parts.here) - own - BUILTINS - inner_names([parts.here])
-    scope = (free | of_setup) - (MODULES - called) - inner_names(trees)
+    scope = (free | of_setup) - (MODULES - called) - inner
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
-    everything = [*trees, parts.here]
-    if fault := find_coroutine_fault(trees, scope):
-        raise BadTest(fault)
-    native = native_classes = find_native_classes(everything, scope | classes)
-    tainted, held, known_before = set[str](), set[str](), None
-    while known_before != (held, native):  # what is held is tainted, and may taint more
-        known_before = held, native
-        tainted = find_tainted(everything, scope | classes | held, native)
-        held = find_held(everything, tainted, native)
-        native = native_classes | find_native_functions(everything, scope | classes, tainted | held)
-    uses_objects = works_with_objects(everything, scope | classes, tainted)
+    native, tainted, held = set[str](), scope | classes, set[str]()
+    if binds:
+        if fault := find_coroutine_fault(trees, scope):
+            raise BadTest(fault)
+        native = native_classes = find_native_classes(everything, scope | classes)
+        known_before = None
+        while known_before != (held, native):  # what is held is tainted, and may taint more
+            known_before = held, native
+            tainted = find_tainted(everything, scope | classes | held, native)
+            held = find_held(everything, tainted, native)
+            native = native_classes | find_native_functions(everything, scope | classes, tainted | held)
+    is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
+    uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
     if fault := find_self_reports(trees, tainted):
         raise BadTest(fault)
-    if filled := find_filled(everything, tainted) - tainted:
+    if binds and (filled := find_filled(everything, tainted) - tainted):
         tainted = find_tainted(everything, scope | classes | held | filled, native)
     plans: list[SplitTest | StatementTest] = []
     starts: list[set[str]] = []  # names of earlier tests, which an answer may have changed: a failure is then its own
-    earlier = bound_names(parts.here)
+    earlier = set(bound_names(parts.here))
     checks = bool(entry_point) and "check" in own
 
     def state(place: int) -> StatementTest:
         tree = trees[place]
         heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
-        program = rewrite(lower_matches(ast.parse(tests[place])), scope | classes, tainted, held, native, everything)
+        program = rewrite(parse(tests[place]), scope | classes, tainted, held, native, everything)
         code = compile(program, "<test>", "exec", dont_inherit=True)
         return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
 
@@ -217,16 +229,23 @@ def make_plan(
         planned = None if checks or uses_objects else split(ast.parse(text), free, own, imported)
         plans.append(planned or state(place))
         earlier |= bound_names(tree)
-    here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, native, everything)
-    code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
+    code = None
+    if parts.here.body:
+        here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, native, everything)
+        code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
     return Plan(
         plans,
         lambda: [state(place) for place in range(len(trees))],
         code,
         parts.needs_answer,
         uses_objects,
-        captures_output(everything),
+        not is_plain and captures_output(everything),
     )
+
+
+def parse(text: str, place: str = "<test>") -> ast.Module:
+    tree = ast.parse(text, place)
+    return lower_matches(tree) if "match" in text else tree
 
 
 def find_unmet(tree: ast.AST, unknown: set[str], free: set[str]) -> set[str]:

@@ -246,8 +246,12 @@ def module(body: Iterable[ast.stmt]) -> ast.Module:
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """Names that a module's own statements bind, without those in functions' bodies."""
+    """Names that a module's own statements bind, without those in functions' bodies; cached on the tree."""
+    known: set[str] | None = getattr(tree, "bound", None)
+    if known is not None:
+        return known
     names: set[str] = set()
+    tree.bound = names  # type: ignore[attr-defined]
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
@@ -266,7 +270,12 @@ def bound_names(tree: ast.Module) -> set[str]:
 
 
 def used_names(tree: ast.AST) -> set[str]:
-    return {node.id for node in nodes(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    """Names that are read below a node, cached on it."""
+    known: set[str] | None = getattr(tree, "used", None)
+    if known is None:
+        known = {node.id for node in nodes(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        tree.used = known  # type: ignore[attr-defined]
+    return known
 
 
 def inner_names(trees: list[ast.Module]) -> set[str]:

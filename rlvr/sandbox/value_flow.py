@@ -238,8 +238,11 @@ def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[
         and not has_assertion(node)
         and not any(isinstance(one, (ast.Global, ast.Nonlocal)) for one in walk(node))
     }
+    calls = [node for node in everything if isinstance(node, ast.Call)]
+    called = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
+    loaded = {node.id for node in everything if isinstance(node, ast.Name)} & functions.keys()
     found = set[str]()
-    for call in (node for node in everything if isinstance(node, ast.Call)):
+    for call in calls:
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         owners = used_names(call.func)
         given = [*call.args, *(word.value for word in call.keywords)]
@@ -247,6 +250,8 @@ def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[
         if name in THREADING:
             others = set().union(*map(used_names, given)) - passed - tainted - BUILTINS
             found |= set() if others else passed
+            if not passed:  # `Thread(target=one) for one in (give, take)`
+                found |= {one for one in loaded - called if not parameters(functions[one].args)}
         elif owners & free or (owners & {"asyncio"} and name != "run") or name == "create_task":
             found |= {one for one in passed if isinstance(functions[one], ast.AsyncFunctionDef)}
     return found
