@@ -136,7 +136,15 @@ class E:
     def __reduce__(self): return eval, (PATCH,)
 def f(kind): return pickle.dumps(E()) if kind else PATCH
 """
-    for call in ("import pickle\npickle.loads(f(1))", "eval(f(0))", "exec(f(0))", "exec(compile(f(0), '', 'exec'))"):
+    for call in (
+        "import pickle\npickle.loads(f(1))",
+        "eval(f(0))",
+        "exec(f(0))",
+        "exec(compile(f(0), '', 'exec'))",
+        "sorted([f(0)], key=eval)",
+        "list(map(eval, [f(0)]))",
+        "from functools import partial\npartial(eval, f(0))()",
+    ):
         got = judge(evil, [f"{call}\nassert all([f(0) == 'x', f(0) == 'y'])"])
         assert got["tests"] == [[False, "assertion", ""]], call
         assert all([]) and not all([False])

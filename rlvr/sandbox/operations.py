@@ -455,7 +455,7 @@ class Operations:
         path = library_path(function)
         if path == "threading:Thread":
             args, words = self.keep_arguments(name, args, words)
-        if path in EXECUTING:
+        if path in EXECUTING or (path and any(map(executes, [*args, *words.values()]))):
             return self.link.call_library(path, args, words)
         if function is print and self.captures:
             return self.link.call_library("builtins:print", args, words)
@@ -614,6 +614,11 @@ class Operations:
 
     def await_value(self, value: Any) -> Awaitable[Any]:
         return ready(self.ask("await_value", value)) if type(value) is Remote else value
+
+
+def executes(value: Any) -> bool:
+    """Whether a value is a function that runs what it is given: `eval` as a key of `sorted`, say."""
+    return type(value) in (BuiltinMethodType, FunctionType) and library_path(value) in EXECUTING
 
 
 async def ready(value: Any) -> Any:
