@@ -1,6 +1,6 @@
 """Contexts of the answer in a test's `with` statements, which run beside the answer.
 
-`Operations.context` makes them. What a test asserts inside is never given to the answer, which could swallow it.
+`Operations.context` (`operations`) makes them. What a test asserts inside is never given to the answer, which could swallow it.
 Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
 """
 
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlvr.sandbox.remote import Remote, find_remotes
 
-if TYPE_CHECKING:
-    from rlvr.sandbox.operations import Operations
-
 
 class RemoteContext:
-    def __init__(self, operations: Operations, value: Remote) -> None:
+    def __init__(self, operations: Any, value: Remote) -> None:
         self.operations, self.value = operations, value
 
     def __enter__(self) -> Any:
@@ -45,7 +42,7 @@ class RemoteAsyncContext(RemoteContext):
 class RemoteLogs(RemoteContext):
     """`assertLogs` and `assertNoLogs`: records are collected beside the answer and counted here."""
 
-    def __init__(self, operations: Operations, value: Remote, wants_none: bool) -> None:
+    def __init__(self, operations: Any, value: Remote, wants_none: bool) -> None:
         super().__init__(operations, value)
         self.wants_none, self.watcher = wants_none, None
 
@@ -65,7 +62,7 @@ class RemoteLogs(RemoteContext):
 class RemoteWarnings(RemoteContext):
     """`assertWarns`: warnings are collected beside the answer; their classes and texts are compared here."""
 
-    def __init__(self, operations: Operations, value: Remote, kinds: Any, pattern: Any) -> None:
+    def __init__(self, operations: Any, value: Remote, kinds: Any, pattern: Any) -> None:
         super().__init__(operations, value)
         self.kinds, self.pattern = kinds, pattern
 
