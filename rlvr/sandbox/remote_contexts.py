@@ -1,6 +1,6 @@
 """Contexts of the answer in a test's `with` statements, which run beside the answer.
 
-`Operations.context` (`operations`) makes them. What a test asserts inside is never given to the answer, which could swallow it.
+`Operations.context` makes them. What a test asserts inside is never given to the answer, which could swallow it.
 Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
 """
 
