@@ -190,7 +190,10 @@ def test_the_pages_show_what_the_code_has() -> None:
 def test_what_is_written_between_two_marks_is_replaced_and_the_rest_stays() -> None:
     page = "a\n<!-- filled: loss:ppo -->\nanother term\n<!-- end: loss:ppo -->\nb\n"
     filled = gen().fill(page)
-    assert filled.startswith("a\n<!-- filled: loss:ppo -->\n\n- Term of a token: -min(r A,") and "another" not in filled
+    assert (
+        filled.startswith("a\n<!-- filled: loss:ppo -->\n\n- Term of a token: -min(min(r, c) A,")
+        and "another" not in filled
+    )
     assert filled.endswith("\n<!-- end: loss:ppo -->\nb\n") and gen().fill(filled) == filled
     with pytest.raises(KeyError, match="no_such_table"):
         gen().fill("<!-- filled: no_such_table -->\n<!-- end: no_such_table -->\n")
