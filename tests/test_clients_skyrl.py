@@ -125,7 +125,7 @@ def there(client: Callable[..., Any], tokenizer: Any) -> SkyrlTrainingClient:
 def test_means_at_the_server_are_sums_here(there: SkyrlTrainingClient, client: Callable[..., Any]):
     """Every named loss and a KL: loss, log-probs, gradients and their norm, all after the steps of the calls before.
 
-    Each call begins at the same weights: a step of AdamW is as large where a gradient is nothing but rounding.
+    Each call begins at the same weights: every step widens the gap that rounding left (`tests/rounding.py`).
     """
     here, run = client(lora=LORA, seed=3), there._client
     assert isinstance(there, TrainingClient)

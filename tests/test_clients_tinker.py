@@ -79,7 +79,7 @@ def test_a_server_gives_the_results_of_the_in_process_engine(
 ):
     """Every named loss, and those with a KL in two passes: losses, log-probs, gradient norms, and the policy after.
 
-    Each call begins at the weights that the server saved: steps of AdamW enlarge what rounding left.
+    Each call begins at the weights that the server saved: every step widens the gap that rounding left.
     """
     there, here = remote(seed=3), client(lora=LORA, seed=3)
     assert isinstance(there, TrainingClient) and there.base_model == "tiny"

@@ -156,7 +156,7 @@ def policy(process: Any, tokenizer: Any) -> Iterator[Any]:
 def test_a_critic_there_is_the_one_here(policy: Any, process: Any, client: Callable[..., Any]) -> None:
     """Values, losses and norms of gradients over steps with a clip, and after its state was loaded.
 
-    Each call begins at the weights that the server saved: steps of AdamW enlarge what rounding left.
+    Each call begins at the weights that the server saved: every step widens the gap that rounding left.
     """
     there, here = policy.create_critic(), client(lora=LORA, seed=3).create_critic()
     for seed in range(4):
