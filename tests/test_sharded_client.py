@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from rounding import FORWARD, close_logprobs, tolerance
 from sharded_ranks import LORA, group_rows, move_adapter, start, start_alone, tiny_policy
 from tinker_model import write_model
 from tiny import params
@@ -59,7 +61,7 @@ def test_samplers_have_the_weights_of_their_moment(client: ShardedTrainingClient
     before = client.create_sampling_client()
     assert before.fingerprint == client.fingerprint
     for ours, theirs in score(client, before):
-        assert theirs == pytest.approx(ours, abs=1e-5)
+        assert [theirs] == close_logprobs([ours])
     sampled = before.sample(ModelInput([1, 2]), 3, params()).result()
     old = before.compute_logprobs(ModelInput([1, 2, 3])).result()
     client.forward_backward(ROWS, "ppo").result()
@@ -67,7 +69,7 @@ def test_samplers_have_the_weights_of_their_moment(client: ShardedTrainingClient
     after = client.save_weights_and_get_sampling_client()
     assert after.fingerprint == client.fingerprint != before.fingerprint
     for ours, theirs in score(client, after):
-        assert theirs == pytest.approx(ours, abs=1e-5)
+        assert [theirs] == close_logprobs([ours])
     assert before.compute_logprobs(ModelInput([1, 2, 3])).result() == old
     assert before.sample(ModelInput([1, 2]), 3, params()).result().sequences == sampled.sequences
     assert max(abs(ours - theirs) for ours, theirs in score(client, before)) > 1e-3
@@ -98,9 +100,9 @@ def test_checkpoints_load_in_transformers_or_peft(client: ShardedTrainingClient)
         table = module(input_ids=torch.tensor([[3, 1, 4]])).logits[0].log_softmax(-1)
     sampler = client.create_sampling_client()
     found = sampler.compute_logprobs(ModelInput([3, 1, 4])).result()
-    assert found[1:] == pytest.approx([float(table[0, 1]), float(table[1, 4])], abs=1e-5)
+    assert np.array(found[1:]) == close_logprobs([float(table[0, 1]), float(table[1, 4])])
     saved = client.create_sampling_client(path).compute_logprobs(ModelInput([3, 1, 4])).result()
-    assert saved[1:] == pytest.approx(found[1:], abs=1e-6)
+    assert saved == found
 
 
 def test_an_adapter_is_never_sampled_on_another_base_than_it_is_trained_on(tmp_path: Path) -> None:
@@ -159,9 +161,10 @@ def test_a_run_resumes_with_as_many_ranks_and_with_others_only_if_that_is_asked_
         [row["loss"] for row in stored_steps(tmp_path / "runs" / name) if row["phase"] == "sft"]
         for name in ("whole", "other", "alone")
     ]
-    assert len(losses[0]) == 30 and losses[0][-1] < 0.9 * losses[0][0]
-    for others in losses[1:]:
-        assert others == pytest.approx(losses[0], rel=1e-3)
+    assert all(len(each) == 30 and each[-1] < 0.9 * each[0] for each in losses)
+    whole_losses, other_losses, alone_losses = losses
+    assert other_losses == whole_losses, "two ranks trained both up to here"
+    assert alone_losses[0] == pytest.approx(whole_losses[0], rel=tolerance(FORWARD))  # later weights are apart
     assert run(["evaluate", "runs/whole", "evaluation.tasks=4"]) == 0
 
 

@@ -1,4 +1,4 @@
-"""The gradient of 2 and of 3 processes is that of one, to a millionth of its norm, and so are the weights after steps.
+"""The gradient of 2 and of 3 processes is that of one, to a millionth of its norm, and each step goes the same way.
 
 For every loss, all weights and adapters, rows in trees and padded rows. Real processes over gloo; the rows are of very
 unequal lengths, in unequal numbers of micro-batches.
@@ -6,6 +6,7 @@ unequal lengths, in unequal numbers of micro-batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from sharded_ranks import (
 from tiny import gradients
 
 from rlvr.algorithms.loss_specs import LOSS_SPECS
+from rlvr.clients.local import LocalTrainingClient
 from rlvr.core.messages import AdamParams, MuonParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -107,39 +109,58 @@ def test_fewer_rows_than_ranks_give_the_gradient_of_one_process(pair: Pair, rows
     assert found < CLOSE
 
 
-# With the usual eps of 1e-8 AdamW shows rounding whole: where a gradient is 0 but for it,
-# g / (|g| + eps) is not near 0.
-ADAM = AdamParams(learning_rate=0.003, eps=1e-4, weight_decay=0.01, grad_clip_norm=5.0)
+# An eps as large as the entries of a clipped gradient: with the usual 1e-8, AdamW shows rounding whole where a gradient
+# is 0 but for it.
+ADAM = AdamParams(learning_rate=0.003, eps=1e-2, weight_decay=0.01, grad_clip_norm=5.0)
 MUON = MuonParams(**vars(ADAM), matrix_learning_rate=0.003)
 
 
 @pytest.mark.parametrize("params", [ADAM, MUON], ids=["adamw", "muon"])
-def test_weights_after_five_steps_are_those_of_one_process(pair: Pair, params: AdamParams) -> None:
-    """To a millionth of their norm, and closely also of the way that they went. The norm is clipped in most steps."""
-    if isinstance(params, MuonParams) and pair.alone.policy.lora:
+def test_five_steps_are_those_of_one_process(pair: Pair, params: AdamParams) -> None:
+    """Each from the weights and the optimizer's state that the ranks have by then. The norm is clipped in most steps.
+
+    Clipping brings two gradients no further apart, and neither a moment nor its root is further apart than they are. As
+    AdamW divides by eps at least, its steps are apart by 2 rate / eps times the gradients' distance at most, and by the
+    rounding of a product and a sum of each weight. Muon makes a small part of a matrix up to 485 times larger.
+    """
+    is_muon = isinstance(params, MuonParams)
+    if is_muon and pair.alone.policy.lora:
         pytest.skip("Muon is for whole weights")
     pair.reset()
-    start_weights = {name: p.detach().clone() for name, p in pair.alone.policy.parameters.items()}
-    for step in range(5):
-        call_both(pair, LOSSES[step], group_rows([12, 9, 12, 20, 7, 8, 3], seed=step))
-        norms = [c.optim_step(params).result().metrics["grad_norm"] for c in (pair.alone, pair.sharded)]
-        assert norms[1] == pytest.approx(norms[0], rel=1e-5)
-    path = pair.sharded.save_state("five").result().path
     after = start_alone(pair.sharded._policy, pair.folder / "again")
-    after.load_state(path).result()
-    ones, many = ({k: p.detach().clone() for k, p in c.policy.parameters.items()} for c in (pair.alone, after))
-    assert measure_difference(many, ones) < CLOSE
-    moved, found = ({k: w - start_weights[k] for k, w in weights.items()} for weights in (ones, many))
-    difference = measure_difference(found, moved)
-    print(f"difference {difference:.2e}")
-    assert difference < 1e-5
-    assert pair.sharded.weights_sha256() == after.weights_sha256()
+    kind = type(params).__name__
+    path = pair.sharded.save_state(f"{kind}-0").result().path
+    for step in range(5):
+        pair.alone.load_state_with_optimizer(path).result()
+        before = read_weights(pair.alone)
+        call_both(pair, LOSSES[step], group_rows([12, 9, 12, 20, 7, 8, 3], seed=step))
+        assert measure_difference(pair.read_gradients(f"{kind}-{step}-gradients"), gradients(pair.alone)) < CLOSE
+        norms = [c.optim_step(params).result().metrics["grad_norm"] for c in (pair.alone, pair.sharded)]
+        assert norms[1] == pytest.approx(norms[0], rel=2 * CLOSE)
+        path = pair.sharded.save_state(f"{kind}-{step + 1}").result().path
+        after.load_state_with_optimizer(path).result()
+        assert pair.sharded.weights_sha256() == after.weights_sha256()
+        moved, found = ({k: w - before[k] for k, w in read_weights(c).items()} for c in (pair.alone, after))
+        apart = 2 * params.learning_rate / params.eps * CLOSE * min(norms[0], params.grad_clip_norm)
+        apart += 2 * torch.finfo(torch.float32).eps * measure_norm(before)
+        bound = 485 * 2 * CLOSE if is_muon else apart / measure_norm(moved)
+        difference = measure_difference(found, moved)
+        print(f"difference {difference:.2e} of {bound:.2e}")
+        assert difference < bound
     for client in (pair.sharded, after):  # the state of the optimizer is whole: one process goes on as the ranks do
         client.load_state_with_optimizer(path).result()
         client.forward_backward(ROWS, "ppo").result()
         client.optim_step(params).result()
-    again = pair.sharded.save_weights_for_sampler("six").result().path
+    again = pair.sharded.save_weights_for_sampler(f"{kind}-6").result().path
     stored = load_file(f"{again}/{'adapter_' if after.policy.lora else ''}model.safetensors")
     stored = {name.removeprefix("base_model.model."): weight for name, weight in stored.items()}
-    last = {name: p.detach() - start_weights[name] for name, p in after.policy.parameters.items()}
-    assert measure_difference({name: stored[name] - start_weights[name] for name in last}, last) < 1e-5
+    weights = read_weights(after)
+    assert measure_difference({name: stored[name] for name in weights}, weights) < CLOSE
+
+
+def read_weights(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in client.policy.parameters.items()}
+
+
+def measure_norm(weights: dict[str, torch.Tensor]) -> float:
+    return math.hypot(*(float(w.double().norm()) for w in weights.values()))
