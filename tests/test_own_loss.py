@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import own_losses
 import pytest
+from rounding import BACKWARD, FORWARD, tolerance
 from table_trainer import make_trainer, table
 from tiny_run import TINY, RunKilled, attempt, stored_steps
 
@@ -74,21 +75,22 @@ def test_a_function_of_ppos_formula_trains_to_the_weights_of_ppo(cells: dict[str
     """Within a millionth of the way: log-probs reach the function as float32, the table computes in float64."""
     start, named, own = table().logits, train_table("ppo", cells), train_table("own_losses:ppo_form", cells)
     assert np.abs(named - start).max() > 0.5
-    assert np.abs(own - named).max() < 1e-5 * np.abs(named - start).max()
+    assert np.abs(own - named).max() < 1e-6 * np.abs(named - start).max()
 
 
 @pytest.mark.slow
 def test_a_transformer_learns_by_a_function_as_by_the_named_loss(folder: Path) -> None:
-    """Losses, gradient norms and divergences of every step, to a relative 1e-4."""
+    """The first update has its loss, its gradient's norm and its rewards; later ones begin at weights of their own."""
     file = write_config(name="tiny.yaml", text=TINY)
-    words = ("reward.type=own_losses:count_words", "training.ppo_epochs=2", "sft.steps=0")
+    words = ("reward.type=own_losses:count_words", "sft.steps=0")
     attempt(file, "run.name=named", *words)
     attempt(file, "run.name=own", "algorithm.loss=own_losses:ppo_form", *words)
     rows, others = (stored_steps(folder / "runs" / name) for name in ("named", "own"))
-    assert [row["updates"] for row in rows] == [2.0] * 3
-    for row, other in zip(rows, others, strict=True):
-        for key in ("loss", "grad_norm", "optim/kl_after", "reward"):
-            assert other[key] == pytest.approx(row[key], rel=1e-4, abs=1e-6), key
+    assert [row["updates"] for row in rows] == [1.0] * 3
+    first, own = rows[0], others[0]
+    assert own["reward"] == first["reward"]
+    assert own["loss"] == pytest.approx(first["loss"], rel=0.0, abs=tolerance(FORWARD, 4.0))  # log-probs are about -4
+    assert own["grad_norm"] == pytest.approx(first["grad_norm"], rel=tolerance(FORWARD + BACKWARD))
     assert all(row["grad_norm"] > 0.01 and other["loss/rows"] == 8 for row, other in zip(rows, others, strict=True))
 
 
