@@ -9,7 +9,6 @@ more than a thousand times that. `RLVR_GOLDEN=write python -m pytest tests/test_
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doc_pages import load_gen
 from families import FAMILIES, GOLDEN, build, describe, read_golden
 from tiny import END_ID, params, plain_logprobs
 from trl_losses import difference, gradients_of
@@ -257,11 +257,7 @@ def test_the_table_says_what_the_engine_does(name: str, model: Callable[[str], A
 def test_the_page_shows_every_family_as_it_is() -> None:
     """`python docs/gen.py` writes the table."""
     root = Path(__file__).parents[1]
-    spec = importlib.util.spec_from_file_location("gen", root / "docs" / "gen.py")
-    assert spec and spec.loader
-    gen = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gen)
     page = (root / "docs" / "models.md").read_text(encoding="utf-8")
-    assert gen.fill(page) == page and page.count("<!-- filled: ") == 1
+    assert load_gen().fill(page) == page and page.count("<!-- filled: ") == 1
     assert list(read_golden()) == list(FAMILIES)
     assert not [name for name in FAMILIES if f"`{name}`" not in page]
