@@ -10,7 +10,7 @@ import pytest
 from code_rows import REAL, problem
 
 from rlvr.reward.code import CodeProblem, extract
-from rlvr.reward.code.program_extraction import MAX_CHARS
+from rlvr.reward.code.program_extraction import MAX_CHARS, extract_asked
 
 HUMANEVAL = {
     "task_id": "Own/0",
@@ -132,6 +132,8 @@ def test_every_published_row_is_read_and_its_reference_is_extracted() -> None:
 
 F = "def f(x):\n    return x"
 ROOT = "def f(x):\n    return math.sqrt(x)"
+THINKING = 'def f(x):\n    print("</think>", \'[DONE]\')\n    return x.split(r"</think>")[-1]'
+CUTTING = 'def f(x):\n    """Cut\n    </think>\n    """\n    tag = """\n<think>\n"""\n    return tag'
 MARKED = "def f(x):\n    '''ends\n[DONE]\n    '''\n    return \"it's [DONE]\""
 DOCUMENTED = (
     'def f(x):\n    """As in\n\n    ```\n    f(1)\n    ```\n    ```python\n    f(2)\n    ```\n    """\n    return x'
@@ -182,11 +184,23 @@ DOCUMENTED = (
         (f"```python\nmath = 1\nprint(math)\n```\n```py\n{ROOT}\n```", ROOT, "fence"),  # an example, not a part
         (f"[BEGIN]\n{MARKED}\n[DONE]\n[BEGIN]", MARKED, "tags"),
         (f"{MARKED}\n[DONE]\nand so on", MARKED, "raw"),
+        (THINKING, None, "raw"),
+        (f"```python\n{THINKING}\n```", THINKING, "fence"),
+        (f'I don\'t print "</think>".\n</think>\n{THINKING}', THINKING, "raw"),
+        (f"it's f</think>```python\n{THINKING}\n```\nIt's f, cut at `</think>`.", THINKING, "fence"),
+        (f'A docstring (`"""`)?\n</think>\n{CUTTING}', CUTTING, "raw"),  # quotes in prose open no string
+        ('def f():\n    return "[BEGIN]"', None, "raw"),
+        (f"{F}  # it's f\n[DONE] It's f.", f"{F}  # it's f", "raw"),
     ],
 )
 def test_the_program_is_found_where_the_rules_say(response: str, code: str | None, where: str) -> None:
     found = extract(response, {"f"})
     assert (found.code, found.where, found.reason) == (response if code is None else code, where, "")
+
+
+def test_a_mark_in_a_string_marks_nothing_in_the_form_that_is_asked_for_either() -> None:
+    assert extract_asked(f"so</think>{THINKING}\n[DONE]\nmore", is_chat=False).code == f"{THINKING}\n"
+    assert extract_asked(f"```python\n{CUTTING}\n```", is_chat=True).code.strip() == CUTTING
 
 
 def test_a_program_is_distinguished_from_examples_of_its_output() -> None:
@@ -232,7 +246,9 @@ def test_an_answer_to_humaneval_may_be_the_body_or_the_whole(response: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "part", ["~", "a", "```", "```\n", "[BEGIN]", "<think>", "\n", " ", "def f", "\n```python", "~~~~", "def f\t"]
+    "part",
+    ["~", "a", "```", "```\n", "[BEGIN]", "<think>", "\n", " ", "def f", "\n```python", "~~~~", "def f\t"]
+    + ["'\\''", '="""\\', "= '", "</think>"],
 )
 def test_extraction_of_a_text_made_to_be_slow_ends(part: str) -> None:
     """A rule that is quadratic in the text would take far too long."""

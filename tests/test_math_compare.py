@@ -341,6 +341,14 @@ def test_inequalities_joined_by_and_are_not_a_list_of_solutions():
     assert verdict(gold, "x<2 \\text{ and } x>3") is not True
 
 
+@pytest.mark.parametrize(
+    "answer", ["10_\u0662", "\u0661\u0660_2", "1_0_2", "2^\u0661", "\\sqrt\u0664", "\\frac\u06641"]
+)
+def test_digits_of_other_scripts_are_no_numbers(answer):
+    """`int` reads them. Full-width digits are: NFKC makes them the digits of ASCII, in the reference too."""
+    assert verdict("2", answer) in (False, None)
+
+
 @pytest.mark.parametrize("pair", [("\\sin 2x", "2\\sin x\\cos x"), ("\\sin^2 x+\\cos^2 x", "1")])
 def test_a_pair_without_a_normal_form_is_undecided(pair):
     assert verdict(*pair) is None

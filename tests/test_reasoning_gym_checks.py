@@ -50,6 +50,32 @@ def test_the_library_takes_a_wrong_answer_and_the_reward_does_not(family: str) -
     assert fooled, "the library has closed this hole: drop its second check"
 
 
+FULL_WIDTH = str.maketrans("0123456789", "\uff10\uff11\uff12\uff13\uff14\uff15\uff16\uff17\uff18\uff19")
+ARABIC = str.maketrans("0123456789", "\u0660\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668\u0669")
+
+
+@pytest.mark.parametrize(
+    "family", ["chain_sum", "products", "decimal_arithmetic", "gsm_symbolic", "prime_factorization"]
+)
+def test_numbers_that_only_python_reads_do_not_pass(family: str) -> None:
+    """The scorers call `int` and `float`, which take `1_00` and every script's digits."""
+    reward, reasons = resolve_reward("reasoning_gym"), []
+    for task in tasks(family):
+        gold = task.meta["answer"]
+        for answer in {gold.translate(FULL_WIDTH), gold.translate(ARABIC), re.sub(r"(\d)(?=\d)", r"\1_", gold)} - {
+            gold
+        }:
+            (score,) = reward.judge_all([Case.of_task(task, f"<answer>{answer}</answer>")])
+            assert (score.outcome, score.value) == (Outcome.FAILED, 0.0), answer
+            reasons.append(score.reason)
+    assert "unconfirmed" in reasons, "the library has closed this hole: drop its second check"
+
+
+def test_a_right_answer_may_be_spelled_as_only_python_reads_it() -> None:
+    assert confirm("word_sorting", "x1_2", "x1_2") == ""
+    assert confirm("word_sorting", "x1_2", None) != ""
+
+
 @pytest.mark.parametrize("family", SECOND_CHECKS)
 def test_right_answers_pass_their_second_check(family: str) -> None:
     reward = resolve_reward("reasoning_gym")

@@ -14,15 +14,19 @@ from dataclasses import dataclass
 
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 MAX_CHARS = 1 << 20  # a longer response is refused
-THOUGHT_ENDS = "</think>"
+THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 # Where the body of a function that goes on from a prompt ends: HumanEval's own stop words, and a fence or decorator.
 BODY_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\n```")
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})(.*)$", re.MULTILINE)  # the last part takes all: nothing to try again
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
-_THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)  # at the start of a line: a program may hold the word
-# A string of Python (in which a marker ends nothing), or the marker.
-_DONE = re.compile(
-    r"""\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}|(?<!\\)"(?:[^"\\\n]|\\.)*+"|(?<!\\)'(?:[^'\\\n]|\\.)*+'|(?P<mark>\[DONE\])"""
+# A mark, or what hides one: code in a line of text, or a string of Python. Three quotes open a string only where code
+# has one, so that text about docstrings opens none; an apostrophe inside a word opens none either.
+_MARKS = re.compile(
+    r"""(?<!`)`[^`\n]+`(?!`)"""
+    r"""|(?:^|[=(\[{,:+%]|\breturn\b|\byield\b)[ \t]*[rbfuRBFU]{0,2}(?:\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3})"""
+    r"""|(?<!\\)"(?:[^"\\\n]|\\.)*+"|(?:\b[rbfuRBFU]{1,2}|(?<![\w\\]))'(?:[^'\\\n]|\\.)*+'"""
+    r"""|(?P<mark>\[BEGIN\]|\[DONE\]|</think>|^[ \t]*<think>)""",
+    re.MULTILINE,
 )
 # What a module defines, and the lines of one that does nothing but import and define.
 _BOUND = re.compile(
@@ -50,8 +54,7 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
 
     1. What comes before the last `</think>` is no part of the answer; thinking that never ends leaves none.
     2. `[BEGIN]` to the `[DONE]` after it, or to the end. A `[DONE]` without `[BEGIN]` before it ends the text: the
-       prompt held the `[BEGIN]`, and what follows is another problem that the model made up. In a string of the
-       program it ends nothing.
+       prompt held the `[BEGIN]`, and what follows is another problem that the model made up.
     3. Of the code fences the last one, in Python or unmarked, that defines something of `names` (what the tests call):
        drafts come before the answer, examples of its use after it. Else one of another language that does, such as
        `{.python}`; else the last one in Python, else the last unmarked one: examples of input and output have no mark.
@@ -69,7 +72,8 @@ def extract(response: str, names: Collection[str] = (), prefix: str = "") -> Ext
     if len(response) > MAX_CHARS:
         return ExtractedProgram("", "too_large")
     definition = _definition(names)
-    answer = _THOUGHT.split(response.rpartition(THOUGHT_ENDS)[2], maxsplit=1)[0]
+    answer = _cut_thoughts(response)
+    answer = answer[: _find_mark(answer, THOUGHT)]
     code, where = _program(answer, definition)
     if not code.strip():
         return ExtractedProgram("", "no_answer")
@@ -91,7 +95,7 @@ def extract_asked(response: str, prefix: str = "", *, is_chat: bool) -> Extracte
     """
     if len(response) > MAX_CHARS:
         return ExtractedProgram("", "too_large")
-    answer = response.rpartition(THOUGHT_ENDS)[2]
+    answer = _cut_thoughts(response)
     if is_chat:
         blocks, _ = _read_fences(answer)
         programs = [code for language, code in blocks if language in _PYTHON | {""}]
@@ -99,27 +103,33 @@ def extract_asked(response: str, prefix: str = "", *, is_chat: bool) -> Extracte
             return ExtractedProgram("", "many_answers")
         code, where = "".join(programs), "fence"
     else:
-        code, where = (_cut_body(answer) if prefix else answer.partition(DONE)[0]), "raw"
+        code, where = (_cut_body(answer) if prefix else answer[: _find_mark(answer, DONE)]), "raw"
     if not code.strip():
         return ExtractedProgram("", "no_answer")
     return ExtractedProgram(code if is_chat else prefix + code, where=where)
 
 
 def _program(text: str, definition: re.Pattern[str]) -> tuple[str, str]:
-    begin, done = text.find(BEGIN), _find_done(text, 0)
-    if begin != -1 and (done == -1 or begin < done):
-        end = _find_done(text, begin + len(BEGIN))
-        inside = text[begin + len(BEGIN) : len(text) if end == -1 else end]
+    begin, done = _find_mark(text, BEGIN), _find_mark(text, DONE)
+    if begin < done:
+        inside = text[begin + len(BEGIN) : _find_mark(text, DONE, begin + len(BEGIN))]
         fenced = _pick_fence(inside, definition) if inside.lstrip()[:3] in ("```", "~~~") else None
         return (inside if fenced is None else fenced), "tags"
-    text = text if done == -1 else text[:done]
+    text = text[:done]
     fenced = _pick_fence(text, definition)
     return (text, "raw") if fenced is None else (fenced, "fence")
 
 
-def _find_done(text: str, start: int) -> int:
-    """Where the first `[DONE]` outside of strings is; -1 if there is none."""
-    return next((found.start() for found in _DONE.finditer(text, start) if found["mark"]), -1)
+def _cut_thoughts(response: str) -> str:
+    """What follows the last `</think>`."""
+    ends = [found.end() for found in _MARKS.finditer(response) if found["mark"] == THOUGHT_ENDS]
+    return response[ends[-1] :] if ends else response
+
+
+def _find_mark(text: str, mark: str, start: int = 0) -> int:
+    """Where the first such mark is; the text's length if there is none."""
+    found = (one for one in _MARKS.finditer(text, start) if one["mark"] and one["mark"].lstrip() == mark)
+    return next((one.start() for one in found), len(text))
 
 
 def _read_fences(text: str) -> tuple[list[tuple[str, str]], tuple[re.Match[str], str] | None]:

@@ -131,7 +131,7 @@ class Reader:
     def base(self) -> Ratio:
         self.skip()
         next_ = self.peek()
-        if next_.isdigit() or next_ == ".":
+        if _NUMBER.match(self.text, self.at) or next_ == ".":
             return self.number()
         for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
             if next_ == opening:
@@ -232,9 +232,7 @@ class Reader:
         self.skip()
         sign = self.signs() if signed and self.peek() in "+-" else 1
         next_ = self.peek()
-        if next_.isdigit():
-            match = re.compile(r"[0-9]" if digits else r"[0-9]+(?:\.[0-9]+)?").match(self.text, self.at)
-            assert match is not None
+        if match := re.compile(r"[0-9]" if digits else r"[0-9]+(?:\.[0-9]+)?").match(self.text, self.at):
             self.at = match.end()
             value = number(_decimal(match[0]))
         elif (next_ and next_ in "{(") or next_ == "\\":

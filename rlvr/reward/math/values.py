@@ -54,7 +54,7 @@ _OTHER_CHOICE = re.compile(
 _TEXT = re.compile(r"(?:\\text\s*\{[^{}\\]*\}\s*)+")
 _DATED = re.compile(r"(?:\\text\s*\{\s*)?[A-Z][a-z]{2,20} [0-9]{1,4}\s*\}?", re.IGNORECASE)  # "March 14"
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{all real numbers\}|all real numbers")
-_TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE)
+_TIME = re.compile(r"([0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE)
 _BUILT = re.compile(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?[|:](.*)", re.DOTALL)
 _ARRAY = re.compile(r"[(\[|]\s*\\begin\s*\{(array|(?:small)?matrix)\}.*\\end\s*\{\1\}\s*[)\]|]", re.DOTALL)
 _SAID = frozenset(("yes", "no", "true", "false", "none", "all", "odd", "even"))  # no products of variables
@@ -62,8 +62,8 @@ _PROSE = re.compile(r"[A-Za-z][A-Za-z'. -]*")
 _BASE = re.compile(
     r"(?:\(\s*([0-9][0-9A-Za-z]{0,200}|[0-9A-Z]{1,200})\s*\)"
     r"|(?:\\text\s*\{\s*)?([0-9][0-9A-Za-z]{0,200}|[0-9A-Z]{1,200})\}?)\s*"
-    r"(?:_\s*\{?\s*(?:\\text\s*\{\s*)?(\d{1,2}|[a-z]{2,11})\s*\}*"
-    r"|\s(?:\\text\s*\{\s*)?\(?(?:in )?base[- ](\d{1,2})\)?\s*\}?)"
+    r"(?:_\s*\{?\s*(?:\\text\s*\{\s*)?([0-9]{1,2}|[a-z]{2,11})\s*\}*"
+    r"|\s(?:\\text\s*\{\s*)?\(?(?:in )?base[- ]([0-9]{1,2})\)?\s*\}?)"
 )
 _NAMED = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASE_NAMES = {name: base for base, name in enumerate(_NAMED, start=2)} | {"sixteen": 16}

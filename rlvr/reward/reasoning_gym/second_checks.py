@@ -22,7 +22,9 @@ UNSOUND = {
 """What the scorer of a family accepts that is not worth learning, as the end of "its scorer ..."."""
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SPELLING = "it reads 1_00 and digits other than 0 to 9 as Python does"
+_PYTHON_ONLY = re.compile(r"(?![0-9])\d|\d_\d")  # what `int` and `float` read, and text with such a number has not
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class SecondCheck:
 
 def confirm(family: str, answer: str, gold: str | None) -> str:
     """The hole of the scorer that the answer may have gone through; "" where there is none."""
+    if _PYTHON_ONLY.search(answer) and not (gold and _PYTHON_ONLY.search(gold)):
+        return _SPELLING
     check = SECOND_CHECKS.get(family)
     if check is None or gold is None:
         return ""
@@ -69,7 +73,7 @@ def _has_same_numbers(answer: str, gold: str) -> bool:
 
 def _is_same_sum(answer: str, gold: str) -> bool:
     """Whether two expressions use the same numbers, each as often, and have exactly the same value."""
-    given, right = (sorted(re.findall(r"\d+", text)) for text in (answer, gold))
+    given, right = (sorted(re.findall(r"[0-9]+", text)) for text in (answer, gold))
     return given == right and _evaluate(answer) == _evaluate(gold)
 
 
