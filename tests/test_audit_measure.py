@@ -90,6 +90,15 @@ def test_an_invalid_label_is_refused_with_its_line(tmp_path: Path) -> None:
         read_labelled(tmp_path / "p.jsonl")
 
 
+def test_rows_whose_tests_judge_no_answer_are_refused_for_programs_alone(tmp_path: Path, capsys: Any) -> None:
+    row = {"statement": "Add.", "response": "def f(x): return x", "label": True}
+    rows = [row | {"tests": ["assert f(1) == 1"]}, row | {"tests": ["assert f(1) == 1", "assert f(1) or True"]}]
+    path = tmp_path / "programs.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    assert run(["audit", "--reward", "code", "--labelled", str(path)]) == 2
+    assert "programs.jsonl: row 2: tests[1] passes for every answer" in capsys.readouterr().err
+
+
 def test_the_builtin_rows_are_there() -> None:
     assert len(read_labelled("builtin")) >= 400
 

@@ -135,6 +135,9 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest
     path.write_text("[1]")
     with pytest.raises(ValueError, match="row 1: a JSON int, expected an object"):
         resolve_environment("mbpp", path=str(path))
+    path.write_text(json.dumps({**problem(3), "test_list": ["assert is_ok(add_3(3))"]}) + "\n")
+    with pytest.raises(ValueError, match=r"mbpp.jsonl: task_id=3: tests\[0\]: .*'is_ok'"):
+        resolve_environment("mbpp", path=str(path))
     with pytest.raises(ValueError, match=r"sanitized-mbpp\.json does not exist"):
         resolve_environment("mbpp", path=str(tmp_path), subset="sanitized")
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -206,6 +209,12 @@ def test_a_list_of_rows_and_a_held_out_file_are_read(tmp_path: Path) -> None:
     }
     with pytest.raises(ValueError, match=r"rows.jsonl:1: the problem has no statement"):
         resolve_environment("code", path=write(tmp_path, [{"tests": ["assert f()"]}]))
+    bad = {"statement": "Add.", "tests": ["assert f(1) == 2", "assert (f(2) == 3, 'wrong')"]}
+    for options in ({}, {"heldout_path": listed}):
+        with pytest.raises(
+            ValueError, match=r"code: rows.jsonl:2: tests\[1\] passes for every answer.*leave these rows"
+        ):
+            resolve_environment("code", path=write(tmp_path, [rows[0], bad]), **options)
     with pytest.raises(ValueError, match=r"heldout_fraction=0.2 and heldout_path=.*; leave one of them out"):
         resolve_environment("code", path=listed, heldout_fraction=0.2, heldout_path=listed)
     with pytest.raises(ValueError, match="heldout_fraction=1"):

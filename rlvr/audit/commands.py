@@ -133,7 +133,7 @@ class Audit:
 
     def _measure(self, labelled: str, say: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.data_warnings import list_data_warnings
-        from rlvr.audit.verifier_errors import measure, read_labelled, report
+        from rlvr.audit.verifier_errors import measure, read_labelled, refuse_bad_tests, report
         from rlvr.audit.verifier_faults import check_allowed, find_faults, show_faults
 
         check_allowed(self.allow)
@@ -143,6 +143,8 @@ class Audit:
                 raise ValueError(f"audit: {name}={getattr(self, name)}, expected a share from 0 to 1, such as 0.05")
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
+        if rewards[0].name in ("code", "code_strict"):
+            refuse_bad_tests(rows, f"audit: {labelled}")
         measured: list[VerifierMeasurement] = []
         for reward in rewards:
             shown = time.monotonic()

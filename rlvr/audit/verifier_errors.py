@@ -16,6 +16,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from rlvr.audit.process_tree import read_descendants
 from rlvr.core.task_statistics import wilson_interval
 from rlvr.core.types import Outcome, Score
 from rlvr.core.verdict_reasons import ReasonNames
+from rlvr.reward.code import CodeProblem
+from rlvr.reward.code.task_faults import refuse_test_faults
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 
@@ -46,6 +49,19 @@ def read_labelled(path: str | Path) -> list[dict[str, Any]]:
             raise ValueError(f"{source}, {place}: expected a text 'response' and a 'label' that is true or false")
         found.append(row)
     return found
+
+
+def refuse_bad_tests(rows: Sequence[dict[str, Any]], source: str) -> None:
+    """Raise ValueError for rows of programs whose tests can judge no answer: they would count as its errors.
+
+    Rows that are no problem of programs pass: the verifier says what is wrong with them.
+    """
+    problems: dict[str, tuple[str, CodeProblem]] = {}
+    for number, row in enumerate(rows, 1):
+        with suppress(ValueError):
+            problem = CodeProblem.of(row)
+            problems.setdefault(repr(problem), (f"row {number}", problem))
+    refuse_test_faults(list(problems.values()), source)
 
 
 @dataclass(frozen=True)

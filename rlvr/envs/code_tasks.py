@@ -27,6 +27,7 @@ from rlvr.envs.row_files import read_rows
 from rlvr.envs.row_source import HELDOUT_FRACTION, RowSource, choose_heldout
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.program_extraction import BEGIN, BODY_ENDS, DONE
+from rlvr.reward.code.task_faults import refuse_test_faults
 from rlvr.sandbox import Sandbox
 
 HUB_NAME, HUMANEVAL_HUB_NAME = "google-research-datasets/mbpp", "openai/openai_humaneval"
@@ -124,6 +125,7 @@ def mbpp(
     else:
         rows = _file_rows(Path(path) / FILES[subset] if Path(path).is_dir() else Path(path))
     problems = dict(_read_task_ids(rows, path or HUB_NAME))
+    refuse_test_faults([(f"task_id={i}", problem) for i, problem in problems.items()], f"mbpp: {path or HUB_NAME}")
     by_split = {
         name: [(i, problems[i]) for i in sorted(problems) if first <= i <= last]
         for name, (first, last) in SPLITS.items()
@@ -165,7 +167,9 @@ def humaneval(path: str | None = None, chat: bool = False) -> CodeSource:
         given = Path(path).expanduser()
         files = [given / name for name in HUMANEVAL_FILES if (given / name).is_file()] if given.is_dir() else [given]
         rows = _file_rows(files[0] if files else given / HUMANEVAL_FILES[0])
-    tasks = [_task(str(row.get("task_id", where)), _problem(where, row), None, chat, []) for where, row in rows]
+    problems = [(str(row.get("task_id", where)), _problem(where, row)) for where, row in rows]
+    refuse_test_faults(problems, f"humaneval: {path or HUMANEVAL_HUB_NAME}")
+    tasks = [_task(name, problem, None, chat, []) for name, problem in problems]
     if without := next((task for task in tasks if not task.meta.get("prefix")), None):
         raise ValueError(
             f"humaneval: {path or HUMANEVAL_HUB_NAME}: the row {without.id!r} has no head of a function to complete "
@@ -186,8 +190,9 @@ def code(
     """Problems from a file of JSON lines, or one JSON list: rows in MBPP's, HumanEval's or APPS' form, or in our own.
 
     Our own is `{"statement": ..., "tests": [...]}`; tests are assert statements or `{"input", "output"}` of a program.
-    The held-out tasks are those of `heldout_path`, or `heldout_fraction` (0.1) of `path` by a hash of the prompt. The
-    other options are those of `mbpp`.
+    Tests that can judge no answer (no assert, a name that nothing defines) are refused, with their row. The held-out
+    tasks are those of `heldout_path`, or `heldout_fraction` (0.1) of `path` by a hash of the prompt. The other options
+    are those of `mbpp`.
     """
     if None not in (heldout_fraction, heldout_path):
         raise ValueError(
@@ -196,8 +201,9 @@ def code(
     visible = _check_visible("code", visible_tests, max_turns)
 
     def tasks(file: str, prefix: str) -> list[Task]:
-        rows = _file_rows(Path(file))
-        return [_task(prefix + where, _problem(where, row), visible, chat, []) for where, row in rows]
+        problems = [(where, _problem(where, row)) for where, row in _file_rows(Path(file))]
+        refuse_test_faults(problems, "code")
+        return [_task(prefix + where, problem, visible, chat, []) for where, problem in problems]
 
     train = tasks(path, "")
     if heldout_path:

@@ -12,10 +12,22 @@ from rlvr.sandbox.remote import BadTest
 
 
 def run(setup: None, item: dict[str, Any]) -> str:
-    """The fault of the tests {tests, imports, setup, entry_point, answer_names}; "" if there is none."""
+    """The fault of the tests {tests, imports, setup, entry_point, answer_names}, and which test; "" if there is none.
+
+    The test is the last one of the fewest first ones that have the fault.
+    """
+    tests = tuple(item["tests"])
+    fault = find_fault(tests, item)
+    if not fault or fault.startswith("tests[") or find_fault((), item) == fault:
+        return fault
+    first = next(count for count in range(1, len(tests) + 1) if find_fault(tests[:count], item) == fault)
+    return f"tests[{first - 1}]: {fault}"
+
+
+def find_fault(tests: tuple[str, ...], item: dict[str, Any]) -> str:
     try:
         names = tuple(item["answer_names"])
-        make_plan(tuple(item["tests"]), tuple(item["imports"]), item["setup"], item["entry_point"], names)
+        make_plan(tests, tuple(item["imports"]), item["setup"], item["entry_point"], names)
     except BadTest as error:
         return str(error)
     return ""
