@@ -54,6 +54,8 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "tests": ["double(2) == 4"]}, "tests.0"),
         ("/train", {**BASE, "tests": ["assert f(1) == 2", {"input": "1", "output": "2"}]}, "tests"),
         ("/train", {**BASE, "tests": ["assert f(1) == 2"], "entry_point": "not a name"}, "entry_point"),
+        ("/train", {**BASE, "tests": ["assert f(1) == 2"], "answer_names": ["a b"]}, "answer_names.0"),
+        ("/train", {**BASE, "answer_names": ["f"]}, ""),
         ("/train", {**BASE, "grader": {"type": "python"}}, "grader"),
         ("/train", {**BASE, "grader": {"type": "string_check"}, "answer": "1"}, ""),
         ("/train", {**BASE, "item": {"x": 1}}, ""),

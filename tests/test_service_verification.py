@@ -62,6 +62,9 @@ def test_the_request_determines_the_verifiers(more: dict[str, Any], how: dict[st
         ({"tests": ("assert f( == 1",)}, "tests", "does not parse"),
         ({"tests": ({"input": "1", "output": "2"},), "setup": "x = 1"}, "setup", "no effect with tests of a program"),
         ({"tests": ({"input": "1", "output": "2"},), "entry_point": "f"}, "entry_point", "no effect"),
+        ({"tests": ({"input": "1", "output": "2"},), "answer_names": ("f",)}, "answer_names", "no effect"),
+        ({"tests": ("assert f(g()) == 1",), "answer_names": ("f",)}, "tests", "tests[0]: the test uses 'g'"),
+        ({"tests": ("assert is_ok(f(1))",)}, "tests", "list it under answer_names"),
     ],
 )
 def test_what_nothing_would_read_is_refused(more: dict[str, Any], field: str, words: str):
@@ -80,6 +83,7 @@ def test_what_nothing_would_read_is_refused(more: dict[str, Any], field: str, wo
         ({"answer": "4", "verifiers": (("math", 0.0, {}), ("draft", 1.0, {}))}, {}, True, ""),  # it limits
         ({"answer": "4"}, {"judge": JUDGE, "generator": SAME}, True, ""),  # the judge only watches
         ({"tests": ("assert f() == 1",)}, {}, True, ""),
+        ({"tests": ("assert is_ok(f(1))",), "answer_names": ("is_ok", "f")}, {}, True, ""),
         ({"verifiers": (("draft", 1.0, {}),)}, {}, True, "knows the right answer (draft)"),
         ({"verifiers": (("length", 1.0, {"at_most": 9}), ("math", 1.0, {})), "answer": "4"}, {}, True, ""),
         ({"prompt": "Write a function f with f(2) = 3."}, {}, True, "1 of the examples in the prompt became tests"),

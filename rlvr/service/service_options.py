@@ -45,9 +45,9 @@ class TrainingConfig:
 class SessionRequest:
     """One task to work on: an accepted body of /train or /evaluate.
 
-    `tests` (asserts, or {input, output} pairs), `setup` and `entry_point` are for code, `answer` for mathematics;
-    `verifiers` (registered name, weight, options) or a `grader` with its `item` replace the default ones. `samples`
-    episodes run at once; None is the engine's default, and one with an endpoint.
+    `tests` (asserts, or {input, output} pairs), `setup`, `entry_point` and `answer_names` (names that answers define)
+    are for code, `answer` for mathematics; `verifiers` (registered name, weight, options) or a `grader` with its `item`
+    replace the default ones. `samples` episodes run at once; None is the engine's default, and one with an endpoint.
     """
 
     task_id: str
@@ -59,6 +59,7 @@ class SessionRequest:
     tests: tuple[Any, ...] = ()
     setup: str = ""
     entry_point: str = ""
+    answer_names: tuple[str, ...] = ()
     verifiers: tuple[tuple[str, float, dict[str, Any]], ...] = ()
     grader: dict[str, Any] | None = None
     item: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -95,6 +95,7 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         return {**kept, "anyOf": forms}
     limits, is_train = service.settings.limits, body == "TrainBody"
     fields["answer"] = {"type": "string", "pattern": WORDS_NO_NUL}
+    fields["answer_names"]["items"]["format"] = "python-name"
     if is_train:
         fields["prompt"] = {"type": "string", "pattern": WORDS_NO_NUL, "maxLength": limits.max_prompt_chars}
         fields["context"] = {**TEXT, "maxLength": limits.max_prompt_chars}
@@ -109,13 +110,15 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         for has_answer in (False, True):
             form = {**plain, "tests": tests or {"type": "array", "maxItems": 0}}
             if tests is None or tests["items"]["type"] == "object":  # only asserts have these
-                form |= {"setup": {"const": ""}, "entry_point": {"const": ""}}
+                form |= {"setup": {"const": ""}, "entry_point": {"const": ""}, "answer_names": {"maxItems": 0}}
             else:
                 form["setup"] = {**TEXT, "format": "python-setup", "maxLength": LARGEST}
             form |= {} if has_answer else {"answer": NULL}
             form["verifiers"] = _verifiers(names, tests is not None, has_answer)
             forms.append(_form(form, f"{needed}{' tests' * (tests is not None)}{' answer' * has_answer}"))
-    left_out = {"answers", "answer", "tests", "setup", "entry_point", "verifiers"} | (set() if is_train else {"prompt"})
+    left_out = {"answers", "answer", "tests", "setup", "entry_point", "answer_names", "verifiers"} | (
+        set() if is_train else {"prompt"}
+    )
     graded = {name: schema for name, schema in fields.items() if name not in left_out}
     graded["grader"] = {"$ref": "#/components/schemas/Grader"}
     if is_train:

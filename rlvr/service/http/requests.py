@@ -20,10 +20,12 @@ from rlvr.service.service_options import SessionRequest
 TASK_ID = r"^[A-Za-z0-9_][A-Za-z0-9._:/@+\-]*$"
 NAME = r"^[A-Za-z0-9._\-]+$"
 FUNCTION = r"^(?:[A-Za-z_][A-Za-z0-9_]*)?$"
+IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PATTERNS = {
     TASK_ID: "letters, digits and . _ : / @ + - without blanks, the first one a letter, a digit or _",
     NAME: "letters, digits and . _ -",
     FUNCTION: "the name of a function: letters, digits and _",
+    IDENTIFIER: "a name of Python: letters, digits and _, the first one no digit",
 }
 DEEPEST = 32  # levels of nesting
 LARGEST = 1 << 20  # characters of any text
@@ -40,6 +42,9 @@ WHOLE = BeforeValidator(whole)
 TaskId = Annotated[str, StringConstraints(pattern=TASK_ID, min_length=1, max_length=128)]
 Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1, max_length=128)]
 FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION, max_length=200)]
+AnswerNames = Annotated[
+    list[Annotated[str, StringConstraints(pattern=IDENTIFIER, max_length=200)]], Field(max_length=200)
+]
 Text = Annotated[str, StringConstraints(max_length=LARGEST)]
 NonBlank = Annotated[
     str, StringConstraints(min_length=1, max_length=LARGEST), AfterValidator(lambda text: require_words(text))
@@ -103,7 +108,8 @@ Tests = Annotated[list[Annotated[Text | dict[str, Text], AfterValidator(_check_t
 
 class TaskBody(ServiceBody):
     """A task and its reference: `tests` for code, `answer` for mathematics; or a `grader` and the `item` that its
-    templates read."""
+    templates read. `answer_names` are the names that answers define: where they are given, tests with any other undefined
+    name are refused."""
 
     task_id: TaskId
     prompt: NonBlank
@@ -112,6 +118,7 @@ class TaskBody(ServiceBody):
     tests: Tests = Field(default_factory=list)
     setup: Text = ""
     entry_point: FunctionName = ""
+    answer_names: AnswerNames = Field(default_factory=list)
     verifiers: Verifiers = Field(default_factory=list)
     grader: dict[str, Any] | None = None
     item: dict[str, Any] = Field(default_factory=dict, max_length=200)
@@ -192,7 +199,7 @@ class GradeItem(ServiceBody):
 
 class GradeBody(ServiceBody):
     """Answers to score: a `grader` in the OpenAI graders' schema with `items`, or `answers` with `verifiers`. The
-    default verifiers follow from `tests` and `answer`."""
+    default verifiers follow from `tests` and `answer`. `answer_names`: as in /train."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -220,6 +227,7 @@ class GradeBody(ServiceBody):
     tests: Tests = Field(default_factory=list)
     setup: Text = ""
     entry_point: FunctionName = ""
+    answer_names: AnswerNames = Field(default_factory=list)
     verifiers: Verifiers = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -241,13 +249,13 @@ class GradeBody(ServiceBody):
 
 
 def _require_tests(body: TaskBody | GradeBody) -> None:
-    for field in ("setup", "entry_point"):
+    for field in ("setup", "entry_point", "answer_names"):
         if getattr(body, field) and not body.tests:
             raise ValueError(f"{field} has no effect without tests; give tests, or leave it out")
 
 
 def _refuse_beside_grader(body: ServiceBody, instead: str) -> None:
-    for field in ("prompt", "answers", "answer", "tests", "setup", "entry_point", "verifiers"):
+    for field in ("prompt", "answers", "answer", "tests", "setup", "entry_point", "answer_names", "verifiers"):
         if getattr(body, field, None) and not (field == "prompt" and instead == "item"):
             raise ValueError(f"{field} has no effect with a grader; give {instead}")
 
@@ -255,7 +263,9 @@ def _refuse_beside_grader(body: ServiceBody, instead: str) -> None:
 def _build_request(body: ServiceBody, exclude: set[str] | None = None, **more: Any) -> SessionRequest:
     fields: dict[str, Any] = body.model_dump(exclude=exclude) | more
     verifiers = tuple((given["name"], given["weight"], given["options"]) for given in fields.pop("verifiers"))
-    return SessionRequest(**fields | {"tests": tuple(fields["tests"]), "verifiers": verifiers})
+    fields |= {name: tuple(fields[name]) for name in ("tests", "answer_names")}
+    fields["verifiers"] = verifiers
+    return SessionRequest(**fields)
 
 
 def require_words(text: str) -> str:
@@ -282,6 +292,7 @@ _ENTRIES = {  # of the lists, which pydantic describes by each form on its own
     "tests": "an assert statement as text, or an object with input and output",
     "verifiers": "a verifier's name, or an object with name, weight and options",
     "answers": "text",
+    "answer_names": "a name that answers define",
     "items": "an object with item and sample",
 }
 

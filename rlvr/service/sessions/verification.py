@@ -226,11 +226,13 @@ def build_verifiable_task(
 
 def _read_problem(request: SessionRequest) -> CodeProblem:
     row = {"tests": list(request.tests), "statement": request.prompt, "setup": request.setup}
+    row["answer_names"] = list(request.answer_names)
     try:
         problem = CodeProblem.of(row | ({"entry_point": request.entry_point} if request.entry_point else {}))
     except ValueError as error:
         raise FieldError("entry_point" if str(error).startswith("entry_point") else "tests", str(error)) from error
-    if problem.is_program and (field := next((f for f in ("setup", "entry_point") if getattr(request, f)), "")):
+    of_asserts = ("setup", "entry_point", "answer_names")
+    if problem.is_program and (field := next((name for name in of_asserts if getattr(request, name)), "")):
         raise FieldError(field, f"{field} has no effect with tests of a program (input, output); leave it out")
     if fault := find_test_fault(problem):
         raise FieldError("setup" if "<setup>" in fault else "tests", fault)
