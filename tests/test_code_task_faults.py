@@ -40,6 +40,14 @@ def test_a_fault_is_named(problem: CodeProblem, words: str):
     assert find_test_fault(CodeProblem(["assert f(1) == 2"])) == ""  # the next one is read as ever
 
 
+def test_tests_that_only_ask_the_answer_about_itself_are_the_rewards_to_accept():
+    problem = CodeProblem(["assert callable(f(1))", "assert isinstance(f(2), A)"])
+    assert "only ask the answer about itself (callable(f(1))): add" in find_test_fault(problem)
+    assert find_test_fault(problem, self_reports=True) == ""
+    refuse_test_faults([("a:1", problem)], "code")
+    assert "always true" in find_test_fault(CodeProblem(["assert callable(f(1))", "assert f(1) or True"]), True)
+
+
 def test_problems_are_refused_together_and_by_place():
     good, stdio = CodeProblem(["assert f(1) == 2"]), CodeProblem([{"input": "1", "output": "2"}])
     refuse_test_faults([("a:1", good), ("a:2", stdio)], "code")

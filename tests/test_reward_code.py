@@ -77,10 +77,28 @@ def test_options_change_one_value_each() -> None:
     assert judge("def f(x): return 0", syntax_error_reward=-1).value == -0.5
 
 
+def test_self_reports_are_invalid_unless_they_are_accepted_and_then_the_detail_says_so() -> None:
+    meta = {"tests": ["assert callable(f(1))", "assert isinstance(f(2), A)"]}
+    program = "class A:\n    def __call__(self): return 1\ndef f(x): return A()"
+    refused = judge(program, meta)
+    assert (refused.outcome, refused.value, refused.reason) == (Outcome.INVALID, None, "bad_test")
+    assert "self_reports" in refused.detail
+    accepted = judge(program, meta, self_reports=True)
+    assert (accepted.outcome, accepted.value) == (Outcome.PASSED, 1.0)
+    assert "only ask the answer about itself (callable(f(1))), which was accepted" in accepted.detail
+    wrong = judge("class A: pass\ndef f(x): return A()", meta, self_reports=True)
+    assert (wrong.outcome, wrong.value, wrong.parts["tests_passed"]) == (Outcome.FAILED, 0.25, 0.5)
+    assert "which was accepted" in wrong.detail
+    decided = judge(RIGHT, {"tests": ["assert f(2) == 4", "assert not callable(f(3))"]}, self_reports=True)
+    assert (decided.outcome, decided.detail) == (Outcome.PASSED, "")  # plain data decides, too
+    assert judge("def f(x): return x", {"tests": ["assert f(1) or True"]}, self_reports=True).outcome is Outcome.INVALID
+
+
 def test_the_efficiency_bonus_is_off_by_default_and_has_a_caution() -> None:
     """Seed 001's: 0.2 for passed code of fewer than 100 characters."""
     bonus = resolve_reward("code", efficiency_bonus=0.2)
     assert "learns to golf" in bonus.caution and not resolve_reward("code").caution
+    assert "lies passes them" in resolve_reward("code", self_reports=True).caution
     short, long, wrong = bonus.score([answer(text, FOUR) for text in (RIGHT, LONG, "def f(x): return 0")])
     assert (short.value, long.value, wrong.value) == (1.2, 1.0, -0.5)
     assert (short.parts["short"], long.parts["short"]) == (1, 0) and short.outcome is Outcome.PASSED

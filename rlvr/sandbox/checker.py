@@ -60,8 +60,9 @@ def test_kind(job: dict[str, Any]) -> str:
 
 def plan_job(job: dict[str, Any]) -> Plan:
     tests = (job["tests"],) if isinstance(job["tests"], str) else tuple(job["tests"])
-    names = tuple(job.get("answer_names") or ())
-    return make_plan(tests, tuple(job.get("imports") or ()), job.get("setup") or "", job.get("entry_point"), names)
+    names, accepts = tuple(job.get("answer_names") or ()), bool(job.get("self_reports"))
+    imports = tuple(job.get("imports") or ())
+    return make_plan(tests, imports, job.get("setup") or "", job.get("entry_point"), names, accepts)
 
 
 def needs_fork(job: dict[str, Any]) -> bool:
@@ -88,7 +89,7 @@ def judge(job: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
             return run.result("weak", run.run_weak())
         split = plan.is_split and not job.get("objects")
         ended = run.run_split(plan) if split else run.run_rpc(plan)
-        result = run.result("split" if split else "rpc", ended)
+        result = run.result("split" if split else "rpc", ended) | {"self_report": plan.self_report}
         return result if forked or not needs_restart() else {**result, "needs_restart": True}
     except NeedsObjects:
         return {"path": "split", "tests": [], "needs_objects": True}

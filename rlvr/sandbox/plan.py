@@ -122,7 +122,8 @@ class Plan:
 
     `setup`: what of it runs here; `setup_asks`: that calls the answer. `needs_fork`: the checker must not run it in its
     own process. `uses_objects`: by their own text, the tests work with objects of the answer. `make_statements` makes
-    the tests as statements, for answers whose values are no plain data.
+    the tests as statements, for answers whose values are no plain data. `self_report` says that the tests only ask the
+    answer about itself, where that is accepted.
     """
 
     def __init__(
@@ -133,8 +134,9 @@ class Plan:
         setup_asks: bool,
         uses_objects: bool,
         captures_output: bool,
+        self_report: str,
     ) -> None:
-        self.captures_output = captures_output
+        self.captures_output, self.self_report = captures_output, self_report
         self.tests, self.setup, self.setup_asks, self.uses_objects = tests, setup, setup_asks, uses_objects
         self.is_split = all(isinstance(test, SplitTest) for test in tests)
         self.needs_fork = setup is not None or any(test.heavy for test in tests)
@@ -148,6 +150,7 @@ def make_plan(
     setup: str,
     entry_point: str | None,
     answer_names: tuple[str, ...] = (),
+    self_reports: bool = False,
 ) -> Plan:
     trees: list[ast.Module] = []
     try:
@@ -208,8 +211,12 @@ def make_plan(
             native = native_classes | find_native_functions(everything, scope | classes, tainted | held)
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
     uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
-    if fault := find_self_reports(trees, tainted):
-        raise BadTest(fault)
+    self_report = find_self_reports(trees, tainted)
+    if self_report and not self_reports:
+        raise BadTest(
+            f"{self_report}: add an assertion that compares what it returns with plain data, or accept such tests "
+            "(self_reports)"
+        )
     if binds and (filled := find_filled(everything, tainted) - tainted):
         tainted = find_tainted(everything, scope | classes | held | filled, native)
     plans: list[SplitTest | StatementTest] = []
@@ -240,6 +247,7 @@ def make_plan(
         parts.needs_answer,
         uses_objects,
         not is_plain and captures_output(everything),
+        self_report,
     )
 
 

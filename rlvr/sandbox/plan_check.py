@@ -12,9 +12,10 @@ from rlvr.sandbox.remote import BadTest
 
 
 def run(setup: None, item: dict[str, Any]) -> str:
-    """The fault of the tests {tests, imports, setup, entry_point, answer_names}, and which test; "" if there is none.
+    """The fault of the tests, and which test; "" if there is none.
 
-    The test is the last one of the fewest first ones that have the fault.
+    The item is {tests, imports, setup, entry_point, answer_names, self_reports}. The test named is the last one of the
+    fewest first ones that have the fault.
     """
     tests = tuple(item["tests"])
     fault = find_fault(tests, item)
@@ -27,7 +28,8 @@ def run(setup: None, item: dict[str, Any]) -> str:
 def find_fault(tests: tuple[str, ...], item: dict[str, Any]) -> str:
     try:
         names = tuple(item["answer_names"])
-        make_plan(tests, tuple(item["imports"]), item["setup"], item["entry_point"], names)
+        accepts = item["self_reports"]
+        make_plan(tests, tuple(item["imports"]), item["setup"], item["entry_point"], names, accepts)
     except BadTest as error:
         return str(error)
     return ""

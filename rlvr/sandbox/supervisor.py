@@ -79,18 +79,21 @@ class Sandbox:
         entry_point: str | None = None,
         path: str = "auto",
         answer_names: Sequence[str] = (),
+        self_reports: bool = False,
     ) -> Verdict:
         """Judge one answer. Any thread may call it; it waits for a worker in turn, and `timeout_s` counts from then on.
 
         `tests` are assert statements, a text that defines `check(candidate)` (with `entry_point`), or dicts with
         `input` and `output` for a program (`output` None compares with nothing). `imports` run before the answer,
         `setup` after it. `answer_names` are the names that answers define, if that is known: a test that uses another
-        one is invalid. `path="weak"` runs the tests in the answer's own process: an answer can then fake its verdict.
+        one is invalid. `self_reports` accepts tests that only ask the answer about itself (`callable`, `isinstance`,
+        `is`, its own `==`), which it can answer as it likes; the verdict's detail says so. `path="weak"` runs the tests
+        in the answer's own process: an answer can then fake its verdict.
 
         The same answer sees the same order of sets each time (a fixed hash seed), but new random numbers. `timeout_s`
         is wall time: on a busy machine an answer that computes for seconds needs more of it.
         """
-        given = (solution, tests, timeout_s, setup, imports, entry_point, path, answer_names)
+        given = (solution, tests, timeout_s, setup, imports, entry_point, path, answer_names, self_reports)
         job = VerificationJob(self.limits, *given)
         return self._verify_all([job])[0]
 
@@ -212,7 +215,7 @@ class Sandbox:
                 results = [_explain(TestResult(bool(row[0]), row[1], row[2]), ending) for row in report["tests"]]
                 if job.stdio:
                     results = _require_clean_exit(results, ending)
-                return Judgement(results, report["path"])
+                return Judgement(results, report["path"], self_report=report.get("self_report", ""))
             failed = report["failed"]
             fault = self._find_fault(pair, tests, min(job.seconds, self.limits.timeout_s), failed)
             if pair.interrupted:

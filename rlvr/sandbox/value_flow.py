@@ -416,10 +416,7 @@ def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
         return ""
     if not all(is_self_report(condition, tainted) for condition in conditions):
         return ""
-    return (
-        f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]}): add an assertion that "
-        "compares what it returns with plain data"
-    )
+    return f"the tests only ask the answer about itself ({ast.unparse(conditions[0])[:60]})"
 
 
 def is_self_report(node: ast.expr, tainted: set[str]) -> bool:

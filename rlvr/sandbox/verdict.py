@@ -41,6 +41,8 @@ class TestResult:
 class Verdict:
     """`outcome` and `reason` are those of the first test that did not pass (`passed` and "" if all did).
 
+    `detail` is that test's; it also says so if what the answer says of itself decided (`self_reports`).
+
     `path` tells how the tests were run (`split`, `rpc`, `stdio` or `weak`; empty if nothing ran), `tier` what isolated
     the answer (`namespaces`, `landlock` or `unsafe`).
     """

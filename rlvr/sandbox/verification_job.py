@@ -32,11 +32,15 @@ class TestFault:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The results of tests in their order and the path they took; none if the tests have a `fault`."""
+    """The results of tests in their order and the path they took; none if the tests have a `fault`.
+
+    `self_report` says that they only ask the answer about itself, if so.
+    """
 
     results: list[TestResult]
     path: str = ""
     fault: TestFault | None = None
+    self_report: str = ""
 
 
 class VerificationJob:
@@ -53,6 +57,7 @@ class VerificationJob:
         entry_point: str | None = None,
         path: str = "auto",
         answer_names: Sequence[str] = (),
+        self_reports: bool = False,
     ) -> None:
         self.tests: list[Any] = [tests] if isinstance(tests, (str, dict)) else list(tests)
         self.stdio = bool(self.tests) and all(isinstance(test, dict) for test in self.tests)
@@ -81,6 +86,8 @@ class VerificationJob:
             raise ValueError(f"entry_point={entry_point!r:.200}; expected the name of a function, or none")
         if isinstance(answer_names, str) or not all(isinstance(name, str) for name in answer_names):
             raise ValueError(f"answer_names={answer_names!r:.200}; expected a list of names that answers define")
+        if not isinstance(self_reports, bool):
+            raise ValueError(f"self_reports={self_reports!r:.80}; expected true or false")
         if path not in PATHS:
             raise ValueError(f"path={path!r}; expected one of {', '.join(PATHS)}")
         self.seconds = limits.timeout_s if timeout_s is None else float(timeout_s)
@@ -88,13 +95,14 @@ class VerificationJob:
             raise ValueError(f"timeout_s={timeout_s!r}: a number of seconds above 0 is expected")
         self.limits, self.solution, self.setup, self.imports = limits, solution, setup, list(imports)
         self.entry_point, self.path, self.answer_names = entry_point, path, list(answer_names)
+        self.self_reports = self_reports
 
     def arguments(self) -> dict[str, Any]:
         """What makes the same job elsewhere, as plain data, if `refusal` has none against it."""
         return {
             "solution": self.solution, "tests": self.tests, "timeout_s": self.seconds, "setup": self.setup,
             "imports": self.imports, "entry_point": self.entry_point, "path": self.path,
-            "answer_names": self.answer_names,
+            "answer_names": self.answer_names, "self_reports": self.self_reports,
         }  # fmt: skip
 
     def refusal(self) -> tuple[str, str] | None:
@@ -130,6 +138,7 @@ class VerificationJob:
         elif self.path == "weak":
             answer["tests"] = tests
         judged = {**common, "tests": tests, "answer_names": self.answer_names, "objects": objects}
+        judged["self_reports"] = self.self_reports
         return marshal.dumps(answer), marshal.dumps(judged)
 
     def all_failed(self, reason: str, detail: str) -> list[TestResult]:
@@ -143,10 +152,12 @@ class VerificationJob:
             return Verdict(Outcome.INVALID, fault.reason, results, path, tier, seconds, fault.detail)
         assert len(results) == len(self.tests), (len(results), len(self.tests))
         bad = next((result for result in results if not result.passed), None)
+        decided = judgement.self_report and f"{judgement.self_report}, which was accepted"
         if bad is None:
-            return Verdict(Outcome.PASSED, "", results, path, tier, seconds)
+            return Verdict(Outcome.PASSED, "", results, path, tier, seconds, decided)
         outcome = Outcome.TIMEOUT if bad.reason == "timeout" else Outcome.FAILED
-        return Verdict(outcome, bad.reason, results, path, tier, seconds, bad.detail)
+        detail = "; ".join(filter(None, [bad.detail, decided]))
+        return Verdict(outcome, bad.reason, results, path, tier, seconds, detail)
 
     def error(self, reason: str, detail: str, tier: str, start: float) -> Verdict:
         results = tuple(self.all_failed(reason, detail))

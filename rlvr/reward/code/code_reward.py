@@ -40,10 +40,12 @@ class CodeOptions:
     efficiency_max_chars: int | None = None
     timeout_s: float | None = None
     sandbox: Sandbox | Mapping[str, Any] | None = None
+    self_reports: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.partial, bool):
-            raise ValueError(f"partial={self.partial!r}, expected true or false")
+        for name in ("partial", "self_reports"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise ValueError(f"{name}={given!r}, expected true or false")
         penalty = self.syntax_error_reward
         if not is_number(penalty) or not -math.inf < penalty <= 0:
             raise ValueError(f"syntax_error_reward={penalty!r}, expected a finite number, at most 0")
@@ -65,7 +67,8 @@ class CodeOptions:
 
 def _caution(options: CodeOptions) -> str:
     golf = "efficiency_bonus pays for short programs, not for fast ones: a policy learns to golf; watch the pass rate"
-    return golf if options.efficiency_bonus else ""
+    lies = "self_reports accepts tests that only ask the answer about itself: an answer that lies passes them"
+    return "; ".join([golf] * bool(options.efficiency_bonus) + [lies] * options.self_reports)
 
 
 def _start(options: CodeOptions) -> None:
@@ -88,6 +91,8 @@ def code(cases: Sequence[Case], options: CodeOptions) -> list[Score]:
     `efficiency_max_chars` (100) characters: it pays for golfing. `timeout_s` is wall time for all tests of an answer.
     `sandbox` is a mapping of what `Sandbox` takes (`tiers`, `workers`, `limits`, `allow_unsafe`), with `ray` (and
     `wait_s`) of what `RaySandbox` takes; without it the process's shared one is used.
+    `self_reports` accepts problems whose tests only ask the answer about itself (`callable`, `isinstance`, `hasattr`,
+    `is`, its own `==`), which are invalid otherwise since an answer can say what it likes; the detail names it.
 
     A sandbox that breaks is an error and a broken test an invalid task: neither has a value. Parts: `tests_passed` (the
     share), `num_tests`, `compiles`, and `short` (whether the bonus was earned).
@@ -137,7 +142,8 @@ def _judge(
             no_tier = Score(None, Outcome.ERROR, "no_tier", detail=f"{type(refusal).__name__}: {refusal}")
             return [scores.get(i, no_tier) for i in range(len(cases))]
         jobs = [
-            sandbox_job(program.code, problem, problem.tests) | {"timeout_s": options.timeout_s}
+            sandbox_job(program.code, problem, problem.tests)
+            | {"timeout_s": options.timeout_s, "self_reports": options.self_reports}
             for program, problem in waiting.values()
         ]
         for (i, (program, problem)), verdict in zip(waiting.items(), sandbox.verify_many(jobs), strict=True):

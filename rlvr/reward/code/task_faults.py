@@ -16,16 +16,19 @@ from rlvr.sandbox import Worker, WorkerReply
 SECONDS = 5.0
 
 
-def find_test_fault(problem: CodeProblem) -> str:
+def find_test_fault(problem: CodeProblem, self_reports: bool = False) -> str:
     """Why no answer could be judged by these tests; "" as far as that shows without one. Blocks for milliseconds."""
-    return find_test_faults([problem])[0]
+    return find_test_faults([problem], self_reports)[0]
 
 
-def find_test_faults(problems: Sequence[CodeProblem]) -> list[str]:
-    """`find_test_fault` of each, in 2 ms of processor time a problem."""
+def find_test_faults(problems: Sequence[CodeProblem], self_reports: bool = False) -> list[str]:
+    """`find_test_fault` of each, in 2 ms of processor time a problem.
+
+    `self_reports`: whether tests that only ask the answer about itself are accepted, as by the reward's option.
+    """
     items = [
         {key: getattr(problem, key) for key in ("tests", "imports", "setup", "entry_point")}
-        | {"answer_names": sorted(problem.defined_names)}
+        | {"answer_names": sorted(problem.defined_names), "self_reports": self_reports}
         for problem in problems
         if not problem.is_program
     ]
@@ -34,8 +37,11 @@ def find_test_faults(problems: Sequence[CodeProblem]) -> list[str]:
 
 
 def refuse_test_faults(problems: Sequence[tuple[str, CodeProblem]], source: str) -> None:
-    """Raise ValueError for problems (where it stands, problem) whose tests can judge no answer."""
-    faults = find_test_faults([problem for _, problem in problems])
+    """Raise ValueError for problems (where it stands, problem) whose tests can judge no answer.
+
+    Tests that only ask the answer about itself pass: whether they are accepted is an option of the reward.
+    """
+    faults = find_test_faults([problem for _, problem in problems], self_reports=True)
     bad = [(where, fault) for (where, _), fault in zip(problems, faults, strict=True) if fault]
     if bad:
         others = [where for where, _ in bad[1:]]

@@ -108,8 +108,8 @@ Tests = Annotated[list[Annotated[Text | dict[str, Text], AfterValidator(_check_t
 
 class TaskBody(ServiceBody):
     """A task and its reference: `tests` for code, `answer` for mathematics; or a `grader` and the `item` that its
-    templates read. `answer_names` are the names that answers define: where they are given, tests with any other undefined
-    name are refused."""
+    templates read. `answer_names` are the names that answers define: beside them, any other undefined name in a test is
+    refused."""
 
     task_id: TaskId
     prompt: NonBlank
