@@ -214,15 +214,15 @@ def test_without_a_tier_answers_run_only_where_that_is_allowed_and_verdicts_say_
     assert run(WITHOUT_UNSHARE.format(no_landlock=True, unsafe=True)) == "unsafe unsafe True"
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_plain_user_gets_every_tier(tier: str, tmp_path: Path) -> None:
-    """Run as the user `nobody`, with an interpreter and a copy of the package which that user can read."""
+@pytest.fixture
+def open_python() -> Iterator[tuple[str, str]]:
+    """An interpreter that every user may run, and the start of a program that imports a copy of the package with it."""
     python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
     if not os.access(python, os.X_OK):
         pytest.skip("no interpreter that another user may run")
     if subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
         pytest.skip(f"{python} is older than Python 3.11")
-    open_to_all = Path("/var/tmp") / f"rlvr-test-{os.getpid()}-{tier}"
+    open_to_all = Path("/var/tmp") / f"rlvr-test-{os.getpid()}"
     try:
         (open_to_all / "rlvr" / "core").mkdir(parents=True)
         (open_to_all / "rlvr" / "__init__.py").touch()
@@ -230,17 +230,45 @@ def test_a_plain_user_gets_every_tier(tier: str, tmp_path: Path) -> None:
             shutil.copy(ROOT / "rlvr" / "core" / name, open_to_all / "rlvr" / "core")
         shutil.copytree(ROOT / "rlvr" / "sandbox", open_to_all / "rlvr" / "sandbox")
         subprocess.run(["chmod", "-R", "a+rX", str(open_to_all)], check=True)
-        code = (
-            f"import os, sys\nos.geteuid() == 0 and (os.setgroups([]), os.setgid(65534), os.setuid(65534))\n"
-            f"sys.path.insert(0, {str(open_to_all)!r})\nfrom rlvr.sandbox import Sandbox\n"
-            f"with Sandbox(({tier!r},), workers=1) as sandbox:\n"
-            "    good = sandbox.verify('def f(): return 3', ['assert f() == 3'])\n"
-            "    outside = sandbox.verify('def f(): return open(\"/etc/passwd\").read()', ['assert f()'])\n"
-            "    print(os.getuid() != 0, good.tier, good.passed, outside.reason)\n"
-        )
-        assert run(code, python) == f"True {tier} True exception"
+        yield python, f"import os, sys\nsys.path.insert(0, {str(open_to_all)!r})\n"
     finally:
         shutil.rmtree(open_to_all, ignore_errors=True)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_plain_user_gets_every_tier(tier: str, open_python: tuple[str, str]) -> None:
+    """Run as the user `nobody`, with an interpreter and a copy of the package which that user can read."""
+    python, start = open_python
+    code = (
+        f"{start}os.geteuid() == 0 and (os.setgroups([]), os.setgid(65534), os.setuid(65534))\n"
+        f"from rlvr.sandbox import Sandbox\nwith Sandbox(({tier!r},), workers=1) as sandbox:\n"
+        "    good = sandbox.verify('def f(): return 3', ['assert f() == 3'])\n"
+        "    outside = sandbox.verify('def f(): return open(\"/etc/passwd\").read()', ['assert f()'])\n"
+        "    print(os.getuid() != 0, good.tier, good.passed, outside.reason)\n"
+    )
+    assert run(code, python) == f"True {tier} True exception"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has ids to hide")
+@pytest.mark.parametrize(("tier", "user"), [("namespaces", 1), ("landlock", 65534)])
+def test_answers_of_root_run_as_another_user_on_a_host_without_its_name(
+    tier: str, user: int, open_python: tuple[str, str]
+) -> None:
+    """Where that user can read the standard library, and root has the capabilities. What was started ends, too."""
+    python, start = open_python
+    program = (
+        "import os, platform, socket\n"
+        "def f(): return [*os.getresuid(), *os.getresgid(), *os.getgroups(), socket.gethostname(), platform.node()]\n"
+        "def spin():\n    while True: pass\n"
+    )
+    code = (
+        f"{start}from rlvr.sandbox import Sandbox\nwith Sandbox(({tier!r},), workers=1) as sandbox:\n"
+        f"    shown = sandbox.verify({program!r}, ['assert f() == [{user}] * 6 + [\"sandbox\"] * 2'])\n"
+        f"    late = sandbox.verify({program!r}, ['assert spin() == 1'], 1.0)\n"
+        f"    again = sandbox.verify({program!r}, ['assert len(f()) == 8'])\n"
+        "    print(shown.passed or shown.detail, late.reason, again.passed)\n"
+    )
+    assert run(code, python) == "True timeout True"
 
 
 def descendants(pid: int) -> set[int]:

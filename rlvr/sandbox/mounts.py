@@ -23,6 +23,8 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 DETACH = 2
 SET_DUMPABLE, CAPBSET_DROP, CAP_AMBIENT, CLEAR_ALL = 4, 24, 47, 4
 SYS_ADMIN = 21  # the one capability that pid 1 keeps, to fork (`seccomp.ZYGOTE_FORK`)
+KILL, SETGID, SETUID = 5, 6, 7
+NEW_UTS = 0x04000000
 SET_KEEPCAPS = 8
 VERSION = struct.pack("Ii", 0x20080522, 0)
 NO_CAPABILITIES = (VERSION, bytes(24))
@@ -77,7 +79,7 @@ def map_from_outside(me: int) -> bool:
 
 def can_map(user: int) -> bool:
     """Whether this user namespace has an id (a container may have few) and this process may map it."""
-    if not has_capability(7) or not has_capability(6):
+    if not has_capability(SETUID) or not has_capability(SETGID):
         return False
     for name in ("uid_map", "gid_map"):
         with open(f"/proc/self/{name}") as rows:
@@ -176,17 +178,46 @@ def remove_files(folder: int) -> list[str]:
     return folders
 
 
-def drop_privileges(second: bool, spaces: bool) -> None:
-    """Become the second id if there is one; keep one capability in a user namespace and none elsewhere."""
+def hide_host_name() -> bool:
+    """Take a host name of one's own outside of other namespaces; returns whether the kernel permits it."""
+    if _libc.unshare(NEW_UTS):
+        return False
+    check(_libc.sethostname(b"sandbox", 7), "sethostname")
+    return True
+
+
+def can_become_nobody(readable: list[str]) -> bool:
+    """Whether root may take another id, end processes that have it, and would still read these files and folders."""
+    if os.geteuid() or not all(map(has_capability, (KILL, SETGID, SETUID))):
+        return False
+    helper = os.fork()
+    if helper == 0:
+        done = 1
+        try:
+            become(NOBODY_UID)
+            for path in readable:
+                os.close(os.open(path, os.O_RDONLY))
+            done = 0
+        finally:
+            os._exit(done)
+    return os.waitpid(helper, 0)[1] == 0
+
+
+def become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def drop_privileges(user: int | None, spaces: bool) -> None:
+    """Become that user and group, if any; keep one capability in a user namespace and none elsewhere."""
     for capability in range(64):
         if _libc.prctl(CAPBSET_DROP, capability, 0, 0, 0) and capability < 38:
             break  # not permitted: an unprivileged process has none to drop
     _libc.prctl(CAP_AMBIENT, CLEAR_ALL, 0, 0, 0)
-    if second:
-        os.setgroups([])
+    if user is not None:
         check(_libc.prctl(SET_KEEPCAPS, 1, 0, 0, 0), "prctl")
-        os.setresgid(SECOND, SECOND, SECOND)
-        os.setresuid(SECOND, SECOND, SECOND)
+        become(user)
         check(_libc.prctl(SET_KEEPCAPS, 0, 0, 0, 0), "prctl")
     bits = 1 << SYS_ADMIN if spaces else 0
     check(_libc.capset(VERSION, struct.pack("IIIIII", bits, bits, 0, 0, 0, 0)), "capset")

@@ -20,9 +20,10 @@ def create(path: str) -> None:
     os.unlink(path)
 
 
-def escapes(tier: str, supervisor: int) -> list[str]:
+def escapes(tier: str, supervisor: int, user: int | None, hides_host: bool) -> list[str]:
     """What worked and must not, or failed and must work; empty if the tier isolates.
 
+    `user`: the id under which answers run, if not the zygote's; `hides_host`: whether they see another host name.
     The first forbidden thing that works ends the test, before anything is tried that could do harm.
     """
     import fcntl  # imported here: a zygote imports this module and forks faster without these
@@ -78,6 +79,10 @@ def escapes(tier: str, supervisor: int) -> list[str]:
     else:
         forbidden["write to /tmp"] = lambda: create("/tmp/rlvr-escaped")
         forbidden["change modes"] = lambda: os.chmod("/", os.stat("/").st_mode & 0o7777)
+    if user is not None and {*os.getresuid(), *os.getresgid(), *os.getgroups()} != {user}:
+        return [f"could run as user {os.getresuid()}, group {os.getresgid()}, groups {os.getgroups()}"]
+    if hides_host and os.uname().nodename != "sandbox":
+        return ["could read the host's name"]
     for name, attempt in forbidden.items():
         try:
             attempt()

@@ -65,6 +65,8 @@ class Zygote:
     def __init__(self, control: socket.socket, config: dict[str, Any], second: bool) -> None:
         self.control, self.config, self.second = control, config, second
         self.spaces = config["tier"] == "namespaces"
+        self.user: int | None = mounts.SECOND if second else None  # that this process takes, if any
+        self.hides_host = self.spaces
         self.role: str = config["role"]
         self.scratch_free = 0
         self.filter: tuple[object, int] | None = None
@@ -86,15 +88,17 @@ class Zygote:
             mounts.new_root(readable, hidden, list(DEVICES), config["scratch"], config["files"])
             self.scratch_free = os.statvfs("/tmp").f_ffree
         elif tier == "landlock":
+            self.hides_host = mounts.hide_host_name()
+            self.user = mounts.NOBODY_UID if mounts.can_become_nobody(readable) else None
             landlock.enter(readable, [device for device in DEVICES if os.path.exists(device)])
         self.limit()
         if tier == "unsafe":
             self.module.warm()
             return
-        mounts.drop_privileges(self.second, self.spaces)
+        mounts.drop_privileges(self.user, self.spaces)
         mounts.hide_memory()
+        process_control(seccomp.PR_SET_PDEATHSIG, 9)  # the kernel forgets it on a change of ids
         if self.spaces:
-            process_control(seccomp.PR_SET_PDEATHSIG, 9)  # the kernel forgets it on a change of ids
             self.fork, self.drop = forks.capability_fork()
         else:
             self.filter = seccomp.answer_program()
@@ -242,8 +246,9 @@ class Zygote:
         if child == 0:
             os.close(read)
             outside = self.config["supervisor"]
-            seconds, tier = 10.0, self.config["tier"]
-            self.answer(seconds, lambda: write_all(write, json.dumps(tier_probe.escapes(tier, outside)).encode()))
+            shown = (self.user, self.hides_host)
+            probe = lambda: tier_probe.escapes(self.config["tier"], outside, *shown)  # noqa: E731
+            self.answer(10.0, lambda: write_all(write, json.dumps(probe()).encode()))
         os.close(write)
         try:
             report = b""
