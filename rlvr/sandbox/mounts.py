@@ -186,7 +186,7 @@ def hide_host_name() -> bool:
     return True
 
 
-def can_become_nobody(readable: list[str]) -> bool:
+def can_change_user(readable: list[str]) -> bool:
     """Whether root may take another id, end processes that have it, and would still read these files and folders."""
     if os.geteuid() or not all(map(has_capability, (KILL, SETGID, SETUID))):
         return False

@@ -89,7 +89,7 @@ class Zygote:
             self.scratch_free = os.statvfs("/tmp").f_ffree
         elif tier == "landlock":
             self.hides_host = mounts.hide_host_name()
-            self.user = mounts.NOBODY_UID if mounts.can_become_nobody(readable) else None
+            self.user = mounts.NOBODY_UID if mounts.can_change_user(readable) else None
             landlock.enter(readable, [device for device in DEVICES if os.path.exists(device)])
         self.limit()
         if tier == "unsafe":
