@@ -35,7 +35,8 @@ class ServerLimits:
     kept as objects, the others are read from the log. A request waits `gap_seconds` for a missing earlier seq_id.
 
     Sampling: `owner_samples` requests of one owner at once, `max_samples` completions of one request, `max_topk`
-    likeliest tokens of one position and `max_cells` of one request. Samples are cancelled after `session_seconds`
+    likeliest tokens of one position and `max_cells` of one request; an answer of the open endpoints, which is text, has
+    at most `answer_cells` log-probs. Samples are cancelled after `session_seconds`
     without a heartbeat. While training requests wait, sampling takes `sampling_seconds` at a stretch at most.
     `owner_share` is the part of the rows and of the weights in memory that one owner may use. The KV cache takes
     `cache_share` of the memory that is free when the models are loaded, 0 for as much as it needs;
@@ -67,6 +68,7 @@ class ServerLimits:
     max_samples: Count = 1_024
     max_topk: Count = 128
     max_cells: Count = 4 << 20
+    answer_cells: Count = 1 << 20
     session_seconds: Positive = 120.0
     sampling_seconds: Positive = 1.0
     owner_share: Share = 0.75

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -22,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from rlvr import __version__
 from rlvr.tinker_server.errors import StatusError, TinkerServerError, UserError
 from rlvr.tinker_server.http import routes_operation, routes_rest, routes_sampling, routes_session, routes_training
+from rlvr.tinker_server.http.dependencies import COMPUTATIONS
 from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware, internal_error
 from rlvr.tinker_server.http.wire import BadRequest
 from rlvr.tinker_server.open_api import open_routes
@@ -49,7 +51,8 @@ def create_app(
 def create_routes(backend: TinkerBackend, middleware: TinkerMiddleware) -> FastAPI:
     """What the middleware protects."""
     app = FastAPI(title="rlvr: the Tinker protocol", version=__version__, docs_url=None, redoc_url=None)
-    app.state.backend, app.state.middleware, app.state.threads = backend, middleware, {}
+    app.state.backend, app.state.middleware = backend, middleware
+    app.state.threads, app.state.computations, app.state.all_computations = {}, {}, CapacityLimiter(COMPUTATIONS)
     for routes in (routes_session, routes_training, routes_sampling, routes_rest):
         app.include_router(routes.router, prefix="/api/v1")
     app.include_router(routes_operation.router)

@@ -5,9 +5,10 @@ Exercised by tests/test_tinker_http.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
@@ -17,6 +18,9 @@ from rlvr.tinker_server.server_limits import ServerLimits, WireLimits
 
 if TYPE_CHECKING:
     from rlvr.tinker_server.backend import TinkerBackend
+
+T = TypeVar("T")
+COMPUTATIONS = 2  # at once
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,18 @@ class Caller:
     wire: WireLimits
     request: Request
     threads: CapacityLimiter
+    computations: CapacityLimiter
+    all_computations: CapacityLimiter
 
     async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the backend for this owner, on a thread: some of them wait for the disk."""
         return await to_thread.run_sync(partial(method, self.owner, *args, **kwargs), limiter=self.threads)
+
+    async def compute(self, work: Callable[..., T], *args: Any) -> T:
+        """Return `work(*args)`, computed on a thread: long bodies, texts and answers. One owner has one at a time, and
+        all together two, because every thread that computes slows the event loop."""
+        async with self.computations:
+            return await to_thread.run_sync(work, *args, limiter=self.all_computations)
 
 
 async def _caller(request: Request) -> Caller:
@@ -40,7 +52,11 @@ async def _caller(request: Request) -> Caller:
     owner, middleware = request.state.owner, state.middleware
     if (threads := state.threads.get(owner)) is None:
         threads = state.threads[owner] = CapacityLimiter(middleware.limits.owner_threads)
-    return Caller(state.backend, owner, middleware.polls, middleware.limits, middleware.wire, request, threads)
+        state.computations[owner] = CapacityLimiter(1)
+    return Caller(
+        state.backend, owner, middleware.polls, middleware.limits, middleware.wire, request, threads,
+        state.computations[owner], state.all_computations,
+    )  # fmt: skip
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]

@@ -11,10 +11,11 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.http.json_routes import JsonRoute
 from rlvr.tinker_server.http.server_metrics import collect_metrics
 from rlvr.tinker_server.http.tinker_middleware import METRICS_PATH
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.get(METRICS_PATH)

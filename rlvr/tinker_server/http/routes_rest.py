@@ -21,9 +21,10 @@ from starlette.concurrency import run_in_threadpool
 from rlvr.tinker_server.errors import Forbidden, NotFound, StatusError
 from rlvr.tinker_server.http import schemas
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.http.json_routes import JsonRoute
 from rlvr.tinker_server.http.tinker_middleware import SIGNED_PREFIX
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 SECRET = secrets.token_bytes(32)  # new at every start, which ends earlier addresses
 UNSUPPORTED_CALLS = {
     "audit": ("GET", "an audit log"),

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from rlvr.tinker_server.errors import StatusError, UserError
 from rlvr.tinker_server.http import schemas
 from rlvr.tinker_server.http.dependencies import Caller, CallerDep
+from rlvr.tinker_server.http.json_routes import JsonRoute
 from rlvr.tinker_server.http.routes_training import PROTOBUF
 from rlvr.tinker_server.request_futures import (
     FinishedSamples,
@@ -26,7 +27,7 @@ from rlvr.tinker_server.request_futures import (
 )
 from rlvr.web.logs import get_logger
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 log = get_logger("rlvr.tinker_server.http")
 
 

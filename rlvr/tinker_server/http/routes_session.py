@@ -12,10 +12,11 @@ from fastapi import APIRouter, Response
 from rlvr.tinker_server.errors import Forbidden, StatusError, UserError
 from rlvr.tinker_server.http import schemas
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.tinker_server.http.json_routes import JsonRoute
 from rlvr.tinker_server.sampling.quotas import ANY_KEY, KEY_PREFIX
 from rlvr.web.auth import LOCAL_OWNER
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 # Flags of the SDK; others keep the SDK's defaults.
 CLIENT_CONFIG: dict[str, Any] = {

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
 from rlvr.tinker_server.errors import UserError
@@ -66,7 +75,7 @@ class IgnoredBody(BaseModel):
 
 
 class CreateSessionRequest(TinkerRequest):
-    tags: list[Name] = Field(default=[], max_length=1_000)
+    tags: Annotated[list[Name], Field(fail_fast=True)] = Field(default=[], max_length=1_000)
     user_metadata: UserMetadata | None = None
     sdk_version: Name = ""
     project_id: Name | None = None
@@ -196,7 +205,7 @@ class SaveExternalRequest(TinkerRequest):
     path: Name
     seq_id: Seq
     ttl_seconds: Whole | None = None
-    age_encryption_recipients: list[Name] | None = None
+    age_encryption_recipients: Annotated[list[Name], Field(fail_fast=True)] | None = None
 
 
 class CreateSamplerRequest(TinkerRequest):
@@ -226,7 +235,9 @@ class SamplingFields(TinkerRequest):
 
     max_tokens: Whole | None = None
     seed: Seed | None = None
-    stop: str | list[Whole] | list[str] | None = None
+    stop: str | Annotated[list[Whole], Field(fail_fast=True)] | Annotated[list[str], Field(fail_fast=True)] | None = (
+        None
+    )
     temperature: Real = 1.0
     top_k: Whole = -1
     top_p: Real = 1.0
@@ -269,13 +280,15 @@ class SampleRequest(TinkerRequest):
     base_model: Name | None = None
     model_path: Name | None = None
     num_samples: Whole = 1
-    prompt: Annotated[ModelInput, BeforeValidator(_read_prompt)]
+    prompt: Annotated[ModelInput, BeforeValidator(_read_prompt), WithJsonSchema({"type": "object"})]
     sampling_params: SamplingFields = SamplingFields()
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Whole = 0
     topk_sample_logprobs: Whole = 0
     prompt_logprobs_last_n: Whole | None = None
-    target_prompt_logprobs: Annotated[RequestedTargets | None, BeforeValidator(read_targets)] = None
+    target_prompt_logprobs: Annotated[
+        RequestedTargets | None, BeforeValidator(read_targets), WithJsonSchema({"type": ["object", "null"]})
+    ] = None
     prompt_alt_tokens_k: Whole = 0
     record_stability_info: bool | None = None
 
@@ -308,7 +321,7 @@ class RetrieveFuturesRequest(TinkerRequest):
     target: SamplingTarget
     prev_cursor: Whole = 0
     timeout: Real | None = None
-    retrieved_request_ids: list[Name] = Field(default=[], max_length=100_000)
+    retrieved_request_ids: Annotated[list[Name], Field(fail_fast=True)] = Field(default=[], max_length=100_000)
 
 
 class CancelFutureRequest(TinkerRequest):

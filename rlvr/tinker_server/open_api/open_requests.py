@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from rlvr.core.messages import SamplingParams
 from rlvr.core.registry import did_you_mean
@@ -24,10 +24,20 @@ _WITHOUT_EFFECT = {
 }
 _NEAR = 0.82  # max_new_tokens is near to max_tokens, min_tokens is not
 Token = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]  # the first mistake is enough: a list may have a million
 
+
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, _TOKENS, *({"type": "array", "items": one} for one in ({"type": "string"}, _TOKENS))]
+}
 
 # What this server always does, so `false` would change the result.
 _ALWAYS_ON = ("add_generation_prompt", "parallel_tool_calls", "spaces_between_special_tokens")
+
+
+def _is_tokens(given: Any) -> bool:
+    return isinstance(given, list) and all(type(token) is int and token >= 0 for token in given)
 
 
 def _is_off(name: str, value: Any, always_on: Sequence[str]) -> bool:
@@ -66,8 +76,8 @@ class OpenSamplingFields(OpenRequest):
     min_p: float = 0.0
     seed: Whole | None = None
     n: int = 1
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Token] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Tokens | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -116,7 +126,7 @@ class CompletionRequest(OpenSamplingFields):
 
     always_on: ClassVar[Sequence[str]] = (*_ALWAYS_ON, "add_special_tokens")  # of a prompt of text
     model: Name
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool = False
@@ -126,15 +136,18 @@ class CompletionRequest(OpenSamplingFields):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 
-    @field_validator("prompt", mode="wrap")
+    @field_validator("prompt", mode="before")
     @classmethod
-    def _say_what_a_prompt_is(cls, given: Any, check: Any) -> Any:
-        try:
-            return check(given)
-        except ValidationError as error:  # names every form that it is not
+    def _say_what_a_prompt_is(cls, given: Any) -> Any:
+        """Checked by hand: pydantic would name each fault of each form, and a list may have a million tokens."""
+        parts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        is_text = all(isinstance(part, str) for part in parts)
+        if not is_text and not all(map(_is_tokens, parts)):
+            shown = given[:20] if isinstance(given, (list, str)) else given
             raise ValueError(
-                f"{given!r:.100} is neither text nor token ids (whole numbers, at least 0), nor a list of one of these"
-            ) from error
+                f"{shown!r:.100} is neither text nor token ids (whole numbers, at least 0), nor a list of one of these"
+            )
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:
@@ -163,15 +176,14 @@ class CompletionRequest(OpenSamplingFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+        return [self.prompt] if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else list(self.prompt)
 
 
 class ChatMessage(OpenRequest):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     name: Name | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
 
@@ -180,14 +192,14 @@ class ChatRequest(OpenSamplingFields):
     """`POST /v1/chat/completions`."""
 
     model: Name
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=10_000)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=1_000)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=1_000)] | None = None
     tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_ids: bool = False
@@ -228,7 +240,7 @@ class GenerateRequest(OpenRequest):
     """`POST /inference/v1/generate`: token ids in, token ids out."""
 
     model: Name | None = None
-    token_ids: Annotated[list[Token], Field(min_length=1)]
+    token_ids: Annotated[Tokens, Field(min_length=1)]
     sampling_params: GenerateParams = GenerateParams()
     stream: Literal[False] = False
     return_token_ids: bool = False

@@ -6,9 +6,11 @@ Exercised by `python -m pytest tests/test_open_http.py`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlvr.core.messages import ModelInput, SampleResponse, SamplingParams
@@ -23,13 +25,14 @@ _LOOK_SECONDS = 0.5  # between looks at whether the client is still there
 
 @dataclass(eq=False)
 class OpenSampling:
-    """`prompts[i]` gets `count` completions; `tokens` are (prompt, token) as they are sampled, None at the end."""
+    """`prompts[i]` gets `count` completions."""
 
     caller: Caller
     row: Row  # the weights, by `SampleRequests.find_model`
     prompts: Sequence[list[int]]
     futures: list[ResultFuture] = field(default_factory=list[ResultFuture])
-    tokens: asyncio.Queue[tuple[int, SampledToken] | None] = field(default_factory=asyncio.Queue)
+    _tokens: deque[tuple[int, SampledToken]] = field(default_factory=deque[tuple[int, SampledToken]])
+    _news: asyncio.Event = field(default_factory=asyncio.Event)  # tokens wait in `_tokens`, or no more come
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -53,24 +56,24 @@ class OpenSampling:
         self, count: int, params: SamplingParams, options: Mapping[str, Any], *, is_streamed: bool = False
     ) -> None:
         """Queue everything; what was queued before an error is ended again."""
-        loop = asyncio.get_running_loop()
+        loop, sampling = asyncio.get_running_loop(), self.caller.backend.sampling
 
         def report(prompt: int, token: SampledToken) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the server stops
-                loop.call_soon_threadsafe(self.tokens.put_nowait, (prompt, token))
+            self._tokens.append((prompt, token))
+            if not self._news.is_set():  # one call for all the tokens that the loop has not taken yet
+                with suppress(RuntimeError):  # the loop is closed: the server stops
+                    loop.call_soon_threadsafe(self._news.set)
+
+        def queue(owner: str) -> None:
+            prompts = [ModelInput(prompt) for prompt in self.prompts]
+            sampling.check_answer(self.row, prompts, count, params, options)
+            for number, prompt in enumerate(prompts):
+                more = {"on_token": partial(report, number)} if is_streamed else {}
+                future = sampling.sample_model(owner, self.row, prompt, count, params, {**options, **more})
+                self.futures.append(future)
 
         try:
-            for number, prompt in enumerate(self.prompts):
-                more = {"on_token": lambda token, number=number: report(number, token)} if is_streamed else {}
-                future = await self.caller.call(
-                    self.caller.backend.sampling.sample_model,
-                    self.row,
-                    ModelInput(prompt),
-                    count,
-                    params,
-                    {**options, **more},
-                )
-                self.futures.append(future)
+            await self.caller.call(queue)
         except BaseException:
             self.cancel()
             raise
@@ -104,12 +107,16 @@ class OpenSampling:
                 case _:
                     raise ServerError("the server is stopping; send the request again")
 
-    async def stream(self) -> AsyncIterator[tuple[int, SampledToken]]:
-        """(prompt, token) as they are sampled, to the end. Closing it ends the samples, as does a failure of one."""
+    async def stream(self) -> AsyncIterator[list[tuple[int, SampledToken]]]:
+        """(prompt, token) as they are sampled, to the end: each time all that came since. Closing it ends the samples,
+        as does a failure of one."""
         waiting = asyncio.ensure_future(self._finish())
         try:
-            while (item := await self.tokens.get()) is not None:
-                yield item
+            while not waiting.done() or self._tokens:
+                await self._news.wait()
+                self._news.clear()
+                if batch := [self._tokens.popleft() for _ in range(len(self._tokens))]:
+                    yield batch
             await waiting
         finally:
             waiting.cancel()
@@ -120,8 +127,7 @@ class OpenSampling:
             for future in self.futures:
                 await self._result(future, looks=False)
         finally:
-            await asyncio.sleep(0)  # the calls of `report` were made before the result was set: they run first
-            self.tokens.put_nowait(None)
+            self._news.set()
 
 
 def error_fields(error: TinkerServerError) -> dict[str, Any]:

@@ -5,9 +5,10 @@ Exercised by `python -m pytest tests/test_open_http.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rlvr.engine.scheduler import SampledToken
 from rlvr.tinker_server.open_api import open_replies as replies
 from rlvr.tinker_server.open_api.open_requests import ChatRequest, CompletionRequest
 from rlvr.tinker_server.open_api.open_sampling import OpenSampling
@@ -64,95 +65,112 @@ class ChoiceStream:
         return taken
 
 
-async def _events(
-    sampling: OpenSampling, streams: dict[int, ChoiceStream], count: int
-) -> AsyncIterator[tuple[int, str, bool]]:
-    """(choice, text, whether it is the last) of each piece; every choice has one last piece."""
-    async for number, sampled in sampling.stream():
-        index = number * count + sampled.index
-        stream = streams[index]
-        said = stream.add(sampled.token, sampled.logprob, sampled.likeliest)
-        if stream.is_complete and not stream.is_sent:
-            yield index, said + stream.finish(), True
-        elif said:
-            yield index, said, False
-    for index, stream in streams.items():
-        if not stream.is_sent:
-            yield index, stream.finish(), True
+class AnswerStream:
+    """The chunks of a streamed answer: `begin`, `add` for all tokens as they come, `end`. Its methods compute; call
+    them on a thread, one at a time."""
+
+    def __init__(self, body: CompletionRequest | ChatRequest, sampling: OpenSampling, text: ServedText, head: Json):
+        self._count, self._text, self._head, self._sampling = body.n, text, head, sampling
+        self._has_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._streams = {
+            i: ChoiceStream(body, sampling, text, sampling.prompts[i // body.n])
+            for i in range(len(sampling.prompts) * body.n)
+        }
+
+    def chunk(self, index: int, said: str, is_last: bool) -> Json | None:
+        """The chunk for a piece of a choice's text; None if there is nothing to say yet."""
+        raise NotImplementedError
+
+    def begin(self) -> Iterator[Json]:
+        raise NotImplementedError
+
+    def add(self, batch: Sequence[tuple[int, SampledToken]]) -> Iterator[Json]:
+        for number, sampled in batch:
+            index = number * self._count + sampled.index
+            stream = self._streams[index]
+            said = stream.add(sampled.token, sampled.logprob, sampled.likeliest)
+            is_last = stream.is_complete and not stream.is_sent
+            if is_last:
+                said += stream.finish()
+            if (said or is_last) and (chunk := self.chunk(index, said, is_last)):
+                yield chunk
+
+    def end(self) -> Iterator[Json]:
+        """The rest: every choice has one last chunk."""
+        for index, stream in self._streams.items():
+            if not stream.is_sent and (chunk := self.chunk(index, stream.finish(), True)):
+                yield chunk
+        if self._has_usage:
+            spent = sum(stream.count for stream in self._streams.values())
+            total = replies.usage(sum(map(len, self._sampling.prompts)), spent)
+            yield self._head | {"choices": [], "usage": total}
 
 
-def _usage_chunk(
-    body: CompletionRequest | ChatRequest, sampling: OpenSampling, head: Json, streams: dict[int, ChoiceStream]
-) -> Iterator[Json]:
-    if body.stream_options and body.stream_options.include_usage:
-        spent = sum(stream.count for stream in streams.values())
-        yield head | {"choices": [], "usage": replies.usage(sum(map(len, sampling.prompts)), spent)}
+class CompletionStream(AnswerStream):
+    """`/v1/completions`."""
 
+    def __init__(
+        self,
+        body: CompletionRequest,
+        sampling: OpenSampling,
+        prompt_texts: list[str],
+        text: ServedText,
+        head: Json,
+        name: Callable[[int], str],
+    ) -> None:
+        super().__init__(body, sampling, text, head)
+        self._body, self._prompt_texts, self._name = body, prompt_texts, name
+        self._offsets = {i: len(prompt_texts[i // body.n]) for i in self._streams}
 
-async def stream_completions(
-    body: CompletionRequest,
-    sampling: OpenSampling,
-    prompt_texts: list[str],
-    text: ServedText,
-    head: Json,
-    name: Callable[[int], str],
-) -> AsyncIterator[Json]:
-    """The chunks of `/v1/completions`."""
-    streams = {
-        i: ChoiceStream(body, sampling, text, sampling.prompts[i // body.n])
-        for i in range(len(sampling.prompts) * body.n)
-    }
-    offsets = {i: len(prompt_texts[i // body.n]) for i in streams}
+    def begin(self) -> Iterator[Json]:
+        if self._body.echo:
+            for index in self._streams:
+                yield self.chunk(index, self._prompt_texts[index // self._count], False)
 
-    def chunk(index: int, said: str, reason: str | None) -> Json:
-        tokens, logprobs, likeliest = streams[index].take()
+    def chunk(self, index: int, said: str, is_last: bool) -> Json:
+        tokens, logprobs, likeliest = self._streams[index].take()
+        reason = self._streams[index].reason if is_last else None
         choice: Json = {"index": index, "text": said, "finish_reason": reason, "logprobs": None}
-        if body.logprobs is not None:
-            choice["logprobs"] = replies.completion_logprobs(tokens, logprobs, likeliest, text, name, offsets[index])
-            offsets[index] += sum(len(text.token_text(token)) for token in tokens)
-        if body.return_token_ids:
+        if self._body.logprobs is not None:
+            choice["logprobs"] = replies.completion_logprobs(
+                tokens, logprobs, likeliest, self._text, self._name, self._offsets[index]
+            )
+            self._offsets[index] += sum(len(self._text.token_text(token)) for token in tokens)
+        if self._body.return_token_ids:
             choice["token_ids"] = tokens
-        return head | {"choices": [choice]}
-
-    if body.echo:
-        for index in streams:
-            yield chunk(index, prompt_texts[index // body.n], None)
-    async for index, said, is_last in _events(sampling, streams, body.n):
-        yield chunk(index, said, streams[index].reason if is_last else None)
-    for last in _usage_chunk(body, sampling, head, streams):
-        yield last
+        return self._head | {"choices": [choice]}
 
 
-async def stream_chat(
-    body: ChatRequest, sampling: OpenSampling, text: ServedText, head: Json, has_tools: bool
-) -> AsyncIterator[Json]:
-    """The chunks of `/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
-    head = head | {"object": "chat.completion.chunk"}
-    streams = {i: ChoiceStream(body, sampling, text, sampling.prompts[0]) for i in range(body.n)}
-    whole = dict.fromkeys(streams, "")
+class ChatStream(AnswerStream):
+    """`/v1/chat/completions`. With tools the text comes at once: a call is read when it is whole."""
 
-    def chunk(index: int, delta: Json, reason: str | None = None) -> Json:
-        tokens, logprobs, likeliest = streams[index].take()
-        choice: Json = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
-        if body.logprobs and tokens:
-            choice["logprobs"] = replies.chat_logprobs(tokens, logprobs, likeliest, text)
-        if body.return_token_ids:
-            choice["token_ids"] = tokens
-        return head | {"choices": [choice]}
+    def __init__(self, body: ChatRequest, sampling: OpenSampling, text: ServedText, head: Json, has_tools: bool):
+        super().__init__(body, sampling, text, head | {"object": "chat.completion.chunk"})
+        self._body, self._has_tools = body, has_tools
+        self._whole = dict.fromkeys(self._streams, "")
 
-    for index in streams:
-        yield chunk(index, {"role": "assistant", "content": ""})
-    async for index, said, is_last in _events(sampling, streams, body.n):
-        whole[index] += said
-        reason, calls = streams[index].reason if is_last else None, list[Any]()
-        if has_tools:
+    def begin(self) -> Iterator[Json]:
+        for index in self._streams:
+            yield self._make(index, {"role": "assistant", "content": ""}, None)
+
+    def chunk(self, index: int, said: str, is_last: bool) -> Json | None:
+        self._whole[index] += said
+        reason, calls = self._streams[index].reason if is_last else None, list[Any]()
+        if self._has_tools:
             if not is_last:
-                continue
-            said, calls = text.tool_calls.split(whole[index])
+                return None
+            said, calls = self._text.tool_calls.split(self._whole[index])
             reason = "tool_calls" if calls else reason
         delta: Json = {"content": said} if said else {}
         if calls:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(replies.tool_call_fields(calls))]
-        yield chunk(index, delta, reason)
-    for last in _usage_chunk(body, sampling, head, streams):
-        yield last
+        return self._make(index, delta, reason)
+
+    def _make(self, index: int, delta: Json, reason: str | None) -> Json:
+        tokens, logprobs, likeliest = self._streams[index].take()
+        choice: Json = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
+        if self._body.logprobs and tokens:
+            choice["logprobs"] = replies.chat_logprobs(tokens, logprobs, likeliest, self._text)
+        if self._body.return_token_ids:
+            choice["token_ids"] = tokens
+        return self._head | {"choices": [choice]}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,26 +21,54 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for the first
 
 
 class ServedText:
-    """A copy of a tokenizer, one call at a time: the engine's thread uses the original, and encoding changes it."""
+    """Copies of a tokenizer, one call at a time: the engine's thread uses the original, and encoding changes it.
 
-    def __init__(self, tokenizer: Any) -> None:
+    Decoding has a copy of its own, so that an answer never waits for a long text to be encoded. With `context`, the
+    tokens of the model's, a text that must be longer by its characters is refused before it is encoded.
+    """
+
+    def __init__(self, tokenizer: Any, context: int | None = None) -> None:
         self._tokenizer, self._lock = copy.deepcopy(tokenizer), threading.Lock()
+        self._decoder, self._decoder_lock = copy.deepcopy(tokenizer), threading.Lock()
+        self._context = context
+        self._texts: dict[int, str] = {}  # of single tokens: at most the vocabulary
+
+    @cached_property
+    def max_chars(self) -> float:
+        """The characters of the longest text that fits the context: of its longest token, with a blank, in each
+        place."""
+        longest = max(map(len, self._tokenizer.get_vocab()))
+        return math.inf if self._context is None else self._context * (longest + 1)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text prompt, with the tokenizer's own begin token; UserError for a text it cannot encode."""
+        self._check_length("prompt", text)
+        return self._encode("prompt", text, add_special_tokens=True)
+
+    def _check_length(self, field: str, text: str) -> None:
+        if len(text) > self.max_chars:
+            raise UserError(
+                f"{field}: {len(text):,} characters are more than the model's context of {self._context:,} tokens can "
+                f"hold (at most {self.max_chars:,}); shorten the text"
+            )
+
+    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> list[int]:
         with self._lock:
             try:
-                return [int(token) for token in self._tokenizer.encode(text)]
+                return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
             except Exception as error:  # each library raises its own error for a word outside a fixed vocabulary
-                raise UserError(f"prompt: this model's tokenizer cannot encode it ({error!s:.200})") from error
+                raise UserError(f"{field}: this model's tokenizer cannot encode it ({error!s:.200})") from error
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        with self._lock:
-            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+        with self._decoder_lock:
+            return str(self._decoder.decode(list(tokens), skip_special_tokens=skip_special))
 
     def token_text(self, token: int) -> str:
-        """One token as text. A part of a character reads as the replacement character."""
-        return self.decode([token], skip_special=False)
+        """One token as text, decoded once. A part of a character reads as the replacement character."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.decode([token], skip_special=False)
+        return text
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
@@ -54,17 +83,17 @@ class ServedText:
             )
         with self._lock:
             try:
-                given: Any = self._tokenizer.apply_chat_template(
+                written = self._tokenizer.apply_chat_template(
                     list(messages),
                     tools=list(tools) or None,
                     add_generation_prompt=True,
-                    tokenize=True,
+                    tokenize=False,
                     **dict(arguments),
                 )
             except Exception as error:  # a template may raise any error of its own
                 raise UserError(f"messages: the chat template refuses them ({error!s:.300})") from error
-        tokens = given["input_ids"] if isinstance(given, Mapping) else given
-        return [int(token) for token in tokens]
+        self._check_length("messages", written)
+        return self._encode("messages", written, add_special_tokens=False)  # the template writes them
 
     @cached_property
     def _variables(self) -> set[str]:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -197,15 +197,45 @@ class SampleRequests:
             raise NotFound(f"{name} is on {checkpoint['base_model']}, which is not served at the moment")
         return row | {"base_model": checkpoint["base_model"], "path": name, "number": checkpoint["seq"]}
 
+    def check_prompts(self, count: int) -> None:
+        """UserError for more prompts than can ever wait; it costs nothing, unlike their tokens."""
+        if count > self._limits.owner_samples:
+            raise UserError(f"prompt: {count:,} prompts, expected at most {self._limits.owner_samples:,}; send several")
+
+    def check_answer(
+        self, row: Row, prompts: Sequence[ModelInput], count: int, params: SamplingParams, options: Mapping[str, Any]
+    ) -> None:
+        """UserError for a request of the open endpoints that can never be answered: too many prompts, completions,
+        bytes or log-probs. The log-probs of a prompt are in the answer of each of its completions."""
+        self.check_prompts(len(prompts))
+        if not 1 <= count <= self._limits.max_samples:
+            raise UserError(f"n={count}, expected 1 to {self._limits.max_samples}")
+        context, top = self._engines[row["base_model"]].model.context, options.get("topk_sample", 0)
+        longest = [min(params.max_tokens or context, max(1, context - prompt.length)) for prompt in prompts]
+        scored = sum(prompt.length for prompt in prompts) if options.get("prompt_logprobs") else 0
+        cells = count * (max(1, options.get("topk_prompt", 0)) * scored + top * sum(longest))
+        if cells > self._limits.answer_cells:
+            raise UserError(
+                f"logprobs: the answer may have {cells:,} log-probs (logprobs={top}, n={count}, {scored:,} tokens of "
+                f"prompts, at most {sum(longest):,} sampled ones for each n), expected at most "
+                f"{self._limits.answer_cells:,} (limits.answer_cells); give a smaller logprobs, n or max_tokens, or "
+                "fewer prompts"
+            )
+        size = sum(self._size(row["base_model"], prompt, count, params, options) for prompt in prompts)
+        if size > self._limits.owner_bytes:
+            raise UserError(
+                f"n={count} for {len(prompts):,} prompts takes {size:,} bytes, expected at most "
+                f"{self._limits.owner_bytes:,} (limits.owner_bytes); send several requests"
+            )
+
     def sample_model(
         self, owner: str, row: Row, prompt: ModelInput, count: int, params: SamplingParams, options: Mapping[str, Any]
     ) -> ResultFuture:
         """Queue `count` completions outside of sampling sessions; the future gets a `SampleResult`.
 
-        `row` is from `find_model`. The caller ends what it does not wait for with `cancel_future`.
+        `row` is from `find_model`, and `check_answer` was called. The caller ends what it does not wait for with
+        `cancel_future`.
         """
-        if not 1 <= count <= self._limits.max_samples:
-            raise UserError(f"n={count}, expected 1 to {self._limits.max_samples}")
         size = self._size(row["base_model"], prompt, count, params, options)
         request_id = f"open-{secrets.token_hex(12)}"
         if params.seed is None:
