@@ -1,0 +1,269 @@
+"""What a request takes long for is done off the event loop: bodies, texts and answers, in pieces, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+pytest.importorskip("google.protobuf", reason="the extra [serve] is not installed")
+
+from open_server import NAME, open_endpoints, request, text_engine, text_tokenizer
+
+from rlvr.tinker_server.errors import UserError
+from rlvr.tinker_server.http import json_routes
+from rlvr.tinker_server.http.json_routes import SMALL_BODY, dump_json
+from rlvr.tinker_server.open_api import open_replies, served_text
+from rlvr.tinker_server.open_api.served_text import ServedText
+
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
+USER = [{"role": "user", "content": "What is 4 + 5?"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int]]:
+    with open_endpoints({NAME: text_engine()}, tmp_path_factory.mktemp("state")) as found:
+        yield found
+
+
+@pytest.fixture
+def port(server: tuple[Any, int]) -> int:
+    return server[1]
+
+
+def note_loops(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seen: dict[str, bool]) -> None:
+    """Note under `name` whether a function was ever called on an event loop."""
+    real: Callable[..., Any] = getattr(place, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        is_on_loop = asyncio._get_running_loop() is not None
+        seen[name] = seen.get(name, False) or is_on_loop
+        return real(*args, **options)
+
+    monkeypatch.setattr(place, name, call)
+
+
+def test_texts_and_answers_are_made_off_the_event_loop(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, bool] = {}
+    for place, names in (
+        (ServedText, ("__init__", "encode", "decode", "token_text", "render")),
+        (open_replies, ("completion_logprobs", "chat_logprobs", "generated_logprobs", "template_messages")),
+        (json_routes, ("dump_json",)),
+        (served_text, ("cut_stops",)),
+    ):
+        for name in names:
+            note_loops(monkeypatch, place, name, seen)
+    plain = {"model": NAME, "prompt": "2 + 5", "max_tokens": 3, "logprobs": 2}
+    chat = {"model": NAME, "messages": USER, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
+    for path, body in (
+        (COMPLETIONS, {**plain, "echo": True, "n": 2}),
+        (COMPLETIONS, {**plain, "prompt": [[5, 6], [7]], "echo": True}),
+        (COMPLETIONS, {**plain, "stream": True, "stop": ["zzz"]}),
+        (CHAT, chat),
+        (CHAT, {**chat, "stream": True}),
+        (GENERATE, {"model": NAME, "token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "logprobs": 2}}),
+    ):
+        status, answer = request(port, path, body)
+        assert status == 200, answer
+    assert seen == dict.fromkeys(
+        (
+            "encode", "decode", "token_text", "render", "completion_logprobs", "chat_logprobs", "generated_logprobs",
+            "template_messages", "dump_json", "cut_stops",
+        ),
+        False,
+    ) | ({"__init__": False} if "__init__" in seen else {})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"model": "?", "prompt": [1] * SMALL_BODY}),
+        (CHAT, {"model": "?", "messages": [{"role": "user", "content": "a" * SMALL_BODY}]}),
+        (GENERATE, {"model": "?", "token_ids": [1] * SMALL_BODY}),
+        ("/api/v1/create_session", {"user_metadata": {"a": ["b"] * SMALL_BODY}}),
+        ("/api/v1/optim_step", {"model_id": "?", "seq_id": 1, "adam_params": {"beta1": 0.5, "a" * SMALL_BODY: 1}}),
+        ("/api/v1/retrieve_futures", {"target": {"sampling_session_id": "?"}, "retrieved_request_ids": ["a"] * 9_999}),
+        ("/api/v1/asample", {"prompt": {"chunks": [{"tokens": [1] * SMALL_BODY}]}}),
+        ("/api/v1/telemetry", {"events": [1] * SMALL_BODY}),
+    ],
+)
+def test_long_bodies_are_parsed_off_the_event_loop(
+    port: int, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    seen: dict[str, bool] = {}
+    note_loops(monkeypatch, json_routes, "parse_body", seen)
+    status, answer = request(port, path, body)
+    assert seen == {"parse_body": False}, (status, answer)
+
+
+def test_every_route_with_a_json_body_reads_it_so(server: tuple[Any, int]) -> None:
+    from rlvr.tinker_server.http.app import create_routes
+
+    def routes(found: Any) -> Iterator[Any]:
+        for route in found:
+            inner = getattr(route, "original_router", None)
+            yield from routes(inner.routes) if inner is not None else [route]
+
+    app = create_routes(server[0], SimpleNamespace())  # type: ignore[arg-type]
+    with_body = [one for one in routes(app.routes) if getattr(one, "body_field", None) is not None]
+    assert with_body == [], "FastAPI parses the body of these on the event loop"
+    read = [one.path for one in routes(app.routes) if (getattr(one, "openapi_extra", None) or {}).get("requestBody")]
+    assert len(read) >= 20 and any(path.endswith("/asample") for path in read)
+
+
+def test_the_description_of_the_server_can_be_read(port: int) -> None:
+    status, described = request(port, "/openapi.json")
+    assert status == 200
+    body = described["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "prompt" in body["properties"] and body["required"] == ["model", "prompt"]
+    sample = described["paths"]["/api/v1/asample"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert sample["properties"]["num_samples"]["default"] == 1
+
+
+def test_one_owner_computes_one_thing_at_a_time_and_all_together_two() -> None:
+    """Every thread that computes slows the event loop: so there are few."""
+    from anyio import CapacityLimiter
+
+    from rlvr.tinker_server.http.dependencies import COMPUTATIONS, Caller
+
+    begun: list[str] = []
+    release, lock = threading.Event(), threading.Lock()
+
+    def work(owner: str) -> None:
+        with lock:
+            begun.append(owner)
+        assert release.wait(30)
+
+    async def run() -> None:
+        everybody: Any = CapacityLimiter(COMPUTATIONS)
+        own = {owner: CapacityLimiter(1) for owner in "abc"}
+        nothing: Any = None
+
+        def caller(owner: str) -> Caller:
+            return Caller(nothing, owner, nothing, nothing, nothing, nothing, nothing, own[owner], everybody)
+
+        tasks = [asyncio.create_task(caller(owner).compute(work, owner)) for owner in "aaabc"]
+        while len(begun) < COMPUTATIONS:
+            await asyncio.sleep(0.001)
+        for _ in range(100):  # whoever could begin too does
+            await asyncio.sleep(0)
+        assert sorted(begun) == ["a", "b"]
+        release.set()
+        await asyncio.gather(*tasks)
+        assert begun[2] == "c", "the first owner's next turn comes after those of the others"
+        assert sorted(begun) == list("aaabc")
+
+    asyncio.run(run())
+
+
+def test_an_answer_is_written_in_pieces_as_json_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(3)
+
+    def make(depth: int) -> Any:
+        kind = draw.randrange(4 if depth else 2)
+        if kind == 0:
+            return draw.choice([None, True, 1, -2.5, 'a"b\\é\n🙂', "", 10**20])
+        if kind == 1:
+            return [draw.random() for _ in range(draw.choice([0, 3, 3_000]))]
+        if kind == 2:
+            return {str(draw.random()): make(depth - 1) for _ in range(draw.randrange(4))}
+        return [make(depth - 1) for _ in range(draw.randrange(4))]
+
+    for _ in range(300):
+        value = make(7)
+        assert json.loads(dump_json(value)) == value
+    longest, real = 0, json.dumps
+
+    def measure(value: Any, **options: Any) -> str:
+        nonlocal longest
+        text = real(value, **options)
+        longest = max(longest, len(text))
+        return text
+
+    monkeypatch.setattr(json_routes.json, "dumps", measure)
+    row = {f"token {i}": -1.25 for i in range(128)}
+    value = {"choices": [{"logprobs": {"tokens": ["a"] * 4_000, "top_logprobs": [None, *([row] * 500)]}}] * 2}
+    assert dump_json(value) == real(value, ensure_ascii=False, separators=(",", ":")).encode()
+    assert longest <= 8_192
+
+
+def test_a_token_is_decoded_once() -> None:
+    text, decoded = ServedText(text_tokenizer()), list[list[int]]()
+    real = text._decoder.decode
+
+    def decode(tokens: list[int], **options: Any) -> str:
+        decoded.append(tokens)
+        return real(tokens, **options)
+
+    text._decoder.decode = decode
+    assert [text.token_text(token) for token in (70, 71, 70, 70)] == [real([one]) for one in (70, 71, 70, 70)]
+    assert decoded == [[70], [71]]
+
+
+def test_a_text_that_must_be_too_long_is_not_tokenized(port: int, server: tuple[Any, int], monkeypatch: Any) -> None:
+    model = server[0].engines[NAME].model
+    longest = max(map(len, model.tokenizer.get_vocab()))
+    text = ServedText(model.tokenizer, model.context)
+    assert text.max_chars == model.context * (longest + 1)
+    for name in ("encode", "__call__"):
+        monkeypatch.setattr(type(text._tokenizer), name, lambda *_, **__: pytest.fail("it was tokenized"))
+    with pytest.raises(UserError, match=rf"prompt: .* context of {model.context:,} tokens .* shorten"):
+        text.encode("a" * (int(text.max_chars) + 1))
+    with pytest.raises(UserError, match="messages: .* shorten"):
+        text.render([{"role": "user", "content": "a" * int(text.max_chars)}], [], {})
+
+
+def test_too_many_prompts_are_refused_before_they_are_tokenized(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 429 would be repeated, and can never succeed."""
+    monkeypatch.setattr(ServedText, "encode", lambda *_: pytest.fail("it was tokenized"))
+    status, answer = request(port, COMPLETIONS, {"model": NAME, "prompt": ["a"] * 9_000, "max_tokens": 1})
+    assert status == 400 and answer["error"]["param"] == "prompt"
+    assert "9,000 prompts" in answer["detail"] and "8,192" in answer["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cells"),
+    [  # n x (logprobs x tokens of the prompts + logprobs x max_tokens)
+        (COMPLETIONS, {"prompt": [[5] * 20] * 500, "echo": True, "logprobs": 128, "n": 8, "max_tokens": 1},
+         8 * 128 * (500 * 20 + 500)),
+        (COMPLETIONS, {"prompt": [5], "logprobs": 100, "n": 1_024, "max_tokens": 30}, 100 * 1_024 * 30),
+        (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 128, "n": 1_024, "max_tokens": 20},
+         128 * 1_024 * 20),
+        (GENERATE, {"token_ids": [5], "sampling_params": {"logprobs": 101, "n": 1_024, "max_tokens": 30}},
+         100 * 1_024 * 30),
+    ],
+)  # fmt: skip
+def test_an_answer_of_too_many_log_probs_is_refused(port: int, path: str, body: Any, cells: int) -> None:
+    status, answer = request(port, path, {"model": NAME, **body})
+    assert status == 400, answer
+    assert f"{cells:,} log-probs" in answer["detail"] and "limits.answer_cells" in answer["detail"]
+
+
+def test_a_request_of_more_bytes_than_can_ever_wait_is_no_429(tmp_path: Path) -> None:
+    from rlvr.core.messages import ModelInput, SamplingParams
+    from rlvr.tinker_server.backend import TinkerBackend
+    from rlvr.tinker_server.server_limits import ServerLimits
+
+    backend = TinkerBackend({NAME: text_engine()}, tmp_path, limits=ServerLimits(owner_bytes=10_000))
+    try:
+        row = backend.sampling.find_model("local", NAME)
+        with pytest.raises(UserError, match=r"n=20 for 1 prompts .*limits\.owner_bytes"):
+            backend.sampling.check_answer(row, [ModelInput([5])], 20, SamplingParams(max_tokens=2), {})
+    finally:
+        backend.close()
+
+
+def test_a_list_of_mistakes_is_refused_at_the_first(port: int) -> None:
+    for prompt in ([[5, "x"]] * 50_000, [5, True], [[5], "a"], [-1], {"a": 1}):
+        status, answer = request(port, COMPLETIONS, {"model": NAME, "prompt": prompt})
+        assert status == 400 and "neither text nor token ids" in answer["detail"], answer
+    status, answer = request(port, CHAT, {"model": NAME, "messages": [{"role": "x"}] * 10_000})
+    assert status == 400 and answer["detail"].count("messages") == 1, answer
