@@ -11,7 +11,7 @@ U = the places that hold any of them: fewer than N where datums share a prefix, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -155,7 +155,7 @@ class Learner:
                     after_batch()
             if backward:
                 self._add_up_gradients(policy)
-                self._check_gradients(policy)
+                self._check_gradients(policy, earlier)
         except BaseException:
             policy.clear_gradients()
             for name, master in policy.masters.items():
@@ -291,15 +291,20 @@ class Learner:
         for master, part in zip(masters, self.ranks.reduce_sum(flat).split([m.numel() for m in masters]), strict=True):
             master.grad = part.view_as(master).clone()
 
-    def _check_gradients(self, policy: Policy) -> None:
+    def _check_gradients(self, policy: Policy, earlier: Mapping[str, torch.Tensor | None]) -> None:
+        """NonFiniteError if the norm of all gradients, with the earlier ones, is not finite: no step could be taken."""
         gradients = {name: p.grad for name, p in policy.masters.items() if p.grad is not None}
-        # A sum is finite only if all its terms are. If the sum itself overflows, the loop below finds nothing.
-        sums = [g.sum() for g in gradients.values()]
-        if self.ranks.reduce_all(not sums or bool(torch.stack(sums).isfinite().all())):
+        sums = (g if (before := earlier[name]) is None else before + g for name, g in gradients.items())
+        norms = [torch.linalg.vector_norm(total) for total in sums]
+        norm_T = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        if policy.is_sharded:
+            norm_T = self.ranks.reduce_sum(norm_T.square())
+        if self.ranks.reduce_all(bool(norm_T.isfinite())):
             return
         for name, gradient in gradients.items():
             if not self.ranks.reduce_all(bool(torch.isfinite(gradient).all())):
                 raise NonFiniteError(f"the gradient of {name}", [])
+        raise NonFiniteError("the gradient norm", [])
 
     def optim_step(self, policy: Policy, adam: AdamParams) -> OptimStepResponse:
         """One AdamW step (Loshchilov & Hutter, arXiv:1711.05101) on the accumulated gradients, which are then cleared.

@@ -136,6 +136,10 @@ def load_backend(
         adapters = PublishedAdapters(engines[next(iter(bases))], publisher, folder, servers.adapters)
         adapters.check(options.settings.limits.max_rank)
         samplers = dict.fromkeys(bases, adapters)
+    limits = options.settings.limits
+    if limits.live_bytes is None:
+        free = min(free_bytes(engine.model.device) for engine in engines.values())
+        limits = replace(limits, live_bytes=max(1, int(limits.live_share * free / len(set(engines.values())))))
     backend = TinkerBackend(
         engines,
         options.state,
@@ -143,7 +147,7 @@ def load_backend(
         tokenizers=tokenizers,
         served_runs=served_runs,
         samplers=samplers,
-        limits=options.settings.limits,
+        limits=limits,
     )
     return backend, create_routes(backend, middleware)
 
@@ -307,8 +311,6 @@ def cache_tokens(model: Any, share: float) -> int:
     """
     if share == 0:
         return 0
-    import torch
-
     config = model.module.config.get_text_config()
     try:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -316,8 +318,14 @@ def cache_tokens(model: Any, share: float) -> int:
         size = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
     except AttributeError:
         return 0
-    free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else free_memory()
-    return max(model.context, int(share * free / size))
+    return max(model.context, int(share * free_bytes(model.device) / size))
+
+
+def free_bytes(device: Any) -> int:
+    """The free memory of a device."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def startup_lines(options: ServeOptions, backend: TinkerBackend, keys: ApiKeys, url: str) -> list[str]:

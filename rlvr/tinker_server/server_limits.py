@@ -42,18 +42,22 @@ class ServerLimits:
     `cache_share` of the memory that is free when the models are loaded, 0 for as much as it needs;
     `engine.cache_tokens` overrides it.
 
-    Adapters: `live_policies` are in memory, per model; one that is unused for `idle_seconds` is written to disk. A
-    snapshot is written after `snapshot_steps` optimizer steps, once that takes at most `snapshot_share` of the time, or
-    after `snapshot_bytes` of log and results.
+    Adapters: `live_policies` are in memory, per model, of at most `live_bytes` with their optimizers (null is
+    `live_share` of the memory that is free when the models are loaded); one that is unused for `idle_seconds` is
+    written to disk. A snapshot is written after `snapshot_steps` optimizer steps, once that takes at most
+    `snapshot_share` of the time, or after `snapshot_bytes` of log and results.
 
     Results are kept for `result_seconds`, and `result_bytes` of them in memory. Of sampling sessions,
     `ephemeral_samplers` unnamed weights are kept per run, `replaced_samplers` earlier ones of a name while sessions
     sample from them, and `loaded_samplers` in memory.
 
-    Disk: `owner_disk_bytes` of one owner's checkpoints and runs; null is no limit.
+    Disk and runs: one owner may have `owner_runs` training runs that are not deleted, and `owner_disk_bytes` of
+    checkpoints and runs; null is `owner_disk_share` of the disk that has the state folder.
 
-    HTTP: a body of `max_body` bytes for `forward_backward` and `max_json` for other calls; one owner may be sending
-    `arriving_bodies` of the largest size at once, and have `owner_threads` of them read. A poll is held for
+    HTTP: one owner may have `owner_requests` that are not answered yet, and at most half of the connections that the
+    server takes. A body must be complete after `body_seconds`, and later only if it arrives at `body_rate` bytes a
+    second or faster. A body of `max_body` bytes for `forward_backward` and `max_json` for other calls; one owner may be
+    sending `arriving_bodies` of the largest size at once, and have `owner_threads` of them read. A poll is held for
     `poll_seconds` (the SDK waits 45), and so is a request while the models are loaded. A result of more than
     `inline_bytes` is announced first if the client asks for that. An address to download weights is valid for
     `url_seconds`. A server that stops waits `stop_seconds` for its requests.
@@ -74,6 +78,8 @@ class ServerLimits:
     owner_share: Share = 0.75
     cache_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     live_policies: Count = 64
+    live_bytes: Annotated[int | None, Field(gt=0)] = None
+    live_share: Share = 0.25
     idle_seconds: Positive = 900.0
     snapshot_steps: Count = 16
     snapshot_share: Positive = 0.05
@@ -83,7 +89,12 @@ class ServerLimits:
     ephemeral_samplers: Count = 16
     replaced_samplers: Count = 16
     loaded_samplers: Count = 32
+    owner_runs: Count = 1_000
     owner_disk_bytes: Annotated[int | None, Field(gt=0)] = None
+    owner_disk_share: Share = 0.5
+    owner_requests: Count = 8_192
+    body_seconds: Positive = 60.0
+    body_rate: Positive = 16_384.0
     max_body: Count = 64 << 20
     max_json: Count = 4 << 20
     arriving_bodies: Count = 8

@@ -45,7 +45,10 @@ class Middleware:
 
     key_hint = "send it as Authorization: Bearer KEY, or as X-API-Key"
     body_hint = ""  # how to send less, or where the limit is set
-    body_seconds: float | None = None  # within which a body must be complete
+    body_seconds: float | None = None  # within which a body must be complete, and more where it arrives at `body_rate`
+    body_rate: float = math.inf  # bytes a second at which a body may take longer
+    max_open_requests = math.inf  # of one owner at a time; each holds a connection
+    open_requests_hint = "end some, or send fewer at once"
     max_arriving_bytes = math.inf  # of the bodies that one owner is sending at a time
     max_drained_bytes = 1 << 30  # of a refused body that are read and dropped, so that its client reads the response
 
@@ -60,6 +63,7 @@ class Middleware:
     ) -> None:
         self._app, self._keys, self._log, self._loopback_only = app, keys, log, loopback_only
         self._count = count
+        self._open: Counter[str] = Counter()  # owner -> requests that are not answered
         self._arriving: Counter[str] = Counter()  # owner -> bytes of bodies that are being received and read
 
     # Rules
@@ -134,28 +138,33 @@ class Middleware:
         bind_ids(request_id=request_id)
         status, received, is_started, is_complete = 0, 0, False, False
         limit = self.max_body(scope["path"])
-        deadline = None if self.body_seconds is None else asyncio.get_running_loop().time() + self.body_seconds
+        begun = asyncio.get_running_loop().time()
+
+        def deadline(dropped: int = 0) -> float | None:
+            arrived = (received + dropped) / self.body_rate
+            return None if self.body_seconds is None else begun + self.body_seconds + arrived
 
         async def drain() -> None:
             """Read the rest of a refused body: clients retry when a connection closes while they still send."""
             dropped = 0
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    while dropped < self.max_drained_bytes:
+                while dropped < self.max_drained_bytes:
+                    async with asyncio.timeout_at(deadline(dropped)):
                         message = await receive()
-                        dropped += len(message.get("body", b""))
-                        if message["type"] != "http.request" or not message.get("more_body", False):
-                            return
+                    dropped += len(message.get("body", b""))
+                    if message["type"] != "http.request" or not message.get("more_body", False):
+                        return
 
         async def receive_counted() -> Message:
             nonlocal received, is_complete
             if is_complete:  # the next message is the client's disconnect, whenever it comes
                 return await receive()
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(deadline()):
                     message = await receive()
             except TimeoutError:
-                raise self.error(408, "too_slow", f"the body was not complete after {self.body_seconds:g} s") from None
+                seconds = asyncio.get_running_loop().time() - begun
+                raise self.error(408, "too_slow", f"the body was not complete after {seconds:.0f} s") from None
             is_complete = not message.get("more_body", False)
             if message["type"] == "http.request":
                 size, owner = len(message.get("body", b"")), state["owner"]
@@ -177,6 +186,7 @@ class Middleware:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
+        is_counted = False
         try:
             if self.is_preflight(scope):
                 await send_marked({"type": "http.response.start", "status": 204, "headers": []})
@@ -184,6 +194,10 @@ class Middleware:
                 return
             self._authenticate(scope, state)
             self.check_rate(scope, state["owner"])
+            if self._open[state["owner"]] >= self.max_open_requests:
+                raise self._too_many_requests(state["owner"])
+            self._open[state["owner"]] += 1
+            is_counted = True
             await self.wait_until_ready(scope)
             if (declared := _declared_length(headers_of(scope))) > limit:
                 await drain()
@@ -198,7 +212,8 @@ class Middleware:
                 await send_error(send_marked, self.internal_error(error), state)
         finally:
             self._arriving[state["owner"]] -= received
-            self._arriving += Counter()  # drops owners at zero
+            self._open[state["owner"]] -= is_counted
+            self._arriving, self._open = +self._arriving, +self._open  # without owners at zero
             seconds = time.perf_counter() - started_at
             if self._count is not None:
                 self._count(scope["method"], route_pattern(scope), status or 500, seconds)
@@ -240,6 +255,10 @@ class Middleware:
 
     def _too_many_bytes(self, owner: str) -> HttpError:
         detail = f"{self._arriving[owner]:,} bytes of yours are arriving at the same time; send fewer requests at once"
+        return self.error(429, "busy", detail, retry_after=1.0)
+
+    def _too_many_requests(self, owner: str) -> HttpError:
+        detail = f"{self._open[owner]:,} requests of yours are not answered yet; {self.open_requests_hint}"
         return self.error(429, "busy", detail, retry_after=1.0)
 
 

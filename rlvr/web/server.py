@@ -30,6 +30,7 @@ MAX_OPEN_FILES = 65_536  # every client that waits holds a connection
 BACKLOG = 2_048  # connections that wait to be accepted
 MAX_HEAD_BYTES = 512 << 10  # of a request's head, with what arrived in one piece behind it
 HEAD_SECONDS = 30.0  # within which a connection's next head must be complete, once it has begun
+REST_SECONDS = 30.0  # within which a body must be complete that was answered before it was
 AT_ONCE_SECONDS = 1.0  # to close connections where the process ends with an error
 
 
@@ -192,13 +193,15 @@ def server_config(app: Any, **options: Any) -> Any:
 
 def protocol_class() -> Any:
     """uvicorn's HTTP on httptools, with bounds on a request's head: in bytes, which would fill memory, and in time,
-    since a slow one would hold its connection forever. Without httptools, h11 has bounds of its own."""
+    since a slow one would hold its connection forever. So would a body that is still arriving after its answer, which
+    has `REST_SECONDS`. Without httptools, h11 has bounds of its own."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
         return "auto"
 
     class BoundedHttpProtocol(HttpToolsProtocol):
+        _is_complete, _rest = True, None  # whether the last message has arrived; the timer of one with an answer
         _head_bytes, _timer = 0, None  # of the head that is being read; the timer is None between two heads
 
         def connection_made(self, transport: Any) -> None:
@@ -207,6 +210,8 @@ def protocol_class() -> Any:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            if self._rest is not None:
+                self._rest.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -219,12 +224,25 @@ def protocol_class() -> Any:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self._is_complete = False
             if self._timer is None:  # the first request's timer starts with the connection
                 self._start_timer()
 
         def on_headers_complete(self) -> None:
             self._stop_timer()
             super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._is_complete = True
+            if self._rest is not None:
+                self._rest.cancel()
+                self._rest = None
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._is_complete and not self.transport.is_closing():
+                self._rest = self.loop.call_later(REST_SECONDS, self._abort)
 
         def _start_timer(self) -> None:
             self._head_bytes, self._timer = 0, self.loop.call_later(HEAD_SECONDS, self._abort)

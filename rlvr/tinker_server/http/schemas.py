@@ -158,9 +158,13 @@ class OptimStepRequest(TinkerRequest):
 
     def adam(self) -> AdamParams:
         """The engine's parameters; UserError for an unknown name or a value that is not a finite number."""
-        if self.optimizer_params is not None or self.adam_params is None:
-            kind = (self.optimizer_params or {}).get("type")
-            raise UserError(f"optimizer_params of type {kind!r}: this server has AdamW; send adam_params")
+        if self.optimizer_params is None and self.adam_params is None:
+            raise UserError("an optimizer step needs adam_params (a learning_rate, say)")
+        kind = (self.optimizer_params or self.adam_params or {}).get("type", "adamw")
+        if self.optimizer_params is not None or self.adam_params is None or kind not in ("adam", "adamw"):
+            raise UserError(
+                f"optimizer {kind!r:.100} is not supported: this server trains adapters with AdamW; send adam_params"
+            )
         known = AdamParams.__dataclass_fields__
         for name, value in self.adam_params.items():
             if name not in known and name != "type":

@@ -17,6 +17,7 @@ from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger
 from rlvr.web.middleware import LOOPBACK, AsgiApp, Middleware, Receive, Scope, Send, host_name
 from rlvr.web.prometheus import Prometheus
+from rlvr.web.server import max_connections
 
 BATCH_PATH = "/api/v1/forward_backward"
 HEALTH_PATH = "/api/v1/healthz"  # a load balancer asks without a key
@@ -29,6 +30,7 @@ QUIET_PATHS = (
 
 class TinkerMiddleware(Middleware):
     key_hint = "set TINKER_API_KEY, or OPENAI_API_KEY (it is sent as X-API-Key, or as Authorization: Bearer KEY)"
+    open_requests_hint = "end some, send fewer at once, or ask the operator for more (limits.owner_requests)"
     body_hint = "; send fewer rows per request"
 
     def __init__(
@@ -45,6 +47,8 @@ class TinkerMiddleware(Middleware):
         log, count = get_logger("rlvr.tinker_server.http"), self.prometheus.count
         super().__init__(_no_app, keys, log, loopback_only=loopback_only, count=count)
         self.limits, self.wire, self.polls = limits, wire, LongPolls(limits.poll_seconds)
+        self.body_seconds, self.body_rate = limits.body_seconds, limits.body_rate
+        self.max_open_requests = min(limits.owner_requests, max(1, max_connections() // 2))
         self.max_arriving_bytes = limits.arriving_bodies * limits.max_body
         self.progress = "the models are being loaded"
         self._is_open = asyncio.Event()

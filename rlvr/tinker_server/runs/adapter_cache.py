@@ -145,11 +145,14 @@ class AdapterCache:
         return run.policy
 
     def create(self, run: RunQueue, config: Any, seed: int) -> Policy:
-        """Make a new adapter, evicting others first if memory is full."""
+        """Make a new adapter, evicting others if memory is full."""
         while len(self._in_memory) >= self._limits.live_policies:
             self.evict(next(iter(self._in_memory.values())))
         run.policy = self._engine.create_policy(run.model, lora=config, seed=seed)
         self._in_memory[run.model] = run
+        if (most := self._limits.live_bytes) is not None:
+            while len(self._in_memory) > 1 and sum(map(measure_adapter, self._in_memory.values())) > most:
+                self.evict(next(iter(self._in_memory.values())))
         return run.policy
 
     def _restore(self, run: RunQueue) -> None:
@@ -246,6 +249,12 @@ class AdapterCache:
     def close(self) -> None:
         for run in list(self._in_memory.values()):
             self.evict(run)
+
+
+def measure_adapter(run: RunQueue) -> int:
+    """The bytes of a run's adapter in memory: weights, gradients and the two moments of AdamW."""
+    assert run.policy is not None
+    return sum(4 * master.numel() * master.element_size() for master in run.policy.masters.values())
 
 
 def lora_config(engine: Engine, rank: int, choice: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ Exercised by tests/test_tinker_disk_quota.py.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.server_limits import ServerLimits
 from rlvr.tinker_server.storage.paths import KINDS, CheckpointPath, run_folder
-from rlvr.tinker_server.storage.server_store import Row, ServerStore
+from rlvr.tinker_server.storage.server_store import KEPT, Row, ServerStore
 
 NAMED = 3  # checkpoints in a message, the largest first
 
@@ -33,7 +34,8 @@ class DiskUsage(NamedTuple):
 
 class DiskAccounts:
     def __init__(self, store: ServerStore, root: Path, limits: ServerLimits) -> None:
-        self._store, self._root, self.limit = store, root, limits.owner_disk_bytes
+        self._store, self._root, self._max_runs = store, root, limits.owner_runs
+        self.limit = limits.owner_disk_bytes or int(limits.owner_disk_share * shutil.disk_usage(root).total)
         self._lock = threading.Lock()
         self._measured: dict[str, DiskUsage] = {}  # by run; what is missing is measured when it is needed
 
@@ -78,7 +80,7 @@ class DiskAccounts:
 
     def check_quota(self, owner: str, what: str, size: int, freed: int = 0) -> None:
         """UserError if `size` more bytes, less those that the save frees, are over the owner's quota."""
-        if self.limit is None or size <= freed:
+        if size <= freed:
             return
         self._check(
             owner,
@@ -87,13 +89,19 @@ class DiskAccounts:
         )
 
     def check_new_run(self, owner: str) -> None:
-        """UserError for an owner who has used up the quota; a run of one who has not may come above it."""
-        if self.limit is not None:
-            self._check(owner, 1, "a new training run was not made")
+        """UserError for an owner who has used up a quota; a run of one who has not may come above that of the disk."""
+        [row] = self._store.all(f"SELECT count(*) AS runs FROM models WHERE owner = ? AND {KEPT}", owner)
+        if row["runs"] >= self._max_runs:
+            raise UserError(
+                f"this key has {row['runs']:,} training runs, and {self._max_runs:,} are allowed. Delete some that are "
+                "over (DELETE /api/v1/training_runs/ID; their named checkpoints stay), or ask the operator for more "
+                "(limits.owner_runs)"
+            )
+        self._check(owner, 1, "a new training run was not made")
 
     def _check(self, owner: str, more: int, refusal: str) -> None:
         used = self.measure_owner(owner)
-        if self.limit is None or used.total + more <= self.limit:
+        if used.total + more <= self.limit:
             return
         largest = self._largest_checkpoints(owner)
         named = ", ".join(f"{_path(row)} ({format_bytes(row['size'])})" for row in largest)
@@ -103,7 +111,7 @@ class DiskAccounts:
             f"({format_bytes(used.checkpoints)} by checkpoints, {format_bytes(used.unnamed)} by unnamed sampler "
             f"weights, {format_bytes(used.runs)} by the state of training runs); {refusal}. To make room, "
             f"delete {remedy}training runs that are over (DELETE /api/v1/training_runs/ID); or ask the operator for "
-            "more (limits.owner_disk_bytes)"
+            "more (limits.owner_disk_bytes, or limits.owner_disk_share of the disk)"
         )
 
     def _largest_checkpoints(self, owner: str) -> list[Row]:
