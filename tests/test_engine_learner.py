@@ -226,6 +226,23 @@ def test_a_step_with_an_infinite_norm_changes_nothing(client: Callable[..., Any]
     assert all(torch.equal(after[k], before[k]) for k in before)
 
 
+def test_gradients_that_add_up_to_an_infinite_norm_are_refused(client: Callable[..., Any]) -> None:
+    """Each call's norm is finite; that of the sum is not, and the step could never be taken."""
+    trainer = client("qwen3")
+    trainer.forward_backward(data(), "ppo")
+    norm = torch.nn.utils.get_total_norm(list(gradients(trainer).values()))
+    for p in trainer.policy.masters.values():
+        p.grad.mul_(1.8e19 / norm)  # squares of float32 end at 3.4e38, whose root is 1.84e19
+    before = gradients(trainer)
+    more = 0.1e19 / float(norm)
+    rows = [with_inputs(row, advantages=TensorData(row.loss_fn_inputs["advantages"].data * more)) for row in data()]
+    with pytest.raises(NonFiniteError, match="gradient norm"):
+        trainer.forward_backward(rows, "ppo")
+    after = gradients(trainer)
+    assert all(torch.equal(after[k], before[k]) for k in before)
+    trainer.optim_step(AdamParams(grad_clip_norm=1.0))
+
+
 def test_a_huge_rate_is_caught_by_the_next_call(client: Callable[..., Any]) -> None:
     """The step itself is finite arithmetic; the pass after it is not, and says so."""
     trainer = client("qwen3")

@@ -30,9 +30,10 @@ from tinker_backend import (
     tiny_engine,
 )
 from tinker_server import serving
-from tiny import data
+from tiny import data, with_inputs
 
 from rlvr.core.messages import AdamParams, ModelInput, SamplingParams
+from rlvr.core.tensors import TensorData
 from rlvr.tinker_server.backend import TinkerBackend
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http import proto
@@ -274,6 +275,25 @@ def test_a_step_that_leaves_weights_not_finite_is_undone(start: ServerFactory, t
                 assert_failed(client.do(seq, OptimStep(adam)), "not finite", "taken back")
         assert isinstance(client.do(4 if bad else 2, OptimStep(ADAM)), JsonResult)
         client.save_weights(5 if bad else 3, "after")
+        hashes.append(counters(tmp_path / "state", client.run, "after")["weights_sha256"])
+        backend.finish_session("anna", client.session, "success")
+    assert hashes[0] == hashes[1]
+
+
+def test_a_gradient_whose_norm_overflows_is_refused_and_the_run_goes_on(start: ServerFactory, tmp_path: Path) -> None:
+    """Every number of it is finite, so it would be kept, and no step could ever be taken."""
+    hashes: list[str] = []
+    for bad in (False, True):
+        client = BackendClient(backend := start())
+        client.make()
+        client.wait(client.gradients(1))
+        if bad:
+            row = data()[0]
+            advantages = [3e37] * row.model_input.length
+            huge = forward_backward(client.run, 2, [with_inputs(row, advantages=TensorData.of(advantages))], "ppo")
+            assert_failed(client.do(2, huge), "not finite", "before this request are kept")
+        assert isinstance(client.do(3 if bad else 2, OptimStep(ADAM)), JsonResult)
+        client.save_weights(4 if bad else 3, "after")
         hashes.append(counters(tmp_path / "state", client.run, "after")["weights_sha256"])
         backend.finish_session("anna", client.session, "success")
     assert hashes[0] == hashes[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tinker_backend import BackendClient, ServerFactory, assert_failed, counters
 from rlvr.tinker_server.backend import TinkerBackend
 from rlvr.tinker_server.errors import NotFound, UserError
 from rlvr.tinker_server.request_futures import JsonResult
+from rlvr.tinker_server.runs.adapter_cache import measure_adapter
 from rlvr.tinker_server.runs.run_operations import SaveExternal, SaveForSampler, SaveWeights
 from rlvr.tinker_server.storage.disk_usage import DiskUsage, format_bytes
 
@@ -196,3 +198,38 @@ def test_a_run_with_waiting_requests_is_not_deleted(new_server: ServerFactory) -
             backend.runs.delete("anna", client.run)
     client.wait(waiting)
     assert isinstance(client.wait(client.step(5)), JsonResult)
+
+
+def test_an_owner_has_a_quota_of_the_disk_and_of_runs_by_default(new_server: ServerFactory, tmp_path: Path) -> None:
+    backend = new_server()
+    size = shutil.disk_usage(tmp_path).total
+    assert backend.disk.limit == size // 2 and backend.limits.owner_runs == 1_000
+    backend.close()
+    backend = new_server(owner_runs=2, owner_disk_share=0.25)
+    assert backend.disk.limit == size // 4
+    first = trained(backend)
+    BackendClient(backend, "anna").make()
+    BackendClient(backend, "berta").make()
+    refusal = r"2 training runs.*DELETE /api/v1/training_runs/ID.*limits\.owner_runs"
+    with pytest.raises(UserError, match=refusal):
+        BackendClient(backend, "anna").make()
+    backend.runs.delete("anna", first.run)
+    BackendClient(backend, "anna").make()
+
+
+def test_adapters_in_memory_are_bounded_by_their_bytes(new_server: ServerFactory) -> None:
+    """As many as fit with gradients and two moments; the last one stays, and the others go on from the disk."""
+    backend = new_server()
+    trained(backend)
+    [cache] = set(backend._adapters.values())
+    size = measure_adapter(next(iter(cache._in_memory.values())))
+    backend.close()
+    backend = new_server(live_bytes=2 * size + 1)
+    [cache] = set(backend._adapters.values())
+    clients = [trained(backend) for _ in range(3)]
+    assert len(cache) == 2
+    for client in clients:
+        client.wait(client.gradients(4, seed=2))
+        client.wait(client.step(5))
+        assert len(cache) == 2
+    assert len({counters(backend.state, client.run, "first")["weights_sha256"] for client in clients}) == 1

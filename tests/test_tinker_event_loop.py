@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,12 @@ from open_server import NAME, open_endpoints, request, text_engine, text_tokeniz
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http import json_routes
 from rlvr.tinker_server.http.json_routes import SMALL_BODY, dump_json
+from rlvr.tinker_server.http.schemas import CreateSessionRequest, OptimStepRequest
+from rlvr.tinker_server.http.tinker_middleware import TinkerMiddleware
 from rlvr.tinker_server.open_api import open_replies, served_text
 from rlvr.tinker_server.open_api.served_text import ServedText
+from rlvr.tinker_server.server_limits import ServerLimits
+from rlvr.web.auth import ApiKeys
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 USER = [{"role": "user", "content": "What is 4 + 5?"}]
@@ -217,7 +222,7 @@ def test_a_text_that_must_be_too_long_is_not_tokenized(port: int, server: tuple[
         monkeypatch.setattr(type(text._tokenizer), name, lambda *_, **__: pytest.fail("it was tokenized"))
     with pytest.raises(UserError, match=rf"prompt: .* context of {model.context:,} tokens .* shorten"):
         text.encode("a" * (int(text.max_chars) + 1))
-    with pytest.raises(UserError, match="messages: .* shorten"):
+    with pytest.raises(UserError, match=r"messages: .* shorten"):
         text.render([{"role": "user", "content": "a" * int(text.max_chars)}], [], {})
 
 
@@ -267,3 +272,171 @@ def test_a_list_of_mistakes_is_refused_at_the_first(port: int) -> None:
         assert status == 400 and "neither text nor token ids" in answer["detail"], answer
     status, answer = request(port, CHAT, {"model": NAME, "messages": [{"role": "x"}] * 10_000})
     assert status == 400 and answer["detail"].count("messages") == 1, answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user_metadata": {str(i): 1 for i in range(100_000)}},
+        {"user_metadata": {"a": [[]] * 100_000}},
+        {"user_metadata": {"a": [{}] * 100_000}},
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
+    port: int, monkeypatch: pytest.MonkeyPatch, body: Any
+) -> None:
+    monkeypatch.setattr(json_routes.json, "loads", lambda *_: pytest.fail("it was parsed"))
+    raw = json.dumps(body).encode()
+    with pytest.raises(UserError, match=r"100,000 lists, objects and fields"):
+        json_routes.parse_body(CreateSessionRequest, raw, "application/json")
+
+
+def test_signs_in_texts_are_no_parts() -> None:
+    raw = json.dumps({"a": '[{:"\\' * 100_000 + "é\\", "b": [1, {"c": 2}]}, ensure_ascii=False).encode()
+    assert json_routes.count_parts(raw) == 2 + 1 + 3  # objects, lists, fields
+
+
+class Arrivals:
+    """A request whose body arrives in pieces of so many bytes, each after so many seconds of the loop's clock."""
+
+    def __init__(self, path: str, pieces: list[tuple[int, float]], key: str = "tml-aaaaaaaa") -> None:
+        self.pieces, self.sent = iter(pieces), list[Any]()
+        headers = [(b"x-api-key", key.encode()), (b"content-type", b"application/json")]
+        self.scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+
+    async def receive(self) -> Any:
+        size, seconds = next(self.pieces)
+        await asyncio.sleep(seconds)
+        return {"type": "http.request", "body": b"x" * size, "more_body": True}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer: nobody waits, and seconds are exact."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def run_jumping(work: Any) -> float:
+    loop = JumpingLoop()
+    try:
+        loop.run_until_complete(work)
+        return loop.now
+    finally:
+        loop.close()
+
+
+def protect(app: Any, **limits: Any) -> TinkerMiddleware:
+    middleware = TinkerMiddleware(ApiKeys(["tml-aaaaaaaa", "tml-bbbbbbbb"]), ServerLimits(**limits))
+    middleware.open(app)
+    return middleware
+
+
+async def read_body(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("pieces", "seconds"),
+    [
+        ([(1, 1.0)] * 1_000, 60.0 + 60 / 1_000),  # a byte a second: 60 of them are worth 0.06 s
+        ([(0, 1_000.0)], 60.0),
+        ([(1_000, 1.0)] * 120 + [(0, 1_000.0)], 180.0),  # exactly the rate, then nothing
+    ],
+)
+def test_a_body_that_trickles_is_refused(pieces: list[tuple[int, float]], seconds: float) -> None:
+    request = Arrivals("/api/v1/create_session", pieces)
+    middleware = protect(read_body, body_seconds=60.0, body_rate=1_000.0)
+    assert run_jumping(middleware(request.scope, request.receive, request.send)) == pytest.approx(seconds)
+    assert request.sent[0]["status"] == 408 and (b"connection", b"close") in request.sent[0]["headers"]
+
+
+def test_one_owner_holds_a_number_of_connections() -> None:
+    async def run() -> None:
+        release = asyncio.Event()
+
+        async def hold(scope: Any, receive: Any, send: Any) -> None:
+            await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        middleware = protect(hold, owner_requests=3)
+
+        async def ask(key: str) -> Any:
+            request = Arrivals("/api/v1/create_session", [], key)
+            await middleware(request.scope, request.receive, request.send)
+            return request.sent
+
+        held = [asyncio.create_task(ask("tml-aaaaaaaa")) for _ in range(3)]
+        await asyncio.sleep(0)
+        refused = await ask("tml-aaaaaaaa")
+        assert refused[0]["status"] == 429 and b"limits.owner_requests" in refused[1]["body"]
+        other = asyncio.create_task(ask("tml-bbbbbbbb"))
+        await asyncio.sleep(0)
+        release.set()
+        assert [(await one)[0]["status"] for one in (*held, other)] == [200] * 4
+        assert (await ask("tml-aaaaaaaa"))[0]["status"] == 200
+        assert not middleware._open
+
+    asyncio.run(run())
+
+
+def test_a_body_that_goes_on_after_its_answer_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn's own timer of idle connections begins anew with every byte."""
+    from rlvr.web import server as web_server
+
+    monkeypatch.setattr(web_server, "REST_SECONDS", 0.2)
+
+    async def run() -> None:
+        config = web_server.server_config(answer_at_once, timeout_keep_alive=60)
+        config.load()
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: config.http_protocol_class(config, uvicorn_state(), {}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+
+        async def trickle() -> None:
+            with suppress(OSError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(30):
+            trickling = asyncio.create_task(trickle())
+            with suppress(ConnectionError):
+                assert b"\r\n\r\n" in await reader.read()
+            await trickling
+        listening.close()
+
+    async def answer_at_once(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    def uvicorn_state() -> Any:
+        from uvicorn.server import ServerState
+
+        return ServerState()
+
+    asyncio.run(run())
+
+
+def test_an_optimizer_that_is_not_here_is_refused_by_name() -> None:
+    dimuon = {"type": "dimuon", "learning_rate": 0.1, "grad_clip_norm": 0.0, "beta1": 0.9}
+    for body in ({"optimizer_params": dimuon}, {"adam_params": dimuon}):
+        with pytest.raises(UserError, match=r"optimizer 'dimuon' is not supported.*AdamW"):
+            OptimStepRequest(model_id="a", seq_id=1, **body).adam()
+    with pytest.raises(UserError, match="needs adam_params"):
+        OptimStepRequest(model_id="a", seq_id=1).adam()

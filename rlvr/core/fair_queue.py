@@ -47,6 +47,11 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(self.count(owner) for owner in self._owners)
 
+    @property
+    def owners(self) -> list[str]:
+        """The owners with items, the next turn first."""
+        return list(self._owners)
+
     def count(self, owner: str) -> int:
         """The number of items of one owner."""
         return sum(map(len, self._owners.get(owner, {}).values()))

@@ -322,7 +322,8 @@ class Engine:
     ) -> ForwardBackwardOutput:
         """Add the gradient of a named loss to the policy's, or with `backward=False` only compute log-probs [T].
 
-        `after_batch` is called after each micro-batch. It may sample, and must not change policies.
+        `after_batch` is called after each micro-batch. It may sample and train other policies (without `trainers`), and
+        must not change this one.
         """
         with self.lock:
             self._check_current(policy)

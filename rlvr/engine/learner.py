@@ -119,7 +119,8 @@ class Learner:
         """Add d(sum of token losses) / d(weights) to the policy's gradients; returns the log-probs of every target, or
         the values of a critic.
 
-        `after_batch` is called after each micro-batch. It may sample, and must not change policies.
+        `after_batch` is called after each micro-batch. It may sample and train other policies, and must not change this
+        one.
         """
         if policy.is_critic != (loss_fn == VALUE_LOSS):
             own = f"it is a critic, whose one loss is {VALUE_LOSS}" if policy.is_critic else "it has no value head"

@@ -124,6 +124,7 @@ class AdapterCache:
         self._engine, self._store, self._futures, self._root, self._limits = engine, store, futures, root, limits
         self._disk = disk
         self._in_memory: OrderedDict[str, RunQueue] = OrderedDict()  # least recently used first
+        self.in_use: list[RunQueue] = []  # whose requests are being executed
         # Applies one operation to a policy, without its result; `executor.py` sets it.
         self.replay: Callable[[RunQueue, Operation], None] | None = None
 
@@ -146,14 +147,22 @@ class AdapterCache:
 
     def create(self, run: RunQueue, config: Any, seed: int) -> Policy:
         """Make a new adapter, evicting others if memory is full."""
-        while len(self._in_memory) >= self._limits.live_policies:
-            self.evict(next(iter(self._in_memory.values())))
+        while len(self._in_memory) >= self._limits.live_policies and self._evict_one(run):
+            pass
         run.policy = self._engine.create_policy(run.model, lora=config, seed=seed)
         self._in_memory[run.model] = run
         if (most := self._limits.live_bytes) is not None:
-            while len(self._in_memory) > 1 and sum(map(measure_adapter, self._in_memory.values())) > most:
-                self.evict(next(iter(self._in_memory.values())))
+            while sum(map(measure_adapter, self._in_memory.values())) > most and self._evict_one(run):
+                pass
         return run.policy
+
+    def _evict_one(self, new: RunQueue) -> bool:
+        """Evict the adapter that was not used for the longest time; False if all are in use."""
+        unused = (run for run in self._in_memory.values() if run is not new and run not in self.in_use)
+        if (run := next(unused, None)) is None:
+            return False
+        self.evict(run)
+        return True
 
     def _restore(self, run: RunQueue) -> None:
         from rlvr.engine.checkpoint import load_policy

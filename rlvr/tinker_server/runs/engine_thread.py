@@ -1,10 +1,11 @@
 """The one thread that computes on an engine: training requests in order, sampling between them.
 
-Owners with a request that can run take turns, and so do the training runs of each owner. A turn is one request, which
-holds at most one message (the SDK splits at 1,024 rows or 5 MB). Sampling requests wait in a fair queue
-(`rlvr.core.fair_queue`) until the engine has room; one owner gets at most its `owner_share`. Training and sampling get
-equal time: after each micro-batch of a training request, sampling runs for as long as that took, and after a request of
-another kind too, `sampling_seconds` at most.
+Owners take turns by the seconds that they used (`owner_clock.py`), and the training runs of each owner one after the
+other. A turn is one request, which holds at most one message (the SDK splits at 1,024 rows or 5 MB), or one step of
+sampling, whose time is shared by the owners of its rows. After each micro-batch of a training request the owner who
+used less goes first: sampling, or another owner's training request, which changes no bit of this one. An owner's own
+training and sampling get equal time, with leads of `sampling_seconds` at most. Sampling requests wait in a fair queue
+(`rlvr.core.fair_queue`) until the engine has room; one owner gets at most its `owner_share`.
 
 An exception never ends the thread: it becomes the result of the request that raised it.
 Exercised by tests/test_tinker_backend.py, tests/test_tinker_backend_sampling.py and tests/test_tinker_attacks.py.
@@ -12,7 +13,6 @@ Exercised by tests/test_tinker_backend.py, tests/test_tinker_backend_sampling.py
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -25,6 +25,7 @@ from rlvr.tinker_server.request_futures import FutureRegistry, LiveOutcome, Requ
 from rlvr.tinker_server.runs.adapter_cache import AdapterCache, RunQueue
 from rlvr.tinker_server.runs.engine_counters import EngineState
 from rlvr.tinker_server.runs.executor import RunExecutor, classify_error
+from rlvr.tinker_server.runs.owner_clock import OwnerClock
 from rlvr.tinker_server.sampling.queued_sample import QueuedSample
 from rlvr.tinker_server.sampling.sampling_sessions import SamplingSessions
 from rlvr.tinker_server.server_limits import ServerLimits
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rlvr.engine.engine import Engine
 
 log = logging.getLogger(__name__)
+MOST_NESTED = 8  # training requests that wait between two micro-batches
 IDLE_CHECK_SECONDS = 5.0  # between searches for idle adapters
 
 
@@ -55,16 +57,14 @@ class EngineThread:
         self._sampling_sessions, self._futures, self._limits = sampling_sessions, futures, limits
         self._wake = threading.Condition()
         self._ready_runs: deque[RunQueue] = deque()  # whose next request has arrived
-        self._turns: dict[str, int] = {}  # owner -> the number of its last turn
-        self._turn_count = itertools.count(1)
+        self._clock = OwnerClock(limits.sampling_seconds)
+        self._training: list[RunQueue] = []  # whose requests run: each but the last waits between two micro-batches
         self._samples = FairQueue[QueuedSample]()
         self._cancelled: deque[ResultFuture] = deque()
         self._deleted: deque[RunQueue] = deque()
         self._gaps: dict[str, RunQueue] = {}  # runs that wait for a missing seq_id
         self._pause = min(IDLE_CHECK_SECONDS, limits.gap_seconds / 4)
         self._running: dict[Any, QueuedSample] = {}  # by the engine's request
-        self._training_since = 0.0  # when the current training request, or its last stretch, began
-        self._sampling_seconds = 0.0  # during it
         self._stopping = False
         executor.between_micro_batches = self._between
         self.counters = executor.counters
@@ -120,7 +120,7 @@ class EngineThread:
             self._executor.remove_run_state(run.model)
 
     def _serve_requests(self) -> None:
-        sampling_debt, checked_at = 0.0, time.monotonic()  # seconds of sampling due before the next training request
+        checked_at = time.monotonic()
         while True:
             with self._wake:
                 while not (self._stopping or self._deleted or self._ready_runs or self._cancelled or self._sampling):
@@ -128,19 +128,13 @@ class EngineThread:
                         break
                 if self._stopping:
                     break
-                run = self._next_run() if self._ready_runs and (sampling_debt <= 0 or not self._sampling) else None
             try:
                 self._delete_runs()
-                self._cancel_samples()
-                self._admit()
-                if run is not None:
-                    sampling_debt = min(self._train(run), self._limits.sampling_seconds)
-                if self._running:
-                    sampling_debt -= self._advance()
+                is_busy = self._take_turn()
                 if time.monotonic() - checked_at > self._pause:
                     checked_at = time.monotonic()
                     self._close_gaps()
-                    if not self._running and run is None:
+                    if not self._running and not is_busy:
                         self._engine.release()
                     self._adapters.evict_idle(checked_at - self._limits.idle_seconds)
             except Exception:
@@ -150,33 +144,65 @@ class EngineThread:
     def _sampling(self) -> bool:
         return bool(self._samples or self._running)
 
-    def _next_run(self) -> RunQueue:
-        """The first run of the owner whose last turn was longest ago."""
-        run = min(self._ready_runs, key=lambda run: self._turns.get(run.owner, 0))
-        self._ready_runs.remove(run)
-        self._turns[run.owner] = next(self._turn_count)
-        return run
+    def _take_turn(self, *, before: str | None = None) -> bool:
+        """Run one training request, or one step of sampling, of the owner whose turn it is; with `before`, only if it
+        comes before this owner, whose training request waits meanwhile. Returns whether anything ran."""
+        self._cancel_samples()
+        self._admit()
+        waiting = {run.owner for run in self._training}
+        with self._wake:
+            ready = {run.owner for run in self._ready_runs} - waiting
+            sampling = {one.owner for one in self._running.values()} | (
+                {*self._samples.owners} if self._running else set()
+            )
+        if waiting and (self._engine.trainers is not None or len(self._training) >= MOST_NESTED):
+            ready = set()
+        self._clock.see(ready | sampling | waiting)
+        trainer, sampler = self._clock.first(ready), self._clock.first(sampling)
+        if before is not None:
+            if trainer is not None and self._clock.used(trainer) >= self._clock.used(before):
+                trainer = None
+            if not self._clock.is_sampling_next(before, sampler):
+                sampler = None
+        if sampler is not None and self._clock.is_sampling_next(trainer, sampler):
+            self._advance()
+        elif trainer is not None:
+            self._train(self._next_run(trainer))
+        else:
+            return False
+        return True
 
-    def _train(self, run: RunQueue) -> float:
+    def _next_run(self, owner: str) -> RunQueue:
+        """The first of the owner's runs that can go on."""
+        with self._wake:
+            run = next(run for run in self._ready_runs if run.owner == owner)
+            self._ready_runs.remove(run)
+            return run
+
+    def _train(self, run: RunQueue) -> None:
         with run.lock:
             if not run.is_ready:
                 if run.queue:
                     self._gaps[run.model] = run
-                return 0.0
-        self._training_since, self._sampling_seconds = time.monotonic(), 0.0
-        took = self._executor.run_next(run)
+                return
+        self._clock.start()
+        self._training.append(run)
+        try:
+            self._executor.run_next(run)
+        finally:
+            self._training.pop()
+            self._clock.charge_training(run.owner)
         self.schedule(run)  # to take its next turn, or to be watched for what it waits for
-        return took - 2 * self._sampling_seconds
 
     def _between(self) -> None:
-        """Sample after a micro-batch, for as long as that took."""
-        earned, spent = time.monotonic() - self._training_since, 0.0
-        self._cancel_samples()
-        self._admit()
-        while self._running and spent < earned and not self._stopping:
-            spent += self._advance()
-        self._sampling_seconds += spent
-        self._training_since = time.monotonic()
+        """After a micro-batch: the turns of those who used less than its owner, who is charged for it first."""
+        owner, paused = self._training[-1].owner, self._executor.paused_seconds
+        self._clock.charge_training(owner)
+        begun = time.monotonic()
+        while not self._stopping and self._take_turn(before=owner):
+            pass
+        self._executor.paused_seconds = paused + time.monotonic() - begun
+        self._clock.start()
 
     def _close_gaps(self) -> None:
         """Fail requests that waited too long for an earlier seq_id, and name the missing one."""
@@ -242,13 +268,14 @@ class EngineThread:
             weights[sampling.owner].add(sampling.weights)
             longest = max(longest, request.reach)
 
-    def _advance(self) -> float:
-        """Sample one step; the seconds that it took."""
-        begun = time.monotonic()
+    def _advance(self) -> None:
+        """Sample one step, charged to the owners of its rows."""
+        rows = Counter[str]()
+        for request, sampling in self._running.items():
+            rows[sampling.owner] += max(1, sampling.count - len(request.finished))
+        self._clock.start()
         self._sample_step()
-        took = time.monotonic() - begun
-        self.counters.sampling_seconds += took
-        return took
+        self.counters.sampling_seconds += self._clock.charge_sampling(rows)
 
     def _sample_step(self) -> None:
         try:

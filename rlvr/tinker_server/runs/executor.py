@@ -60,15 +60,17 @@ class RunExecutor:
     _aliases: dict[str, str]
     counters: EngineCounters = field(default_factory=EngineCounters)
     between_micro_batches: Callable[[], None] | None = None  # called during a long request
+    paused_seconds: float = 0.0  # that these calls took, which the request is not charged for
     _substitutions: dict[str, str] = field(default_factory=dict[str, str])  # run -> the metric that names its alias
 
     def __post_init__(self) -> None:
         self._adapters.replay = self._replay
 
-    def run_next(self, run: RunQueue) -> float:
-        """Execute the run's next request and resolve its future; returns the seconds it took."""
+    def run_next(self, run: RunQueue) -> None:
+        """Execute the run's next request and resolve its future."""
         begun, seq, queued = time.monotonic(), run.next_seq, run.queue[run.next_seq]
-        sampled_before = self.counters.sampling_seconds
+        paused_before = self.paused_seconds
+        self._adapters.in_use.append(run)
         operation, is_damaged = queued.operation, False
         try:
             if operation is None:
@@ -82,9 +84,11 @@ class RunExecutor:
             outcome, is_damaged = classify_error(error)
             if is_damaged:
                 log.exception("%s: request %d failed", run.model, seq)
-        took = time.monotonic() - begun
+        finally:
+            self._adapters.in_use.remove(run)
+        took = time.monotonic() - begun - (self.paused_seconds - paused_before)
         run.compute_seconds += took
-        self._count(operation, outcome, took - (self.counters.sampling_seconds - sampled_before))
+        self._count(operation, outcome, took)
         self.finish(run, seq, queued, outcome)
         if is_damaged:
             self._adapters.drop(run)
@@ -93,7 +97,6 @@ class RunExecutor:
             is_load = isinstance(operation, (ops.CreateRun, ops.LoadWeights)) and operation.path
             if (is_load and not isinstance(outcome, RequestFailure)) or self._adapters.needs_snapshot(run):
                 self._adapters.snapshot(run)
-        return took
 
     def _count(self, operation: ops.Operation | None, outcome: Outcome, seconds: float) -> None:
         is_forward = isinstance(operation, ops.ForwardBackward) and operation.forward_only

@@ -1,0 +1,162 @@
+"""Owners of the engine server take turns by the seconds that they used, and never change each other's bits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from tinker_backend import ADAM, BackendClient, ServerFactory, counters, forward_backward, tiny_engine
+from tiny import data
+
+from rlvr.core.messages import ModelInput, SamplingParams
+from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
+from rlvr.tinker_server.runs.owner_clock import OwnerClock
+from rlvr.tinker_server.runs.run_operations import OptimStep
+
+
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[ServerFactory]:
+    factory = ServerFactory(tmp_path)
+    yield factory
+    factory.close()
+
+
+class Time:
+    """A clock that goes on when work is done."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def train(clock: OwnerClock, time: Time, owner: str, seconds: float) -> None:
+    clock.start()
+    time.now += seconds
+    clock.charge_training(owner)
+
+
+def test_turns_are_shared_by_seconds_and_not_by_requests() -> None:
+    """Ten seconds a request against a quarter: each gets half of the time."""
+    time = Time()
+    clock, costs, spent = OwnerClock(1.0, clock=time), {"greedy": 10.0, "polite": 0.25}, Counter[str]()
+    for _ in range(410):
+        clock.see(costs)
+        owner = clock.first(costs)
+        assert owner is not None
+        train(clock, time, owner, costs[owner])
+        spent[owner] += costs[owner]
+    assert spent == {"greedy": 100.0, "polite": 100.0}
+
+
+def test_a_pause_earns_a_second_at_most() -> None:
+    time = Time()
+    clock = OwnerClock(1.0, credit=1.0, clock=time)
+    clock.see({"a"})
+    train(clock, time, "a", 3_600.0)
+    clock.see({"a", "b"})
+    assert clock.used("b") == 3_599.0 and clock.first({"a", "b"}) == "b"
+    train(clock, time, "b", 0.5)
+    clock.see({"a"})
+    train(clock, time, "a", 0.25)
+    clock.see({"a", "b"})  # it keeps what it has left of it
+    assert clock.used("b") == 3_599.5
+    train(clock, time, "b", 30.0)
+    clock.see({"a"})
+    clock.see({"a", "b"})  # and what it used too much
+    assert clock.used("b") == 3_629.5
+    clock.see(set())
+    assert clock.used("a") == clock.used("b") == 0.0
+
+
+def test_a_step_of_sampling_is_charged_by_rows() -> None:
+    time = Time()
+    clock = OwnerClock(1.0, clock=time)
+    clock.see({"a", "b"})
+    clock.start()
+    time.now += 4.0
+    assert clock.charge_sampling({"a": 3, "b": 1}) == 4.0
+    assert (clock.used("a"), clock.used("b")) == (3.0, 1.0)
+
+
+def test_training_and_sampling_of_one_owner_get_equal_time() -> None:
+    """With leads of at most the `stretch`: what was left unused for an hour is not made up for."""
+    time = Time()
+    clock, spent = OwnerClock(1.0, clock=time), Counter[str]()
+    clock.see({"a"})
+    train(clock, time, "a", 3_600.0)
+    for _ in range(1_000):
+        if clock.is_sampling_next("a", "a"):
+            clock.start()
+            time.now += 0.125
+            clock.charge_sampling({"a": 1})
+            spent["sampling"] += 1
+        else:
+            train(clock, time, "a", 0.125)
+            spent["training"] += 1
+    assert abs(spent["sampling"] - spent["training"]) <= 8  # the second that sampling had to make up for
+    assert clock.is_sampling_next(None, "a") and not clock.is_sampling_next("a", None)
+
+
+def test_another_owner_trains_between_the_micro_batches_of_a_long_request(
+    new_server: ServerFactory, tmp_path: Path
+) -> None:
+    """A whole iteration of one owner fits into one request of the other, and both end with the bits of a run alone."""
+
+    def run(*, is_greedy: bool, is_polite: bool) -> dict[str, str]:
+        backend = new_server(engine=tiny_engine(micro_tokens=18))
+        anna, bob = BackendClient(backend), BackendClient(backend, "bob")
+        for client in (anna, bob):
+            client.make()
+        long = ""
+        if is_greedy:
+            long = anna.send(1, forward_backward(anna.run, 1, data(lengths=[9] * 600)))
+        if is_polite:
+            for seq in (1, 3, 5):
+                bob.gradients(seq, seed=seq)
+                assert isinstance(bob.wait(bob.step(seq + 1)), JsonResult)
+            if long:
+                assert isinstance(asyncio.run(backend.result("anna", long, 0)), Pending)
+            bob.save_weights(7, "after")
+        if is_greedy:
+            assert not isinstance(anna.wait(long, 120), (Pending, RequestFailure))
+            assert isinstance(anna.do(2, OptimStep(ADAM)), JsonResult)
+            anna.save_weights(3, "after")
+        clients = [client for client, is_there in ((anna, is_greedy), (bob, is_polite)) if is_there]
+        hashes = {one.owner: counters(tmp_path, one.run, "after")["weights_sha256"] for one in clients}
+        backend.close()
+        return hashes
+
+    together = run(is_greedy=True, is_polite=True)
+    assert together == run(is_greedy=True, is_polite=False) | run(is_greedy=False, is_polite=True)
+
+
+def test_an_adapter_in_use_is_not_evicted_by_what_runs_in_between(new_server: ServerFactory) -> None:
+    backend = new_server(engine=tiny_engine(micro_tokens=18), live_policies=1)
+    anna, bob = BackendClient(backend), BackendClient(backend, "bob")
+    anna.make()
+    long = anna.send(1, forward_backward(anna.run, 1, data(lengths=[9] * 400)))
+    bob.make()
+    bob.gradients(1)
+    assert isinstance(bob.wait(bob.step(2)), JsonResult)
+    assert not isinstance(anna.wait(long, 120), (Pending, RequestFailure))
+    assert isinstance(anna.do(2, OptimStep(ADAM)), JsonResult)
+
+
+def test_sampling_goes_on_beside_a_long_request_of_the_same_owner(new_server: ServerFactory) -> None:
+    backend = new_server(engine=tiny_engine(micro_tokens=18))
+    anna = BackendClient(backend)
+    anna.make()
+    long = anna.send(1, forward_backward(anna.run, 1, data(lengths=[9] * 600)))
+    sampler = backend.sampling.create_sampler("anna", anna.session, 1, "tiny/model")
+    params = SamplingParams(max_tokens=8, stop=[])
+    request, _ = backend.sampling.sample("anna", sampler, 1, ModelInput([1, 2]), 4, params)
+    assert not isinstance(anna.wait(request), (Pending, RequestFailure))
+    assert isinstance(asyncio.run(backend.result("anna", long, 0)), Pending)
+    anna.wait(long, 120)
