@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ from tiny import data
 
 from rlvr.core.messages import ModelInput, SamplingParams
 from rlvr.tinker_server.request_futures import JsonResult, Pending, RequestFailure
-from rlvr.tinker_server.runs.owner_clock import OwnerClock
+from rlvr.tinker_server.runs.adapter_cache import RunQueue
+from rlvr.tinker_server.runs.executor import RunExecutor
+from rlvr.tinker_server.runs.owner_clock import GRACE_SECONDS, OwnerClock
 from rlvr.tinker_server.runs.run_operations import OptimStep
 
 
@@ -72,7 +76,47 @@ def test_a_pause_earns_a_second_at_most() -> None:
     clock.see({"a", "b"})  # and what it used too much
     assert clock.used("b") == 3_629.5
     clock.see(set())
+    assert clock.used("b") == 3_629.5  # it was there a moment ago
+    time.now += 1.0
+    clock.see(set())
+    clock.see(set())
     assert clock.used("a") == clock.used("b") == 0.0
+
+
+def test_an_owner_who_used_less_is_waited_for_at_its_own_cost() -> None:
+    """One owner's requests take 5 s and cannot be interrupted, the other's take 0.2 s and come 0.05 s after its last
+    result. Without waiting the second would get one of them after each of the first: 4 % of its speed alone."""
+    time = Time()
+    clock, done, returns = OwnerClock(1.0, clock=time), Counter[str](), 0.0
+    while time.now < 1_000.0:
+        present = {"long"} | ({"short"} if time.now >= returns else set())
+        clock.see(present)
+        owner = clock.first(present)
+        assert owner is not None
+        if awaited := clock.find_awaited(owner, present):
+            assert awaited[0] == "short" and 0 < awaited[1] <= GRACE_SECONDS + 1e-9
+            clock.start()
+            time.now = min(time.now + awaited[1], max(returns, time.now))
+            clock.charge_waiting("short")
+            continue
+        train(clock, time, owner, {"long": 5.0, "short": 0.2}[owner])
+        done[owner] += 1
+        if owner == "short":
+            returns = time.now + 0.05
+    assert 0.45 < done["short"] * 0.25 / 1_000 < 0.55 and 0.45 < done["long"] * 5 / 1_000 < 0.55
+
+
+def test_an_owner_who_does_not_come_back_is_not_waited_for_again() -> None:
+    time = Time()
+    clock = OwnerClock(1.0, clock=time)
+    clock.see({"a", "b"})
+    train(clock, time, "a", 5.0)
+    train(clock, time, "b", 0.2)
+    clock.see({"a"})
+    assert clock.find_awaited("a", {"a"}) == ("b", pytest.approx(GRACE_SECONDS))
+    time.now += GRACE_SECONDS
+    clock.see({"a"})
+    assert clock.find_awaited("a", {"a"}) is None
 
 
 def test_a_step_of_sampling_is_charged_by_rows() -> None:
@@ -105,25 +149,41 @@ def test_training_and_sampling_of_one_owner_get_equal_time() -> None:
 
 
 def test_another_owner_trains_between_the_micro_batches_of_a_long_request(
-    new_server: ServerFactory, tmp_path: Path
+    new_server: ServerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole iteration of one owner fits into one request of the other, and both end with the bits of a run alone."""
+    finished: list[tuple[str, int]] = []
+    finish = RunExecutor.finish
+
+    def note(self: RunExecutor, run: RunQueue, seq: int, *rest: Any) -> None:
+        finished.append((run.owner, seq))
+        finish(self, run, seq, *rest)
+
+    monkeypatch.setattr(RunExecutor, "finish", note)
+    monkeypatch.setattr(OwnerClock, "used", lambda _, owner: {"anna": 1.0}.get(owner, 0.0))
 
     def run(*, is_greedy: bool, is_polite: bool) -> dict[str, str]:
         backend = new_server(engine=tiny_engine(micro_tokens=18))
+        [thread] = set(backend._engine_threads.values())
+        between, has_come = thread._between, Event()
+
+        def wait_and_go_on() -> None:
+            if is_greedy and is_polite and thread._training[-1].owner == "anna":
+                assert has_come.wait(30)
+            between()
+
+        thread._executor.between_micro_batches = wait_and_go_on
         anna, bob = BackendClient(backend), BackendClient(backend, "bob")
         for client in (anna, bob):
             client.make()
-        long = ""
         if is_greedy:
-            long = anna.send(1, forward_backward(anna.run, 1, data(lengths=[9] * 600)))
+            long = anna.send(1, forward_backward(anna.run, 1, data(lengths=[9] * 40)))
         if is_polite:
-            for seq in (1, 3, 5):
-                bob.gradients(seq, seed=seq)
-                assert isinstance(bob.wait(bob.step(seq + 1)), JsonResult)
-            if long:
-                assert isinstance(asyncio.run(backend.result("anna", long, 0)), Pending)
-            bob.save_weights(7, "after")
+            bob.gradients(1, seed=1)
+            step = bob.step(2)
+            has_come.set()
+            assert isinstance(bob.wait(step), JsonResult)
+            bob.save_weights(3, "after")
         if is_greedy:
             assert not isinstance(anna.wait(long, 120), (Pending, RequestFailure))
             assert isinstance(anna.do(2, OptimStep(ADAM)), JsonResult)
@@ -134,6 +194,7 @@ def test_another_owner_trains_between_the_micro_batches_of_a_long_request(
         return hashes
 
     together = run(is_greedy=True, is_polite=True)
+    assert finished.index(("bob", 2)) < finished.index(("anna", 1))
     assert together == run(is_greedy=True, is_polite=False) | run(is_greedy=False, is_polite=True)
 
 

@@ -66,6 +66,5 @@ def _disk_metrics(backend: TinkerBackend) -> Iterator[Metric]:
         for kind, size in usage._asdict().items():
             used.add_metric([owner, kind], size)
     yield used
-    if backend.disk.limit is not None:
-        yield gauge("rlvr_disk_limit_bytes", "The most bytes of one owner.", backend.disk.limit)
+    yield gauge("rlvr_disk_limit_bytes", "The most bytes of one owner.", backend.disk.limit)
     yield gauge("rlvr_disk_free_bytes", "Free on the disk of the state folder.", shutil.disk_usage(backend.state).free)

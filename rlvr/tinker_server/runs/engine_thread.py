@@ -164,13 +164,25 @@ class EngineThread:
                 trainer = None
             if not self._clock.is_sampling_next(before, sampler):
                 sampler = None
-        if sampler is not None and self._clock.is_sampling_next(trainer, sampler):
+        trains_next = trainer or before
+        awaited = trains_next and self._clock.find_awaited(trains_next, ready | sampling | waiting)
+        if sampler is not None and (awaited or self._clock.is_sampling_next(trainer, sampler)):
             self._advance()
+        elif awaited:
+            self._wait_for(*awaited)
         elif trainer is not None:
             self._train(self._next_run(trainer))
         else:
             return False
         return True
+
+    def _wait_for(self, owner: str, seconds: float) -> None:
+        """Wait for an owner's next request, or for any other."""
+        self._clock.start()
+        with self._wake:
+            if not self._stopping:
+                self._wake.wait(seconds)
+        self._clock.charge_waiting(owner)
 
     def _next_run(self, owner: str) -> RunQueue:
         """The first of the owner's runs that can go on."""

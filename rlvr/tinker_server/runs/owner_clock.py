@@ -1,7 +1,9 @@
 """The seconds of an engine that each owner used, by which owners take turns.
 
-A turn costs what it takes: ten short requests of one owner are worth a long one of another. Who comes after a pause
-begins `credit` seconds behind those who are there, at most: a pause earns no more. Only the engine thread calls this.
+A turn costs what it takes: ten short requests of one owner are worth a long one of another. An owner who comes after a
+pause begins `credit` seconds behind those who are there, at most: a pause earns no more. A client sends its next
+request when it has the result of the last one, and a long one of another owner cannot be interrupted: so for
+`GRACE_SECONDS` an owner who used less is waited for, at its own cost. Only the engine thread calls this.
 Exercised by tests/test_tinker_fairness.py.
 """
 
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable, Collection
 
 CREDIT_SECONDS = 1.0
+GRACE_SECONDS = 0.1
 
 
 class OwnerClock:
@@ -21,20 +24,34 @@ class OwnerClock:
         self._stretch, self._credit, self._clock = stretch, credit, clock
         self._used: dict[str, float] = {}
         self._lead: dict[str, float] = {}  # owner -> seconds of training less those of sampling
-        self._present: set[str] = set()
-        self._mark = clock()
+        self._seen: dict[str, float] = {}  # owner -> when it had work or was computed for, if that is not long ago
+        self._mark = self._looked = clock()
 
     def see(self, owners: Collection[str]) -> None:
         """Note who has work now. An owner who had none before gets no more than `credit` for that."""
-        there = [self._used[owner] for owner in self._present if owner in owners]
+        # Who was there at the last look may have come back while the engine computed.
+        self._seen = {owner: at for owner, at in self._seen.items() if self._looked - at < GRACE_SECONDS}
+        self._looked = now = self._clock()
+        there = [self.used(owner) for owner in self._seen]
         for owner in owners:
-            if owner not in self._present:
-                least = min(there) - self._credit if there else self._used.get(owner, 0.0)
-                self._used[owner] = max(self._used.get(owner, least), least)
-        self._present = set(owners)
-        if not self._present:
+            if owner not in self._seen:
+                least = min(there) - self._credit if there else self.used(owner)
+                self._used[owner] = max(self.used(owner), least)
+        self._seen |= dict.fromkeys(owners, now)
+        if not self._seen:
             self._used.clear()  # the next ones begin anew
             self._lead.clear()
+
+    def find_awaited(self, owner: str, present: Collection[str]) -> tuple[str, float] | None:
+        """An owner who used less than this one, has no work now and had some a moment ago; and how long to wait for it.
+        `present` have work."""
+        left = {one: at + GRACE_SECONDS - self._clock() for one, at in self._seen.items() if one not in present}
+        known = [one for one, seconds in left.items() if seconds > 0 and self.used(one) < self.used(owner)]
+        awaited = self.first(known)
+        return None if awaited is None else (awaited, left[awaited])
+
+    def charge_waiting(self, owner: str) -> None:
+        self._used[owner] = self.used(owner) + self._take()
 
     def used(self, owner: str) -> float:
         return self._used.get(owner, 0.0)
@@ -48,6 +65,7 @@ class OwnerClock:
         took = self._take()
         self._used[owner] = self.used(owner) + took
         self._lead[owner] = min(self._stretch, self._lead.get(owner, 0.0) + took)
+        self._seen[owner] = self._mark
         return took
 
     def charge_sampling(self, rows: dict[str, int]) -> float:
@@ -55,6 +73,7 @@ class OwnerClock:
         took, total = self._take(), sum(rows.values())
         for owner, count in rows.items():
             share = took * count / total
+            self._seen[owner] = self._mark
             self._used[owner] = self.used(owner) + share
             self._lead[owner] = max(-self._stretch, self._lead.get(owner, 0.0) - share)
         return took
