@@ -148,17 +148,17 @@ def test_one_owner_computes_one_thing_at_a_time_and_all_together_two() -> None:
         assert release.wait(30)
 
     async def run() -> None:
-        everybody: Any = CapacityLimiter(COMPUTATIONS)
+        every: Any = CapacityLimiter(COMPUTATIONS)
         own = {owner: CapacityLimiter(1) for owner in "abc"}
         nothing: Any = None
 
         def caller(owner: str) -> Caller:
-            return Caller(nothing, owner, nothing, nothing, nothing, nothing, nothing, own[owner], everybody)
+            return Caller(nothing, owner, nothing, nothing, nothing, nothing, nothing, own[owner], every)
 
         tasks = [asyncio.create_task(caller(owner).compute(work, owner)) for owner in "aaabc"]
         while len(begun) < COMPUTATIONS:
             await asyncio.sleep(0.001)
-        for _ in range(100):  # whoever could begin too does
+        for _ in range(100):  # time for the others to begin, if they may
             await asyncio.sleep(0)
         assert sorted(begun) == ["a", "b"]
         release.set()
@@ -314,7 +314,7 @@ class Arrivals:
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer: nobody waits, and seconds are exact."""
+    """An event loop whose clock jumps to the next timer, so that seconds are exact and take none."""
 
     now = 0.0
 

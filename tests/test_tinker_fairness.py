@@ -65,22 +65,22 @@ def test_a_pause_earns_a_second_at_most() -> None:
     clock.see({"a"})
     train(clock, time, "a", 3_600.0)
     clock.see({"a", "b"})
-    assert clock.used("b") == 3_599.0 and clock.first({"a", "b"}) == "b"
+    assert clock.seconds_of("b") == 3_599.0 and clock.first({"a", "b"}) == "b"
     train(clock, time, "b", 0.5)
     clock.see({"a"})
     train(clock, time, "a", 0.25)
     clock.see({"a", "b"})  # it keeps what it has left of it
-    assert clock.used("b") == 3_599.5
+    assert clock.seconds_of("b") == 3_599.5
     train(clock, time, "b", 30.0)
     clock.see({"a"})
     clock.see({"a", "b"})  # and what it used too much
-    assert clock.used("b") == 3_629.5
+    assert clock.seconds_of("b") == 3_629.5
     clock.see(set())
-    assert clock.used("b") == 3_629.5  # it was there a moment ago
+    assert clock.seconds_of("b") == 3_629.5  # it was there a moment ago
     time.now += 1.0
     clock.see(set())
     clock.see(set())
-    assert clock.used("a") == clock.used("b") == 0.0
+    assert clock.seconds_of("a") == clock.seconds_of("b") == 0.0
 
 
 def test_an_owner_who_used_less_is_waited_for_at_its_own_cost() -> None:
@@ -126,7 +126,7 @@ def test_a_step_of_sampling_is_charged_by_rows() -> None:
     clock.start()
     time.now += 4.0
     assert clock.charge_sampling({"a": 3, "b": 1}) == 4.0
-    assert (clock.used("a"), clock.used("b")) == (3.0, 1.0)
+    assert (clock.seconds_of("a"), clock.seconds_of("b")) == (3.0, 1.0)
 
 
 def test_training_and_sampling_of_one_owner_get_equal_time() -> None:
@@ -160,7 +160,7 @@ def test_another_owner_trains_between_the_micro_batches_of_a_long_request(
         finish(self, run, seq, *rest)
 
     monkeypatch.setattr(RunExecutor, "finish", note)
-    monkeypatch.setattr(OwnerClock, "used", lambda _, owner: {"anna": 1.0}.get(owner, 0.0))
+    monkeypatch.setattr(OwnerClock, "seconds_of", lambda _, owner: {"anna": 1.0}.get(owner, 0.0))
 
     def run(*, is_greedy: bool, is_polite: bool) -> dict[str, str]:
         backend = new_server(engine=tiny_engine(micro_tokens=18))

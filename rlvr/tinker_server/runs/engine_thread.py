@@ -160,7 +160,7 @@ class EngineThread:
         self._clock.see(ready | sampling | waiting)
         trainer, sampler = self._clock.first(ready), self._clock.first(sampling)
         if before is not None:
-            if trainer is not None and self._clock.used(trainer) >= self._clock.used(before):
+            if trainer is not None and self._clock.seconds_of(trainer) >= self._clock.seconds_of(before):
                 trainer = None
             if not self._clock.is_sampling_next(before, sampler):
                 sampler = None

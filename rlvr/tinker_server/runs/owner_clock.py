@@ -32,11 +32,11 @@ class OwnerClock:
         # Who was there at the last look may have come back while the engine computed.
         self._seen = {owner: at for owner, at in self._seen.items() if self._looked - at < GRACE_SECONDS}
         self._looked = now = self._clock()
-        there = [self.used(owner) for owner in self._seen]
+        there = [self.seconds_of(owner) for owner in self._seen]
         for owner in owners:
             if owner not in self._seen:
-                least = min(there) - self._credit if there else self.used(owner)
-                self._used[owner] = max(self.used(owner), least)
+                least = min(there) - self._credit if there else self.seconds_of(owner)
+                self._used[owner] = max(self.seconds_of(owner), least)
         self._seen |= dict.fromkeys(owners, now)
         if not self._seen:
             self._used.clear()  # the next ones begin anew
@@ -46,24 +46,24 @@ class OwnerClock:
         """An owner who used less than this one, has no work now and had some a moment ago; and how long to wait for it.
         `present` have work."""
         left = {one: at + GRACE_SECONDS - self._clock() for one, at in self._seen.items() if one not in present}
-        known = [one for one, seconds in left.items() if seconds > 0 and self.used(one) < self.used(owner)]
+        known = [one for one, seconds in left.items() if seconds > 0 and self.seconds_of(one) < self.seconds_of(owner)]
         awaited = self.first(known)
         return None if awaited is None else (awaited, left[awaited])
 
     def charge_waiting(self, owner: str) -> None:
-        self._used[owner] = self.used(owner) + self._take()
+        self._used[owner] = self.seconds_of(owner) + self._take()
 
-    def used(self, owner: str) -> float:
+    def seconds_of(self, owner: str) -> float:
         return self._used.get(owner, 0.0)
 
     def start(self) -> None:
-        """The time from now on is somebody else's."""
+        """Measure from now: the time before is charged to no owner."""
         self._mark = self._clock()
 
     def charge_training(self, owner: str) -> float:
         """Charge the time since the last call of this kind; returns it."""
         took = self._take()
-        self._used[owner] = self.used(owner) + took
+        self._used[owner] = self.seconds_of(owner) + took
         self._lead[owner] = min(self._stretch, self._lead.get(owner, 0.0) + took)
         self._seen[owner] = self._mark
         return took
@@ -74,7 +74,7 @@ class OwnerClock:
         for owner, count in rows.items():
             share = took * count / total
             self._seen[owner] = self._mark
-            self._used[owner] = self.used(owner) + share
+            self._used[owner] = self.seconds_of(owner) + share
             self._lead[owner] = max(-self._stretch, self._lead.get(owner, 0.0) - share)
         return took
 
@@ -84,10 +84,10 @@ class OwnerClock:
 
     def first(self, owners: Collection[str]) -> str | None:
         """Whose turn it is."""
-        return min(owners, key=self.used, default=None)
+        return min(owners, key=self.seconds_of, default=None)
 
     def is_sampling_next(self, training: str | None, sampling: str | None) -> bool:
         """Whether the owner that would sample comes before the one that would train."""
         if training is None or sampling is None or training == sampling:
             return sampling is not None and (training is None or self._lead.get(sampling, 0.0) > 0)
-        return self.used(sampling) < self.used(training)
+        return self.seconds_of(sampling) < self.seconds_of(training)
