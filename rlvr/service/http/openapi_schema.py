@@ -110,7 +110,11 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         for has_answer in (False, True):
             form = {**plain, "tests": tests or {"type": "array", "maxItems": 0}}
             if tests is None or tests["items"]["type"] == "object":  # only asserts have these
-                form |= {"setup": {"const": ""}, "entry_point": {"const": ""}, "answer_names": {"maxItems": 0}}
+                form |= {
+                    "setup": {"const": ""},
+                    "entry_point": {"const": ""},
+                    "answer_names": {"type": "array", "maxItems": 0},
+                }
             else:
                 form["setup"] = {**TEXT, "format": "python-setup", "maxLength": LARGEST}
             form |= {} if has_answer else {"answer": NULL}
