@@ -25,6 +25,7 @@ from rlvr.core.chat_client import MOST_TOKENS, ChatClient, ChatError, Cost, Dial
 from rlvr.core.types import Outcome
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
+from rlvr.service.http import strict_routes
 from rlvr.service.http.service_middleware import ServiceMiddleware
 from rlvr.service.sessions.live_session import LiveSession
 from rlvr.service.sessions.session_writer import SessionWriter
@@ -32,6 +33,7 @@ from rlvr.service.settings import ServiceLimits
 from rlvr.store import open_store
 from rlvr.store.records import Experience, Session, Status
 from rlvr.web.auth import ApiKeys
+from rlvr.web.errors import HttpProblem
 from rlvr.web.middleware import Message, Scope
 from tests.rlvr_service import RlvrService
 from tests.text_endpoint import EndpointReply, serving
@@ -80,7 +82,7 @@ def slowest(service: RlvrService, *paths: str) -> float:
     ("body", "said"),
     [
         ('{"task_id": "t", "prompt": "x", "tests": [' + "1," * 1_000_000 + "1]}", "more than 50,000 values"),
-        ("{" + ",".join(f'"f{i}": 1' for i in range(100_000)) + "}", "100,000 fields"),
+        ("{" + ",".join(f'"f{i}": 1' for i in range(40_000)) + "}", "40,000 fields"),
         (json.dumps(TASK | {"verifiers": [{f"f{i}": 1 for i in range(20_000)}]}), "20,000 fields"),
     ],
 )
@@ -88,6 +90,16 @@ def test_a_body_with_too_many_values_is_refused(service: RlvrService, body: str,
     with service.client() as client:
         reply = client.post("/train", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 422 and said in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", '{"a":1}'])
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(part: str, monkeypatch: pytest.MonkeyPatch):
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": f'{{"item": [{",".join([part] * 50_001)}]}}'.encode()}
+
+    monkeypatch.setattr(strict_routes.json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    with pytest.raises(HttpProblem, match="more than 50,000 values"):
+        asyncio.run(strict_routes.StrictRequest({"type": "http"}, receive).json())
 
 
 def test_a_refusal_does_not_repeat_the_body(service: RlvrService):

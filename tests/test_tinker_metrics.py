@@ -119,9 +119,7 @@ def test_the_page_lists_every_metric_and_no_other(backend: TinkerBackend, port: 
     named = set(re.findall(r"`(rlvr_[a-z_]+)", PAGE.read_text(encoding="utf-8")))
     families = text_string_to_metric_families(get(port, "/metrics", Authorization=f"Bearer {KEY}")[1])
     made = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    assert named == {
-        name for name in made if name.startswith("rlvr_") and not name.endswith("_created")
-    }
+    assert named == {name for name in made if name.startswith("rlvr_") and not name.endswith("_created")}
 
 
 def test_an_owner_reads_its_disk_usage(backend: TinkerBackend, port: int) -> None:

@@ -14,13 +14,18 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 
 from rlvr.core.registry import did_you_mean
+from rlvr.service.http.requests import MOST
 from rlvr.service.http.service_middleware import OPEN_PATHS
 from rlvr.web.errors import HttpProblem
+from rlvr.web.json_bodies import has_more_parts
 
 
 class StrictRequest(Request):
     async def json(self) -> Any:
-        return json.loads(await self.body(), object_pairs_hook=refuse_repeated_keys)
+        raw = await self.body()
+        if has_more_parts(raw, MOST):
+            raise HttpProblem(422, "invalid", f"body: the body has more than {MOST:,} values", field="body")
+        return json.loads(raw, object_pairs_hook=refuse_repeated_keys)
 
 
 class StrictRoute(APIRoute):

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ValidationError
 
 from rlvr.tinker_server.errors import UserError
 from rlvr.tinker_server.http.dependencies import CallerDep
+from rlvr.web.json_bodies import has_more_parts
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_PARTS = 100_000  # lists, objects and fields of a body: the parser is one call into C
 SMALL_BODY = 16 << 10  # bytes that are parsed in less than a millisecond: not worth a thread
-_PART_SIGNS = (b"[", b"{", b":")
 DEPTH = 5  # of an answer of the open endpoints: what is below takes at most `max_topk` entries
 NUMBERS = 1_024  # of a list that are written in one call
 
@@ -63,7 +63,7 @@ def parse_body(kind: type[Model], raw: bytes, content_type: str) -> Model:
     form = content_type.partition(";")[0].strip().lower()
     if not (form == "application/json" or (form.startswith("application/") and form.endswith("+json"))):
         raise UserError(f"the body is of type {content_type[:100]!r}; send it as application/json")
-    if count_parts(raw) > MAX_PARTS:
+    if has_more_parts(raw, MAX_PARTS):
         raise UserError(f"the body has more than {MAX_PARTS:,} lists, objects and fields; send less in one request")
     try:
         return kind.model_validate(json.loads(raw))
@@ -75,15 +75,6 @@ def parse_body(kind: type[Model], raw: bytes, content_type: str) -> Model:
         raise RequestValidationError([fault]) from error
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"the body cannot be read as JSON ({type(error).__name__})") from error
-
-
-def count_parts(raw: bytes) -> int:
-    """The lists, objects and fields of a JSON text; if they are few, those that its strings seem to have too."""
-    count = sum(map(raw.count, _PART_SIGNS))
-    if count <= MAX_PARTS:
-        return count
-    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # without what is escaped, and strings
-    return sum(map(b"".join(outside).count, _PART_SIGNS))
 
 
 def json_response(value: Any) -> Response:
