@@ -21,12 +21,12 @@ class TrainingConfig:
     """How sessions run and what is learned from them.
 
     `max_iterations` and `min_confidence` are the defaults of a request. `convergence_threshold` ends a session whose
-    reward changes by less, if no verifier knows the truth. `learning_rate`, `entropy_coefficient` and
-    `policy_coefficient` are for the policy that learns. With an engine that is its weights: a step has `batch_size`
-    episodes or more, and the baseline is the mean of a session's own answers. With an endpoint it is the choice of
-    strategy: it learns from `batch_size` replayed experiences at a time, from `min_experiences_for_training` on, with a
-    value baseline of weight `value_coefficient` (an engine uses neither of these two). The buffer holds the newest
-    `experience_buffer_size` experiences.
+    reward changes by less, if no verifier knows the truth. With an engine its weights learn, by `learning_rate`,
+    `entropy_coefficient` and `policy_coefficient`: a step has `batch_size` episodes or more, and the baseline is the
+    mean of a session's own answers. With an endpoint the choice of strategy learns, and uses none of these four: it
+    follows what its answers are evidence for, from `min_experiences_for_training` answers on, and `value_coefficient`
+    is how fast the baseline of a task follows its gains (an engine uses neither of these two). The buffer holds the
+    newest `experience_buffer_size` experiences.
     """
 
     max_iterations: Annotated[int, Field(ge=1, le=100)] = 10

@@ -1,6 +1,6 @@
 """Experiences in the store: written once even if repeated, read by task, session, outcome or step, rated by people.
 
-Exercised by tests/test_store.py. Replay draws are in `rlvr.store.replay`, statistics in `rlvr.store.analysis`.
+Exercised by tests/test_store.py. The replay buffer is in `rlvr.store.replay`, statistics in `rlvr.store.analysis`.
 """
 
 from __future__ import annotations
@@ -161,24 +161,13 @@ class ExperienceQueries(Database):
     def set_gains(self, values: Mapping[int, float]) -> None:
         self._set("gain", values)
 
-    def set_priorities(self, values: Mapping[int, float]) -> None:
-        """Replay priorities: how much there is to learn from each, such as the size of its last error."""
-        if bad := {id: value for id, value in values.items() if not (math.isfinite(value) and value >= 0)}:
-            raise ValueError(f"priorities: {dict(list(bad.items())[:3])}; expected finite numbers, not negative")
-        self._set("priority", values)
-
-    def set_learned(self, advantages: Mapping[int, float]) -> None:
-        """Set what an update learned of each experience: its advantage, and as its priority the size of that."""
-        self._set("advantage", advantages, priority={id: abs(value) for id, value in advantages.items()})
-
-    def _set(self, name: str, values: Mapping[int, float], **more: Mapping[int, float]) -> None:
-        """Fields of many experiences. Ids that do not exist (pruned meanwhile) are skipped."""
+    def _set(self, name: str, values: Mapping[int, float]) -> None:
+        """A field of many experiences. Ids that do not exist (pruned meanwhile) are skipped."""
         if not values:
             return
-        fields = {name: values, **more}
         # In order of their ids, so that two instances setting the same rows cannot deadlock.
-        rows = [{"row": id, **{f"new_{key}": fields[key][id] for key in fields}} for id in sorted(values)]
-        new = {key: sa.bindparam(f"new_{key}", type_=experiences.c[key].type) for key in fields}
+        rows = [{"row": id, "new": values[id]} for id in sorted(values)]
+        new = {name: sa.bindparam("new", type_=experiences.c[name].type)}
         update = sa.update(experiences).where(experiences.c.id == sa.bindparam("row")).values(new)
         with self.write() as connection:
             connection.execute(update, rows)

@@ -25,11 +25,12 @@ from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.rollout import Group, play
 from rlvr.service.learning.credit import compute_gains
-from rlvr.service.learning.strategy_policy import ReplayStore, StrategyLearner, StrategyPrompter
+from rlvr.service.learning.strategy_policy import EvidenceStore, StrategyLearner, StrategyPrompter
 from rlvr.service.service_options import TrainingConfig
 from rlvr.service.sessions.jobs import SessionFailure, SessionJob, SessionOutcome, build_experience
 from rlvr.service.sessions.verification import EnvironmentTask
 from rlvr.store import StoreDown
+from rlvr.store.records import Experience
 from rlvr.web.logs import get_logger
 
 STATUS_TTL_S = 30.0  # an older status of the endpoint is refreshed when its health is read
@@ -51,7 +52,7 @@ class EndpointGenerator:
     kind = "endpoint"
 
     def __init__(
-        self, endpoint: Endpoint, store: ReplayStore, config: TrainingConfig, *, max_tokens: int, seed: int = 0
+        self, endpoint: Endpoint, store: EvidenceStore, config: TrainingConfig, *, max_tokens: int, seed: int = 0
     ) -> None:
         self.client = EndpointSamplingClient(endpoint)
         self.name = self.client.fingerprint
@@ -155,9 +156,9 @@ class EndpointGenerator:
             if gain is not None:
                 outcome.gains[sample, number] = gain
 
-    async def learn(self, result: float | None) -> None:
-        """Update the strategies once, if the store has enough experiences."""
-        await asyncio.to_thread(self.strategies.learn, result)
+    async def learn(self, answers: Sequence[Experience]) -> None:
+        """Update the strategies once."""
+        await asyncio.to_thread(self.strategies.learn, answers)
 
     def learning(self) -> dict[str, Any]:
         return self.strategies.learning()

@@ -47,6 +47,7 @@ from rlvr.service.sessions.jobs import (
 )
 from rlvr.service.sessions.session_rewards import RecordingSampler, assign_rewards, session_advantages
 from rlvr.service.sessions.verification import EnvironmentTask
+from rlvr.store.records import Experience
 
 MOST = 64  # sessions of one rollout
 
@@ -145,7 +146,7 @@ class EngineGenerator:
         self._queue.put(waiting)
         return await waiting.future
 
-    async def learn(self, result: float | None) -> None:
+    async def learn(self, answers: Sequence[Experience]) -> None:
         """Nothing: the thread learns between two batches."""
 
     async def close(self) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rlvr.reward.blend import session_reward
 from rlvr.reward.feedback import Feedback
 from rlvr.store.records import Experience
@@ -104,7 +102,7 @@ class Plateau:
 
 @dataclass
 class Baseline:
-    """V: a value per task and one for new tasks. Each follows the mean of its gains."""
+    """V: a value per task and one for new tasks. Each follows the gains of its tasks."""
 
     shared: float | None = None
     tasks: dict[str, float] = field(default_factory=dict[str, float])
@@ -112,23 +110,19 @@ class Baseline:
     def __call__(self, task_id: str) -> float:
         return self.tasks.get(task_id, self.shared or 0.0)
 
-    def begin(self, gains_N: np.ndarray, weights_N: np.ndarray) -> None:
-        """Start at the mean of the first gains, not at 0."""
+    def start(self, gain: float, task_id: str) -> float:
+        """The value of a task; without any value so far, `gain` is the first one."""
         if self.shared is None:
-            self.shared = float(np.average(gains_N, weights=weights_N))
+            self.shared = gain
+        return self(task_id)
 
-    def learn(self, task_ids: Sequence[str], gains_N: np.ndarray, weights_N: np.ndarray, step: float) -> None:
-        """A gradient step of size `step` on the weighted mean of (G - V)^2 / 2: over its own gains for each task, over
-        all for `shared`. A new task starts at `shared`."""
-        self.begin(gains_N, weights_N)
+    def learn(self, task_id: str, gain: float, step: float) -> None:
+        """A gradient step of size `step` on (gain - V)^2 / 2, for the task and for `shared`. A new task starts at
+        `shared`."""
+        value, step = self.start(gain, task_id), min(1.0, step)  # a larger step would overshoot
+        self.tasks.pop(task_id, None)
+        self.tasks[task_id] = value + step * (gain - value)  # reinserted last: the most recent
         assert self.shared is not None
-        mean = float(np.average(gains_N, weights=weights_N))
-        step = min(1.0, step)  # a larger step would overshoot
-        for task_id in dict.fromkeys(task_ids):
-            own_N = np.array([other == task_id for other in task_ids])
-            before = self.tasks.pop(task_id, self.shared)
-            error = float(np.average(gains_N[own_N], weights=weights_N[own_N])) - before
-            self.tasks[task_id] = before + step * error  # reinserted last: the most recent
-        self.shared += step * (mean - self.shared)
-        while len(self.tasks) > MAX_TASKS:
+        self.shared += step * (gain - self.shared)
+        if len(self.tasks) > MAX_TASKS:
             del self.tasks[next(iter(self.tasks))]

@@ -7,6 +7,7 @@ session ends; a later rating is stored and does not change them.
 from __future__ import annotations
 
 from rlvr.service.learning.credit import recompute_gains
+from rlvr.service.learning.strategy_policy import revise_gains
 from rlvr.store import ExperienceStore
 from rlvr.store.records import Experience
 
@@ -22,5 +23,7 @@ def rate(store: ExperienceStore, id: int, owner: str, rating: float, comment: st
     experience = store.rate(id, owner, rating, comment)
     if experience is not None and experience.gain is not None:
         rows = store.experiences(session_id=experience.session_id, limit=MOST_ANSWERS, tokens=False)
-        store.set_gains(recompute_gains(rows))
+        gains = recompute_gains(rows)
+        store.set_gains(gains)
+        revise_gains(store, rows, gains)
     return experience

@@ -1,20 +1,23 @@
-"""The policy over prompting strategies and how it learns: softmax tables, a value baseline, replayed experiences.
+"""The policy over prompting strategies, by evidence: how probable it is that some are better than the others.
 
     learner = StrategyLearner(store, config)          # continues from the store's state
     choice = learner.choose(first=True, key=7)
-    update = learner.learn(result=1.3)                # one update after a session; None while there is too little data
+    update = learner.learn(answers)                   # counts a session's answers, which have gains and ids
 
-The tables are the mock client's (`rlvr.clients.mock.mock_client`): one token is one strategy, and the four primitives
-that train every policy of this project sample from them and train them. One table is for first prompts, one for later
-ones. An update takes a replayed batch and makes one step on
+One table is for first prompts, one for later ones. A table compares hypotheses by their Bayes factors. One says that
+all strategies are equally good. Each of the others says that the strategies of a set S have gains higher by some
+difference than those outside S, which is the two-sample problem with a half-normal prior on the difference:
 
-    loss = policy_coefficient x mean w -clip(ratio) (G - V) log p(action)     truncated importance sampling (cispo)
-         - entropy_coefficient x H(p)                                          exact: a sum over the table
-         + value_coefficient x mean w (G - V)^2 / 2                            moves V only
+    z = (mean of S - mean of the rest) sqrt(I) / sigma,   I = n_S n_rest / n,   w = I TAU^2 / (1 + I TAU^2)
+    BF(S) = 2 (1 + I TAU^2)^(-1/2) exp(w z^2 / 2) Phi(z sqrt(w))
 
-G is the choice's gain (`compute_gains`), V(task) its baseline, ratio the probability now over the one at the draw, so
-that old experiences remain useful; w undoes the prioritized replay. As in V-trace (https://arxiv.org/abs/1802.01561) a
-large ratio is truncated, not dropped.
+    p(action) = P(equal) / K + sum over S that hold it of P(S) / |S|      then mixed with the uniform distribution
+
+A gain (`compute_gains`) is counted as its advantage G - V(task), so a strategy that was drawn for easy tasks gains
+nothing by it. V follows what an average strategy would gain, not what the current ones do, so that old and new
+advantages can be compared. If the strategies do not differ, a Bayes factor is a martingale with mean 1 (random draws,
+whatever their probabilities), and with more answers it falls towards 0: noise moves the policy less the longer it
+lasts. A difference makes it grow exponentially. Counts fade, so that a policy can follow a changed endpoint.
 
 Several instances share one policy through the store: of two simultaneous updates the second is computed again on top of
 the first. `python -m pytest tests/test_strategies.py` exercises it. Left out on purpose: choosing by the task's text,
@@ -23,6 +26,7 @@ which needs a model; a table per task, because few services see a task often eno
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -32,216 +36,202 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlvr.clients.endpoint import EndpointSamplingClient
-from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core import rng
-from rlvr.core.messages import AdamParams, Datum, ModelInput, SamplingParams
 from rlvr.core.types import Task
-from rlvr.service.learning.credit import Baseline, Plateau
+from rlvr.service.learning.credit import Baseline
 from rlvr.service.learning.strategies import FIRST, NEXT, Strategy, StrategyChoice
 from rlvr.service.service_options import TrainingConfig
 from rlvr.store.records import Experience
 
-# A learning rate of 0.001 suits networks, where many weights move a logit together. In a table a logit is one weight,
-# and AdamW moves it by about the rate per step: one nat would take a thousand sessions. With this factor it takes about
-# ten.
-RATE = 100.0
-# AdamW divides by the gradient's size, so noise would move a logit as fast as signal. Gradients far below EPS (a batch
-# of 32 rewards that differ by chance has about 0.02) move it less.
-EPS = 0.1
-MAX_RATIO = 4.0  # larger ones are truncated
-ENTROPY_FLOOR = 0.2  # as a share of a uniform policy's entropy: every strategy keeps being tried
-STATE, FORMAT = "strategies", 1  # the name and format version of the state in the store
+TAU = 0.5  # the scale of a difference in standard deviations of a gain: 20 points of a pass rate are 0.4
+EQUAL = 0.2  # the prior probability that all strategies are equally good
+EXPLORATION = 0.08  # the share of uniform draws: every strategy keeps being tried
+FADE = 1 - 1 / 5_000  # of the counts with each answer, so that a policy follows an endpoint that changes
+SAME = 1e-12  # a variance of gains that is none
+BASELINE_RATE = 0.1  # times `value_coefficient`: the step of a baseline towards a gain
+STATE, FORMAT = "strategy_evidence", 1  # the name and format version of the state in the store
 RACES = 20  # updates of other instances that may come first
 
 
 @dataclass(frozen=True)
 class StrategyUpdate:
-    """One update. `advantages` (G - V) by experience; `entropy` in nats, the mean of both tables."""
+    """One update. `advantages` (G - V) by experience; `loss` is the mean squared error of the gains that V and the
+    strategies' effects predicted; `entropy` in nats, the mean of both tables."""
 
     loss: float
-    policy_loss: float
-    value_loss: float
     entropy: float
-    learning_rate: float
     updates: int
-    truncated: float  # the share of the batch whose ratio was truncated
     advantages: dict[int, float] = field(repr=False, default_factory=dict[int, float])
 
 
 class StrategyTable:
-    """A softmax over strategies with its optimizer and its baseline."""
+    """What is known of some strategies: the number of answers of each and their sum of advantages, and the sum of
+    squares of all. `probabilities` and `effects`, the expected difference of a strategy's gain from that of an average
+    strategy, follow from them."""
 
     def __init__(self, strategies: Sequence[Strategy]) -> None:
         self.strategies = {s.name: s for s in strategies}
-        names = list(self.strategies)
-        # The end token is a strategy too, so an action is always exactly one token.
-        self.policy = TablePolicy(names, spread=0.0, end=names[0], rate=RATE)
-        self.client = MockTrainingClient(self.policy)
+        self._index = {name: k for k, name in enumerate(self.strategies)}
+        K = len(strategies)
+        self.counts_K, self.sums_K, self.squares = np.zeros(K), np.zeros(K), 0.0
         self.baseline = Baseline()
+        sets = [members for size in range(1, K) for members in itertools.combinations(range(K), size)]
+        self._sets_SK = np.array([[k in members for k in range(K)] for members in sets], dtype=float)
+        self._sizes_S = self._sets_SK.sum(1)
+        # A size of a set is the less probable the larger it is.
+        weights_S = np.array([1 / len(members) / math.comb(K, len(members)) for members in sets])
+        self._log_prior_S = np.log((1 - EQUAL) * weights_S / weights_S.sum())
+        self._compute_posterior()
 
-    def choose(self, key: int) -> StrategyChoice:
-        sampler = self.client.create_sampling_client()
-        params = SamplingParams(max_tokens=1, seed=key, stop=[])
-        (sample,) = sampler.sample(ModelInput([0]), 1, params).result().sequences
-        assert sample.logprobs is not None
-        return StrategyChoice(self.strategies[self.policy.tokenizer.decode(sample.tokens)], sample.logprobs[0])
+    def choose(self, probabilities: Mapping[str, float], key: int) -> StrategyChoice:
+        """Draw a strategy with `key`."""
+        names, ends_K = list(probabilities), np.cumsum(list(probabilities.values()))
+        name = names[int(np.searchsorted(ends_K[:-1], rng.uniform(key, 0) * ends_K[-1], side="right"))]
+        return StrategyChoice(self.strategies[name], math.log(probabilities[name]))
 
     @property
-    def probabilities(self) -> dict[str, float]:
-        p = np.exp(self.policy.logprobs())
-        return {name: float(p[self.policy.tokenizer.ids[name]]) for name in self.strategies}
+    def uniform(self) -> dict[str, float]:
+        return dict.fromkeys(self.strategies, 1 / len(self.strategies))
 
-    @property
-    def entropy(self) -> float:
-        return -math.fsum(p * math.log(p) for p in self.probabilities.values() if p > 0)
+    def count(self, answers: Sequence[Experience], step: float) -> tuple[dict[int, float], list[float]]:
+        """Count answers that have gains, and move the baselines by `step`. Returns the advantages by id, and the errors
+        of the predicted gains."""
+        advantages: dict[int, float] = {}
+        errors: list[float] = []
+        for e in answers:
+            assert e.gain is not None
+            k, value = self._index[e.action], self.baseline.start(e.gain, e.task_id)
+            advantage = e.gain - value
+            error = advantage - self.effects[e.action]
+            self.counts_K, self.sums_K, self.squares = (x * FADE for x in (self.counts_K, self.sums_K, self.squares))
+            self.counts_K[k] += 1
+            self._add(k, 0.0, advantage)
+            self.baseline.learn(e.task_id, value + error, step)
+            errors.append(error)
+            if e.id is not None:
+                advantages[e.id] = advantage
+        if answers:
+            self._compute_posterior()
+        return advantages, errors
 
-    def accumulate_policy_gradient(
-        self, batch: Sequence[tuple[Experience, float]], advantages_N: np.ndarray, config: TrainingConfig
-    ) -> tuple[float, int]:
-        """Accumulate the gradient of the policy loss; return (its value, the number of truncated ratios).
+    def revise(self, action: str, before: float, after: float) -> None:
+        """Replace the advantage of a counted answer."""
+        self._add(self._index[action], before, after)
+        self._compute_posterior()
 
-        `batch` has each experience's weight in the loss, which is a mean over the experiences of both tables.
-        """
-        ids, now = self.policy.tokenizer.ids, self.policy.logprobs()
-        rows: list[Datum] = []
-        for (e, weight), advantage in zip(batch, advantages_N, strict=True):
-            inputs = {"logprobs": [e.action_logprob], "advantages": [config.policy_coefficient * advantage * weight]}
-            rows.append(Datum(ModelInput([0]), {"target_tokens": [ids[e.action]], **inputs}))
-        bounds = {"clip_low_threshold": 0.0, "clip_high_threshold": MAX_RATIO}
-        loss = self.client.forward_backward(rows, "cispo", bounds).result().metrics["loss:sum"]
-        ratios = [math.exp(now[ids[e.action]] - (e.action_logprob or 0.0)) for e, _ in batch]
-        return loss, sum(ratio > MAX_RATIO for ratio in ratios)
+    def _add(self, k: int, before: float, after: float) -> None:
+        self.sums_K[k] += after - before
+        self.squares += after**2 - before**2
 
-    def accumulate_entropy_gradient(self, coefficient: float) -> float:
-        """Accumulate the exact gradient of -coefficient x entropy; return the term's value.
-
-        The gradient of sum p log p in log p(a), with the factor p held fixed, is that of a cross-entropy with weights
-        -p log p.
-        """
-        p = self.probabilities
-        ids = self.policy.tokenizer.ids
-        rows = [
-            Datum(ModelInput([0]), {"target_tokens": [ids[name]], "weights": [-coefficient * q * math.log(q)]})
-            for name, q in p.items()
-            if q > 0
-        ]
-        self.client.forward_backward(rows, "cross_entropy").result()
-        return -coefficient * self.entropy
-
-    def step(self, learning_rate: float) -> None:
-        self.client.optim_step(AdamParams(learning_rate=learning_rate, beta2=0.99, eps=EPS)).result()
-        self._raise_entropy()
-
-    def _raise_entropy(self) -> None:
-        """If the entropy is below the floor, shrink the logits towards their mean until it reaches the floor."""
-        floor = ENTROPY_FLOOR * math.log(len(self.strategies))
-        if self.entropy >= floor:
-            return
-        own = [self.policy.tokenizer.ids[name] for name in self.strategies]
-        logits = self.policy.logits.copy()
-        middle, low, high = logits[own].mean(), 0.0, 1.0
-        for _ in range(50):
-            scale = (low + high) / 2
-            self.policy.logits = logits.copy()
-            self.policy.logits[own] = middle + scale * (logits[own] - middle)
-            low, high = (scale, high) if self.entropy >= floor else (low, scale)
+    def _compute_posterior(self) -> None:
+        sets_SK, K, n, total = self._sets_SK, len(self.strategies), self.counts_K.sum(), self.sums_K.sum()
+        own_S, rest_S, sum_S = sets_SK @ self.counts_K, (1 - sets_SK) @ self.counts_K, sets_SK @ self.sums_K
+        variance = self.squares / n - (total / n) ** 2 if n else 0.0
+        has_both_S = (own_S > 0) & (rest_S > 0) & (variance > SAME)
+        own_S, rest_S = np.where(has_both_S, own_S, 1.0), np.where(has_both_S, rest_S, 1.0)
+        information_S = np.where(has_both_S, own_S * rest_S / (own_S + rest_S), 0.0)
+        difference_S = np.where(has_both_S, sum_S / own_S - (total - sum_S) / rest_S, 0.0)
+        w_S = information_S * TAU**2 / (1 + information_S * TAU**2)
+        x_S = difference_S * np.sqrt(information_S * w_S / max(variance, SAME))
+        x_S = np.maximum(x_S, -30.0)  # below, Phi leaves a float; the factor is 0.03 there, and falls slowly
+        log_phi_S = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in x_S])  # of 2 Phi(x)
+        log_S = self._log_prior_S + x_S**2 / 2 + log_phi_S - np.log1p(information_S * TAU**2) / 2
+        top = max(float(log_S.max()), math.log(EQUAL))
+        weights_S = np.exp(log_S - top)
+        posterior_S = weights_S / (weights_S.sum() + EQUAL * math.exp(-top))
+        p_K = posterior_S / self._sizes_S @ sets_SK + (1 - posterior_S.sum()) / K
+        p_K = (1 - EXPLORATION) * p_K + EXPLORATION / K
+        effects_K = posterior_S * w_S * np.maximum(difference_S, 0.0) @ (sets_SK - self._sizes_S[:, None] / K)
+        self.probabilities = dict(zip(self.strategies, p_K.tolist(), strict=True))
+        self.effects = dict(zip(self.strategies, effects_K.tolist(), strict=True))
 
     def state(self) -> dict[str, Any]:
-        policy = self.policy
-        optimizer = {"moments": policy.moments.tolist(), "steps": policy.adam_steps}
-        weights = {"words": policy.tokenizer.words, "logits": policy.logits.tolist(), "version": policy.version}
-        return {**weights, "adam": optimizer, "baseline": asdict(self.baseline)}
+        numbers = {"counts": self.counts_K.tolist(), "sums": self.sums_K.tolist(), "squares": self.squares}
+        return {"strategies": list(self.strategies), **numbers, "baseline": asdict(self.baseline)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state. If its strategies are not exactly this program's, all of them start anew, for fairness."""
-        policy = self.policy
-        if state["words"] != policy.tokenizer.words:
-            return
-        policy.logits, policy.version = np.array(state["logits"], dtype=float), int(state["version"])
-        policy.moments, policy.adam_steps = np.array(state["adam"]["moments"], dtype=float), int(state["adam"]["steps"])
-        self.baseline = Baseline(**state["baseline"])
+        self.counts_K, self.sums_K = np.array(state["counts"], dtype=float), np.array(state["sums"], dtype=float)
+        self.squares, self.baseline = state["squares"], Baseline(**state["baseline"])
+        self._compute_posterior()
 
 
 class StrategyPolicy:
-    """Both tables, the schedule and the counters, without a store. `state` is all of it as JSON, exact to the bit.
+    """Both tables and the counters, without a store. `state` is all of it as JSON, exact to the bit.
 
-    A state in another format (e.g. of a newer program) is not read.
+    `is_new`: there was no state, or one in another format or of other strategies, which is not read. The draws are
+    uniform until `least` answers are counted.
     """
 
-    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, state: Mapping[str, Any] | None = None, least: int = 0) -> None:
         self.first, self.next = StrategyTable(FIRST), StrategyTable(NEXT)
-        self.plateau, self.updates, self.loss = Plateau(), 0, None
+        self.updates, self.answers, self.loss, self._least = 0, 0, None, least
         self.loss: float | None
-        if state and state.get("format") == FORMAT:
-            self.first.load(state["first"])
-            self.next.load(state["next"])
-            self.plateau, self.updates, self.loss = Plateau(**state["plateau"]), state["updates"], state["loss"]
+        self.is_new = not (
+            state
+            and state.get("format") == FORMAT
+            and all(state[name]["strategies"] == list(table.strategies) for name, table in self._tables.items())
+        )
+        if state and not self.is_new:
+            for name, table in self._tables.items():
+                table.load(state[name])
+            self.updates, self.answers, self.loss = state["updates"], state["answers"], state["loss"]
+
+    @property
+    def _tables(self) -> dict[str, StrategyTable]:
+        return {"first": self.first, "next": self.next}
 
     def state(self) -> dict[str, Any]:
-        rest = {"format": FORMAT, "plateau": asdict(self.plateau), "updates": self.updates, "loss": self.loss}
-        return {"first": self.first.state(), "next": self.next.state(), **rest}
+        tables = {name: table.state() for name, table in self._tables.items()}
+        return {"format": FORMAT, "updates": self.updates, "answers": self.answers, "loss": self.loss, **tables}
+
+    @property
+    def has_learned(self) -> bool:
+        return self.answers > 0 and self.answers >= self._least
+
+    @property
+    def probabilities(self) -> dict[str, dict[str, float]]:
+        """By table, those of its strategies."""
+        return {name: t.probabilities if self.has_learned else t.uniform for name, t in self._tables.items()}
 
     @property
     def entropy(self) -> float:
-        return (self.first.entropy + self.next.entropy) / 2
+        """In nats, the mean of both tables."""
+        return -math.fsum(p * math.log(p) for table in self.probabilities.values() for p in table.values()) / 2
 
     def choose(self, *, first: bool, key: int) -> StrategyChoice:
-        return (self.first if first else self.next).choose(key)
+        name = "first" if first else "next"
+        return self._tables[name].choose(self.probabilities[name], key)
 
-    def update(
-        self, replay: Sequence[tuple[Experience, float]], config: TrainingConfig, result: float | None = None
-    ) -> StrategyUpdate | None:
-        """Make one step on a replayed batch of (experience, its sampling probability relative to uniform); None if no
-        experience is usable. `result` is the result of the session that just ended, for the schedule."""
-        usable = [(e, p) for e, p in replay if e.gain is not None and e.action_logprob is not None and p > 0]
-        usable = [(e, p) for e, p in usable if e.action in self.first.strategies or e.action in self.next.strategies]
-        if not usable:
-            return None
-        if result is not None:
-            self.plateau.observe(result)
-        rate = config.learning_rate * self.plateau.scale
-        # (1 / (N P))^beta of Schaul et al. (arXiv:1511.05952) at beta 1, normalized.
-        weights = np.array([1 / p for _, p in usable])
-        weights /= weights.sum()
-        policy_loss = value_loss = bonus = truncated = 0.0
+    def update(self, answers: Sequence[Experience], config: TrainingConfig) -> StrategyUpdate | None:
+        """Count answers; those without a gain or with an unknown strategy are left out. None if none is left."""
         advantages: dict[int, float] = {}
+        errors: list[float] = []
         for table in (self.first, self.next):
-            batch = [(e, float(w)) for (e, _), w in zip(usable, weights, strict=True) if e.action in table.strategies]
-            if not batch:
-                continue
-            weights_N = np.array([w for _, w in batch])
-            gains_N = np.array([e.gain for e, _ in batch], dtype=float)
-            table.baseline.begin(gains_N, weights_N)
-            errors_N = gains_N - np.array([table.baseline(e.task_id) for e, _ in batch])
-            advantages |= {e.id: float(a) for (e, _), a in zip(batch, errors_N, strict=True) if e.id is not None}
-            loss, count = table.accumulate_policy_gradient(batch, errors_N, config)
-            policy_loss, truncated = policy_loss + loss, truncated + count
-            bonus += table.accumulate_entropy_gradient(config.entropy_coefficient * float(weights_N.sum()))
-            value_loss += config.value_coefficient * float(weights_N @ errors_N**2) / 2
-            table.step(rate)
-            step = rate * RATE * config.value_coefficient
-            table.baseline.learn([e.task_id for e, _ in batch], gains_N, weights_N, step)
-        self.updates, self.loss = self.updates + 1, policy_loss + bonus + value_loss
-        return StrategyUpdate(
-            loss=self.loss,
-            policy_loss=policy_loss,
-            value_loss=value_loss,
-            entropy=self.entropy,
-            learning_rate=rate,
-            updates=self.updates,
-            truncated=truncated / len(usable),
-            advantages=advantages,
-        )
+            own = [e for e in answers if e.gain is not None and e.action in table.strategies]
+            known, missed = table.count(own, BASELINE_RATE * config.value_coefficient)
+            advantages, errors = advantages | known, errors + missed
+        if not errors:
+            return None
+        self.updates, self.answers = self.updates + 1, self.answers + len(errors)
+        self.loss = math.fsum(error**2 for error in errors) / len(errors)
+        return StrategyUpdate(self.loss, self.entropy, self.updates, advantages)
+
+    def revise(self, e: Experience, gain: float) -> float:
+        """Give a counted answer another gain; returns its advantage then."""
+        assert e.advantage is not None and e.gain is not None
+        advantage = e.advantage + gain - e.gain
+        for table in (self.first, self.next):
+            if e.action in table.strategies:
+                table.revise(e.action, e.advantage, advantage)
+        return advantage
 
 
-class ReplayStore(Protocol):
+class EvidenceStore(Protocol):
     """The part of `rlvr.store.ExperienceStore` that learning needs; tests have one in memory."""
 
-    def buffer(self) -> Any: ...
+    def buffered(self) -> list[Experience]: ...
 
-    def sample(self, n: int, seed: int) -> list[tuple[Experience, float]]: ...
-
-    def set_learned(self, advantages: Mapping[int, float]) -> None: ...
+    def set_advantages(self, values: Mapping[int, float]) -> None: ...
 
     def state(self, name: str) -> tuple[dict[str, Any], int] | None: ...
 
@@ -251,49 +241,64 @@ class ReplayStore(Protocol):
 class StrategyLearner:
     """The policy in the store, shared by all sessions of this instance and usable from any thread."""
 
-    def __init__(self, store: ReplayStore, config: TrainingConfig) -> None:
+    def __init__(self, store: EvidenceStore, config: TrainingConfig) -> None:
         self._store, self._config, self._lock = store, config, threading.Lock()
-        self.policy, self._version = StrategyPolicy(), 0
+        self._version = 0
+        self.policy = self._build_policy(None)
         self.refresh()
 
     def refresh(self) -> None:
         """Load the updates of other instances."""
         value, version = self._store.state(STATE) or (None, 0)
         if version > self._version:  # not if another thread learned meanwhile
-            self.policy, self._version = StrategyPolicy(value), version
+            self.policy, self._version = self._build_policy(value), version
+
+    def _build_policy(self, value: Mapping[str, Any] | None) -> StrategyPolicy:
+        return StrategyPolicy(value, self._config.min_experiences_for_training)
 
     def choose(self, *, first: bool, key: int) -> StrategyChoice:
         return self.policy.choose(first=first, key=key)
 
-    def learn(self, result: float | None = None) -> StrategyUpdate | None:
-        """Make and save one update; None while the buffer has too few experiences. An unsaved update is dropped."""
-        config, store = self._config, self._store
+    def learn(self, answers: Sequence[Experience]) -> StrategyUpdate | None:
+        """Count the answers of a session, whose gains are stored, and save the policy. The first update of a store, or
+        one after a state that this program does not read, counts the answers of the buffer, these among them."""
         with self._lock:
-            if store.buffer().ready < config.min_experiences_for_training:
-                return None
             for _ in range(RACES):
-                value, version = store.state(STATE) or (None, 0)
-                policy = StrategyPolicy(value)
-                replay = store.sample(config.batch_size, rng.key("strategies", policy.updates))
-                step = policy.update(replay, config, result)
-                if step is None:
+                value, version = self._store.state(STATE) or (None, 0)
+                policy = self._build_policy(value)
+                update = policy.update(self._store.buffered() if policy.is_new else answers, self._config)
+                if update is None:
                     return None
-                if store.save_state(STATE, policy.state(), version):
+                if self._store.save_state(STATE, policy.state(), version):
                     self.policy, self._version = policy, version + 1
-                    store.set_learned(step.advantages)
-                    return step
+                    self._store.set_advantages(update.advantages)
+                    return update
         raise RuntimeError(f"other instances updated the strategies {RACES} times during one update of this instance")
 
     def learning(self) -> dict[str, Any]:
-        """The numbers for /stats and a session's metrics. The loss is None before the first update."""
+        """The numbers for /stats and a session's metrics. The loss is None until the policy follows its counts."""
         policy = self.policy
         return {
             "policy_entropy": policy.entropy,
-            "training_loss": policy.loss,
-            "updates": policy.updates,
-            "learning_rate": self._config.learning_rate * policy.plateau.scale,
-            "strategies": {"first": policy.first.probabilities, "next": policy.next.probabilities},
+            "training_loss": policy.loss if policy.has_learned else None,
+            "updates": policy.updates if policy.has_learned else 0,
+            "learning_rate": None,
+            "strategies": policy.probabilities,
         }
+
+
+def revise_gains(store: EvidenceStore, answers: Sequence[Experience], gains: Mapping[int, float]) -> None:
+    """Bring the counts up to date with gains that a rating changed, by id. An answer that is not counted is skipped."""
+    for _ in range(RACES):
+        value, version = store.state(STATE) or (None, 0)
+        policy = StrategyPolicy(value)
+        counted = [e for e in answers if e.id in gains and e.advantage is not None and e.gain is not None]
+        if policy.is_new or not counted:
+            return
+        advantages = {e.id: policy.revise(e, gains[e.id]) for e in counted if e.id is not None}
+        if store.save_state(STATE, policy.state(), version):
+            return store.set_advantages(advantages)
+    raise RuntimeError(f"other instances updated the strategies {RACES} times during one rating")
 
 
 class StrategyPrompter:

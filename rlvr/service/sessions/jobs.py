@@ -93,7 +93,7 @@ class Generator(Protocol):
     `health` never blocks; `check` brings it up to date. `refresh`, which blocks, loads what other instances learned.
     `task_from_prompt` makes a task of the model's own environment, or returns None. `decode` returns the text of
     tokens with special tokens, or None if no model with a tokenizer is loaded. `run` raises
-    SessionFailure. `learn` is called after the gains of a job are stored.
+    SessionFailure. `learn` is called with the answers of a job that have gains, after these are stored.
     """
 
     kind: str
@@ -118,7 +118,7 @@ class Generator(Protocol):
 
     async def run(self, job: SessionJob) -> SessionOutcome: ...
 
-    async def learn(self, result: float | None) -> None:
+    async def learn(self, answers: Sequence[Experience]) -> None:
         pass
 
     def learning(self) -> dict[str, Any]: ...

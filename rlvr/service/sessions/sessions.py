@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any
 
 from rlvr.reward.feedback import Feedback
-from rlvr.service.learning.credit import first_answer_reward
 from rlvr.service.problems import not_found, stopping, verifier_unavailable
 from rlvr.service.service_metrics import ServiceMetrics
 from rlvr.service.service_options import SessionRequest
@@ -325,14 +324,14 @@ class Sessions:
         if not request.learn:
             return
         ids, store = live.ids, self.store
-        best = session_results.best_experience(live.experiences)
-        result = first_answer_reward(best) if best else None  # without the part of a reward that iterations change
+        gains = {key: gain for key, gain in outcome.gains.items() if key in ids}
         try:
             for write, values in ((store.set_gains, outcome.gains), (store.set_advantages, outcome.advantages)):
                 if by_id := {ids[key]: value for key, value in values.items() if key in ids}:
                     await self._writer.write(partial(write, by_id))
-            if outcome.gains:
-                await self.generator.learn(result)
+            if gains:
+                answers = [(e, gains.get((e.sample, e.iteration))) for e in live.experiences]
+                await self.generator.learn([replace(e, gain=gain) for e, gain in answers if gain is not None])
                 learning = self.generator.learning()
                 outcome.loss, outcome.entropy = learning["training_loss"], learning["policy_entropy"]
         except (StoreDown, SessionFailure, RuntimeError) as error:
