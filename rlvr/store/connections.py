@@ -7,7 +7,9 @@ SQLite: a write-ahead log, so that readers never wait for the writer; a transact
 (one that reads first and writes later cannot be made to wait, it fails). `synchronous=NORMAL`: a killed process loses
 nothing, a power cut at most the last moments. PostgreSQL: connections are tried before use, so a server that was away
 and came back is simply used again; and it ends the transaction of a process that is frozen or cut off in the middle of
-one, whose locks the others would wait for. Exercised by tests/test_store.py and tests/test_store_failures.py.
+one, whose locks the others would wait for. Every call has a deadline (`rlvr.store.postgres_deadline`). A SQLite file
+that was moved away or replaced is noticed: transactions would go on in a file that nothing else sees. Exercised by
+tests/test_store.py, tests/test_store_failures.py and tests/test_store_frozen.py.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ IDLE_S = 30  # PostgreSQL ends a transaction that does nothing for so long, unle
 _AWAY = (exc.OperationalError, exc.InterfaceError)
 _READ_ONLY = "25006"  # PostgreSQL's code of a write to a server that takes none: a standby, or one under maintenance
 NOT_REACHABLE = "not reachable"
+MOVED = "the database file was moved away or replaced"
 _REASONS = {  # by what SQLite, PostgreSQL and the system say
     "is full": "full",
     "no space left": "full",
@@ -42,10 +45,20 @@ _REASONS = {  # by what SQLite, PostgreSQL and the system say
     "read-only": "read-only",
     "not a database": "damaged",
     "malformed": "damaged",
+    MOVED: "not the file that was opened: it was moved away or replaced; restart the service",
+    "no answer within": "not answering",
+    "the server hangs": "not answering",
+    "statement timeout": "too slow: a statement reached its time limit",
     "no connection became free": "busy: every connection is in use",
     "too many clients": "busy: every connection is in use",
 }
-_ALIVE = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_ALIVE = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,  # milliseconds; keepalives are not sent while something waits to be acknowledged
+}
 
 
 class StoreDown(Exception):
@@ -73,7 +86,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        with self._translate_errors(), self._engine.connect() as connection:
+        with self._translate_errors(), self._connect() as connection:
             if not self.is_sqlite:  # whose readers see one snapshot anyway
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
             with connection.begin():
@@ -82,7 +95,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
         # SQLite has one writer; our threads queue here instead of polling for its lock.
-        with self._translate_errors(), self._writers, self._engine.connect() as connection:
+        with self._translate_errors(), self._writers, self._connect() as connection:
             connection = connection.execution_options(rlvr_writes=True)
             with connection.begin():
                 yield connection
@@ -112,6 +125,19 @@ class Database:
     def close(self) -> None:
         self._engine.dispose()
 
+    def _connect(self) -> sa.Connection:
+        if self.is_sqlite and self._find_file() != self._file:
+            raise StoreDown(f"{self.where}: {MOVED}")
+        return self._engine.connect()
+
+    def _find_file(self) -> tuple[int, int] | None:
+        """What SQLite's file is to the system, whatever its name; None where there is none."""
+        try:
+            found = os.stat(self.url.database or "")
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
@@ -133,6 +159,7 @@ class Database:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # prompts and answers are their owner's alone
         except OSError as error:
             raise ValueError(f"database {path} cannot be opened ({error.strerror}); give another place") from error
+        self._file = self._find_file()
         patience = {} if "timeout" in self.url.query else {"timeout": BUSY_S}
         engine = sa.create_engine(self.url, connect_args={"check_same_thread": False, **patience}, pool_size=8)
 
@@ -156,8 +183,15 @@ class Database:
         except ModuleNotFoundError as error:
             raise ValueError(f"{self.where} needs {error.name}: pip install 'rlvr[postgres]'") from error
 
+        from rlvr.store.postgres_deadline import DeadlineConnection
+
+        @event.listens_for(engine, "do_connect")
+        def connect(dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
+            return DeadlineConnection.connect(*arguments, **options)
+
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, record: Any) -> None:
+            connection.limit_statements()
             name = "idle_in_transaction_session_timeout"
             unset = f"SELECT set_config('{name}', '{IDLE_S}s', false) WHERE current_setting('{name}') = '0'"
             connection.execute(unset).close()

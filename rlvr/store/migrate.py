@@ -9,12 +9,18 @@ loaded only when there is something to migrate. Exercised by tests/test_store_mi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import sqlalchemy as sa
 
 from rlvr.store.connections import Database
 from rlvr.store.tables import HEAD, KNOWN_VERSIONS, metadata
+
+if TYPE_CHECKING:
+    from rlvr.store.postgres_deadline import DeadlineConnection
 
 VERSION_TABLE = "rlvr_schema"
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -28,9 +34,7 @@ def prepare(database: Database) -> None:
     with database.read() as connection:
         if _read_version(connection, database.where) == HEAD:
             return  # the usual start: nothing is locked
-    with database.write() as connection:
-        if not database.is_sqlite:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    with database.write() as connection, _take_turn(connection):
         found = _read_version(connection, database.where)  # again: another instance may have been faster
         if found is None:
             metadata.create_all(connection)
@@ -47,9 +51,7 @@ def downgrade(database: Database, revision: str) -> str:
     """
     if revision not in KNOWN_VERSIONS:
         raise ValueError(f"revision {revision!r} is unknown; expected one of {', '.join(KNOWN_VERSIONS)}")
-    with database.write() as connection:
-        if not database.is_sqlite:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    with database.write() as connection, _take_turn(connection):
         found = _read_version(connection, database.where)
         if found is None or found < revision:
             raise ValueError(f"{database.where} is of revision {found}; expected {revision} or a newer one")
@@ -58,10 +60,19 @@ def downgrade(database: Database, revision: str) -> str:
         return found
 
 
+@contextmanager
+def _take_turn(connection: sa.Connection) -> Iterator[None]:
+    """Wait for other instances that make or migrate the tables; then take as long as it takes."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    with cast("DeadlineConnection", connection.connection.dbapi_connection).without_deadline():
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        yield
+
+
 def migrate(connection: sa.Connection, revision: str, *, back: bool = False) -> None:
     """Migrate to `revision`, within the connection's transaction; `back`: to an older one."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")  # it may compute for long
     try:
         from alembic import command
         from alembic.config import Config

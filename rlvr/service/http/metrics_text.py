@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from rlvr import __version__
 from rlvr.store import StoreDown
+from rlvr.store.records import Status
 from rlvr.web.prometheus import gauge
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ SHARED = ("sampled_step", "is_learner", "sessions_waiting", "sessions_dropped") 
 TASKS = 50  # with a series of their own: those with the most sessions
 
 
-def collect_metrics(service: Service) -> Iterator[Metric]:
-    """The metrics of one scrape. Blocks: it reads the database."""
+def collect_metrics(service: Service, counts: dict[Status, int] | None) -> Iterator[Metric]:
+    """The metrics of one scrape. `counts`: the sessions by status; None if the database does not answer, which is then
+    not read. Blocks otherwise."""
     yield gauge("rlvr_info", "What runs here; always 1.", 1, version=__version__, instance=service.instance)
     yield gauge("rlvr_uptime_seconds", "Since this process began.", time.time() - service.started)
     health = service.generator.health()
@@ -36,23 +38,25 @@ def collect_metrics(service: Service) -> Iterator[Metric]:
         state.add_metric([str(health["kind"]), name], float(health["state"] == name))
     yield state
     yield from service.sessions.metrics.collect()
-    with suppress(StoreDown):
-        service.generator.refresh()
+    if counts is not None:
+        with suppress(StoreDown):
+            service.generator.refresh()
     learned = service.generator.learning()
     for name in (*LEARNED, *SHARED):
         if isinstance(learned.get(name), (int, float)):
             yield gauge(f"rlvr_{name}", f"As /stats has it: {name}.", learned[name])
-    try:
-        yield from _store_metrics(service)
-        yield gauge("rlvr_database_up", "Whether the database answers.", 1)
-    except StoreDown:
-        yield gauge("rlvr_database_up", "Whether the database answers.", 0)
+    is_up = False
+    if counts is not None:
+        with suppress(StoreDown):
+            yield from _store_metrics(service, counts)
+            is_up = True
+    yield gauge("rlvr_database_up", "Whether the database answers.", is_up)
 
 
-def _store_metrics(service: Service) -> Iterator[Metric]:
+def _store_metrics(service: Service, counts: dict[Status, int]) -> Iterator[Metric]:
     store = service.store
     sessions = GaugeMetricFamily("rlvr_sessions", "Sessions by status.", labels=["status"])
-    for status, number in store.count_sessions().items():
+    for status, number in counts.items():
         sessions.add_metric([status.value], number)
     yield sessions
     totals, buffer = store.global_stats(), store.buffer()

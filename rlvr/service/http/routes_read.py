@@ -26,7 +26,7 @@ from rlvr.service.http.responses import (
 )
 from rlvr.service.http.runtime import OwnerDep, Service, ServiceDep
 from rlvr.service.http.strict_routes import StrictRoute
-from rlvr.service.problems import NO_GENERATOR, not_found
+from rlvr.service.problems import NO_GENERATOR, not_found, store_unavailable
 from rlvr.store import StoreDown
 from rlvr.store.records import Experience, Status
 
@@ -118,7 +118,7 @@ def without_details(health: Health) -> Health:
 async def count_open_sessions(service: Service) -> dict[str, int] | str:
     """The numbers of open sessions, or why the database cannot tell."""
     try:
-        counts = await service.counts()
+        counts = await service.probe_database()
     except Exception as error:  # a health check must not fail
         return error.reason if isinstance(error, StoreDown) else "the query failed"
     return {"running": counts[Status.RUNNING], "queued": counts[Status.QUEUED]}
@@ -131,13 +131,23 @@ async def metrics(service: ServiceDep, request: Request) -> Any:
     """JSON, or the text for Prometheus if `Accept` prefers text/plain."""
     if wants_text(request.headers.get("accept", "")):
         return await prometheus(service, request)
+    try:
+        await service.probe_database()
+    except StoreDown as error:
+        raise store_unavailable(error) from error
     return {"task_aggregates": await service.aggregates(), "timestamp": time.time()}
 
 
 @router.get("/metrics/prometheus", summary="For Prometheus", response_class=Response, responses=PROMETHEUS)
 async def prometheus(service: ServiceDep, request: Request) -> Response:
-    read = partial(collect_metrics, service)
-    text, kind = await service.run_blocking(request.app.state.prometheus.text, read, request.headers.get("accept", ""))
+    try:
+        counts = await service.probe_database()
+    except StoreDown:
+        counts = None
+    read = partial(collect_metrics, service, counts)
+    render = partial(request.app.state.prometheus.text, read, request.headers.get("accept", ""))
+    # Without the database nothing blocks, and the threads of its calls may all be waiting.
+    text, kind = render() if counts is None else await service.run_blocking(render)
     return Response(text, media_type=kind)
 
 

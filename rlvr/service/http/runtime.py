@@ -26,6 +26,7 @@ from rlvr.service.http.readiness import Readiness
 from rlvr.service.problems import NO_GENERATOR, stopping, store_unavailable
 from rlvr.service.settings import Settings
 from rlvr.store import ExperienceStore, StoreDown
+from rlvr.store.records import Status
 from rlvr.web.auth import ApiKeys
 from rlvr.web.errors import HttpProblem
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATTERNS_S = 10.0  # the most often that the patterns over all tasks are computed: they read every answer
+PROBE_S = 1.5  # how long health and metrics wait for the database: their callers give up after a few seconds
 THREADS = 16  # for calls of the database
 LOAD_WAIT_S, LOAD_POLL_S = 600.0, 0.2  # how long a request waits for a model that loads, and how often it looks
 
@@ -101,6 +103,13 @@ class Service:
 
     async def _run_once(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
         return await to_thread.run_sync(partial(method, *args, **named), limiter=self.threads)
+
+    async def probe_database(self) -> dict[Status, int]:
+        """The numbers of sessions by status; StoreDown unless the database answers within `PROBE_S`."""
+        try:
+            return await asyncio.wait_for(self.counts(), PROBE_S)
+        except TimeoutError:
+            raise StoreDown(f"{self.store.where}: no answer within {PROBE_S:g} s") from None
 
     async def learning(self) -> dict[str, Any]:
         """What was learned so far, by this instance and by those that share its database."""
