@@ -66,13 +66,20 @@ def test_without_keys_every_caller_is_the_same_owner():
     assert answer.status_code == 200 and answer.json() == {"owner": "local"}
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:3035", "127.0.0.1.evil.example", "", "10.0.0.1:3035"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:3035", "127.0.0.1.evil.example", "", "10.0.0.1:3035"),
+        *("localhost:4102.evil.com", "localhost:80:80", "[::1]evil.com", "[::1].evil.com:80", "evil.com/@localhost"),
+        *("localhost:123456", "user@localhost", "localhost:80a", "[localhost]", " localhost", "localhost\t:80"),
+    ],
+)
 def test_without_keys_other_host_names_are_refused(host: str):
     answer = asking()("GET", "/stats", headers={"host": host})
     assert answer.status_code == 403 and answer.json()["code"] == "wrong_host"
 
 
-@pytest.mark.parametrize("host", ["localhost:3035", "127.0.0.1", "[::1]:3035"])
+@pytest.mark.parametrize("host", ["localhost:3035", "127.0.0.1", "[::1]:3035", "[::1]", "LocalHost:80", "localhost:"])
 def test_every_loopback_host_name_is_accepted(host: str):
     assert asking()("GET", "/stats", headers={"host": host}).status_code == 200
 
@@ -166,6 +173,21 @@ def test_every_response_has_its_id_and_security_headers():
         answer.headers["cache-control"] == "no-store"
         and "default-src 'none'" in (answer.headers["content-security-policy"])
     )
+
+
+@pytest.mark.parametrize("given", ["a", "0b8f-1.2:3_4", "Root=1-67891233-abcdef", "x" * 128])
+def test_the_id_that_a_client_gives_is_echoed(given: str):
+    for path in ("/stats", "/broken"):
+        answer = asking()("GET", path, headers={"x-request-id": given})
+        assert answer.headers.get_list("x-request-id") == [given]
+    assert answer.json()["request_id"] == given
+
+
+@pytest.mark.parametrize("given", ["", " ", "x" * 129, "two words", "a\tb", "<b>", "-a", '"', "a;b", "\u00e4"])
+def test_another_id_is_replaced(given: str):
+    answer = asking()("GET", "/stats", headers={"x-request-id": given.encode("latin-1")})
+    [id] = answer.headers.get_list("x-request-id")
+    assert id.startswith("req-") and len(id) == 20
 
 
 def test_an_internal_error_is_reported_without_details():

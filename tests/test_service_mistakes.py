@@ -38,7 +38,7 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "verifiers": ["math"]}, "verifiers"),
         ("/train", {**BASE, "prompt": "x" * 100_001}, "prompt"),
         ("/train", {**BASE, "prompt": 5}, "prompt"),
-        ("/train", {**BASE, "prompt": "a\x00b"}, ""),
+        ("/train", {**BASE, "prompt": "a\x00b"}, "body"),
         ("/train", {**BASE, "task_id": "../etc"}, "task_id"),
         ("/train", {**BASE, "task_id": "t" * 129}, "task_id"),
         ("/train", {**BASE, "max_iterations": 0}, "max_iterations"),
@@ -57,8 +57,8 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "tests": ["assert f(1) == 2"], "answer_names": ["a b"]}, "answer_names.0"),
         ("/train", {**BASE, "answer_names": ["f"]}, ""),
         ("/train", {**BASE, "grader": {"type": "python"}}, "grader"),
-        ("/train", {**BASE, "grader": {"type": "string_check"}, "answer": "1"}, ""),
-        ("/train", {**BASE, "item": {"x": 1}}, ""),
+        ("/train", {**BASE, "grader": {"type": "string_check"}, "answer": "1"}, "body"),
+        ("/train", {**BASE, "item": {"x": 1}}, "body"),
         ("/train", {**BASE, "verifiers": [{"name": "draft", "weight": -1}]}, "verifiers.0.weight"),
         ("/train", {**BASE, "verifiers": [{"name": "os:system"}]}, "verifiers.0.name"),
         ("/train", {**BASE, "verifiers": ["nothing_like_it"]}, "verifiers"),
@@ -69,13 +69,13 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/evaluate", {"task_id": "t"}, "prompt"),
         ("/feedback", {"experience_id": 1}, "rating"),
         ("/feedback", {"experience_id": 1, "rating": 1.5}, "rating"),
-        ("/feedback", {"rating": 1.0}, ""),
-        ("/feedback", {"experience_id": 1, "session_id": "s", "iteration": 1, "rating": 1.0}, ""),
-        ("/feedback", {"session_id": "s", "rating": 1.0}, ""),
-        ("/grade", {}, ""),
-        ("/grade", {"answers": ["a"], "items": [{"sample": {}}]}, ""),
+        ("/feedback", {"rating": 1.0}, "body"),
+        ("/feedback", {"experience_id": 1, "session_id": "s", "iteration": 1, "rating": 1.0}, "body"),
+        ("/feedback", {"session_id": "s", "rating": 1.0}, "body"),
+        ("/grade", {}, "body"),
+        ("/grade", {"answers": ["a"], "items": [{"sample": {}}]}, "body"),
         ("/grade", {"answers": [5]}, "answers.0"),
-        ("/grade", {"grader": {"type": "python"}, "answers": ["a"]}, ""),
+        ("/grade", {"grader": {"type": "python"}, "answers": ["a"]}, "body"),
     ],
 )
 def test_a_wrong_body_names_the_field(service: RlvrService, path: str, body: Any, field: str):
@@ -84,6 +84,38 @@ def test_a_wrong_body_names_the_field(service: RlvrService, path: str, body: Any
     reply = answer.json()
     assert reply.get("field", "") == field and reply["code"] == "invalid" and reply["detail"]
     assert reply["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 50_000, b"null"])
+def test_a_body_that_is_no_object_is_the_field_at_fault(service: RlvrService, content: bytes):
+    with service.client() as client:
+        answer = client.post("/train", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "body"), answer.text
+
+
+@pytest.mark.parametrize("task_id", ["a/../b", "a/..", "a/.", "a/./b", "a//b", "a/", "..", "/a", "a/%2e%2e/b"])
+def test_a_task_id_that_a_path_would_resolve_is_refused(service: RlvrService, task_id: str):
+    answer = service.post("/train", {"task_id": task_id, "prompt": "p"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "task_id"), answer.text
+
+
+@pytest.mark.parametrize("task_id", ["a/b", "a/.hidden", "a/..b", "a/...", "a..b/c", "a.", "org/set@1:2+x-y"])
+def test_the_answers_of_a_task_are_found_under_its_id(service: RlvrService, task_id: str):
+    assert service.post("/train", {"task_id": task_id, "prompt": "p", "max_iterations": 1}).status_code == 200
+    assert service.get(f"/experiences/{task_id}").json()["task_id"] == task_id
+    assert service.get(f"/analysis/{task_id}").json()["analysis"]["total_experiences"] == 1
+
+
+def test_head_answers_where_get_does_without_a_body(service: RlvrService):
+    done = service.post("/train", {"task_id": "t", "prompt": "p", "max_iterations": 1}).json()
+    paths = ("/health", "/health/live", "/health/ready", "/sessions", "/stats", "/metrics", "/metrics/prometheus")
+    ids = (f"/sessions/{done['session_id']}", f"/sessions/{done['session_id']}/events", "/sessions/never_seen")
+    with service.client() as client:
+        for path in (*paths, *ids, "/analysis", "/openapi.json", "/train"):
+            known, head = client.get(path), client.head(path)
+            assert (head.status_code, head.content) == (known.status_code, b""), path
+            assert head.headers["content-type"] == known.headers["content-type"]
+    assert "failed by our fault" not in service.said
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ class HttpError(Exception):
 class HttpProblem(HttpError):
     """`{"detail": ..., "code": ..., "request_id": ...}`: `code` is for programs, `detail` for people.
 
-    `field` names the request's field that is at fault, `session_id` a session that was started: its record is kept.
+    `field` names the request's field that is at fault, of a 422 always: `body` for the body as a whole. `session_id`
+    is a session that was started: its record is kept.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class HttpProblem(HttpError):
     ) -> None:
         super().__init__(detail)
         self.status, self.code, self.detail = status, code, detail[:MAX_DETAIL_CHARS]
-        self.field, self.session_id, self.retry_after = field, session_id, retry_after
+        self.field = field or ("body" if status == 422 else "")
+        self.session_id, self.retry_after = session_id, retry_after
         self._headers = headers or {}
 
     def content(self, request_id: str) -> dict[str, Any]:

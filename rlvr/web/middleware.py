@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rlvr.web.auth import ApiKeys
@@ -37,6 +38,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 CountResponse = Callable[[str, str, int, float], None]  # of method, route, status and seconds
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=+/@-]{0,127}")  # a client's own, which is logged and echoed
 
 
 class Middleware:
@@ -131,7 +134,11 @@ class Middleware:
         await self._app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_at, request_id = time.perf_counter(), f"req-{secrets.token_hex(8)}"
+        started_at, given_id = time.perf_counter(), headers_of(scope).get("x-request-id", "")
+        request_id = given_id if REQUEST_ID.fullmatch(given_id) else f"req-{secrets.token_hex(8)}"
+        method = scope["method"]
+        if is_head := method == "HEAD":  # answered as GET is, without the body; the server's own scope stays as it is
+            scope = {**scope, "method": "GET"}
         state: dict[str, Any] = scope.setdefault("state", {})
         state |= {"request_id": request_id, "owner": "", "reason": ""}
         clear_ids()
@@ -184,6 +191,12 @@ class Middleware:
                 added = {**self.response_headers(scope, headers), b"x-request-id": request_id.encode()}
                 added = [(name, value) for name, value in added.items() if name not in headers]
                 message["headers"] = [*message.get("headers", ()), *added]
+            elif is_head:
+                is_stream = message.get("more_body", False)
+                await send({"type": "http.response.body"})
+                if is_stream:
+                    raise OSError("the response of a HEAD request is complete")  # as if the client had left
+                return
             await send(message)
 
         is_counted = False
@@ -207,7 +220,9 @@ class Middleware:
             if not is_started:
                 await send_error(send_marked, error, state)
         except Exception as error:
-            self._log.exception("a request failed by our fault", path=self.logged_path(scope["path"])[:300])
+            is_over = is_head and is_started and isinstance(error, (OSError, ClientDisconnect))
+            if not is_over:
+                self._log.exception("a request failed by our fault", path=self.logged_path(scope["path"])[:300])
             if not is_started:
                 await send_error(send_marked, self.internal_error(error), state)
         finally:
@@ -216,8 +231,8 @@ class Middleware:
             self._arriving, self._open = +self._arriving, +self._open  # without owners at zero
             seconds = time.perf_counter() - started_at
             if self._count is not None:
-                self._count(scope["method"], route_pattern(scope), status or 500, seconds)
-            self._log_request(scope, state, status, seconds)
+                self._count(method, route_pattern(scope), status or 500, seconds)
+            self._log_request({**scope, "method": method}, state, status, seconds)
 
     def _log_request(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
         """One line per request. `owner` is a hash of the key, `reason` the error that the client was sent."""
@@ -300,8 +315,10 @@ def route_pattern(scope: Scope) -> str:
 
 
 def host_name(host: str) -> str:
-    """The host without its port; an IPv6 address keeps its brackets."""
-    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    """The host of a `Host` header in lower case, without its port; an IPv6 address keeps its brackets. '' for what is
+    not a host and a port."""
+    match = HOST.fullmatch(host)
+    return match[1].lower() if match else ""
 
 
 def _declared_length(headers: dict[str, str]) -> int:

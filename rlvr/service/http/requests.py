@@ -17,12 +17,15 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from rlvr.core.registry import did_you_mean
 from rlvr.service.service_options import SessionRequest
 
-TASK_ID = r"^[A-Za-z0-9_][A-Za-z0-9._:/@+\-]*$"
+# A part between slashes is not empty, "." or "..": clients and proxies resolve these in a path, and another task's
+# answers would be read.
+TASK_ID = r"^[A-Za-z0-9_][A-Za-z0-9._:@+\-]*(?:/(?:\.?[A-Za-z0-9_:@+\-][A-Za-z0-9._:@+\-]*|\.\.[A-Za-z0-9._:@+\-]+))*$"
 NAME = r"^[A-Za-z0-9._\-]+$"
 FUNCTION = r"^(?:[A-Za-z_][A-Za-z0-9_]*)?$"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PATTERNS = {
-    TASK_ID: "letters, digits and . _ : / @ + - without blanks, the first one a letter, a digit or _",
+    TASK_ID: "letters, digits and . _ : / @ + - without blanks, the first one a letter, a digit or _, and no part "
+    "between slashes that is empty, . or ..",
     NAME: "letters, digits and . _ -",
     FUNCTION: "the name of a function: letters, digits and _",
     IDENTIFIER: "a name of Python: letters, digits and _, the first one no digit",

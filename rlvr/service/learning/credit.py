@@ -102,27 +102,26 @@ class Plateau:
 
 @dataclass
 class Baseline:
-    """V: a value per task and one for new tasks. Each follows the gains of its tasks."""
+    """V: a value per task, with the number of its gains, and one for new tasks. Each is the mean of its first gains,
+    and then follows them."""
 
-    shared: float | None = None
-    tasks: dict[str, float] = field(default_factory=dict[str, float])
+    shared: list[float] = field(default_factory=lambda: [0.0, 0])
+    tasks: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
-    def __call__(self, task_id: str) -> float:
-        return self.tasks.get(task_id, self.shared or 0.0)
-
-    def start(self, gain: float, task_id: str) -> float:
-        """The value of a task; without any value so far, `gain` is the first one."""
-        if self.shared is None:
-            self.shared = gain
-        return self(task_id)
+    def __call__(self, task_id: str, first: float = 0.0) -> float:
+        """The value of a task; `first` if there is none of any task yet."""
+        value, number = self.tasks.get(task_id, self.shared)
+        return value if number else first
 
     def learn(self, task_id: str, gain: float, step: float) -> None:
-        """A gradient step of size `step` on (gain - V)^2 / 2, for the task and for `shared`. A new task starts at
+        """Move V by `step` of its distance to a gain, by more while it is the mean of fewer gains. A new task starts at
         `shared`."""
-        value, step = self.start(gain, task_id), min(1.0, step)  # a larger step would overshoot
-        self.tasks.pop(task_id, None)
-        self.tasks[task_id] = value + step * (gain - value)  # reinserted last: the most recent
-        assert self.shared is not None
-        self.shared += step * (gain - self.shared)
+        self.tasks[task_id] = _move(self.tasks.pop(task_id, self.shared), gain, step)  # last: the most recent
+        self.shared = _move(self.shared, gain, step)
         if len(self.tasks) > MAX_TASKS:
             del self.tasks[next(iter(self.tasks))]
+
+
+def _move(known: list[float], gain: float, step: float) -> list[float]:
+    value, number = known
+    return [value + min(1.0, max(step, 1 / (number + 1))) * (gain - value), number + 1]

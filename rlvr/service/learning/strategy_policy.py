@@ -44,7 +44,7 @@ from rlvr.service.service_options import TrainingConfig
 from rlvr.store.records import Experience
 
 TAU = 0.5  # the scale of a difference in standard deviations of a gain: 20 points of a pass rate are 0.4
-EQUAL = 0.2  # the prior probability that all strategies are equally good
+ODDS = 0.15  # a priori, of one given strategy being better than the others to all being equally good
 EXPLORATION = 0.08  # the share of uniform draws: every strategy keeps being tried
 FADE = 1 - 1 / 5_000  # of the counts with each answer, so that a policy follows an endpoint that changes
 SAME = 1e-12  # a variance of gains that is none
@@ -78,9 +78,8 @@ class StrategyTable:
         sets = [members for size in range(1, K) for members in itertools.combinations(range(K), size)]
         self._sets_SK = np.array([[k in members for k in range(K)] for members in sets], dtype=float)
         self._sizes_S = self._sets_SK.sum(1)
-        # A size of a set is the less probable the larger it is.
-        weights_S = np.array([1 / len(members) / math.comb(K, len(members)) for members in sets])
-        self._log_prior_S = np.log((1 - EQUAL) * weights_S / weights_S.sum())
+        # A size of a set is the less probable the larger it is; relative to the hypothesis of equal strategies.
+        self._log_prior_S = np.log([ODDS * K / len(members) / math.comb(K, len(members)) for members in sets])
         self._compute_posterior()
 
     def choose(self, probabilities: Mapping[str, float], key: int) -> StrategyChoice:
@@ -100,7 +99,7 @@ class StrategyTable:
         errors: list[float] = []
         for e in answers:
             assert e.gain is not None
-            k, value = self._index[e.action], self.baseline.start(e.gain, e.task_id)
+            k, value = self._index[e.action], self.baseline(e.task_id, first=e.gain)
             advantage = e.gain - value
             error = advantage - self.effects[e.action]
             self.counts_K, self.sums_K, self.squares = (x * FADE for x in (self.counts_K, self.sums_K, self.squares))
@@ -136,9 +135,9 @@ class StrategyTable:
         x_S = np.maximum(x_S, -30.0)  # below, Phi leaves a float; the factor is 0.03 there, and falls slowly
         log_phi_S = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in x_S])  # of 2 Phi(x)
         log_S = self._log_prior_S + x_S**2 / 2 + log_phi_S - np.log1p(information_S * TAU**2) / 2
-        top = max(float(log_S.max()), math.log(EQUAL))
+        top = max(float(log_S.max()), 0.0)
         weights_S = np.exp(log_S - top)
-        posterior_S = weights_S / (weights_S.sum() + EQUAL * math.exp(-top))
+        posterior_S = weights_S / (weights_S.sum() + math.exp(-top))
         p_K = posterior_S / self._sizes_S @ sets_SK + (1 - posterior_S.sum()) / K
         p_K = (1 - EXPLORATION) * p_K + EXPLORATION / K
         effects_K = posterior_S * w_S * np.maximum(difference_S, 0.0) @ (sets_SK - self._sizes_S[:, None] / K)
