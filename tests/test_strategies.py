@@ -32,9 +32,9 @@ from rlvr.service.learning.ratings import rate
 from rlvr.service.learning.strategies import FIRST, MAX_QUOTED, NEXT
 from rlvr.service.learning.strategy_policy import (
     BASELINE_RATE,
-    EQUAL,
     EXPLORATION,
     FADE,
+    ODDS,
     RACES,
     STATE,
     TAU,
@@ -126,10 +126,10 @@ def test_the_posterior_is_that_of_its_model() -> None:
             own, own_sum = table.counts_K[list(members)].sum(), table.sums_K[list(members)].sum()
             # log likelihood at the best common mean, less that without a difference: the mean integrates to the same
             fit = differences * (own_sum - own * total / n) - differences**2 * own * (n - own) / n / 2
-            evidence[members] = float(prior @ np.exp(fit / sigma**2)) * (1 - EQUAL) / 3 / math.comb(4, size)
-    whole = EQUAL + sum(evidence.values())
+            evidence[members] = float(prior @ np.exp(fit / sigma**2)) * ODDS * 4 / size / math.comb(4, size)
+    whole = 1 + sum(evidence.values())
     for k, strategy in enumerate(FIRST):
-        p = EQUAL / whole / 4 + sum(e / whole / len(members) for members, e in evidence.items() if k in members)
+        p = 1 / whole / 4 + sum(e / whole / len(members) for members, e in evidence.items() if k in members)
         mixed = (1 - EXPLORATION) * p + EXPLORATION / 4
         assert table.probabilities[strategy.name] == pytest.approx(mixed, rel=1e-3)  # of the sum for the integral
 
@@ -155,12 +155,12 @@ def test_effects_are_differences_from_an_average_strategy() -> None:
 def test_counts_by_hand() -> None:
     policy = StrategyPolicy()
     answers = [make_experience("revise", 1.0, id=1), make_experience("fresh", 3.0, id=2)]
-    step = BASELINE_RATE * CONFIG.value_coefficient
+    assert BASELINE_RATE * CONFIG.value_coefficient < 0.5
     updated = policy.update(answers, CONFIG)
     assert updated is not None and updated.updates == 1 and policy.answers == 2
     assert updated.advantages == pytest.approx({1: 0.0, 2: 2.0})  # V begins at the first gain
     assert updated.loss == pytest.approx((0 + 2.0**2) / 2) and updated.entropy == policy.entropy
-    assert policy.next.baseline("t") == policy.next.baseline("new") == pytest.approx(1 + step * 2.0)
+    assert policy.next.baseline("t") == policy.next.baseline("new") == pytest.approx(2.0)  # the mean
     names = list(policy.next.strategies)
     counts, sums = (
         dict(zip(names, policy.next.counts_K, strict=True)),
@@ -170,14 +170,18 @@ def test_counts_by_hand() -> None:
     assert policy.next.squares == pytest.approx(4.0) and policy.first.counts_K.sum() == 0
 
 
-def test_the_baseline_steps_towards_a_gain_and_a_new_task_begins_at_the_shared_one() -> None:
+def test_the_baseline_is_a_mean_and_then_follows_and_a_new_task_begins_at_the_shared_one() -> None:
     value = Baseline()
-    assert value("a") == 0.0
-    assert value.start(2.0, "a") == 2.0
-    value.learn("a", 3.0, 0.5)
-    assert value("a") == value("never seen") == value.shared == 2.5
-    value.learn("b", 4.5, 0.25)
-    assert value("b") == 3.0 and value("a") == 2.5 and value("never seen") == 3.0
+    assert value("a") == 0.0 and value("a", first=2.0) == 2.0
+    value.learn("a", 2.0, 0.25)
+    value.learn("a", 3.0, 0.25)
+    assert value("a") == value("never seen", first=9.0) == 2.5
+    value.learn("b", 5.5, 0.25)  # the third gain, in which a third is more than a quarter
+    assert value("b") == 3.5 and value("a") == 2.5 and value("never seen") == 3.5
+    for _ in range(3):
+        value.learn("a", 2.5, 0.25)
+    value.learn("a", 4.5, 0.25)
+    assert value("a") == 3.0
     for i in range(1200):
         value.learn(f"task {i}", 0.0, 0.1)
     assert len(value.tasks) == 1000 and "a" not in value.tasks
@@ -517,11 +521,10 @@ def simulate(seed: int, sessions: int, best: str = "", edge: float = 0.0) -> lis
     return history
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_fair_coin_teaches_no_strategy(seed: int) -> None:
-    """Of the seeds 0 to 39 none ends above 0.5 (the slow test below)."""
-    last = simulate(seed, 400)[-1]
-    assert max(last.values()) < 0.5 and min(last.values()) > 0.05, last
+def test_a_fair_coin_teaches_no_strategy() -> None:
+    """A twentieth of all seeds ends above 0.5 by chance (the slow test below): of six one may."""
+    tops = [max(simulate(seed, 300)[-1].values()) for seed in range(6)]
+    assert sum(top > 0.5 for top in tops) <= 1 and np.median(tops) < 0.45, tops
 
 
 @pytest.mark.parametrize(("best", "seed"), [("stepwise", 1), ("checklist", 1)])
@@ -538,11 +541,11 @@ def test_a_fair_coin_teaches_no_strategy_in_2000_sessions_of_40_seeds() -> None:
 
 @pytest.mark.slow
 def test_a_difference_of_20_points_is_learned_in_20_seeds() -> None:
-    """The median of the sessions until the best strategy has half of the draws; the softmax table and AdamW that this
-    policy replaced had 160 of 12 seeds, and never got there in one."""
+    """By the sessions until the best strategy has half of the draws: a softmax table that follows gradients needs 160
+    (the median of 12 seeds), and learns the wrong strategy in one."""
     histories = [simulate(seed, 800, "stepwise", 0.2) for seed in range(20)]
     needed = [next((i for i, p in enumerate(h) if p["stepwise"] > 0.5), 800) for h in histories]
-    assert np.median(needed) <= 200, needed
+    assert np.median(needed) <= 160, needed
     assert sum(h[-1]["stepwise"] > 0.5 for h in histories) >= 18, [h[-1]["stepwise"] for h in histories]
 
 

@@ -6,7 +6,8 @@
 
 One table is for first prompts, one for later ones. A table compares hypotheses by their Bayes factors. One says that
 all strategies are equally good. Each of the others says that the strategies of a set S have gains higher by some
-difference than those outside S, which is the two-sample problem with a half-normal prior on the difference:
+difference than those outside S, which is the two-sample problem with a half-normal prior on the difference
+(`_compute_posterior`; the mean of all gains is unknown):
 
     z = (mean of S - mean of the rest) sqrt(I) / sigma,   I = n_S n_rest / n,   w = I TAU^2 / (1 + I TAU^2)
     BF(S) = 2 (1 + I TAU^2)^(-1/2) exp(w z^2 / 2) Phi(z sqrt(w))

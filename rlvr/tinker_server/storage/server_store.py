@@ -13,6 +13,7 @@ tests/test_tinker_backend.py and, with kills, by tests/test_tinker_backend_kill.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -76,6 +77,7 @@ class ServerStore:
         self._lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
+        self._path, self._file = path, os.stat(path)
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
         except sqlite3.DatabaseError as error:
@@ -94,10 +96,19 @@ class ServerStore:
         with self._lock:
             self._db.close()
 
+    def is_in_place(self) -> bool:
+        """Whether the file that was opened still has its name: elsewhere a restart would not find what is written."""
+        try:
+            return os.path.samestat(os.stat(self._path), self._file)
+        except OSError:
+            return False
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when the block ends; ServerError if that fails."""
         with self._lock:
+            if not self.is_in_place():
+                raise ServerError("the server cannot write its records: the database file was moved away or replaced")
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
