@@ -130,6 +130,36 @@ def cluster() -> Iterator[Server]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that it began."""
+    parents: dict[int, list[int]] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = place.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(words[1]), []).append(int(place.parent.name))
+    found = [pid]
+    for one in found:
+        found += parents.get(one, [])
+    return found
+
+
+@contextmanager
+def frozen(server: Server) -> Iterator[None]:
+    assert server.process is not None
+    stopped = list[int]()
+    try:
+        while new := [pid for pid in family(server.process.pid) if pid not in stopped]:
+            for pid in new:
+                os.kill(pid, signal.SIGSTOP)
+            stopped += new
+        yield
+    finally:
+        for pid in reversed(stopped):
+            os.kill(pid, signal.SIGCONT)
+
+
 @contextmanager
 def make_read_only(url: str) -> Iterator[None]:
     """A database that takes no writes, as a standby; connections to it are ended."""

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+from tests.postgres import Server, cluster, frozen, missing
 from tests.rlvr_service import SOLUTION, RlvrService, wait_for
-from tests.test_store_frozen import frozen, own_postgres  # noqa: F401
 from tests.text_endpoint import serving
 
 pytestmark = pytest.mark.timeout(200)
 CLIENT_S = 10.0  # far above what a probe may take, far below a statement's time limit
 
 
-def test_probes_and_metrics_answer_while_the_database_is_frozen(tmp_path: Path, own_postgres: Any):  # noqa: F811
+@pytest.fixture
+def own_postgres() -> Iterator[Server]:
+    """A cluster of this file's own, to freeze."""
+    if why := missing():
+        pytest.skip(why)
+    with cluster() as server:
+        yield server
+
+
+def test_probes_and_metrics_answer_while_the_database_is_frozen(tmp_path: Path, own_postgres: Server):
     with (
         serving(lambda asked: SOLUTION) as endpoint,
         RlvrService(tmp_path, "--database", own_postgres.database(), LLM_ENDPOINT=endpoint.plain_url) as service,

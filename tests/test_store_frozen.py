@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlvr.store import Session, StoreDown, open_store
-from tests.postgres import Server, cluster, missing
+from tests.postgres import Server, cluster, frozen, missing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -24,36 +22,6 @@ def own_postgres() -> Iterator[Server]:
         pytest.skip(why)
     with cluster() as server:
         yield server
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that it began."""
-    parents: dict[int, list[int]] = {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = place.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(words[1]), []).append(int(place.parent.name))
-    found = [pid]
-    for one in found:
-        found += parents.get(one, [])
-    return found
-
-
-@contextmanager
-def frozen(server: Server) -> Iterator[None]:
-    assert server.process is not None
-    stopped = list[int]()
-    try:
-        while new := [pid for pid in family(server.process.pid) if pid not in stopped]:
-            for pid in new:
-                os.kill(pid, signal.SIGSTOP)
-            stopped += new
-        yield
-    finally:
-        for pid in reversed(stopped):
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_call_to_a_frozen_server_ends_and_the_store_works_again_after_it(
