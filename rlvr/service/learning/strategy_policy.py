@@ -103,7 +103,7 @@ class StrategyTable:
             k, value = self._index[e.action], self.baseline(e.task_id, first=e.gain)
             advantage = e.gain - value
             error = advantage - self.effects[e.action]
-            self.counts_K, self.sums_K, self.squares = (x * FADE for x in (self.counts_K, self.sums_K, self.squares))
+            self.counts_K, self.sums_K, self.squares = self.counts_K * FADE, self.sums_K * FADE, self.squares * FADE
             self.counts_K[k] += 1
             self._add(k, 0.0, advantage)
             self.baseline.learn(e.task_id, value + error, step)
