@@ -146,7 +146,7 @@ def family(pid: int) -> list[int]:
 
 
 @contextmanager
-def frozen(server: Server) -> Iterator[None]:
+def freeze(server: Server) -> Iterator[None]:
     assert server.process is not None
     stopped = list[int]()
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
-from tests.postgres import Server, cluster, frozen, missing
+from tests.postgres import Server, cluster, freeze, missing
 from tests.rlvr_service import SOLUTION, RlvrService, wait_for
 from tests.text_endpoint import serving
 
@@ -31,7 +31,7 @@ def test_probes_and_metrics_answer_while_the_database_is_frozen(tmp_path: Path, 
         RlvrService(tmp_path, "--database", own_postgres.database(), LLM_ENDPOINT=endpoint.plain_url) as service,
     ):
         wait_for(lambda: service.get("/health/ready").status_code == 200)
-        with frozen(own_postgres):
+        with freeze(own_postgres):
             for _ in range(3):  # the first too, whose last check was a good one
                 ready = service.get("/health/ready", timeout=CLIENT_S)
                 assert ready.status_code == 503 and "database: not answering" in ready.json()["detail"]

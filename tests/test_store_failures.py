@@ -43,7 +43,7 @@ CALLS: list[Callable[[ExperienceStore], Any]] = [
     lambda store: store.count(),
     lambda store: store.rate(1, "me", 1.0),
     lambda store: store.set_gains({1: 1.0}),
-    lambda store: store.buffered(),
+    lambda store: store.read_buffer(),
     lambda store: store.buffer(),
     lambda store: store.task_analysis("t"),
     lambda store: store.aggregates(),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.store import Session, StoreDown, open_store
-from tests.postgres import Server, cluster, frozen, missing
+from tests.postgres import Server, cluster, freeze, missing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,10 +33,10 @@ def test_a_call_to_a_frozen_server_ends_and_the_store_works_again_after_it(
     with closing(open_store(own_postgres.database() + "&connect_timeout=2")) as store:
         store.add_session(Session("s", "t", "p"))
         for call in (store.ping, lambda: store.add_session(Session("lost", "t", "p"))):
-            with frozen(own_postgres), pytest.raises(StoreDown) as caught:
+            with freeze(own_postgres), pytest.raises(StoreDown) as caught:
                 call()
             assert caught.value.reason in ("not answering", "not reachable")
-        with pytest.raises(StoreDown, match="the server hangs"), store.read() as connection, frozen(own_postgres):
+        with pytest.raises(StoreDown, match="the server hangs"), store.read() as connection, freeze(own_postgres):
             connection.exec_driver_sql("SELECT 1")
         assert store.session("s") is not None and store.session("lost") is None
 

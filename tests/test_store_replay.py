@@ -25,7 +25,7 @@ def add(store: ExperienceStore, *iterations: int, **how: Any) -> list[int]:
 
 
 def test_an_empty_buffer_gives_nothing(store: ExperienceStore):
-    assert store.buffered() == [] and store.buffer() == ReplayBuffer(0, 5, 0)
+    assert store.read_buffer() == [] and store.buffer() == ReplayBuffer(0, 5, 0)
 
 
 def test_the_buffer_holds_the_newest_answers_of_sessions(store: ExperienceStore):
@@ -35,8 +35,8 @@ def test_the_buffer_holds_the_newest_answers_of_sessions(store: ExperienceStore)
     add(store, 6, step=1)
     waiting = add(store, 7, gain=None)
     assert store.buffer() == ReplayBuffer(5, 5, 4) and store.buffer().utilization == 1.0
-    buffered = store.buffered()
+    buffered = store.read_buffer()
     assert [e.id for e in buffered] == [old[1], *new] and store.count() == 7
     assert [(e.action, e.gain, e.prompt) for e in buffered] == [("", 0.1, ""), *[("revise", 0.1, "")] * 3]
     store.set_gains({waiting[0]: 0.5})
-    assert store.buffer().ready == 5 and store.buffered()[-1].gain == 0.5
+    assert store.buffer().ready == 5 and store.read_buffer()[-1].gain == 0.5

@@ -43,9 +43,9 @@ class DeadlineConnection(psycopg.Connection[Any]):
             self.deadline_s = usual
 
     def wait(self, gen: Any, *args: Any, **named: Any) -> Any:
-        return super().wait(self._bounded(gen), *args, **named)
+        return super().wait(self._limit(gen), *args, **named)
 
-    def _bounded(self, gen: Any) -> Any:
+    def _limit(self, gen: Any) -> Any:
         """The generator of a call, which psycopg resumes with 0 at every interval without news of the socket."""
         began, news = time.monotonic(), None
         try:

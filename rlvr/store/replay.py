@@ -37,7 +37,7 @@ class ReplayQueries(Database):
 
     buffer_size: int
 
-    def buffered(self) -> list[Experience]:
+    def read_buffer(self) -> list[Experience]:
         """The experiences of the buffer that have a gain, the oldest first, without texts, tokens and verdicts."""
         window = self._window().subquery().c
         found = sa.select(*_COLUMNS).where(experiences.c.id.in_(sa.select(window.id).where(window.gain.is_not(None))))

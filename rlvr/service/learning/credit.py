@@ -109,7 +109,7 @@ class Baseline:
     tasks: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def __call__(self, task_id: str, first: float = 0.0) -> float:
-        """The value of a task; `first` if there is none of any task yet."""
+        """The value of a task; `first` before the first gain of any task."""
         value, number = self.tasks.get(task_id, self.shared)
         return value if number else first
 

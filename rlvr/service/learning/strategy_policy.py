@@ -229,7 +229,7 @@ class StrategyPolicy:
 class EvidenceStore(Protocol):
     """The part of `rlvr.store.ExperienceStore` that learning needs; tests have one in memory."""
 
-    def buffered(self) -> list[Experience]: ...
+    def read_buffer(self) -> list[Experience]: ...
 
     def set_advantages(self, values: Mapping[int, float]) -> None: ...
 
@@ -266,7 +266,7 @@ class StrategyLearner:
             for _ in range(RACES):
                 value, version = self._store.state(STATE) or (None, 0)
                 policy = self._build_policy(value)
-                update = policy.update(self._store.buffered() if policy.is_new else answers, self._config)
+                update = policy.update(self._store.read_buffer() if policy.is_new else answers, self._config)
                 if update is None:
                     return None
                 if self._store.save_state(STATE, policy.state(), version):
