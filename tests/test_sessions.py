@@ -12,7 +12,6 @@ import pytest
 
 from rlvr.service.learning.credit import DISCOUNT
 from rlvr.service.learning.ratings import rate
-from rlvr.service.learning.strategy_policy import STATE
 from rlvr.service.service_options import SessionRequest, TrainingConfig
 from rlvr.service.sessions.jobs import NoGenerator
 from rlvr.service.settings import ServiceLimits, TextEndpoint
@@ -200,21 +199,6 @@ def test_simultaneous_requests_do_not_exceed_the_limit(tmp_path: Path):
                 ended = [await sessions.wait(one.id) for one in begun]
         assert len(ended) == 3 and {one.status for one in ended} == {Status.DONE}
         assert {one.code for one in came if isinstance(one, HttpProblem)} == {"busy"}
-
-    asyncio.run(run())
-
-
-def test_the_schedule_gets_the_first_answer_reward(tmp_path: Path):
-    """1.5 for a session whose second answer is right, although its reward is 1.6."""
-
-    async def run() -> None:
-        training = TrainingConfig(max_iterations=4, min_experiences_for_training=1)
-        with serving(second_time_right) as server:
-            async with open_sessions(settings_of(tmp_path, server.plain_url, training=training)) as sessions:
-                _, answer = await run_session(sessions)
-                state = sessions.store.state(STATE)
-        assert answer["training_data"][-1]["reward"] == 1.6
-        assert state is not None and state[0]["plateau"]["total"] == 1.5
 
     asyncio.run(run())
 

@@ -95,7 +95,6 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         return {**kept, "anyOf": forms}
     limits, is_train = service.settings.limits, body == "TrainBody"
     fields["answer"] = {"type": "string", "pattern": WORDS_NO_NUL}
-    fields["answer_names"]["items"]["format"] = "python-name"
     if is_train:
         fields["prompt"] = {"type": "string", "pattern": WORDS_NO_NUL, "maxLength": limits.max_prompt_chars}
         fields["context"] = {**TEXT, "maxLength": limits.max_prompt_chars}
