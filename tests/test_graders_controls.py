@@ -37,6 +37,10 @@ ERROR = (None, "error", "grader_failed")
         ("return sample['output_json']['answer'] == 7", {"answer": 7}, "no JSON", FAILED),
         ("return int(sample['output_text'])", {"answer": "x + 1"}, "seven", ERROR),
         ("return int(sample['output_text'])", {}, "seven", ERROR),
+        # without a reference: a sentence in the forms is graded, and is no right answer that excuses its like
+        ("return len(json.loads(sample['output_text'])) > 0", {"prompt": "Write JSON"}, "no JSON", FAILED),
+        ("return len(json.loads(sample['output_text'])) > 0", {"prompt": "Write it"}, "I do not know.", FAILED),
+        ("return len(re.search('<answer>(.*)</answer>', sample['output_text']).group(1))", {}, "seven", FAILED),
         ("return item['nowhere']", {"answer": "7"}, "7", ERROR),
         # a plain sentence is graded, but a right answer never: the grader is at fault
         ("return 1 / ('7' not in sample['output_text'])", {"answer": "7"}, "7", ERROR),
@@ -125,6 +129,8 @@ def test_an_answer_that_keeps_a_grader_busy_runs_out_of_time(text: str) -> None:
 def test_the_message_says_how_to_name_the_form() -> None:
     detail = python(JSON).grade({"answer": 7}, {"output_text": "7"}).detail
     assert "control_answer" in detail and '{"answer": 7}' in detail and "TypeError" in detail
+    other = python(JSON.replace("['answer']", "['r']", 1)).grade({"answer": 7}, {"output_text": "no JSON"})
+    assert verdict_of(other) == ERROR and "control_answer" in other.detail and "JSONDecodeError" in other.detail
 
 
 def multi(formula: str) -> Grader:

@@ -2,8 +2,8 @@
 
 Controls are the item's reference, as it stands and in the usual forms (`#### 7`, `\\boxed{7}`, tags, JSON). The forms
 that the item's prompt names, or its reference uses, come first. An item may state its own, `control_answer`: a right
-answer as the task asks for it, then the only control. An item without a reference has one control: a plain sentence.
-No answer has a part in them.
+answer as the task asks for it, then the only control. For an item without a reference a plain sentence takes its place,
+in the same forms. No answer has a part in them.
 
 An answer that a grader cannot grade is to blame if the grader can grade a control, unless the answer is itself the
 reference in one of these forms: a right answer is not wrong because a grader reads another form only. But if the item
@@ -48,12 +48,16 @@ def find_reference(item: Mapping[str, Any]) -> Any:
     return next((one for one in found if one not in (None, [], {}) and str(one).strip()), None)
 
 
+def _find_stated(item: Mapping[str, Any]) -> str:
+    stated = item.get("control_answer")
+    return stated if isinstance(stated, str) and stated.strip() else ""
+
+
 def make_controls(item: Mapping[str, Any]) -> list[Control]:
     """The control answers of an item, those that it asks for first."""
-    if isinstance(stated := item.get("control_answer"), str) and stated.strip():
+    if stated := _find_stated(item):
         return [Control(stated, True)]
-    if (reference := find_reference(item)) is None:
-        return [Control(PLAIN)]
+    reference = PLAIN if (found := find_reference(item)) is None else found
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
     final = text.rpartition(_MARK)[2].strip() or text
     fields = json.dumps({"answer": reference if final == text else final}, default=str)
@@ -88,7 +92,12 @@ class Blame:
                     self._known.clear()
                 self._known[key] = graded
         if isinstance(graded, str):
-            return f"no control made from the item was graded either: {graded}"
+            return (
+                f"no control made from the item was graded either: {graded}. If the grader is right, give the item a "
+                "field 'control_answer' with an answer that it can grade: then answers that it cannot get 0"
+            )
+        if find_reference(item) is None and not _find_stated(item):
+            return ""  # the controls are no right answers
         answer = _bare(sample.get("output_text"))
         same = [control for control in controls if _bare(control.text) == answer]
         if not same or (graded.is_asked and not any(control.is_asked for control in same)):
