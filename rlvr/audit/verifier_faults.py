@@ -39,6 +39,7 @@ FAULTS = {
     "sign": "accepts the reference with the other sign",
     "separators": "accepts a number that has the reference's digits and other separators",
     "case": "accepts the reference in another case",
+    "among": "accepts the reference among other answers",
     "refuses_long": "refuses an accepted answer after a long text",
     "no_verdict": "gives malformed answers no verdict",
     "slow": "is slow on malformed answers",
@@ -80,8 +81,9 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
     first, usual_s = _compare_orders(rows, reward, add)
     accepted = [row for row, score in zip(rows, first, strict=True) if row["label"] and score.outcome is Outcome.PASSED]
     shared = _shared_lines(rows, accepted)
+    references = list(dict.fromkeys(_final(row) for row in accepted))
     for place, row in enumerate(accepted[:MAX_TASKS]):
-        probes = _make_probes(row, shared, place < MAX_HEAVY)
+        probes = _make_probes(row, shared, place < MAX_HEAVY) + _list_answers(row, references)
         for name, text in probes:
             score, seconds = _time(reward, make_case(row, text))
             if score.outcome is Outcome.PASSED:
@@ -189,6 +191,19 @@ def _make_probes(row: dict[str, Any], shared: Sequence[str], heavy: bool) -> lis
     elif heavy:
         probes += [("junk", text) for text in HEAVY]
     return [(name, text) for name, text in probes if not final or not _holds(text, final)]
+
+
+def _list_answers(row: dict[str, Any], references: Sequence[str]) -> list[tuple[str, str]]:
+    """An accepted answer with the reference between others, so that neither the first nor the last is right."""
+    final, response = _final(row), row["response"]
+    if not final or final not in response:
+        return []
+    if len(final) <= MAX_DIGITS and _NUMBER.fullmatch(final):
+        others = [f"{float(final) + more:g}" for more in (1, 2)]
+    else:  # a part of the reference beside it may be the same answer
+        others = [other for other in references if other and other not in final and final not in other][:2]
+    others = [other for other in others if other != final]
+    return [("among", response.replace(final, f"{others[0]} or {final} or {others[-1]}"))] if others else []
 
 
 def _alter(final: str) -> list[tuple[str, str]]:
