@@ -56,6 +56,17 @@ MONSTERS = [
 ]  # fmt: skip
 
 
+INDETERMINATE = (
+    "1^{\\infty} | (2-1)^\\infty | \\infty^0 | (\\infty)^{0} | {\\infty}^0 | (\\infty+1)^0 | "
+    "\\frac{\\infty+1}{\\infty+1} | \\frac{\\infty}{\\infty} | \\infty-\\infty | 0\\cdot\\infty"
+).split(" | ")
+
+
+@pytest.mark.parametrize("answer", INDETERMINATE)
+def test_an_indeterminate_form_is_no_number(answer: str) -> None:
+    assert [judge(gold, answer).outcome for gold in ("0", "1", "\\infty")] == [Outcome.FAILED] * 3
+
+
 @pytest.mark.parametrize("answer", [*WITHOUT_A_NUMBER, *MONSTERS])
 def test_an_answer_cannot_choose_to_be_an_error(answer: str) -> None:
     for gold in GOLDS:

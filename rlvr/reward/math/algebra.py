@@ -112,6 +112,8 @@ class Ratio:
     def __truediv__(self, other: Ratio) -> Ratio:
         if not other.num:
             raise ValueError("division by zero")
+        if "oo" in atoms(self) and "oo" in atoms(other):
+            raise ValueError("infinity divided by infinity")
         return _ratio(product(self.num, other.den), product(self.den, other.num))
 
 
@@ -153,6 +155,8 @@ def opaque(value: Ratio) -> bool:
 
 def power(base: Ratio, exponent: Ratio) -> Ratio:
     q = exponent.rational
+    if (base.rational == 1 and "oo" in atoms(exponent)) or ("oo" in atoms(base) and q == 0):
+        raise ValueError("1 to the power of infinity, or infinity to the power of 0")
     if q is None:
         if base.rational == 1:
             return base

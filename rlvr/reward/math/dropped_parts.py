@@ -29,6 +29,8 @@ _RELATION = re.compile(r"[<>=~]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 _BELOW = re.compile(r"_\s*\{[^{}]*\}")  # `k = 1` under a sum
 _NAMED = re.compile(r"^[A-Za-z](?:\([a-z]\))?\s*=")
 _BUT = re.compile(r"^\\mathbb\s*\{R\}\s*\\(?:setminus|backslash)(?=\s*\\lbrace)")  # the one difference that is computed
+# Infinity as a number, of which it says that its power of 0 is 1; not the end of a sum, an integral or a limit.
+_INFINITE = re.compile(r"(?<![_^])(?<![_^]\{)(?<![_^]\{[-+])(?<!\\to)(?<!\\to )(?<!\\to[-+])(?<!\\to [-+])\\infty")
 _DROPPED = (  # unless the other side has it, too
     re.compile("[%#&?]"),
     re.compile(r"'|\.\.\."),
@@ -56,5 +58,7 @@ def drops_part(text: str, other: str) -> bool:
         return True
     if other.startswith(("(", "[", "]", "\\lbrace", "\\mathbb")) or "\\cup" in other:
         return False  # a set, which relations may describe as well
+    if _INFINITE.search(text) and "\\infty" not in other and not _RELATION.search(other):
+        return True
     related = set(_RELATION.findall(_NAMED.sub("", _BELOW.sub("", text))))
     return bool(related - set(_RELATION.findall(other))) or "\\cup" in text or "\\cap" in text
