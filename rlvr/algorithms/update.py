@@ -173,7 +173,8 @@ def update_streamed(
 
     Losses are sums, and no weight depends on what has not arrived: the denominator is `stream.completions`. If
     `Algorithm.select` keeps n of these N, the gradient is n/N of that of `update` over the substep's groups, whose
-    denominator is n; if it keeps all, they are equal. An optimizer step without a row to learn from is not made.
+    denominator is n; if it keeps all, they are equal. `token_mean` is neither, as a minibatch counts its own tokens
+    alone: a run refuses it. An optimizer step without a row to learn from is not made.
     ValueError for a loss of preferences or of the user's: it need not be a sum over rows, so it gets those of an
     optimizer step at once (`update`).
     """
