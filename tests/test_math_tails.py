@@ -25,14 +25,15 @@ CHANGED = [
     "backwards", "in binary", "in dozens", "inverted", "if n is even", "for even n", "with remainder 2",
     "\\pi", "? No", ", so 10 in all", ", which is wrong", ", which we double", ", which is twice the answer",
     ", then 6", "; 6", "as well as 6", "per", "per cent per cent", "x", "cm less", "K", "and a half", "to 6",
-    "square of",
+    "square of", ", in total 10", ", or six", ", rounded from 5.3", ", thousand", ", maybe six",
 ]  # fmt: skip
 KEPT = [
     "by symmetry", "by AM-GM", "because 2 + 3 = 5", "", "apples", "(see step 3)", "(by symmetry)", "for $x = 3$",
     "at x = 3", "for all students", "cm squared", "in total", "apples in total", "altogether", "each", "as required",
     "to the nearest cent", "rounded to two decimal places", ", since 2 and 3 are prime", ", which is the slope",
     "where the lines meet", "in simplest form", "is correct", "of the apples", "percent of the class", "% of the votes",
-    "fifth-graders", "hours", "in base 8",
+    "fifth-graders", "hours", "in base 8", ", rounded to two decimal places", ", to the nearest cent", ", in total",
+    ", by symmetry", ", in lowest terms", "hours, in total",
 ]  # fmt: skip
 REFUSED = [
     ("5 cm", "The answer is $5$ cm squared."),

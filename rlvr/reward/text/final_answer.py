@@ -43,7 +43,7 @@ _ENDS = re.compile(
 )
 _STOP = re.compile(r"\.(?:\s|$|\*)|!(?:\s|$)|;(?!\s*[-$\\0-9])(?:\s|$)")  # the end of a sentence that is no question
 _CLAUSE = re.compile(r",? (?:because|since|as|which|so|where|for|after|when)\b")
-_GOES_ON = re.compile(r"\s*(?:[-+*/^=<>,0-9]|:\s*[0-9$\\]|and\b|or\b|\$|\\)")
+_GOES_ON = re.compile(r"\s*(?:[-+*/^=<>0-9]|,(?!\s+(?!and\b|or\b)[a-z]{2})|:\s*[0-9$\\]|and\b|or\b|\$|\\)")
 _OTHER = re.compile(r"\bor\s+(?:\$|\\|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
 _TEX = (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ""), ("\\!", ""), ("\u2212", "-"))
