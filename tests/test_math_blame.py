@@ -56,10 +56,18 @@ MONSTERS = [
 ]  # fmt: skip
 
 
-INDETERMINATE = (
-    "1^{\\infty} | (2-1)^\\infty | \\infty^0 | (\\infty)^{0} | {\\infty}^0 | (\\infty+1)^0 | "
-    "\\frac{\\infty+1}{\\infty+1} | \\frac{\\infty}{\\infty} | \\infty-\\infty | 0\\cdot\\infty"
-).split(" | ")
+INDETERMINATE = [
+    "1^{\\infty}",
+    "(2-1)^\\infty",
+    "\\infty^0",
+    "(\\infty)^{0}",
+    "{\\infty}^0",
+    "(\\infty+1)^0",
+    "\\frac{\\infty+1}{\\infty+1}",
+    "\\frac{\\infty}{\\infty}",
+    "\\infty-\\infty",
+    "0\\cdot\\infty",
+]
 
 
 @pytest.mark.parametrize("answer", INDETERMINATE)
