@@ -57,17 +57,9 @@ MONSTERS = [
 
 
 INDETERMINATE = [
-    "1^{\\infty}",
-    "(2-1)^\\infty",
-    "\\infty^0",
-    "(\\infty)^{0}",
-    "{\\infty}^0",
-    "(\\infty+1)^0",
-    "\\frac{\\infty+1}{\\infty+1}",
-    "\\frac{\\infty}{\\infty}",
-    "\\infty-\\infty",
-    "0\\cdot\\infty",
-]
+    "1^{\\infty}", "(2-1)^\\infty", "\\infty^0", "(\\infty)^{0}", "{\\infty}^0", "(\\infty+1)^0",
+    "\\frac{\\infty+1}{\\infty+1}", "\\frac{\\infty}{\\infty}", "\\infty-\\infty", "0\\cdot\\infty",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", INDETERMINATE)

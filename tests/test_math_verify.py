@@ -71,7 +71,7 @@ def test_a_gold_that_math_verify_reads_in_part_is_not_compared() -> None:
         ("\\ln 4", "2\\ln 2"), ("\\ln 4", "2\\ln 2 \\approx 1.386"), ("\\frac12", "\\int_0^1 x\\,dx"),
         ("6", "\\sum_{k=1}^{3} k"),
         ("3", "\\max(1,3)"), ("\\tan^{-1}(2)", "\\arctan(2)"), ("\\binom{n}{2}", "\\frac{n(n-1)}{2}"),
-        ("0", "\\lim_{n\\to\\infty} \\frac1n"),
+        ("0", "\\lim_{n\\to\\infty} \\frac1n"), ("1", "\\sum_{k=1}^\\infty 2^{-k}"),
         ("(-\\infty,1)\\cup(1,\\infty)", "\\mathbb{R}\\setminus\\{1\\}"), ("\\frac12", "\\frac12 \\approx 50\\%"),
         ("12\\text{ cm}", "12\\text{ cm} \\approx 4.7\\text{ inches}"), ("\\pi", "\\pi \\approx 3.14"),
     ],

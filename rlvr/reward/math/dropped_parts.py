@@ -31,6 +31,7 @@ _NAMED = re.compile(r"^[A-Za-z](?:\([a-z]\))?\s*=")
 _BUT = re.compile(r"^\\mathbb\s*\{R\}\s*\\(?:setminus|backslash)(?=\s*\\lbrace)")  # the one difference that is computed
 # Infinity as a number, of which it says that its power of 0 is 1; not the end of a sum, an integral or a limit.
 _INFINITE = re.compile(r"(?<![_^])(?<![_^]\{)(?<![_^]\{[-+])(?<!\\to)(?<!\\to )(?<!\\to[-+])(?<!\\to [-+])\\infty")
+_BOUND = re.compile(r"(\\(?:sum|prod|int)\s*_\s*(?:\{[^{}]*\}|\w)\s*\^\s*)\\infty")  # what follows is under the sum
 _DROPPED = (  # unless the other side has it, too
     re.compile("[%#&?]"),
     re.compile(r"'|\.\.\."),
@@ -44,7 +45,7 @@ def drops_part(text: str, other: str) -> bool:
     """Whether math-verify, comparing `text` with `other`, would ignore a part of it."""
     if "\\phantom" in text or "\\hspace" in text:
         return True
-    text, other = normalize(text), normalize(other)
+    text, other = (_BOUND.sub(r"\1{\\infty}", normalize(one)) for one in (text, other))
     if text.count("$") > 1:
         return True  # formulas in prose: it would take one of them
     outside, others = _MATRIX.sub("M", text), _MATRIX.sub("M", other)
