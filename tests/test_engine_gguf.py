@@ -167,9 +167,23 @@ def test_too_little_memory_is_said_before_weights_are_read(tmp_path: Path, monke
         open_gguf(str(file))
 
 
-def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["accelerate", "gguf"])
+def test_without_a_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     write_gguf(file := tmp_path / "m.gguf")
     find = gguf_files.find_spec
-    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None if name == "gguf" else find(name))
-    with pytest.raises(ValueError, match=r"needs the package gguf: pip install 'rlvr\[gguf\]'"):
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(ValueError, match=rf"needs the package {package}: pip install 'rlvr\[gguf\]'"):
         open_gguf(str(file))
+
+
+def test_a_package_that_is_missing_is_not_called_a_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise ImportError("sentencepiece is required for this tokenizer")
+
+    write_gguf(file := tmp_path / "m.gguf")
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", load)
+    with pytest.raises(ValueError, match="needs a package that is missing: sentencepiece is required") as raised:
+        open_gguf(str(file))
+    assert "cut short" not in str(raised.value)

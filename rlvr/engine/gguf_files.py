@@ -20,7 +20,8 @@ from rlvr.core.machine import free_memory
 
 ORIGIN = "origin.json"
 EXTRA = "pip install 'rlvr[gguf]'"
-UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError, ImportError)
+PACKAGES = ("accelerate", "gguf")  # with which `transformers` reads a file
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError)
 
 
 def find_gguf(name: str) -> Path | None:
@@ -69,8 +70,8 @@ def open_gguf(name: str) -> str:
         raise ValueError(f"{where}: {file} is no GGUF file (it begins with {magic!r} and not with b'GGUF')")
     folder = _cache() / f"{file.stem}-{sha256(file)[:12]}"
     if not (folder / ORIGIN).exists() or find_damage(folder):
-        if find_spec("gguf") is None:
-            raise ValueError(f"{where}: reading a GGUF file needs the package gguf: {EXTRA}")
+        if missing := [name for name in PACKAGES if find_spec(name) is None]:
+            raise ValueError(f"{where}: reading a GGUF file needs the package {' and '.join(missing)}: {EXTRA}")
         _convert(file, folder, where)
     return str(folder)
 
@@ -107,8 +108,8 @@ def _convert(file: Path, folder: Path, where: str) -> None:
         _check_memory(weights, where)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **given)
         module: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
-    except MemoryError:
-        raise
+    except ImportError as error:  # some tokenizers need further packages
+        raise ValueError(f"{where}: {file.name} needs a package that is missing: {first_line(error)}") from error
     except UNREADABLE as error:
         raise ValueError(
             f"{where}: transformers {transformers.__version__} cannot read {file.name}: {first_line(error)}; the file "
