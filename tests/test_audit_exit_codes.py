@@ -87,15 +87,22 @@ def test_the_exit_code_follows_the_rates_and_the_faults(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--max-errors", "25"), "max_errors=25.0, expected a share from 0 to 1"),
-        (("--max-false-accepts", "-0.1"), "max_false_accepts=-0.1, expected a share from 0 to 1"),
-        (("--max-errors", "nan"), "max_errors=nan, expected a share"),
-        (("--allow", "cases"), "--allow 'cases' (did you mean 'case'?); the faults: unstable, order,"),
+        (("--max-errors", "25"), "--max-errors 25, expected a share from 0 to 1"),
+        (("--max-false-accepts", "-0.1"), "--max-false-accepts -0.1, expected a share from 0 to 1"),
+        (("--max-errors", "nan"), "--max-errors nan, expected a share"),
+        (("--allow", "cases"), "--allow 'cases' (did you mean 'case'?); known faults: unstable, order,"),
     ],
 )
 def test_a_mistake_in_an_option_is_one_message(words: tuple[str, ...], said: str, capsys: Any) -> None:
     assert audit("right", *words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_reward_that_raises_on_every_row_is_to_be_corrected_not_the_rows(capsys: Any) -> None:
+    Path(f"{os.environ['OWN']}_2.py").write_text("def crashes(prompt, response, meta):\n    return int(response)\n")
+    assert run(["audit", "--labelled", "rows.jsonl", "--reward", f"{os.environ['OWN']}_2:crashes"]) == 2
+    said = capsys.readouterr().err
+    assert "ValueError: invalid literal" in said and "correct the reward" in said and "give rows" not in said
 
 
 def test_the_report_holds_faults_allowed_ones_and_warnings() -> None:

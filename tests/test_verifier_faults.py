@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chat_rows import REAL
 
-from rlvr.audit.verifier_faults import FAULTS, find_faults, show_faults
+from rlvr.audit.verifier_faults import FAULTS, FaultSearch, find_faults, show_faults
 from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.signatures import Case
@@ -127,9 +127,9 @@ def test_each_planted_fault_is_named(name: str) -> None:
     def verifier(prompt: str, response: str, meta: dict[str, Any]) -> Any:
         return judge(prompt, response, meta["answer"])
 
-    faults = find_faults(ROWS, resolve_reward(verifier), slow_s=0.2)
-    print(f"{name}: {', '.join(faults)}")
-    assert fault in faults, show_faults(faults)
+    search = find_faults(ROWS, resolve_reward(verifier), slow_s=0.2)
+    print(f"{name}: {', '.join(search.seen)}")
+    assert fault in search.seen, show_faults(search)
 
 
 CITIES = ("Paris", "Rome", "New York", "B")
@@ -162,9 +162,10 @@ def test_each_fault_of_words_is_named(name: str) -> None:
     def verifier(prompt: str, response: str, meta: dict[str, Any]) -> bool:
         return judge(response, meta["answer"])
 
-    faults = find_faults(WORDS, resolve_reward(verifier))
-    assert fault in faults, show_faults(faults)
-    assert find_faults(WORDS, resolve_reward(lambda prompt, response, meta: said(response) == meta["answer"])) == {}
+    search = find_faults(WORDS, resolve_reward(verifier))
+    assert fault in search.seen, show_faults(search)
+    exact = resolve_reward(lambda prompt, response, meta: said(response) == meta["answer"])
+    assert find_faults(WORDS, exact).seen == {}
 
 
 def _rights(cases: Sequence[Case]) -> list[bool]:
@@ -199,9 +200,9 @@ def test_a_verdict_that_depends_on_other_rows_of_the_batch_is_named(name: str) -
     def verifier(cases: Sequence[Case]) -> list[Any]:
         return COMPANY[name](cases)
 
-    faults = find_faults(ROWS, resolve_reward(verifier))
-    assert "company" in faults, show_faults(faults)
-    assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))) == {}
+    search = find_faults(ROWS, resolve_reward(verifier))
+    assert "company" in search.seen, show_faults(search)
+    assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))).seen == {}
 
 
 def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
@@ -213,7 +214,7 @@ def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
             time.sleep(0.5)
         return right(response, meta["answer"])
 
-    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.4) == {}
+    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.4).seen == {}
     assert started
 
 
@@ -223,15 +224,24 @@ def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
 def test_no_reference_breaks_the_search(answer: Any) -> None:
     row = {"prompt": None, "answer": answer, "response": f"result: {answer}", "label": True}
     reward = resolve_reward(lambda prompt, response, meta: response == f"result: {meta['answer']}")
-    assert "junk" not in find_faults([row, row], reward)
+    assert "junk" not in find_faults([row, row], reward).seen
 
 
 def test_the_table_lists_every_fault_and_what_is_allowed() -> None:
-    lines = show_faults({"case": ["a", "b"], "junk": ["c"]}, ["case"]).splitlines()[1:]
+    search = FaultSearch({"case": ["a", "b"], "junk": ["c"]}, set(FAULTS) - {"sign"})
+    lines = show_faults(search, ["case"]).splitlines()[1:]
+    assert lines.pop().startswith("not tried: ")
     assert [line.split()[0] for line in lines] == list(FAULTS)
     shown = {line.split()[0]: line for line in lines}
     assert "2 times, allowed" in shown["case"] and "first: a" in shown["case"]
-    assert "FAULT, 1 times" in shown["junk"] and " - " in shown["slow"]
+    assert "FAULT, 1 time " in shown["junk"] and " - " in shown["slow"] and "not tried" in shown["sign"]
+
+
+def test_faults_that_no_row_allows_to_look_for_are_not_called_absent() -> None:
+    never = resolve_reward(lambda prompt, response, meta: False)
+    assert find_faults(ROWS, never).tried == {"unstable", "order", "company"}
+    words = find_faults(WORDS, resolve_reward(lambda prompt, response, meta: said(response) == meta["answer"]))
+    assert words.not_tried == ["shared", "near", "sign", "separators"]
 
 
 def test_every_fault_has_a_planted_verifier() -> None:
@@ -243,13 +253,13 @@ def test_a_right_verifier_has_no_fault() -> None:
     def verifier(prompt: str, response: str, meta: dict[str, Any]) -> bool:
         return right(response, meta["answer"])
 
-    assert find_faults(ROWS, resolve_reward(verifier)) == {}
+    assert find_faults(ROWS, resolve_reward(verifier)).seen == {}
 
 
 @pytest.mark.parametrize("reward", ["math", "gsm8k"])
 def test_a_built_in_reward_has_no_fault_on_these_rows(reward: str) -> None:
     rows = [{**row, "response": f"{row['response']}\n#### {json.dumps(int(row['answer']))}"} for row in ROWS[::2]]
-    assert find_faults(rows, resolve_reward(reward)) == {}
+    assert find_faults(rows, resolve_reward(reward)).seen == {}
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="GSM8K is not here")
@@ -263,4 +273,4 @@ def test_a_built_in_reward_has_no_fault_on_real_rows(reward: str) -> None:
         true = row["answer"] if reward == "gsm8k" else f"So it is \\boxed{{{final}}}"
         rows.append({"prompt": row["question"], "answer": gold, "response": true, "label": True})
         rows.append({**rows[-1], "response": "\\boxed{-3}\n#### -3", "label": False})
-    assert find_faults(rows, resolve_reward(reward)) == {}
+    assert find_faults(rows, resolve_reward(reward)).seen == {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr.core.files import write_atomic
 from rlvr.core.registry import did_you_mean
-from rlvr.core.types import Score
+from rlvr.core.types import Outcome, Score
 from rlvr.reward import resolve_reward
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class Audit:
 
         for name in ("max_false_accepts", "max_false_rejects", "max_errors"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"audit: {name}={getattr(self, name)}, expected a share from 0 to 1, such as 0.05")
+                option = f"--{name.replace('_', '-')} {getattr(self, name):g}"
+                raise ValueError(f"audit: {option}, expected a share from 0 to 1, such as 0.05")
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
         if rewards[0].name in ("code", "code_strict"):
@@ -159,14 +160,15 @@ class Audit:
             if one.rates()["unjudged"] == len(rows):
                 raise ValueError(_explain_unjudged(reward.name, labelled, one.judged[0].score if rows else None))
         say("judging every row again in other orders and company, and trying probes")
-        faults = find_faults(rows, rewards[0])
+        search = find_faults(rows, rewards[0])
         above = self._list_rates_above(measured[0])
         warnings = list_data_warnings(rows)
         notes = [f"warning: {warning}" for warning in warnings]
-        text = "\n".join([report(measured, self.show), "", show_faults(faults, self.allow), *notes, *above])
+        text = "\n".join([report(measured, self.show), "", show_faults(search, self.allow), *notes, *above])
         found = [one.as_json() for one in measured]
-        found[0] |= {"faults": faults, "allowed": sorted(self.allow), "warnings": warnings, "above_threshold": above}
-        return AuditResult(text, found, bool(faults.keys() - set(self.allow) or above))
+        found[0] |= {"faults": search.seen, "not_tried": search.not_tried, "allowed": sorted(self.allow)}
+        found[0] |= {"warnings": warnings, "above_threshold": above}
+        return AuditResult(text, found, bool(search.seen.keys() - set(self.allow) or above))
 
     def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
         rates = one.rates()
@@ -255,6 +257,8 @@ def _explain_unjudged(reward: str, labelled: str, first: Score | None) -> str:
         return f"audit: {labelled} has no rows"
     why = f"{first.outcome.value}: {first.reason} {first.detail}".strip()
     cure = "give rows with the fields that this reward needs"
+    if (first.outcome, first.reason) == (Outcome.ERROR, "exception"):
+        cure = "correct the reward; for an answer that it cannot read it returns 0 and does not raise"
     if labelled.startswith("builtin"):
         cure = "the built-in pairs are of mathematics, for math and gsm8k; give --labelled FILE with pairs of its kind"
     return f"audit: {reward} could judge none of the rows of {labelled} (the first: {why}); {cure}"

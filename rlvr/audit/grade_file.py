@@ -195,7 +195,7 @@ def grade_file(
             head.append((where, row))
             if not isinstance(row, BadRow):
                 field = response_field(row, source)
-                say(f"the answers are taken from the field {field!r}")
+                say(f"the completions are read from the field {field!r}")
                 break
     assert field is not None  # `read_rows` refuses a file without a usable row
     _check_gold(resolve_reward(grader.reward, **grader.options), field)

@@ -1,6 +1,6 @@
 """Name the faults of a verifier on labelled rows: judge each row again in other orders and company, and try probes.
 
-    find_faults(rows, reward)      # {"order": ["row 3: passed, then failed"], ...}; `FAULTS` says what each is
+    find_faults(rows, reward).seen      # {"order": ["row 3: passed, then failed"], ...}; `FAULTS` says what each is
 
 Each row is judged alone twice in a row, alone in a shuffled order, and in one batch with all others; some accepted ones
 beside themselves and beside malformed answers. Probes are answers that solve nothing, made from the rows: the prompt, a
@@ -14,7 +14,8 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.core.registry import did_you_mean
@@ -56,11 +57,26 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ .'-][^\W\d_]+)*")
 
 
+@dataclass(frozen=True)
+class FaultSearch:
+    """What was seen, by the fault's name, and the faults that these rows allow to look for.
+
+    Without an accepted true row there are no probes, and a reference that is a word has no other sign.
+    """
+
+    seen: dict[str, list[str]]
+    tried: set[str]
+
+    @property
+    def not_tried(self) -> list[str]:
+        return [name for name in FAULTS if name not in self.tried]
+
+
 def check_allowed(allowed: Collection[str]) -> None:
     """ValueError for a name that is no fault's."""
     for name in allowed:
         if name not in FAULTS:
-            raise ValueError(f"audit: --allow {name!r}{did_you_mean(name, FAULTS)}; the faults: {', '.join(FAULTS)}")
+            raise ValueError(f"audit: --allow {name!r}{did_you_mean(name, FAULTS)}; known faults: {', '.join(FAULTS)}")
 
 
 def make_case(row: dict[str, Any], response: str | None = None) -> Case:
@@ -70,13 +86,13 @@ def make_case(row: dict[str, Any], response: str | None = None) -> Case:
     return Case(prompt if isinstance(prompt, str) else "", row["response"] if response is None else response, meta)
 
 
-def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S) -> dict[str, list[str]]:
-    """What was seen, by the fault's name; empty for a verifier without a fault that this finds."""
-    faults: dict[str, list[str]] = {}
+def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S) -> FaultSearch:
+    """Look for all of `FAULTS`; a probe that takes `slow_s` seconds may be slow."""
+    search = FaultSearch({}, {"unstable", "order", "company"})
 
     def add(name: str, seen: str) -> None:
-        assert name in FAULTS, name
-        faults.setdefault(name, []).append(seen[:200])
+        assert name in search.tried, name
+        search.seen.setdefault(name, []).append(seen[:200])
 
     first, usual_s = _compare_orders(rows, reward, add)
     accepted = [row for row, score in zip(rows, first, strict=True) if row["label"] and score.outcome is Outcome.PASSED]
@@ -84,6 +100,7 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
     references = list(dict.fromkeys(_final(row) for row in accepted))
     for place, row in enumerate(accepted[:MAX_TASKS]):
         probes = _make_probes(row, shared, place < MAX_HEAVY) + _list_answers(row, references)
+        search.tried.update((name for name, _ in probes), ("no_verdict", "slow", "leak", "refuses_long"))
         for name, text in probes:
             score, seconds = _time(reward, make_case(row, text))
             if score.outcome is Outcome.PASSED:
@@ -100,7 +117,7 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
         if place < MAX_HEAVY:
             _try_company(row, [text for _, text in probes], reward, add)
             _try_long_text(row, reward, add)
-    return faults
+    return search
 
 
 def _time(reward: Reward, case: Case) -> tuple[Score, float]:
@@ -238,12 +255,17 @@ def _leaks(score: Score, row: dict[str, Any], text: str) -> bool:
     return bool(final) and final not in text and _holds(score.detail, final)
 
 
-def show_faults(faults: Mapping[str, Sequence[str]], allowed: Collection[str] = ()) -> str:
+def show_faults(search: FaultSearch, allowed: Collection[str] = ()) -> str:
     """A table of all faults: how often each was seen, and the first time."""
     width = max(map(len, FAULTS))
     lines = ["faults looked for (a fault that is intended is allowed by --allow NAME)"]
     for name, what in FAULTS.items():
-        seen = faults.get(name, ())
-        verdict = "-" if not seen else f"{len(seen)} times, allowed" if name in allowed else f"FAULT, {len(seen)} times"
+        seen = search.seen.get(name, ())
+        times = f"{len(seen)} time{'s' * (len(seen) != 1)}"
+        verdict = f"{times}, allowed" if name in allowed else f"FAULT, {times}"
+        if not seen:
+            verdict = "-" if name in search.tried else "not tried"
         lines.append(f"  {name:<{width}}  {verdict:<18}  {what}" + (f"; first: {seen[0]}" if seen else ""))
+    if search.not_tried:
+        lines.append("not tried: needs true rows that the verifier accepts, with a reference of that kind")
     return "\n".join(lines)

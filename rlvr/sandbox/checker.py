@@ -270,7 +270,10 @@ class CheckerRun:
         except BaseException as error:
             of_answer = getattr(error, OF_ANSWER, None)
             if not self.channel.has_sent:
-                raise BadTest(f"the test raises before it asks for anything: {describe_error(error)}") from None
+                why = describe_error(error)
+                if isinstance(error, ModuleNotFoundError):
+                    why += "; the sandbox has Python's standard library and nothing else"
+                raise BadTest(f"the test raises before it calls the answer: {why}") from None
             reason = "assertion" if isinstance(error, AssertionError) and not of_answer else "exception"
             if of_answer and not isinstance(error, Exception):
                 reason = "exited"

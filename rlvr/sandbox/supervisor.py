@@ -243,9 +243,12 @@ class Sandbox:
         if report.get("failed") != failed:
             return None
         if failed == "timeout":
-            return TestFault("test_timeout", "the test's own part did not end, with no answer at all")
+            return TestFault(
+                "test_timeout",
+                "the test's own code does not end in time, even without an answer; shorten it or raise timeout_s",
+            )
         return TestFault(
-            "bad_test", f"the test ends the checker ({report.get('detail', failed)}), with no answer at all"
+            "bad_test", f"the test's own code ends its process ({report.get('detail', failed)}), even without an answer"
         )
 
 

@@ -88,7 +88,8 @@ def verify_math(case: Case, options: MathOptions) -> Score:
     given = (case.meta or {}).get("answer")
     gold = gold_answer(given)
     if gold is None:
-        return Score(None, Outcome.INVALID, "no_gold", detail=f"meta['answer'] holds no answer: {str(given)[-200:]!r}")
+        fault = "is missing" if given is None else f"holds no answer: {str(given)[-200:]!r}"
+        return Score(None, Outcome.INVALID, "no_gold", detail=f"meta['answer'] {fault}")
     answer = find_answer(case.response, options.places, options.on_many_boxes)
     if answer.problem:
         cut = case.truncated and answer.problem in ("no_answer", "unclosed")
