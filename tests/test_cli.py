@@ -391,3 +391,12 @@ def test_secrets_from_the_environment_are_not_written(tiny: Path, monkeypatch: p
     assert run(command()) == 0
     stored = next((tiny / "runs").rglob("resolved.yaml")).read_text()
     assert "s3cret-value" not in stored and "${oc.env:MY_TOKEN}" in stored
+
+
+@pytest.mark.parametrize("words", [["view", "."], ["serve", "--demo"]])
+@pytest.mark.parametrize("package", ["sqlalchemy", "uvicorn", "fastapi"])
+def test_a_server_without_its_packages_names_the_extra(words: list[str], package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from rlvr.cli.main import run; sys.exit(run({words}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"{package} is not installed" in done.stderr and "pip install 'rlvr[serve]'" in done.stderr

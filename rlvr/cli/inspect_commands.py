@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rlvr.cli.train_commands import ConfigFile, ConfigName, ConfigPath, load_run_config
-from rlvr.cli.user_messages import print_message
+from rlvr.cli.user_messages import name_missing_extra, print_message
 
 
 def doctor(
@@ -84,6 +84,10 @@ def view(
 
     rlvr view runs/arithmetic
     """
-    from rlvr.service.dashboard.view_command import view
+    with name_missing_extra("the dashboard", "serve"):
+        import nicegui  # noqa: F401 - the first page imports it
+        import uvicorn  # noqa: F401 - the server imports it after it has taken the port
+
+        from rlvr.service.dashboard.view_command import view
 
     view(run, host, port, print_message)

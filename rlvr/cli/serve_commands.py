@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from rlvr.cli.user_messages import name_missing_extra
+
 serve_app = typer.Typer()
 
 
@@ -70,8 +72,11 @@ def serve(
                 f"--{option} before {context.invoked_subcommand!r} has no effect; write it after the command"
             )
         return
-    from rlvr.service.serve_service import serve
-    from rlvr.service.settings import load_settings
+    with name_missing_extra("the service", "serve"):
+        import uvicorn  # noqa: F401 - the server imports it after it has taken the port
+
+        from rlvr.service.serve_service import serve
+        from rlvr.service.settings import load_settings
 
     flags = {
         "port": port, "host": host, "state": state, "database": database, "model": model, "demo": demo,

@@ -24,6 +24,16 @@ def mask_secrets(text: str) -> str:
 
 
 @contextmanager
+def name_missing_extra(what: str, extra: str) -> Iterator[None]:
+    """Turn a package that the block does not find into a ValueError that names the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ValueError(f"{package} is not installed; {what} needs: pip install 'rlvr[{extra}]'") from error
+
+
+@contextmanager
 def announce_if_slow(text: str, after: float = 2.0, every: float = 30.0) -> Iterator[None]:
     """Print TEXT if the block takes longer than `after` seconds, and `every` so many how long it has taken."""
     ended, began = Event(), time.monotonic()

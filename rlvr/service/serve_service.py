@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from rlvr.service.http.app import create_app
 from rlvr.service.settings import Settings
 from rlvr.web.auth import ApiKeys
 from rlvr.web.logs import get_logger, say_as_json, start_logging
@@ -23,20 +24,12 @@ from rlvr.web.server import bind_socket, check_exposure, run_server, server_url
 if TYPE_CHECKING:
     from rlvr.service.http.runtime import Service
 
-EXTRA = 'pip install "rlvr[serve]"'
 REPORT_SECONDS = 2.5
 PRUNE_SECONDS = 3_600.0
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM: sessions then finish the iteration they are at and are marked interrupted."""
-    try:
-        import uvicorn  # noqa: F401 - report a missing package before anything is opened
-
-        from rlvr.service.http.app import create_app
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; the service needs: {EXTRA}") from error
-
     keys = ApiKeys.load(settings.keys_file)
     check_exposure(settings.host, keys)
     with bind_socket(settings.host, settings.port) as listening:

@@ -8,23 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fastapi import FastAPI
+
+from rlvr.service.dashboard.dashboard_app import attach
 from rlvr.service.dashboard.run_source import RunSource
 from rlvr.web.server import bind_socket, is_loopback, run_server, server_url
-
-EXTRA = 'pip install "rlvr[serve]"'
 
 
 def view(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. ValueError unless `host` is a loopback name."""
-    try:
-        import nicegui  # noqa: F401 (fail before a port is taken)
-        import uvicorn  # noqa: F401
-        from fastapi import FastAPI
-
-        from rlvr.service.dashboard.dashboard_app import attach
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; the dashboard needs an extra: {EXTRA}") from error
-
     if not is_loopback(host):
         raise ValueError(
             f"--host {host} can be reached from other machines, and the dashboard of a run has no keys; expected "
