@@ -131,12 +131,12 @@ def row(**fields: Any) -> dict[str, Any]:
     ("rows", "said"),
     [
         ([row(), row(response="Schiller", label=False)], ""),
-        ([row(answer=" ")], "1 rows: the reference is blank (first: row 0)"),
-        ([row(), row(answer="Who?")], "1 rows: the reference is the prompt itself (first: row 1)"),
-        ([row(), row(label=False)], "1 rows: an equal row has the other label (first: row 1)"),
-        ([row(), row(answer="Mann")], "1 rows: an earlier row has this prompt and another reference (first: row 1)"),
-        ([row(choices=["a", "b", " a"])], "1 rows: a choice stands twice among the choices: two letters are right"),
-        ([row(options={"A": "x", "B": "x"})], "1 rows: a choice stands twice among the options"),
+        ([row(answer=" ")], "1 row: the reference is blank (first: row 0)"),
+        ([row(), row(answer="Who?")], "1 row: the reference is the prompt itself (first: row 1)"),
+        ([row(), row(label=False)], "1 row: an equal row has the other label (first: row 1)"),
+        ([row(), row(answer="Mann")], "1 row: an earlier row has this prompt and another reference (first: row 1)"),
+        ([row(choices=["a", "b", " a"])], "1 row: a choice stands twice among the choices: two letters are right"),
+        ([row(options={"A": "x", "B": "x"})], "1 row: a choice stands twice among the options"),
         ([row(choices=["a", "b"], options="a a")], ""),
         (
             [row(prompt=f"{i}?", answer="yes" if i % 2 else "no") for i in range(20)],

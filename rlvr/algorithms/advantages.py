@@ -107,18 +107,18 @@ def batch_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseli
 def token_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
     """A_t = (G_t - mean) / (std + 1e-6) over all sampled tokens of the batch, G_t = r_i less the KL from token t on.
 
-    A long completion counts by its tokens. The KL of `kl_in=reward` is paid token by token: token t answers for its own
-    and for those after it. REINFORCE++, arXiv:2501.03262.
+    So a long completion has more weight in the mean. `kl_in=reward` charges the KL token by token: token t pays for its
+    own KL and that of all later tokens. REINFORCE++, arXiv:2501.03262.
     """
     raw(trajectories, baseline)
     _normalize_tokens(trajectories)
 
 
 def group_mean_token_normalized(trajectories: Sequence[Trajectory], baseline: RunningBaseline) -> None:
-    """A_i = (r_i - mean_G(r), less its mean) / (its std + 1e-6), both over all sampled tokens of the batch.
+    """A_i = (d_i - mean(d)) / (std(d) + 1e-6), d_i = r_i - mean_G(r), both over all sampled tokens of the batch.
 
-    REINFORCE++ with a baseline, arXiv:2501.03262; its KL is k2 in the loss. The mean over tokens need not be 0,
-    so a group of equal rewards has an advantage too.
+    REINFORCE++ with a baseline, arXiv:2501.03262; its KL is k2 in the loss. The mean of d over tokens need not be
+    0, so a group of equal rewards has an advantage too.
     """
     group_mean(trajectories, baseline)
     _normalize_tokens(trajectories)

@@ -41,7 +41,10 @@ def list_data_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             known, _ = references.setdefault(json.dumps(prompt, default=str), (reference, place))
             if known != reference:
                 found.setdefault("an earlier row has this prompt and another reference", []).append(place)
-    shown = [f"{len(places)} rows: {what} (first: row {places[0]})" for what, places in found.items()]
+    shown = [
+        f"{len(places)} row{'s' * (len(places) != 1)}: {what} (first: row {places[0]})"
+        for what, places in found.items()
+    ]
     return [*shown, *_constant_answers([reference for reference, _ in references.values()])]
 
 

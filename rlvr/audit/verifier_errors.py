@@ -64,6 +64,13 @@ def refuse_bad_tests(rows: Sequence[dict[str, Any]], source: str) -> None:
     refuse_test_faults(list(problems.values()), source)
 
 
+def make_case(row: dict[str, Any], response: str | None = None) -> Case:
+    """The row, or another answer to its task, as the verifier is given it."""
+    prompt = row.get("prompt")
+    meta = {key: value for key, value in row.items() if key not in ("response", "label")}
+    return Case(prompt if isinstance(prompt, str) else "", row["response"] if response is None else response, meta)
+
+
 @dataclass(frozen=True)
 class JudgedRow:
     """A labelled row and the verifier's verdict on it."""
@@ -137,10 +144,7 @@ def measure(
     judged: list[JudgedRow] = []
     with _MemoryPeak() as memory:
         for row in rows:
-            prompt = row.get("prompt")
-            prompt = prompt if isinstance(prompt, str) else ""
-            meta = {key: value for key, value in row.items() if key not in ("response", "label")}
-            case = Case(prompt, row["response"], meta)
+            case = make_case(row)
             start = time.perf_counter()
             (score,) = reward.judge_all([case])
             judged.append(JudgedRow(row, score, time.perf_counter() - start))

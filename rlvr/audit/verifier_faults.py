@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.audit.verifier_errors import make_case
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import Reward
@@ -77,13 +78,6 @@ def check_allowed(allowed: Collection[str]) -> None:
     for name in allowed:
         if name not in FAULTS:
             raise ValueError(f"audit: --allow {name!r}{did_you_mean(name, FAULTS)}; known faults: {', '.join(FAULTS)}")
-
-
-def make_case(row: dict[str, Any], response: str | None = None) -> Case:
-    """The row, or another answer to its task, as the verifier is given it."""
-    prompt = row.get("prompt")
-    meta = {key: value for key, value in row.items() if key not in ("response", "label")}
-    return Case(prompt if isinstance(prompt, str) else "", row["response"] if response is None else response, meta)
 
 
 def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = SLOW_S) -> FaultSearch:

@@ -3,7 +3,7 @@
 Controls are the item's reference, as it stands and in the usual forms (`#### 7`, `\\boxed{7}`, tags, JSON). The forms
 that the item's prompt names, or its reference uses, come first. An item may state its own, `control_answer`: a right
 answer as the task asks for it, then the only control. For an item without a reference a plain sentence takes its place,
-in the same forms. No answer has a part in them.
+in the same forms. They never depend on an answer.
 
 An answer that a grader cannot grade is to blame if the grader can grade a control, unless the answer is itself the
 reference in one of these forms: a right answer is not wrong because a grader reads another form only. But if the item
