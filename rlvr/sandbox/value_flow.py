@@ -50,7 +50,7 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
     drawing = {name for node in everything for name in native_names(node, ("random",))}
 
     def is_tainted(*parts: ast.AST | None) -> bool:
-        """Whether a value of the answer is used; what a generator of the test draws is none."""
+        """Whether a value of the answer is used; values that the test draws at random are its own."""
         return any(used_names(part) & (tainted - drawing) for part in parts if part is not None)
 
     before = -1
