@@ -205,6 +205,16 @@ def test_a_verdict_that_depends_on_other_rows_of_the_batch_is_named(name: str) -
     assert find_faults(ROWS, resolve_reward(lambda cases: _rights(cases))).seen == {}
 
 
+def test_a_verifier_that_ends_a_probe_at_its_own_limit_is_not_slow() -> None:
+    def verifier(prompt: str, response: str, meta: dict[str, Any]) -> Any:
+        if _FOUND.search(response):
+            return right(response, meta["answer"])
+        time.sleep(0.05)
+        return Score(0.0, Outcome.TIMEOUT, "timeout")
+
+    assert find_faults(ROWS, resolve_reward(verifier), slow_s=0.04).seen == {}
+
+
 def test_a_verifier_that_starts_something_once_is_not_slow() -> None:
     started: list[float] = []
 

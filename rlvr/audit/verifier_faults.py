@@ -104,6 +104,8 @@ def find_faults(rows: Sequence[dict[str, Any]], reward: Reward, slow_s: float = 
             elif _leaks(score, row, text):
                 add("leak", f"{score.detail[:120]!r} for {text[-40:]!r}")
             bound = max(slow_s, SLOW_RATIO * usual_s)
+            if score.outcome is Outcome.TIMEOUT:  # the verifier's own limit, such as that of a program, ended it
+                continue
             if seconds > bound:  # perhaps it only started something: the second time counts
                 _, seconds = _time(reward, make_case(row, text))
             if seconds > bound:
