@@ -386,7 +386,7 @@ class TestProgram(ast.NodeTransformer):
 
     def comprehension(self, node: ast.expr, kind: str, element: ast.expr) -> Any:
         for part in node.generators:  # type: ignore[attr-defined]
-            part.iter = operation("iterate", self.visit(part.iter))
+            part.iter = operation("async_iterate" if part.is_async else "iterate", self.visit(part.iter))
             part.ifs = [self.visit(one) for one in part.ifs]
         return operation("display", ast.Constant(kind), ast.ListComp(element, node.generators))  # type: ignore[attr-defined]
 

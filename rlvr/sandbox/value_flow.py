@@ -278,7 +278,7 @@ def find_coroutine_fault(trees: list[ast.Module], free: set[str]) -> str:
 
 
 def find_objects(everything: list[ast.AST], name: str) -> set[str]:
-    """A class, and the names that may hold it, an object of it or a container of such."""
+    """A class, and the names that may hold it, an object of it, a container of such or a function that makes them."""
     objects = {name}
     before = -1
     while before < len(objects):
@@ -288,7 +288,15 @@ def find_objects(everything: list[ast.AST], name: str) -> set[str]:
                 objects |= set().union(*map(base_names, node.targets))
             elif isinstance(node, (ast.For, ast.comprehension)) and whole_names(node.iter) & objects:
                 objects |= base_names(node.target)
+            elif isinstance(node, FUNCTIONS) and any(whole_names(one) & objects for one in returned(node)):
+                objects.add(node.name)
     return objects
+
+
+def returned(function: ast.AST) -> list[ast.expr]:
+    """What a function returns or yields."""
+    found = [one.value for one in walk(function) if isinstance(one, (ast.Return, ast.Yield, ast.YieldFrom))]
+    return [one for one in found if one is not None]
 
 
 def whole_names(node: ast.AST) -> set[str]:
