@@ -11,6 +11,7 @@ Standard library only. `python -m pytest tests/test_sandbox_checker.py` exercise
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import inspect
 import sys
@@ -63,9 +64,10 @@ class Link:
         self.in_coroutine = False
         self.lengths = set[tuple[Any, ...]]()  # of objects that gave their length
         self.raised: list[BaseException] = []  # exceptions of the test that the answer got
+        self.sentinels: list[object] = []  # plain objects of the test that the answer got
 
     def clear(self) -> None:
-        for held in (self.released, self.remotes, self.callbacks, self.builtins, self.classes, self.raised):
+        for held in (self.released, self.remotes, self.callbacks, self.builtins, self.classes, self.raised, self.sentinels):
             held.clear()
 
     def fail(self, reason: str, detail: str) -> ExchangeEnd:
@@ -295,6 +297,9 @@ class Link:
             return remote
         if kind == "cb" and type(key) is int and 0 <= key < len(self.callbacks):
             return self.callbacks[key]
+        for tag, held in (("exc", self.raised), ("object", self.sentinels)):
+            if kind == tag and type(key) is int and 0 <= key < len(held):
+                return held[key]
         if kind == "random":
             made = importlib.import_module("random").Random()
             made.setstate(self.decode(key))
@@ -325,12 +330,11 @@ class Link:
             return value._target
         if isinstance(value, BaseException) and type(getattr(value, "_remote", None)) is Remote:
             return value._remote._target  # type: ignore[attr-defined]
-        if isinstance(value, BaseException):
-            self.raised.append(value)
-            base = next(one for one in type(value).__mro__ if one.__module__.split(".")[0] in sys.stdlib_module_names)
-            names = [base.__module__, base.__qualname__, type(value).__name__]
-            return ["exc", len(self.raised) - 1, *names, str(value.args[0] if len(value.args) == 1 else value)[:200]]
         kind = type(value)
+        if isinstance(value, BaseException):
+            return ["exc", place_of(value, self.raised), *describe_exception(value)]
+        if kind is object:
+            return ["object", place_of(value, self.sentinels)]
         if kind.__module__ in ("operator", "functools") and kind.__name__ in REDUCED:
             made, args = value.__reduce__()[:2]
             if kind.__name__ == "partial":
@@ -490,6 +494,30 @@ def library_path(function: Any) -> str:
         if found is function or found == function:
             return f"{place}:{name}"
     return ""
+
+
+def place_of(value: Any, held: list[Any]) -> int:
+    """The place of an object in a list, to which it is added if it is not there."""
+    place = next((place for place, one in enumerate(held) if one is value), len(held))
+    held[place:] = held[place:] or [value]
+    return place
+
+
+def describe_exception(error: BaseException) -> list[Any]:
+    """An exception of a test, for its stand-in beside the answer: its library base, name, text, arguments, attributes."""
+    classes = type(error).__mro__
+    base = next(one for one in classes if one.__module__.split(".")[0] in sys.stdlib_module_names)
+    attributes: dict[str, Any] = {}
+    for holder in [*reversed(classes[: classes.index(base)]), error]:
+        for name, value in vars(holder).items():
+            with contextlib.suppress(CodecError):
+                if not name.startswith("__"):
+                    attributes[name] = Encoder(draws=False).encode(value)
+    try:
+        args = Encoder(draws=False).encode(error.args)
+    except CodecError:
+        args = ["t", str(error)[:200]]
+    return [base.__module__, base.__qualname__, type(error).__name__, str(error)[:200], args, attributes]
 
 
 def describe_function(function: Any) -> list[Any]:

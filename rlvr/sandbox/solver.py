@@ -232,6 +232,7 @@ class AnswerServer:
         self.is_waiting, self.callers = False, set[int]()
         self.in_coroutine = False
         self.tuples: dict[tuple[str, ...], Any] = {}
+        self.of_test: dict[tuple[str, int], Any] = {}  # stand-ins of the test's exceptions and plain objects
 
     def serve(self, is_nested: bool = False) -> Any:
         """Answer until the input ends, or until the reply to a callback, which is returned."""
@@ -357,7 +358,7 @@ class AnswerServer:
         kind = type(value)
         if kind in IMMUTABLE and kind not in (tuple, frozenset):
             return Encoder(self.encode_opaque).encode(value)
-        if kind is type or kind is types.ModuleType:
+        if kind is type or kind is types.ModuleType or self.find_place(value) is not None:
             return self.encode_opaque(value)
         encoder = Encoder(draws=False)
         try:
@@ -440,8 +441,10 @@ class AnswerServer:
             return importlib.import_module(key)
         if kind == "lib":
             return name_of(*key.split(":"))
-        if kind == "exc":
-            return self.test_exception(key, *rest)
+        if kind in ("exc", "object"):
+            if (kind, key) not in self.of_test:
+                self.of_test[kind, key] = self.test_exception(*rest) if kind == "exc" else object()
+            return self.of_test[kind, key]
         if kind == "make":
             return name_of(*key.split(":"))(*map(self.decode, rest[0]), **self.decode(rest[1]))
         if kind == "random":
@@ -454,17 +457,27 @@ class AnswerServer:
             return collections.defaultdict(self.decode(key), self.decode(rest[0]))
         return self.callback(key, *rest)
 
-    def test_exception(self, place: int, module: str, base: str, name: str, message: str) -> BaseException:
-        """An exception that the test raised, as one with its nearest builtin or library base."""
-        kind = name_of(module, base)
+    def test_exception(self, module: str, base: str, name: str, text: str, args: Any, attributes: Any) -> Any:
+        """An exception of the test, as one with its nearest builtin or library base."""
+        kind, given = name_of(module, base), self.decode(args)
         if name != base:
             kind = type(name, (kind,), {})
         try:
-            error = kind(message)
+            error = kind(*given)
         except Exception:
-            error = kind.__new__(kind, message)
-        error._of_test = place
+            error = kind.__new__(kind, *given)
+        if name != base and message_of(error) != text:  # the test's class writes it in its own way
+            kind.__str__ = lambda self: text
+        for key, value in attributes.items():
+            with contextlib.suppress(Exception):
+                setattr(error, key, self.decode(value))
         return error
+
+    def find_place(self, value: Any) -> list[Any] | None:
+        """How an exception or a plain object of the test is written."""
+        if type(value) is not object and not isinstance(value, BaseException):
+            return None
+        return next((list(key) for key, one in self.of_test.items() if one is value), None)
 
     def named_tuple(self, name: str, fields: list[str], items: list[Any]) -> Any:
         key = (name, *fields)
@@ -480,7 +493,7 @@ class AnswerServer:
             self.callback_lock = RLock()
 
         def test_function(*args: Any, **kwargs: Any) -> Any:
-            encoder = Encoder(self.encode_argument, draws=False, known=self.find_handle)
+            encoder = Encoder(self.encode_argument, False, self.encode_subclass, self.find_handle)
             caller = get_ident()
             self.callers.add(caller)
             try:
@@ -504,6 +517,12 @@ class AnswerServer:
         self.callbacks[key] = test_function
         return test_function
 
+    def encode_subclass(self, value: Any) -> list[Any]:
+        """An argument of a function of the test whose class is derived from a builtin one."""
+        if type(value) is collections.defaultdict:
+            return Encoder(self.encode_argument, draws=False, known=self.find_handle).encode(value)
+        return self.result(value)
+
     def find_handle(self, value: Any) -> list[Any] | None:
         """The handle of an object that has one."""
         key = self.keys.get(id(value))
@@ -511,6 +530,8 @@ class AnswerServer:
 
     def encode_opaque(self, value: Any) -> list[Any]:
         kind = type(value)
+        if (written := self.find_place(value)) is not None:
+            return written
         if kind is types.ModuleType and value.__name__ in MODULES:
             return ["m", value.__name__]
         plain = kind is type and (value.__name__ in PLAIN_TYPES or issubclass(value, BaseException))
@@ -558,14 +579,14 @@ class AnswerServer:
         inner: list[Any] = []
         if isinstance(error, BaseExceptionGroup) and depth < 5:
             inner = [self.exception(one, depth + 1) for one in error.exceptions[:100]]
-        place = getattr(error, "_of_test", None)
+        place = self.find_place(error)
         return [
             self.classes(type(error)),
             message_of(error),
             args,
             handle,
             inner,
-            place if type(place) is int else None,
+            place and place[1],
         ]
 
     def classes(self, kind: type) -> list[Any]:

@@ -406,7 +406,19 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
             )
             if any(map(makes_object, sides)) and (plain or sum(map(is_tainted, sides)) > 1):
                 return True
+            if isinstance(node, ast.BinOp) and is_tainted(node) and any(has_no_operator(node.op, one) for one in sides):
+                return True
     return False
+
+
+def has_no_operator(op: ast.operator, side: ast.expr) -> bool:
+    """Whether plain data has no such operator with this operand, as in `[1, 2] | f` and `"text" >> f`."""
+    if isinstance(op, ast.MatMult):
+        return True
+    is_text = isinstance(side, ast.Constant) and type(side.value) in (str, bytes)
+    is_range = isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "range"
+    sequence = is_text or is_range or isinstance(side, (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr))
+    return sequence and not isinstance(op, (ast.Add, ast.Mult, ast.Mod))
 
 
 def find_self_reports(trees: list[ast.Module], tainted: set[str]) -> str:
