@@ -14,6 +14,7 @@ import datetime  # noqa: F401 - for the codec, which must not import during a ve
 import decimal  # noqa: F401
 import fractions  # noqa: F401
 import gc
+import os
 import re
 import reprlib
 import resource
@@ -206,6 +207,8 @@ class CheckerRun:
     def run_rpc(self, plan: Plan) -> ExchangeEnd | None:
         """Run the tests' own statements, in a fork of the checker unless all of them are light."""
         forked = plan.needs_fork or self.job.get("objects", False)
+        if plan.makes_files and not has_folder():
+            raise BadTest("the tests make files, and this tier has no folder for them; use the tier namespaces")
         link = Link(self.channel, MODULES if forked else LIGHT_MODULES)
         operations = Operations(link, plan.uses_objects, plan.captures_output)
         names: dict[str, Any] = {"__builtins__": Names(link), "__name__": TEST, **SUPPLIED, OPERATIONS: operations}
@@ -282,6 +285,17 @@ class CheckerRun:
             return self.channel.ended
         failed = link.failed
         return [False, failed.reason, clean(failed.detail)] if failed else row
+
+
+def has_folder() -> bool:
+    """Whether files can be made here, and so in the answer's process, which is isolated in the same way."""
+    path = f"/tmp/folder-{os.getpid()}"
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def check_constant(test: SplitTest) -> None:

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from io import StringIO
 from operator import attrgetter, itemgetter, methodcaller
+from pathlib import PurePosixPath
 from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -98,9 +99,12 @@ LOOK_AT_TYPE = {
 }
 NATIVE_MODULES = (
     "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent",
-    "unittest.mock", "warnings", "io", "_io", "_thread", "_queue", "_asyncio", "_weakref",
+    "unittest.mock", "warnings", "io", "_io", "_thread", "_queue", "_asyncio", "_weakref", "os", "posix", "genericpath",
+    "tempfile", "shutil", "glob",
 )  # fmt: skip
-NATIVE_LOCALLY_FINE = {"suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run"}
+NATIVE_LOCALLY_FINE = {
+    "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode", "fsdecode",
+}  # fmt: skip
 MOCK_ASSERTIONS = {
     "assert_called", "assert_called_once", "assert_not_called", "assert_called_with", "assert_called_once_with",
     "assert_any_call", "assert_has_calls",
@@ -141,6 +145,8 @@ class Operations:
         if remotes := find_remotes(owner, 0):
             return self.ask("getattr", remotes[0], name)
         if isinstance(owner, ModuleType) and owner is sys and name in ("stdin", "stdout", "stderr", "argv"):
+            return self.ask("getattr", owner, name)
+        if owner is os and name == "environ":
             return self.ask("getattr", owner, name)
         return getattr(owner, name)
 
@@ -358,6 +364,8 @@ class Operations:
             return self.link.call_method(owner, name, args, words)
         if isinstance(owner, ModuleType) and owner.__name__ == "random" and name == "seed":
             self.ask("seed", *args)
+        if type(owner).__name__ == "PosixPath" and not hasattr(PurePosixPath, name):  # it looks at files
+            return self.link.call_method(owner, name, args, words)
         function = self.getattr(owner, name)
         if type(owner) is list and name in ("append", "insert", "extend"):
             return function(*args, **words)

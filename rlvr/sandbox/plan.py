@@ -46,6 +46,7 @@ from rlvr.sandbox.value_flow import (
     find_self_reports,
     find_tainted,
     has_assertion,
+    makes_files,
     works_with_objects,
 )
 
@@ -135,8 +136,9 @@ class Plan:
         uses_objects: bool,
         captures_output: bool,
         self_report: str,
+        makes_files: bool,
     ) -> None:
-        self.captures_output, self.self_report = captures_output, self_report
+        self.captures_output, self.self_report, self.makes_files = captures_output, self_report, makes_files
         self.tests, self.setup, self.setup_asks, self.uses_objects = tests, setup, setup_asks, uses_objects
         self.is_split = all(isinstance(test, SplitTest) for test in tests)
         self.needs_fork = setup is not None or any(test.heavy for test in tests)
@@ -248,6 +250,7 @@ def make_plan(
         uses_objects,
         not is_plain and captures_output(everything),
         self_report,
+        not is_plain and makes_files(everything),
     )
 
 

@@ -9,6 +9,7 @@ Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sa
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 from rlvr.sandbox.codec import MODULES
@@ -16,8 +17,11 @@ from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, boun
 
 NATIVE_MODULES = (
     "asyncio", "builtins", "code", "concurrent", "contextlib", "doctest", "io", "logging", "queue", "random", "sys",
-    "threading", "timeit", "unittest.mock", "warnings", "weakref",
+    "threading", "timeit", "unittest.mock", "warnings", "weakref", "glob", "os", "pathlib", "shutil", "tempfile",
 )  # fmt: skip
+FILES = ("glob", "os", "pathlib", "shutil", "tempfile")
+MAKE_FILES = {"makedirs", "mkdir", "touch", "write_bytes", "write_text"}
+LOOK_AT_FILES = {"exists", "is_dir", "is_file", "isdir", "isfile"}
 CAPTURING = {"assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"}  # of what happens beside the answer
 THREADING = {"Thread", "Timer", "submit", "start_new_thread", "run_in_executor", "to_thread"}
 KEY_METHODS = {"add", "discard", "setdefault", "get", "pop", "move_to_end", "isdisjoint", "issubset", "union"}
@@ -39,6 +43,8 @@ def find_tainted(trees: list[ast.Module], free: set[str], native: set[str]) -> s
     )
     if captures_output(trees):
         tainted.add("print")
+    if any("open" in used_names(tree) for tree in trees):  # files are where the answer is
+        tainted.add("open")
     functions = {node.name: node for node in everything if isinstance(node, FUNCTIONS)}
     if "check" in functions:
         tainted |= parameters(functions["check"].args)
@@ -336,6 +342,20 @@ def captures_output(trees: Iterable[ast.AST]) -> bool:
     )
 
 
+def makes_files(trees: Iterable[ast.AST]) -> bool:
+    """Whether tests need a folder for files of their own."""
+    for node in (one for tree in trees for one in nodes(tree)):
+        if native_names(node, ("tempfile",)):
+            return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            modes = [*node.args, *(word.value for word in node.keywords)]
+            values = [one.value for one in modes if isinstance(one, ast.Constant) and type(one.value) is str]
+            if name in MAKE_FILES or (name == "open" and any(re.fullmatch("[rbt+]*[wax][bt+]*", one) for one in values)):
+                return True
+    return False
+
+
 def parameters(args: ast.arguments) -> set[str]:
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *(one for one in (args.vararg, args.kwarg) if one)]
     return {one.arg for one in every}
@@ -369,6 +389,8 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
     function, `a = Money(5)` and `V(1) + V(2)` make objects.
     """
 
+    files = {name for tree in trees for node in nodes(tree) for name in native_names(node, FILES)}
+
     def is_tainted(node: ast.AST) -> bool:
         return bool(used_names(node) & tainted)
 
@@ -378,7 +400,7 @@ def works_with_objects(trees: list[ast.Module], free: set[str], tainted: set[str
 
     for node in (node for tree in trees for node in nodes(tree)):
         if isinstance(node, ast.Attribute):
-            if node.attr not in OF_DATA and is_tainted(node.value):
+            if node.attr not in OF_DATA and is_tainted(node.value) and not base_names(node.value) & files:
                 return True
         elif isinstance(node, (ast.With, ast.AsyncWith, ast.AsyncFor, ast.Await)):
             if is_tainted(node):
@@ -446,6 +468,8 @@ def is_self_report(node: ast.expr, tainted: set[str]) -> bool:
         decide = all if isinstance(node.op, ast.And) else any
         return decide(is_self_report(value, tainted) for value in node.values)
     if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in LOOK_AT_FILES:
+            return True
         return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "callable", "hasattr")
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         sides = [node.left, node.comparators[0]]
