@@ -22,6 +22,7 @@ from typing import Any
 
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
+from rlvr.sandbox.main_programs import lower_main
 from rlvr.sandbox.match_statements import MAPPING, SEQUENCE, lower_matches
 from rlvr.sandbox.remote import BadTest
 from rlvr.sandbox.setup_parts import (
@@ -256,6 +257,8 @@ def make_plan(
 
 def parse(text: str, place: str = "<test>") -> ast.Module:
     tree = ast.parse(text, place)
+    if "__name__" in text or "unittest.main" in text:
+        tree = lower_main(tree)
     return lower_matches(tree) if "match" in text else tree
 
 
