@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from rlvr.sandbox.codec import MODULES
 from rlvr.sandbox.setup_parts import BUILTINS, FUNCTIONS, IMPORTS, OF_DATA, bound_names, nodes, used_names, walk
@@ -116,7 +117,8 @@ def find_filled(trees: list[ast.Module], tainted: set[str]) -> set[str]:
 def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> set[str]:
     """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
 
-    They are given to a function of the answer whose value is kept, or to a method; they get a value of the answer as a
+    They are given to a function of the answer whose value is kept, or to a method, or the test asks whether something
+    is the same object as what it gave; they get a value of the answer as a
     key; definitions that run there (`native`) use them; or they are part of what is given so. A container that is only
     compared with is never held: it would tell the answer what is expected.
     """
@@ -153,6 +155,13 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
 
     kept = [node.value for node in everything if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None]
     kept += [node.context_expr for node in everything if isinstance(node, ast.withitem)]
+    for node in everything:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            kept += node.decorator_list
+        elif isinstance(node, ast.Call) and is_of_answer(node.func):
+            kept += [*node.args, *(word.value for word in node.keywords)]
+    same = [node for node in everything if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot))]
+    identical = set().union(*map(used_names, same))
     kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
     for node in everything:
         if isinstance(node, ast.Call):
@@ -165,7 +174,7 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
                 held |= names
             runs_here = name in (*THREADING, "map") and names & functions - native  # see `Operations.keep_arguments`
             if is_of_answer(node.func) and not runs_here:
-                nested = {one for one in names for value in values.get(one, ()) if has_names(value)}
+                nested = {one for one in names for value in values.get(one, ()) if has_names(value)} | names & identical
                 held |= names if id(node) in kept_calls or isinstance(node.func, ast.Attribute) else nested
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
             held |= base_names(node.value)
@@ -233,8 +242,9 @@ def runs_whole(node: ast.stmt, tainted: set[str], native: set[str]) -> bool:
 def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str]) -> set[str]:
     """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
 
-    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`. One that a
-    thread calls with values of the test stays here, and so do these values.
+    They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`, or they make a
+    generator that an answer gets, which may draw from it as it likes. One that a thread calls with values of the test
+    stays here, and so do these values.
     """
     everything = [node for tree in trees for node in nodes(tree)]
     functions = {
@@ -260,7 +270,38 @@ def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[
                 found |= {one for one in loaded - called if not parameters(functions[one].args)}
         elif owners & free or (owners & {"asyncio"} and name != "run") or name == "create_task":
             found |= {one for one in passed if isinstance(functions[one], ast.AsyncFunctionDef)}
+    return found | find_given_generators(everything, calls, functions, tainted)
+
+
+def find_given_generators(
+    everything: list[ast.AST], calls: list[ast.Call], functions: dict[str, Any], tainted: set[str]
+) -> set[str]:
+    """Generator functions whose generators are given to the answer. Ones that the test loops over may be its cases."""
+    generators = {name for name, node in functions.items() if is_generator(node)}
+    looped = [node.iter for node in everything if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))]
+    found = set[str]()
+    for name in generators - set().union(*map(used_names, looped)):
+        made = [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == name]
+        kept = {
+            target.id
+            for node in everything
+            if isinstance(node, ast.Assign) and node.value in made
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in calls:
+            given = [*call.args, *(word.value for word in call.keywords)]
+            is_given = any(one in made or (isinstance(one, ast.Name) and one.id in kept) for one in given)
+            names = {one for one in used_names(call.func) if one in tainted and one not in functions}
+            if is_given and names:
+                found.add(name)
     return found
+
+
+def is_generator(function: ast.AST) -> bool:
+    return isinstance(function, ast.FunctionDef) and any(
+        isinstance(one, (ast.Yield, ast.YieldFrom)) for one in walk(function)
+    )
 
 
 def find_coroutine_fault(trees: list[ast.Module], free: set[str]) -> str:
