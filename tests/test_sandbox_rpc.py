@@ -157,3 +157,47 @@ def test_a_coroutine_of_the_test_that_asserts_is_not_given_away() -> None:
     )
     got = judge("async def f(x): return x + 1", [test])
     assert got["invalid"] == "bad_test" and "'one'" in got["detail"]
+
+
+MAIN = """
+import unittest
+class TestDouble(unittest.TestCase):
+    def test_numbers(self):
+        self.assertEqual(double(2), 4)
+    def test_text(self):
+        self.assertEqual(double("ab"), "abab")
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+
+@pytest.mark.parametrize("ending", ["unittest.main()", "unittest.main(verbosity=2)", "test()"])
+def test_a_test_that_ends_as_a_program_is_judged(ending: str) -> None:
+    test = MAIN.replace("unittest.main()", ending)
+    test = test.replace("if __name__", "def test(): assert double(3) == 6\nif __name__") if ending == "test()" else test
+    assert judge("def double(x): return 2 * x", test)["tests"] == [[True, "", ""]]
+    [[passed, reason, _]] = judge("def double(x): return x", test)["tests"]
+    assert (passed, reason) == (False, "assertion")
+
+
+def test_a_run_of_unittest_that_only_reports_checks_nothing() -> None:
+    result = judge("def double(x): return 2 * x", MAIN.replace("main()", "main(exit=False)"))
+    assert result["invalid"] == "bad_test" and "without raising" in result["detail"]
+
+
+READS = 'with open("a.txt", "w") as f: f.write("b")\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'assert shout("a.txt") == open("a.txt").read().upper()',
+        'text = open("a.txt").read()\ngot = shout("a.txt")\nassert got == text.upper()',
+        'def expected(): return open("a.txt").read().upper()\nassert shout("a.txt") == expected()',
+        'from pathlib import Path\nassert shout("a.txt") == Path("a.txt").read_text().upper()',
+        'assert open("a.txt").read() == open("a.txt").read()[:1]\nassert shout("a.txt") == "B"',
+    ],
+)
+def test_what_is_read_from_a_file_is_no_expected_value(body: str) -> None:
+    result = judge('def shout(path): return "B"', READS + body)
+    assert result["invalid"] == "bad_test" and "from a file" in result["detail"]

@@ -103,7 +103,8 @@ NATIVE_MODULES = (
     "tempfile", "shutil", "glob",
 )  # fmt: skip
 NATIVE_LOCALLY_FINE = {
-    "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode", "fsdecode",
+    "suppress", "nullcontext", "contextmanager", "asynccontextmanager", "run", "urandom", "fspath", "fsencode",
+    "fsdecode",
 }  # fmt: skip
 MOCK_ASSERTIONS = {
     "assert_called", "assert_called_once", "assert_not_called", "assert_called_with", "assert_called_once_with",

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlvr.sandbox.answer_names import find_missing_name
 from rlvr.sandbox.codec import MODULES, CodecError, Encoder
+from rlvr.sandbox.file_tests import find_file_oracle, makes_files
 from rlvr.sandbox.main_programs import lower_main
 from rlvr.sandbox.match_statements import MAPPING, SEQUENCE, lower_matches
 from rlvr.sandbox.remote import BadTest
@@ -47,7 +48,6 @@ from rlvr.sandbox.value_flow import (
     find_self_reports,
     find_tainted,
     has_assertion,
-    makes_files,
     works_with_objects,
 )
 
@@ -220,6 +220,8 @@ def make_plan(
             f"{self_report}: add an assertion that compares what it returns with plain data, or accept such tests "
             "(self_reports)"
         )
+    if fault := find_file_oracle(everything, scope | classes):
+        raise BadTest(fault)
     if binds and (filled := find_filled(everything, tainted) - tainted):
         tainted = find_tainted(everything, scope | classes | held | filled, native)
     plans: list[SplitTest | StatementTest] = []

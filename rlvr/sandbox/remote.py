@@ -67,7 +67,15 @@ class Link:
         self.sentinels: list[object] = []  # plain objects of the test that the answer got
 
     def clear(self) -> None:
-        for held in (self.released, self.remotes, self.callbacks, self.builtins, self.classes, self.raised, self.sentinels):
+        for held in (
+            self.released,
+            self.remotes,
+            self.callbacks,
+            self.builtins,
+            self.classes,
+            self.raised,
+            self.sentinels,
+        ):
             held.clear()
 
     def fail(self, reason: str, detail: str) -> ExchangeEnd:
@@ -504,7 +512,7 @@ def place_of(value: Any, held: list[Any]) -> int:
 
 
 def describe_exception(error: BaseException) -> list[Any]:
-    """An exception of a test, for its stand-in beside the answer: its library base, name, text, arguments, attributes."""
+    """An exception of a test, for its stand-in beside the answer: its library base, name, text, arguments, fields."""
     classes = type(error).__mro__
     base = next(one for one in classes if one.__module__.split(".")[0] in sys.stdlib_module_names)
     attributes: dict[str, Any] = {}

@@ -9,7 +9,6 @@ Standard library only. `python -m pytest tests/test_sandbox_rpc.py tests/test_sa
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +20,6 @@ NATIVE_MODULES = (
     "threading", "timeit", "unittest.mock", "warnings", "weakref", "glob", "os", "pathlib", "shutil", "tempfile",
 )  # fmt: skip
 FILES = ("glob", "os", "pathlib", "shutil", "tempfile")
-MAKE_FILES = {"makedirs", "mkdir", "touch", "write_bytes", "write_text"}
 LOOK_AT_FILES = {"exists", "is_dir", "is_file", "isdir", "isfile"}
 CAPTURING = {"assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"}  # of what happens beside the answer
 THREADING = {"Thread", "Timer", "submit", "start_new_thread", "run_in_executor", "to_thread"}
@@ -160,7 +158,9 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
             kept += node.decorator_list
         elif isinstance(node, ast.Call) and is_of_answer(node.func):
             kept += [*node.args, *(word.value for word in node.keywords)]
-    same = [node for node in everything if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot))]
+    same = [
+        node for node in everything if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+    ]
     identical = set().union(*map(used_names, same))
     kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
     for node in everything:
@@ -335,12 +335,12 @@ def find_objects(everything: list[ast.AST], name: str) -> set[str]:
                 objects |= set().union(*map(base_names, node.targets))
             elif isinstance(node, (ast.For, ast.comprehension)) and whole_names(node.iter) & objects:
                 objects |= base_names(node.target)
-            elif isinstance(node, FUNCTIONS) and any(whole_names(one) & objects for one in returned(node)):
+            elif isinstance(node, FUNCTIONS) and any(whole_names(one) & objects for one in return_values(node)):
                 objects.add(node.name)
     return objects
 
 
-def returned(function: ast.AST) -> list[ast.expr]:
+def return_values(function: ast.AST) -> list[ast.expr]:
     """What a function returns or yields."""
     found = [one.value for one in walk(function) if isinstance(one, (ast.Return, ast.Yield, ast.YieldFrom))]
     return [one for one in found if one is not None]
@@ -381,20 +381,6 @@ def captures_output(trees: Iterable[ast.AST]) -> bool:
         for tree in trees
         for one in nodes(tree)
     )
-
-
-def makes_files(trees: Iterable[ast.AST]) -> bool:
-    """Whether tests need a folder for files of their own."""
-    for node in (one for tree in trees for one in nodes(tree)):
-        if native_names(node, ("tempfile",)):
-            return True
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            modes = [*node.args, *(word.value for word in node.keywords)]
-            values = [one.value for one in modes if isinstance(one, ast.Constant) and type(one.value) is str]
-            if name in MAKE_FILES or (name == "open" and any(re.fullmatch("[rbt+]*[wax][bt+]*", one) for one in values)):
-                return True
-    return False
 
 
 def parameters(args: ast.arguments) -> set[str]:
