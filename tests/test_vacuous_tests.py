@@ -35,7 +35,7 @@ VACUOUS = [
     "async def t():\n  assert f(2)==3\nt()",
     "for x in []:\n  assert f(x)==3",
     "cases=[]\nfor x in cases:\n  assert f(x)==3\nf(1)",
-    'if __name__ == "__main__":\n  assert f(2)==3',
+    'if __name__ == "main":\n  assert f(2)==3',
     "assert f(2)==3 or f(2)!=3",
     "assert not f(2)==3 or f(2)==3",
     'assert f"{f(2)}=="',
