@@ -161,8 +161,8 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
     identical = set[str]()  # names in `a is b`, where neither is a constant
     for node in everything:
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            if not any(isinstance(one, ast.Constant) for one in (node.left, *node.comparators)):
-                identical |= used_names(node)
+            constant = any(isinstance(one, ast.Constant) for one in (node.left, *node.comparators))
+            identical |= set() if constant else used_names(node)
     kept_calls = {id(one) for value in kept for one in nodes(value) if isinstance(one, ast.Call)}
     for node in everything:
         if isinstance(node, ast.Call):
