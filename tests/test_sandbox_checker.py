@@ -58,6 +58,14 @@ def test_programs_that_could_harm_a_shared_process_get_their_own(test: str, fork
     assert checker.needs_fork({"tests": [test]}) is fork
 
 
+def test_two_halves_of_a_surrogate_pair_are_not_the_character() -> None:
+    halves = "def f(): return chr(0xd83d) + chr(0xde42)"
+    for test, passed in (("f() == '🙂'", False), ("len(f()) == 2", True), ("[f()] == ['\\ud83d' + '\\ude42']", True)):
+        assert rows(halves, ["assert " + test])[0][0] is passed, test
+        assert rows(halves, [f"for _ in [1]: assert {test}"])[0][0] is passed, test
+    assert rows("def f(): return '🙂\\0é'", ["assert f() == '🙂\\0é'"]) == [(True, "")]
+
+
 def test_setup_may_build_from_the_answers_classes() -> None:
     setup = "root = Node(1)\nroot.left = Node(2)"
     assert rows(NODE, ["assert depth(root) == 2", "assert depth(root) == 3"], setup=setup) == [

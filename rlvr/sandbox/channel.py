@@ -7,14 +7,13 @@ by `rlvr.sandbox.checker`; `python -m pytest tests/test_sandbox_solver.py` exerc
 
 from __future__ import annotations
 
-import json
 import marshal
 import os
 import select
 import time
 from typing import Any
 
-from rlvr.sandbox.protocol import FrameTooLarge, frame, take_frame
+from rlvr.sandbox.protocol import FrameTooLarge, frame, take_frame, unpack
 
 NO_FRAME = "the answer's process sent an invalid message"
 
@@ -120,7 +119,7 @@ class Channel:
         except FrameTooLarge:
             raise self.end_output() from None
         try:
-            message = json.loads(body)
+            message = unpack(body)
         except (ValueError, RecursionError):
             raise self.end("opaque", NO_FRAME) from None
         if type(message) is not list or not message:

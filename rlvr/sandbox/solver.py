@@ -96,8 +96,12 @@ OPS = {
 
 # `json.dumps` without a new encoder for each call; nothing here is cyclic.
 _make: Any = getattr(json.encoder, "c_make_encoder", None)
-_text = json.encoder.encode_basestring_ascii
-_json: Any = _make(None, repr, _text, None, ":", ",", False, False, True) if _make else lambda x, _: [json.dumps(x)]
+_text = json.encoder.encode_basestring  # escaped as ASCII, two halves of a surrogate pair would become one character
+_json: Any = (
+    _make(None, repr, _text, None, ":", ",", False, False, True)
+    if _make
+    else lambda x, _: [json.dumps(x, ensure_ascii=False)]
+)
 
 
 class UndefinedName(Exception):
@@ -272,7 +276,7 @@ class AnswerServer:
         return reply
 
     def write(self, message: Any) -> None:
-        data = frame("".join(_json(message, 0)).encode())
+        data = frame("".join(_json(message, 0)).encode("utf-8", "surrogatepass"))
         if len(data) > self.output_left:
             why = f"{len(data):,} bytes would come back, {self.output_left:,} are left of limits.output={self.output:,}"
             data = frame(json.dumps(["large", f"{why}; raise it or test a smaller case"]).encode())
