@@ -169,3 +169,36 @@ def test_an_exception_in_verify_many_stops_running_programs_and_starts_no_more()
             sandbox.verify_many([slow, {**slow, "tests": []}, slow, slow])
         assert time.monotonic() - begun < 30
         assert all(verdict.passed for verdict in sandbox.verify_many([JOB] * 4))
+
+
+# Reads its own memory page by page: `write` refuses an address that is not mapped.
+SCANS = """
+import ctypes, os
+def f(key):
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    needle, (read, write) = bytes(one ^ 1 for one in key), os.pipe()
+    os.set_blocking(write, False)
+    found = []
+    for start in {id(b'x' * 100000) >> 12, id([]) >> 12, id(needle) >> 12, libc.sbrk(0) >> 12}:
+        for step in (1, -1):
+            place, missed = start, 0
+            while missed < 64 and abs(place - start) < 20000:
+                size = libc.write(write, ctypes.c_void_p(place << 12), 4096)
+                page = os.read(read, 4096) if size > 0 else b''
+                missed = 0 if page else missed + 1
+                if needle + b' of another' in page: found.append(place)
+                place += step
+    return len(found)
+"""
+
+
+@pytest.mark.parametrize("lines", [30, 3000])
+def test_an_answer_does_not_find_the_text_of_another_in_memory(sandbox: Sandbox, lines: int) -> None:
+    text = "def f(): return 'the secret of another'\n" + "# a line of a usual answer\n" * lines
+    for _ in range(3):
+        assert sandbox.verify(text, ["assert f() == 'the secret of another'"]).passed
+    key = bytes(one ^ 1 for one in b"the secret")
+    verdict = sandbox.verify(SCANS, [f"assert f({key!r}) == 0"], timeout_s=20)
+    assert verdict.passed, verdict.detail
+    assert sandbox.verify(SCANS + "k = 'the ' + 'secret of another'", [f"assert f({key!r}) > 0"], timeout_s=20).passed

@@ -54,7 +54,7 @@ class ZygoteJob(NamedTuple):
     """`channel`: a descriptor to the other process. `must_end`: the answer has to end by itself, hung up or not."""
 
     seconds: float
-    body: bytes
+    body: bytearray
     channel: int | None
     must_end: bool
 
@@ -148,6 +148,7 @@ class Zygote:
         self.poller.register(ended, select.POLLIN)
         ready = [descriptor for descriptor, _ in self.poller.poll(max(0.0, seconds) * 1000)]
         code = self.end(child, ended)
+        body[:] = bytes(len(body))  # later answers could read this one in the memory that their forks share
         self.poller.unregister(ended)
         if not must_end:
             self.poller.unregister(channel)
@@ -283,13 +284,14 @@ def receive(control: socket.socket) -> ZygoteJob | None:
             return None
         data += more
     size, seconds, must_end = JOB_HEAD.unpack(data)
-    body = bytearray()
-    while len(body) < size:
-        more = control.recv(min(size - len(body), 1 << 20))
-        if not more:
+    body = bytearray(size)  # the only copy, see `Zygote.solve`
+    left = memoryview(body)
+    while left:
+        count = control.recv_into(left)
+        if not count:
             return None
-        body += more
-    return ZygoteJob(seconds, bytes(body), channel, must_end)
+        left = left[count:]
+    return ZygoteJob(seconds, body, channel, must_end)
 
 
 def keep_alive(inside: int, supervisor: int) -> None:
