@@ -164,6 +164,14 @@ def test_a_frame_that_no_solver_sends_costs_the_answer_its_test(frame: list[Any]
         assert got["invalid"] == "" and not got["tests"][0][0], got
 
 
+def test_an_answer_has_nothing_imported_by_the_name_of_an_exception() -> None:
+    """`venv.__main__` ends the process that imports it."""
+    frame = ["x", [[["lib", "venv.__main__", "E"], ["builtin", "ValueError"]], "m", ["t"], None, [], None]]
+    for test in ("assert f(1) == 2", "try: f(1)\nexcept ValueError: pass\nassert f(2) == 2"):
+        got = judge(SENDS % frame, [test])
+        assert not got["tests"][0][0] and "venv.__main__" not in sys.modules
+
+
 def test_an_object_is_its_own_judge_in_no_comparison() -> None:
     liar = "class P:\n def __init__(s, *a): s.a = a\n __eq__ = lambda s, o: True\n __mul__ = lambda s, k: P(7)\n"
     honest = "class P:\n def __init__(s, *a): s.a = a\n def __mul__(s, k): return P(*[x * k for x in s.a])\n"

@@ -128,6 +128,70 @@ def test_a_change_in_place_is_seen_also_where_the_call_returns_what_it_changed(g
     assert [row[:2] for [row] in rows] == [[True, ""], [False, "assertion"]]
 
 
+# An object that agrees with whatever it is asked, and is not told which of the questions counts.
+LIAR = """
+class P:
+  def __init__(s, *a): pass
+  def __getattr__(s, name): return P() if name[:2] != '__' else object.__getattribute__(s, name)
+  def __call__(s, *a): return P()
+  __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __bool__ = lambda s, *o: True
+  __ne__ = lambda s, o: False
+  __sub__ = __rsub__ = __abs__ = lambda s, *o: P()
+  __hash__ = object.__hash__
+"""
+NUMBER = """
+from functools import total_ordering
+@total_ordering
+class N:
+  def __init__(s, v): s.v = v
+  def __eq__(s, o): return s.v == getattr(o, 'v', o)
+  def __lt__(s, o): return s.v < getattr(o, 'v', o)
+  def __sub__(s, o): return N(s.v - getattr(o, 'v', o))
+  def __rsub__(s, o): return N(o - s.v)
+  def __abs__(s): return N(abs(s.v))
+class P:
+  def __init__(s, n): s.n = n
+  def area(s): return N(3.14159 * s.n)
+  when = True
+  nothing = []
+"""
+DECISIONS = [
+    "assert 3 < p.area() < 4", "a = p.area()\nassert a > 3\nassert a < 4", "assert abs(p.area() - 3.1416) < 1e-3",
+    "assert abs(3.1416 - p.area()) <= 1e-3", "if p.area() != 3.14159: raise ValueError",
+    "assert {'x': p.area()} == {'x': 3.14159}", "assert (p.area(), 'k') == (3.14159, 'k')",
+    "assert [1, [p.area()]] == [1, [3.14159]]", "assert p.area().__eq__(3.14159)",
+    "assert not p.area().__ne__(3.14159)", "assert p.nothing == []", "assert p.when == True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("test", DECISIONS)
+def test_an_object_that_agrees_with_everything_decides_nothing(test: str) -> None:
+    assert judge(NUMBER, ["p = P(1)\n" + test])["tests"] == [[True, "", ""]]
+    for liar in (LIAR, NUMBER.replace("3.14159 * s.n", "2.5").replace("True", "0").replace("[]", "0")):
+        got = judge(liar, ["p = P(1)\n" + test])
+        assert not got["tests"][0][0] and not got["invalid"], got
+
+
+def test_an_object_is_not_equal_to_a_day_that_no_other_month_has() -> None:
+    test = "import datetime\np = P(1)\nassert p.when == datetime.date(2024, 1, 31)"
+    assert not judge(LIAR, [test])["tests"][0][0]
+    honest = "import datetime\nclass P:\n def __init__(s, n): s.when = datetime.date(2024, 1, 31)"
+    assert judge(honest, [test])["tests"] == [[True, "", ""]]
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["awaited_once_with(9)", "awaited_with(9)", "any_await(9)", "has_awaits([call(9)])", "awaited_once()", "awaited()"],
+)
+def test_what_a_mock_was_awaited_with_is_checked_here(check: str) -> None:
+    test = "import asyncio\nfrom unittest.mock import AsyncMock, call\ncb = AsyncMock()\nasyncio.run(f(cb, 3))\n"
+    honest = "async def f(cb, n): await cb(n * n)"
+    patched = "import unittest.mock\nfor name in dir(unittest.mock.AsyncMockMixin):\n  if name[:7] == 'assert_':\n"
+    patched += "    setattr(unittest.mock.AsyncMockMixin, name, lambda *a: None)\nasync def f(cb, n): cb(0)"
+    assert judge(honest, [test + "cb.assert_" + check])["tests"] == [[True, "", ""]]
+    assert judge(patched, [test + "cb.assert_" + check])["tests"][0][:2] == [False, "assertion"]
+
+
 def test_functions_that_run_what_the_answer_wrote_run_beside_it() -> None:
     evil = """
 import pickle

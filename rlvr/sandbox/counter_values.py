@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
+
+WINDOW = 8  # values that are asked about where an object's own comparison decides; one of them is expected
+COLLISIONS = 1  # how many others may be equal to it too: a residue, say
 
 
 def shift_all(value: Any, k: int) -> Any:
@@ -30,6 +36,31 @@ def shift_all(value: Any, k: int) -> Any:
         items = {key: shift_all(one, k) for key, one in value.items()}
         return value if all(items[key] is one for key, one in value.items()) else items
     return value
+
+
+def vary(value: Any, k: int) -> Any:
+    """Another value of the same kind for each k but 0, also for an empty one or True; itself if none is known."""
+    kind = type(value)
+    if k == 0:
+        return value
+    if kind is bool:
+        return not value
+    if value is None:
+        return k
+    if kind in (Decimal, Fraction):
+        return value + k
+    if kind in (date, datetime, timedelta):
+        return value + timedelta(days=k)
+    if kind in (bytes, bytearray):
+        return value + kind([k % 256])
+    if kind is str and not value:
+        return str(k)
+    changed = shift_all(value, k)
+    if changed is not value:
+        return changed
+    if kind in (list, tuple, set, frozenset, deque):
+        return kind([*value, k])
+    return {**value, k: k} if kind is dict else value
 
 
 def shuffle_range(count: int) -> list[int]:

@@ -29,14 +29,13 @@ from random import Random
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
-from rlvr.sandbox.counter_values import shift_all, shuffle_range
-from rlvr.sandbox.operators import OPERATORS, in_place
+from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shift_all, shuffle_range, vary
+from rlvr.sandbox.operators import COMPARISONS, OPERATORS, in_place
+from rlvr.sandbox.order_questions import OrderQuestions
 from rlvr.sandbox.remote import CONTAINERS, TEST, Link, Remote, find_remotes, library_path
 from rlvr.sandbox.remote_contexts import RemoteAsyncContext, RemoteContext, RemoteLogs, RemoteWarnings
 from rlvr.sandbox.value_flow import CAPTURING
 
-WINDOW = 8  # values that are asked about where an object's own `==` decides; one of them is expected
-COLLISIONS = 1  # how many others may be equal to it too: a residue, say
 REVEALING = {"sub", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"}
 # Library functions that only look at their argument's structure: what they get beside it reveals no expected value.
 STRUCTURAL = {
@@ -49,35 +48,12 @@ STRUCTURAL = {
     "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
 }  # fmt: skip
 JUDGES = {
-    "isclose",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "is_",
-    "is_not",
-    "contains",
-    "countOf",
-    "indexOf",
+    "isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf",
     "compare_digest",
-}
+}  # fmt: skip
 WHOLE = {
-    "max",
-    "min",
-    "sorted",
-    "sum",
-    "list",
-    "tuple",
-    "set",
-    "frozenset",
-    "dict",
-    "Counter",
-    "reduce",
-    "deque",
-    "join",
-}
+    "max", "min", "sorted", "sum", "list", "tuple", "set", "frozenset", "dict", "Counter", "reduce", "deque", "join",
+}  # fmt: skip
 # Functions that run what an argument holds: never here if it may come from the answer.
 EXECUTING = {
     "builtins:eval", "builtins:exec", "builtins:compile", "builtins:__import__", "importlib:import_module",
@@ -85,18 +61,8 @@ EXECUTING = {
     "runpy:run_path", "runpy:run_module", "logging.config:dictConfig",
 }  # fmt: skip
 LOOK_AT_TYPE = {
-    "type",
-    "isinstance",
-    "issubclass",
-    "callable",
-    "hasattr",
-    "str",
-    "repr",
-    "format",
-    "hash",
-    "dir",
-    "vars",
-}
+    "type", "isinstance", "issubclass", "callable", "hasattr", "str", "repr", "format", "hash", "dir", "vars",
+}  # fmt: skip
 NATIVE_MODULES = (
     "doctest", "code", "timeit", "asyncio", "logging", "threading", "queue", "weakref", "contextlib", "concurrent",
     "unittest.mock", "warnings", "io", "_io", "_thread", "_queue", "_asyncio", "_weakref", "os", "posix", "genericpath",
@@ -108,7 +74,8 @@ NATIVE_LOCALLY_FINE = {
 }  # fmt: skip
 MOCK_ASSERTIONS = {
     "assert_called", "assert_called_once", "assert_not_called", "assert_called_with", "assert_called_once_with",
-    "assert_any_call", "assert_has_calls",
+    "assert_any_call", "assert_has_calls", "assert_awaited", "assert_awaited_once", "assert_not_awaited",
+    "assert_awaited_with", "assert_awaited_once_with", "assert_any_await", "assert_has_awaits",
 }  # fmt: skip
 GETTERS = (attrgetter, itemgetter, methodcaller)
 IDENTITY = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right",
@@ -120,6 +87,7 @@ class Operations:
 
     def __init__(self, link: Link, uses_objects: bool, captures: bool = False) -> None:
         self.link, self.uses_objects, self.captures = link, uses_objects, captures
+        self.orders = OrderQuestions(self)
 
     # Names and definitions
 
@@ -270,13 +238,28 @@ class Operations:
         if not both and not self.uses_objects:
             raise self.refuse(left, right)
         if name not in ("eq", "ne"):
-            return self.ask(name, left, right)
-        if other is None and not both:
+            return self.ask(name, left, right) if both else self.orders.ask(name, left, right)
+        if type(left) is type(right) and type(left) in (list, tuple, dict):
+            return self.is_equal_by_parts(left, right, other, side) is (name == "eq")
+        if not both:
             plain, side = (right, "right") if find_remotes(left) else (left, "left")
-            other = lambda k: shift_all(plain, k)  # noqa: E731
-            if shift_all(plain, 1) is plain:
-                other = None
+            if vary(plain, 1) is not plain:
+                other = lambda k: vary(plain, k)  # noqa: E731
         return self.ask_among_others(name, left, right, other, side)
+
+    def is_equal_by_parts(self, left: Any, right: Any, other: Callable[[int], Any] | None, side: str) -> bool:
+        """Whether two containers of the test are equal, of which one holds objects: each part decides by itself."""
+        if len(left) != len(right) or (type(left) is dict and left.keys() != right.keys()):
+            return False
+        for place in left if type(left) is dict else range(len(left)):
+            part = (lambda k, place=place: other(k)[place]) if other else None
+            is_one = type(left[place]) is Remote and left[place] is right[place]
+            if not is_one and not self.compare("eq", left[place], right[place], part, side):
+                return False
+        return True
+
+    def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
+        return self.orders.near(name, left, right, bound)
 
     def comparable(self, value: Any) -> tuple[bool, Any]:
         """Whether a value compares as data does, and the data."""
@@ -318,12 +301,9 @@ class Operations:
                     raise
                 equal[k] = False
         expected = equal.pop(0)
-        others = sum(equal.values())
-        if name == "eq":
-            if expected and others > COLLISIONS:
-                raise self.link.fail("opaque", "an object of the answer is equal to others than the expected one too")
-            return expected
-        return not expected
+        if expected and sum(equal.values()) > COLLISIONS:
+            raise self.link.fail("opaque", "an object of the answer is equal to others than the expected one too")
+        return expected is (name == "eq")
 
     def is_same(self, left: Any, right: Any) -> bool:
         if not find_remotes([left, right]):
@@ -362,7 +342,10 @@ class Operations:
         if type(owner) is Remote:
             if owner._kind == "ThreadPoolExecutor" and args and self.is_local(args[0]):
                 args, words = self.keep_arguments(name, args, words)
-            return self.link.call_method(owner, name, args, words)
+            value = self.link.call_method(owner, name, args, words)
+            if name.strip("_") in COMPARISONS and type(value) is bool and len(args) == 1:
+                return self.compare(name.strip("_"), owner, args[0])
+            return value
         if isinstance(owner, ModuleType) and owner.__name__ == "random" and name == "seed":
             self.ask("seed", *args)
         if type(owner).__name__ == "PosixPath" and not hasattr(PurePosixPath, name):  # it looks at files
@@ -391,7 +374,9 @@ class Operations:
 
     def check_mock(self, mock: Remote, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> None:
         """Check here what a mock's own assertion would check beside the answer, which could make it hold."""
-        calls = list(self.iterate(self.getattr(mock, "call_args_list")))
+        asked, awaits = name, "await" in name
+        name = name.replace("awaited", "called").replace("awaits", "calls").replace("await", "call")
+        calls = list(self.iterate(self.getattr(mock, "await_args_list" if awaits else "call_args_list")))
 
         def is_made(call: Any) -> bool:
             return self.is_equal(self.getattr(call, "args"), args) and self.is_equal(
@@ -403,7 +388,7 @@ class Operations:
                 list(args[0]),
                 (words | dict(zip(("any_order",), args[1:], strict=False))).get("any_order"),
             )
-            made = list(self.iterate(self.getattr(mock, "mock_calls")))
+            made = calls if awaits else list(self.iterate(self.getattr(mock, "mock_calls")))
             made = [self.localize(one) for one in made]
             places = range(len(made) - len(wanted) + 1)
             if any_order:
@@ -418,7 +403,7 @@ class Operations:
             count = len(calls)
             holds = count == 0 if name == "assert_not_called" else count == 1 if name.endswith("once") else count > 0
         if not holds:
-            raise AssertionError(f"{name} does not hold after {len(calls)} calls")
+            raise AssertionError(f"{asked} does not hold after {len(calls)} calls")
 
     def search(self, owner: Any, name: str, item: Any) -> Any:
         places = [place for place, one in enumerate(owner) if self.is_equal(one, item)]
@@ -486,7 +471,12 @@ class Operations:
             return function(*args, **{key: value for key, value in words.items() if key != "stream"}, stream=StringIO())
         if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
-        if name in JUDGES or (not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])):
+        judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
+        if (
+            judged
+            or name in JUDGES
+            or (not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()]))
+        ):
             raise self.refuse(*remotes)
         if not path:
             raise self.link.fail("opaque", f"{name or kind.__name__} of the test cannot take an object of the answer")

@@ -60,7 +60,7 @@ class Link:
         self.classes: dict[Any, type] = {}  # mirrors of the answer's exception classes, by their handle
         self.failed: ExchangeEnd | None = None  # the current test is over, the channel is not
         self.modules, self.expected = modules, set[str]()  # modules that a reply may be, and those that the test passed
-        self.requests = 0
+        self.requests = self.changes = 0  # all, and those that may change an object
         self.in_coroutine = False
         self.lengths = set[tuple[Any, ...]]()  # of objects that gave their length
         self.raised: list[BaseException] = []  # exceptions of the test that the answer got
@@ -87,6 +87,7 @@ class Link:
     def ask(self, request: list[Any], given: list[Any] | None = None) -> Any:
         """Send a request and return its value; `given` are the arguments that the answer may have changed."""
         self.requests += 1
+        self.changes += request[:2] != ["op", "data"]
         in_coroutine = "asyncio" in sys.modules and sys.modules["asyncio"]._get_running_loop() is not None
         if in_coroutine != self.in_coroutine:
             self.channel.write(["loop", in_coroutine])
@@ -200,10 +201,11 @@ class Link:
             not issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup) and self.plain
         ):
             return self.fail("exited", f"{name}: {message}")
+        failed = self.failed
         try:
             given = self.decode(args) if type(args) is list else (message,)
         except ExchangeEnd:
-            self.failed = None
+            self.failed = failed
             given = (message,)
         error: Any = None
         if issubclass(kind, BaseExceptionGroup) and type(inner) is list and inner:
@@ -218,7 +220,7 @@ class Link:
             error._remote = self.decode(handle) if type(handle) is list else None
             setattr(error, OF_ANSWER, name)
         except (AttributeError, ExchangeEnd):
-            self.failed = None
+            self.failed = failed
         return error
 
     def mirror_class(self, classes: list[Any]) -> Any:
@@ -546,14 +548,15 @@ def has_containers(values: list[Any]) -> bool:
 
 
 def _library_class(module: str, name: str) -> Any:
-    """An exception class of the standard library; None if there is none at that place."""
-    if module.split(".")[0] not in sys.stdlib_module_names:
-        return None
+    """An exception class of the standard library; None if there is none at that place.
+
+    Only of modules that the test has imported: the answer chooses the name, and some modules run a program on import.
+    """
+    found: Any = sys.modules.get(module) if module.split(".")[0] in sys.stdlib_module_names else None
     try:
-        found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
+    except AttributeError:
         return None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 

@@ -334,6 +334,12 @@ class TestProgram(ast.NodeTransformer):
         names = [OPERATORS[type(one)] for one in node.ops]
         if len(names) == 1:
             right = node.comparators[0]
+            inside = node.left.args[0] if isinstance(node.left, ast.Call) and len(node.left.args) == 1 else None
+            if names[0] in ("lt", "le") and isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Sub):
+                function = node.left.func  # type: ignore[attr-defined]
+                if isinstance(function, ast.Name) and function.id == "abs" and "abs" not in self.free:
+                    parts = (inside.left, inside.right, right)
+                    return operation("near", ast.Constant(names[0]), *map(self.visit, parts))
             other = self.counterpart(right) or self.counterpart(node.left)
             side = "right" if self.counterpart(right) else "left"
             args = [ast.Constant(names[0]), self.visit(node.left), self.visit(right)]
@@ -445,6 +451,9 @@ class Shifter(ast.NodeTransformer):
             return node
         if isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
             raise self.NotSimple
+        if isinstance(node, ast.Dict):  # another key would tell two dictionaries apart by itself
+            node.values = [self.visit(part) for part in node.values]
+            return node
         if isinstance(node, ast.Constant):
             if type(node.value) in (int, float, str, complex) and node.value != "":
                 self.count += 1

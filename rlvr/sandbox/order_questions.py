@@ -1,0 +1,79 @@
+"""Where an object of the answer says by itself whether it is below, above or near a value of the test.
+
+    OrderQuestions(operations).ask("lt", remote, 5)
+
+An object can agree with whatever it is asked, so it is asked about other values too, in random order, and what it says
+has to fit together. Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shuffle_range, vary
+from rlvr.sandbox.remote import Remote
+
+
+class OrderQuestions:
+    def __init__(self, operations: Any) -> None:
+        self.operations = operations
+        self.bounds: tuple[list[Any], list[Any]] = ([], [])  # what an object said to be below and above
+        self.bounds_of: tuple[Any, ...] = ()
+
+    def ask(self, name: str, left: Any, right: Any) -> Any:
+        """`left < right` or the like for an object and plain data, which it must not let agree with everything.
+
+        Asked for `WINDOW` values. What the object says to be above and below has to fit, until something else is asked.
+        """
+        remote, plain = (left, right) if type(left) is Remote else (right, left)
+        if type(remote) is not Remote or type(plain) not in (int, float, str):
+            return self.operations.ask(name, left, right)
+        is_above = (name in ("gt", "ge")) is (remote is left)
+        key = tuple(remote._target), type(plain) is str, self.operations.link.changes
+        below, above = self.bounds if key == self.bounds_of else ([], [])
+        here, result = os.urandom(1)[0] % WINDOW, None
+        for position in shuffle_range(WINDOW):
+            one = vary(plain, position - here)
+            try:
+                says = self.operations.ask(name, *((left, one) if remote is left else (one, right)))
+            except Exception:
+                if position == here:
+                    raise
+                continue
+            if position == here:
+                result = says
+            if says is True:
+                (above if is_above else below).append(one)
+        self.bounds, self.bounds_of = (below, above), (*key[:2], self.operations.link.changes)
+        if result is True and below and above and max(above) > min(below):
+            raise self.operations.link.fail("opaque", "an object of the answer is both above and below the same values")
+        return result
+
+    def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
+        """`abs(left - right) < bound`, and not for more than `COLLISIONS` other values where an object says so."""
+
+        def holds(k: int) -> Any:
+            parts = [vary(one, k * step) if type(one) in (int, float, complex) else one for one in (left, right)]
+            return self.operations.compare(
+                name, self.operations.call(abs, (self.operations.binary("sub", *parts),), {}), bound
+            )
+
+        plain = [type(one) in (int, float, complex) for one in (left, right)]
+        if plain[0] is plain[1] or (self.operations.readable(left)[0] and self.operations.readable(right)[0]):
+            step = 0
+            return holds(0)
+        step = int(2 * bound) + 1 if type(bound) in (int, float) and 0 <= bound < 1e300 else 1
+        here = os.urandom(1)[0] % WINDOW
+        found: dict[int, Any] = {}
+        for position in shuffle_range(WINDOW):
+            try:
+                found[position - here] = holds(position - here)
+            except Exception:
+                if position == here:
+                    raise
+        if found[0] and sum(map(bool, found.values())) > 1 + COLLISIONS:
+            raise self.operations.link.fail(
+                "opaque", "an object of the answer is near to others than the expected value too"
+            )
+        return found[0]
