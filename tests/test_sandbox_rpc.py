@@ -192,6 +192,38 @@ def test_what_a_mock_was_awaited_with_is_checked_here(check: str) -> None:
     assert judge(patched, [test + "cb.assert_" + check])["tests"][0][:2] == [False, "assertion"]
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "WANT = [1, 4, 9]\ndef pairs():\n  for i, w in enumerate(WANT, 1): yield f(i), w\n"
+        "for got, want in pairs(): assert got == want",
+        "def held():\n  for x, w in [(1, 1), (2, 4)]: yield f(x) == w\nassert all(held())",
+        "import threading\nout = []\ndef work(): out.append(f(3) == 9)\nt = threading.Thread(target=work)\nt.start()\n"
+        "t.join()\nassert out == [True]",
+        "import asyncio\nasync def main(): return await g(3) == 9\nassert asyncio.run(main())",
+        "import asyncio\nasync def main():\n  got = await g(3)\n  return got == 9\nassert asyncio.run(main())",
+    ],
+)
+def test_a_function_of_the_test_that_compares_stays_with_the_checker(test: str) -> None:
+    honest = "def f(n): return n * n\nasync def g(n): return n * n"
+    liar = "class T(int):\n  __eq__ = lambda s, o: True\n  __hash__ = int.__hash__\n"
+    liar += "import builtins\nbuiltins.enumerate = lambda *a: iter(())\n" + honest.replace("n * n", "T(0)")
+    assert judge(honest, [test])["tests"] == [[True, "", ""]]
+    got = judge(liar, [test])
+    assert not got["tests"][0][0] and not got["invalid"]
+
+
+@pytest.mark.parametrize("name", ["SkipTest", "_ShouldStop", "Mine"])
+def test_an_answer_cannot_skip_a_test(name: str) -> None:
+    raises = "import unittest.case\nclass Mine(unittest.SkipTest): pass\nunittest.case.Mine = Mine\n"
+    raises += f"def f(x): raise unittest.case.{name}('later')"
+    test = "import unittest\nclass X(unittest.TestCase):\n  def test_a(self): self.assertEqual(f(1), 9)\n"
+    test += "found = unittest.defaultTestLoader.loadTestsFromTestCase(X)\nresult = unittest.TestResult()\n"
+    test += "found.run(result)\nassert result.wasSuccessful()"
+    assert judge("def f(x): return 9", [test])["tests"] == [[True, "", ""]]
+    assert judge(raises, [test])["tests"][0][:2] == [False, "exception"]
+
+
 def test_functions_that_run_what_the_answer_wrote_run_beside_it() -> None:
     evil = """
 import pickle

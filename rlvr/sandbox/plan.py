@@ -41,6 +41,7 @@ from rlvr.sandbox.vacuous_tests import find_vacuous_test
 from rlvr.sandbox.value_flow import (
     captures_output,
     find_coroutine_fault,
+    find_deciding,
     find_filled,
     find_held,
     find_native_classes,
@@ -201,17 +202,18 @@ def make_plan(
     of_setup = used_names(parts.here) - own - BUILTINS - inner_names([parts.here])
     scope = (free | of_setup) - (MODULES - called) - inner
     classes = {node.name for node in after.body if isinstance(node, ast.ClassDef)}
-    native, tainted, held = set[str](), scope | classes, set[str]()
+    native, tainted, held, deciding = set[str](), scope | classes, set[str](), set[str]()
     if binds:
-        if fault := find_coroutine_fault(trees, scope):
+        deciding = find_deciding(trees, scope)
+        if fault := find_coroutine_fault(trees, scope, deciding):
             raise BadTest(fault)
         native = native_classes = find_native_classes(everything, scope | classes)
         known_before = None
         while known_before != (held, native):  # what is held is tainted, and may taint more
             known_before = held, native
             tainted = find_tainted(everything, scope | classes | held, native)
-            held = find_held(everything, tainted, native)
-            native = native_classes | find_native_functions(everything, scope | classes, tainted | held)
+            held = find_held(everything, tainted, native, deciding)
+            native = native_classes | find_native_functions(everything, scope | classes, tainted | held, deciding)
     is_plain = not binds and ast.Attribute not in kinds and all(name.islower() for name in scope)
     uses_objects = not is_plain and works_with_objects(everything, scope | classes, tainted)
     self_report = find_self_reports(trees, tainted)
@@ -232,7 +234,7 @@ def make_plan(
     def state(place: int) -> StatementTest:
         tree = trees[place]
         heavy = not (is_light(tree) and is_light(before)) or can_grow(tree)
-        program = rewrite(parse(tests[place]), scope | classes, tainted, held, native, everything)
+        program = rewrite(parse(tests[place]), scope | classes, tainted, held, native, deciding, everything)
         code = compile(program, "<test>", "exec", dont_inherit=True)
         return StatementTest(code, bool(used_names(tree) & starts[place]), "check" in bound_names(tree), heavy)
 
@@ -243,7 +245,7 @@ def make_plan(
         earlier |= bound_names(tree)
     code = None
     if parts.here.body:
-        here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, native, everything)
+        here = rewrite(ast.parse(ast.unparse(parts.here)), scope | classes, tainted, held, native, deciding, everything)
         code = compile(here, "<setup>", "exec", dont_inherit=True) if here.body else None
     return Plan(
         plans,

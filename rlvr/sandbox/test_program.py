@@ -54,9 +54,15 @@ class TestProgram(ast.NodeTransformer):
     __test__ = False
 
     def __init__(
-        self, free: set[str], tainted: set[str], held: set[str], native: set[str], trees: list[ast.Module]
+        self,
+        free: set[str],
+        tainted: set[str],
+        held: set[str],
+        native: set[str],
+        deciding: set[str],
+        trees: list[ast.Module],
     ) -> None:
-        self.native = native
+        self.native, self.deciding = native, deciding
         self.free, self.tainted = free, tainted | held | {HOLD}
         self.imports: dict[str, ast.stmt] = {}
         self.values: dict[str, ast.expr | None] = {}  # of names that are assigned once
@@ -74,7 +80,7 @@ class TestProgram(ast.NodeTransformer):
     # Definitions
 
     def runs_natively(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.stmt) and runs_whole(node, self.tainted, self.native)
+        return isinstance(node, ast.stmt) and runs_whole(node, self.tainted, self.native, self.deciding)
 
     def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Any:
         used = used_names(node)
@@ -507,8 +513,9 @@ def rewrite(
     tainted: set[str],
     held: set[str],
     native: set[str],
+    deciding: set[str],
     trees: Iterable[ast.Module],
 ) -> ast.Module:
     """The program of one test; `tree` is changed. `trees` are all that run in one name space."""
-    program = TestProgram(free, tainted, held, native, list(trees))
+    program = TestProgram(free, tainted, held, native, deciding, list(trees))
     return ast.fix_missing_locations(ast.Module(program.statements(tree.body), []))

@@ -25,6 +25,7 @@ CAPTURING = {"assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"}  #
 THREADING = {"Thread", "Timer", "submit", "start_new_thread", "run_in_executor", "to_thread"}
 KEY_METHODS = {"add", "discard", "setdefault", "get", "pop", "move_to_end", "isdisjoint", "issubset", "union"}
 CHANGING = {"heappush", "heappop", "heapify", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right"}
+ITERATING = {"all", "any", "dict", "enumerate", "list", "max", "min", "set", "sorted", "sum", "tuple", "zip"}
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp, ast.SetComp)
 
 
@@ -112,7 +113,7 @@ def find_filled(trees: list[ast.Module], tainted: set[str]) -> set[str]:
     return found - BUILTINS
 
 
-def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> set[str]:
+def find_held(trees: list[ast.Module], tainted: set[str], native: set[str], deciding: set[str]) -> set[str]:
     """Names of containers that have to be made beside the answer, because it may keep them or they hold its objects.
 
     They are given to a function of the answer whose value is kept, or to a method, or the test asks whether something
@@ -180,7 +181,7 @@ def find_held(trees: list[ast.Module], tainted: set[str], native: set[str]) -> s
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_tainted(node.slice):
             held |= base_names(node.value)
     for node in everything:
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and runs_whole(node, tainted, native):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and runs_whole(node, tainted, native, deciding):
             held |= used_names(node)
     before = -1
     while before < len(held):
@@ -222,12 +223,55 @@ def find_native_classes(trees: list[ast.Module], free: set[str]) -> set[str]:
     return native
 
 
-def runs_whole(node: ast.stmt, tainted: set[str], native: set[str]) -> bool:
+def find_deciding(trees: list[ast.Module], free: set[str]) -> set[str]:
+    """Functions of a test that are not given to the answer's process, since their text holds expected values.
+
+    They compare what a function of the answer returns, or they are generators over which only the test iterates.
+    """
+    everything = [node for tree in trees for node in nodes(tree)]
+    functions = [node for node in everything if isinstance(node, FUNCTIONS)]
+    found = {node.name for node in functions if has_comparison(node, free)}
+    iterated = {id(node.iter) for node in everything if isinstance(node, (ast.For, ast.comprehension))}
+    for call in (node for node in everything if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Name) and call.func.id in ITERATING - free:
+            iterated |= set(map(id, call.args))
+    names = {id(node.func) for node in everything if isinstance(node, ast.Call) and id(node) in iterated}
+    others = {node.id for node in everything if isinstance(node, ast.Name) and id(node) not in names}
+    others |= {node.attr for node in everything if isinstance(node, ast.Attribute)}
+    for node in functions:
+        yields = any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in walk(node))
+        if yields and isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name not in others:
+            found.add(node.name)
+    return found
+
+
+def has_comparison(node: ast.AST, free: set[str]) -> bool:
+    """Whether a function compares a value that a function of the answer has just returned."""
+
+    def calls(part: ast.AST) -> bool:
+        inside = [one.func for one in nodes(part) if isinstance(one, ast.Call)]
+        return any(isinstance(one, ast.Name) and one.id in free for one in inside)
+
+    made: set[str] = set()
+    for one in walk(node):
+        if isinstance(one, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and one.value is not None and calls(one.value):
+            awaited = one.value.value if isinstance(one.value, ast.Await) else one.value
+            if isinstance(awaited, ast.Call) and isinstance(awaited.func, ast.Name) and awaited.func.id in free:
+                made |= set().union(*map(base_names, one.targets if isinstance(one, ast.Assign) else [one.target]))
+    for one in walk(node):
+        if isinstance(one, ast.Compare) and not any(isinstance(op, (ast.Is, ast.IsNot)) for op in one.ops):
+            sides = [one.left, *one.comparators]
+            if any(calls(side) or (isinstance(side, ast.Name) and side.id in made) for side in sides):
+                return True
+    return False
+
+
+def runs_whole(node: ast.stmt, tainted: set[str], native: set[str], deciding: set[str]) -> bool:
     """Whether a definition goes to the answer's process as text: it is `native`, or suspends itself.
 
-    It does not if it holds an assertion, or changes variables of the test.
+    It does not if it holds an assertion, is `deciding`, or changes variables of the test.
     """
-    if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or has_assertion(node):
+    if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or has_assertion(node) or node.name in deciding:
         return False
     if isinstance(node, ast.ClassDef) or node.name in native:
         return node.name in native
@@ -240,7 +284,7 @@ def runs_whole(node: ast.stmt, tainted: set[str], native: set[str]) -> bool:
     return suspends and bool({one.id for one in [node, *inner] if isinstance(one, ast.Name)} & tainted)
 
 
-def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str]) -> set[str]:
+def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[str], deciding: set[str]) -> set[str]:
     """Functions of a test, without assertions, that run as a whole: in a thread, or in an event loop of the answer.
 
     They are passed to what makes threads, or as coroutines to a function of the answer or of `asyncio`, or they make a
@@ -252,7 +296,7 @@ def find_native_functions(trees: list[ast.Module], free: set[str], tainted: set[
         node.name: node
         for node in everything
         if isinstance(node, FUNCTIONS)
-        and not has_assertion(node)
+        and not (has_assertion(node) or node.name in deciding)
         and not any(isinstance(one, (ast.Global, ast.Nonlocal)) for one in walk(node))
     }
     calls = [node for node in everything if isinstance(node, ast.Call)]
@@ -305,11 +349,13 @@ def is_generator(function: ast.AST) -> bool:
     )
 
 
-def find_coroutine_fault(trees: list[ast.Module], free: set[str]) -> str:
+def find_coroutine_fault(trees: list[ast.Module], free: set[str], deciding: set[str]) -> str:
     """The fault of tests whose coroutines, with assertions, would have to run in the answer's event loop."""
     everything = [node for tree in trees for node in nodes(tree)]
     asserting = {
-        node.name: node for node in everything if isinstance(node, ast.AsyncFunctionDef) and has_assertion(node)
+        node.name: node
+        for node in everything
+        if isinstance(node, ast.AsyncFunctionDef) and (has_assertion(node) or node.name in deciding)
     }
     if not asserting:
         return ""
@@ -318,7 +364,8 @@ def find_coroutine_fault(trees: list[ast.Module], free: set[str]) -> str:
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         passed = set().union(*map(used_names, given)) & asserting.keys()
         if passed and (used_names(call.func) & free or name in ("gather", "create_task", "ensure_future", "wait_for")):
-            return f"the coroutine {min(passed)!r} of the test asserts in the answer's event loop: assert on its result"
+            name = min(passed)
+            return f"the coroutine {name!r} of the test judges in the answer's event loop: assert on its result outside"
     for node in (one for function in asserting.values() for one in walk(function)):
         if isinstance(node, ast.AsyncWith) and any("asyncio" in used_names(one.context_expr) for one in node.items):
             return "a coroutine of the test asserts in the scope of a task group or timeout: move the scope to another"
