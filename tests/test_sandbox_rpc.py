@@ -157,7 +157,8 @@ class P:
 """
 DECISIONS = [
     "assert 3 < p.area() < 4", "a = p.area()\nassert a > 3\nassert a < 4", "assert abs(p.area() - 3.1416) < 1e-3",
-    "assert abs(3.1416 - p.area()) <= 1e-3", "if p.area() != 3.14159: raise ValueError",
+    "assert abs(3.1416 - p.area()) <= 1e-3", "assert p.area() - 3.14159 == 0",
+    "if p.area() != 3.14159: raise ValueError",
     "assert {'x': p.area()} == {'x': 3.14159}", "assert (p.area(), 'k') == (3.14159, 'k')",
     "assert [1, [p.area()]] == [1, [3.14159]]", "assert p.area().__eq__(3.14159)",
     "assert not p.area().__ne__(3.14159)", "assert p.nothing == []", "assert p.when == True",

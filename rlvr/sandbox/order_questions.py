@@ -51,13 +51,17 @@ class OrderQuestions:
         return result
 
     def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
-        """`abs(left - right) < bound`, and not for more than `COLLISIONS` other values where an object says so."""
+        """`abs(left - right) < bound` (`left - right == bound` if name is eq): not for more than `COLLISIONS` others.
+
+        An object that makes the difference knows both sides, and would else only have to say that it is small.
+        """
 
         def holds(k: int) -> Any:
             parts = [vary(one, k * step) if type(one) in (int, float, complex) else one for one in (left, right)]
-            return self.operations.compare(
-                name, self.operations.call(abs, (self.operations.binary("sub", *parts),), {}), bound
-            )
+            value = self.operations.binary("sub", *parts)
+            if name != "eq":
+                value = self.operations.call(abs, (value,), {})
+            return self.operations.compare(name, value, bound)
 
         plain = [type(one) in (int, float, complex) for one in (left, right)]
         if plain[0] is plain[1] or (self.operations.readable(left)[0] and self.operations.readable(right)[0]):

@@ -340,12 +340,10 @@ class TestProgram(ast.NodeTransformer):
         names = [OPERATORS[type(one)] for one in node.ops]
         if len(names) == 1:
             right = node.comparators[0]
-            inside = node.left.args[0] if isinstance(node.left, ast.Call) and len(node.left.args) == 1 else None
-            if names[0] in ("lt", "le") and isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Sub):
-                function = node.left.func  # type: ignore[attr-defined]
-                if isinstance(function, ast.Name) and function.id == "abs" and "abs" not in self.free:
-                    parts = (inside.left, inside.right, right)
-                    return operation("near", ast.Constant(names[0]), *map(self.visit, parts))
+            difference = self.difference(names[0], node.left, right)
+            if difference is not None:
+                parts = (difference.left, difference.right, right)
+                return operation("near", ast.Constant(names[0]), *map(self.visit, parts))
             other = self.counterpart(right) or self.counterpart(node.left)
             side = "right" if self.counterpart(right) else "left"
             args = [ast.Constant(names[0]), self.visit(node.left), self.visit(right)]
@@ -357,6 +355,14 @@ class TestProgram(ast.NodeTransformer):
             for name, part in zip(names, node.comparators, strict=True)
         ]
         return operation("chain", self.visit(node.left), *rest)
+
+    def difference(self, name: str, left: ast.expr, right: ast.expr) -> ast.BinOp | None:
+        """`x - y` of `abs(x - y) < bound` and of `x - y == 0`."""
+        if name in ("lt", "le") and isinstance(left, ast.Call) and isinstance(left.func, ast.Name):
+            left = left.args[0] if left.func.id == "abs" and "abs" not in self.free and len(left.args) == 1 else left
+        elif name != "eq" or not isinstance(right, ast.Constant) or right.value != 0:
+            return None
+        return left if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) else None
 
     def counterpart(self, node: ast.expr) -> Any:
         """The expression with other constants, for a counter-question; None if it has none or may have side effects."""
