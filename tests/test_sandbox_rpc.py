@@ -173,6 +173,17 @@ def test_an_object_that_agrees_with_everything_decides_nothing(test: str) -> Non
         assert not got["tests"][0][0] and not got["invalid"], got
 
 
+def test_an_object_that_holds_everything_holds_nothing() -> None:
+    honest = "import re\nclass S:\n  __contains__ = lambda s, o: o in ('hi', 5, (1, 'k'))\nclass T(str): pass\n"
+    honest += "class P:\n  def __init__(s, n): s.all, s.name = S(), T('n1')"
+    liar = honest.replace("o in ('hi', 5, (1, 'k'))", "True").replace("'n1'", "''")
+    liar += "\nre.match = re.fullmatch = re.search = lambda *a: True"
+    for test in ("'hi' in p.all", "5 in p.all", "(1, 'k') in p.all", "re.match('n[0-9]', p.name)"):
+        assert judge(honest, [f"import re\np = P(1)\nassert {test}"])["tests"] == [[True, "", ""]], test
+        for wrong in (liar, liar.replace("T('')", "S()")):
+            assert not judge(wrong, [f"import re\np = P(1)\nassert {test}"])["tests"][0][0], test
+
+
 def test_an_object_is_not_equal_to_a_day_that_no_other_month_has() -> None:
     test = "import datetime\np = P(1)\nassert p.when == datetime.date(2024, 1, 31)"
     assert not judge(LIAR, [test])["tests"][0][0]

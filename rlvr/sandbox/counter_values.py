@@ -63,6 +63,17 @@ def vary(value: Any, k: int) -> Any:
     return {**value, k: k} if kind is dict else value
 
 
+def far_values(value: Any) -> list[Any]:
+    """Random values of the same kind that hardly any container with this one holds; none for other kinds."""
+    kind = type(value)
+    if kind is str:
+        length = max(len(value), 4)
+        return ["".join(chr(97 + byte % 26) for byte in os.urandom(length)) for _ in range(WINDOW - 1)]
+    if kind in (int, float):
+        return [kind(value + (-1) ** place * int.from_bytes(os.urandom(place), "big")) for place in range(2, WINDOW)]
+    return [value[:-1] + (one,) for one in far_values(value[-1])] if kind is tuple and value else []
+
+
 def shuffle_range(count: int) -> list[int]:
     order = list(range(count))
     for place, byte in zip(range(count - 1, 0, -1), os.urandom(2 * count)[::2], strict=False):

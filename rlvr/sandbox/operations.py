@@ -48,6 +48,7 @@ STRUCTURAL = {
     "aiter", "anext", "super", "iscoroutinefunction", "isgeneratorfunction",
 }  # fmt: skip
 JUDGES = {
+    "match", "fullmatch", "search", "fnmatch", "fnmatchcase",
     "isclose", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "contains", "countOf", "indexOf",
     "compare_digest",
 }  # fmt: skip
@@ -319,8 +320,10 @@ class Operations:
             return item_data in data
         if type(container) is not Remote and not isinstance(container, dict):
             return any(one is item or self.is_equal(one, item) for one in container)
-        if self.uses_objects or find_remotes(item):
+        if find_remotes(item):
             return self.ask("contains", container, item) is True
+        if self.uses_objects:
+            return self.orders.contains(container, item)
         if type(container) is Remote and container._exact:
             return any(self.is_equal(one, item) for one in self.iterate(container))
         raise self.refuse(container)
@@ -472,11 +475,10 @@ class Operations:
         if name.startswith(("assertRaises", "suppress")):
             return self.expect(function, name, args, words)
         judged = any(getattr(one, "__module__", "") == "_operator" and one.__name__ in JUDGES for one in args)
-        if (
-            judged
-            or name in JUDGES
-            or (not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()]))
-        ):
+        if name in JUDGES and all(self.link.data(one)[0] for one in remotes):
+            return function(*map(self.localize, args), **{key: self.localize(one) for key, one in words.items()})
+        reveals = not self.uses_objects and name not in STRUCTURAL and has_data([*args, *words.values()])
+        if judged or name in JUDGES or reveals:
             raise self.refuse(*remotes)
         if not path:
             raise self.link.fail("opaque", f"{name or kind.__name__} of the test cannot take an object of the answer")

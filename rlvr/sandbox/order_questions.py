@@ -1,4 +1,4 @@
-"""Where an object of the answer says by itself whether it is below, above or near a value of the test.
+"""Where an object of the answer says by itself whether it is below, above or near a value of the test, or holds it.
 
     OrderQuestions(operations).ask("lt", remote, 5)
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, shuffle_range, vary
+from rlvr.sandbox.counter_values import COLLISIONS, WINDOW, far_values, shuffle_range, vary
 from rlvr.sandbox.remote import Remote
 
 
@@ -49,6 +49,22 @@ class OrderQuestions:
         if result is True and below and above and max(above) > min(below):
             raise self.operations.link.fail("opaque", "an object of the answer is both above and below the same values")
         return result
+
+    def contains(self, container: Any, item: Any) -> bool:
+        """`item in container` for an object that must not hold every item of the kind."""
+        others = far_values(item)
+        here, holds = os.urandom(1)[0] % (len(others) + 1), list[bool]()
+        asked = [*others[:here], item, *others[here:]]
+        for one in asked:
+            try:
+                holds.append(self.operations.ask("contains", container, one) is True)
+            except Exception:
+                if one is item:
+                    raise
+                holds.append(False)
+        if others and all(holds):
+            raise self.operations.link.fail("opaque", "an object of the answer holds whatever it is asked for")
+        return holds[here]
 
     def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
         """`abs(left - right) < bound` (`left - right == bound` if name is eq): not for more than `COLLISIONS` others.
