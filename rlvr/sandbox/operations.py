@@ -88,7 +88,7 @@ class Operations:
 
     def __init__(self, link: Link, uses_objects: bool, captures: bool = False) -> None:
         self.link, self.uses_objects, self.captures = link, uses_objects, captures
-        self.orders = OrderQuestions(self)
+        self.orders = OrderQuestions()
 
     # Names and definitions
 
@@ -239,7 +239,7 @@ class Operations:
         if not both and not self.uses_objects:
             raise self.refuse(left, right)
         if name not in ("eq", "ne"):
-            return self.ask(name, left, right) if both else self.orders.ask(name, left, right)
+            return self.ask(name, left, right) if both else self.orders.ask(self, name, left, right)
         if type(left) is type(right) and type(left) in (list, tuple, dict):
             return self.is_equal_by_parts(left, right, other, side) is (name == "eq")
         if not both:
@@ -260,7 +260,7 @@ class Operations:
         return True
 
     def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
-        return self.orders.near(name, left, right, bound)
+        return self.orders.near(self, name, left, right, bound)
 
     def comparable(self, value: Any) -> tuple[bool, Any]:
         """Whether a value compares as data does, and the data."""
@@ -323,7 +323,7 @@ class Operations:
         if find_remotes(item):
             return self.ask("contains", container, item) is True
         if self.uses_objects:
-            return self.orders.contains(container, item)
+            return self.orders.contains(self, container, item)
         if type(container) is Remote and container._exact:
             return any(self.is_equal(one, item) for one in self.iterate(container))
         raise self.refuse(container)

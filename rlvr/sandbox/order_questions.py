@@ -1,6 +1,6 @@
 """Where an object of the answer says by itself whether it is below, above or near a value of the test, or holds it.
 
-    OrderQuestions(operations).ask("lt", remote, 5)
+    OrderQuestions().ask(operations, "lt", remote, 5)
 
 An object can agree with whatever it is asked, so it is asked about other values too, in random order, and what it says
 has to fit together. Standard library only. `python -m pytest tests/test_sandbox_rpc.py` exercises it.
@@ -16,57 +16,59 @@ from rlvr.sandbox.remote import Remote
 
 
 class OrderQuestions:
-    def __init__(self, operations: Any) -> None:
-        self.operations = operations
+    """What an object said so far. `operations` is an argument, since a reference to it would be a cycle."""
+
+    def __init__(self) -> None:
         self.bounds: tuple[list[Any], list[Any]] = ([], [])  # what an object said to be below and above
         self.bounds_of: tuple[Any, ...] = ()
 
-    def ask(self, name: str, left: Any, right: Any) -> Any:
+    def ask(self, operations: Any, name: str, left: Any, right: Any) -> Any:
         """`left < right` or the like for an object and plain data, which it must not let agree with everything.
 
-        Asked for `WINDOW` values. What the object says to be above and below has to fit, until something else is asked.
+        Asked for values on both sides. What the object says to be above and below has to fit, until another request.
         """
         remote, plain = (left, right) if type(left) is Remote else (right, left)
         if type(remote) is not Remote or type(plain) not in (int, float, str):
-            return self.operations.ask(name, left, right)
+            return operations.ask(name, left, right)
         is_above = (name in ("gt", "ge")) is (remote is left)
-        key = tuple(remote._target), type(plain) is str, self.operations.link.changes
+        key = tuple(remote._target), type(plain) is str, operations.link.changes
         below, above = self.bounds if key == self.bounds_of else ([], [])
         here, result = os.urandom(1)[0] % WINDOW, None
-        for position in shuffle_range(WINDOW):
-            one = vary(plain, position - here)
+        shifts = [-WINDOW, WINDOW, *(place - here for place in range(WINDOW))]
+        for k in (shifts[place] for place in shuffle_range(len(shifts))):
+            one = vary(plain, k)
             try:
-                says = self.operations.ask(name, *((left, one) if remote is left else (one, right)))
+                says = operations.ask(name, *((left, one) if remote is left else (one, right)))
             except Exception:
-                if position == here:
+                if k == 0:
                     raise
                 continue
-            if position == here:
+            if k == 0:
                 result = says
             if says is True:
                 (above if is_above else below).append(one)
-        self.bounds, self.bounds_of = (below, above), (*key[:2], self.operations.link.changes)
+        self.bounds, self.bounds_of = (below, above), (*key[:2], operations.link.changes)
         if result is True and below and above and max(above) > min(below):
-            raise self.operations.link.fail("opaque", "an object of the answer is both above and below the same values")
+            raise operations.link.fail("opaque", "an object of the answer is both above and below the same values")
         return result
 
-    def contains(self, container: Any, item: Any) -> bool:
+    def contains(self, operations: Any, container: Any, item: Any) -> bool:
         """`item in container` for an object that must not hold every item of the kind."""
         others = far_values(item)
         here, holds = os.urandom(1)[0] % (len(others) + 1), list[bool]()
         asked = [*others[:here], item, *others[here:]]
         for one in asked:
             try:
-                holds.append(self.operations.ask("contains", container, one) is True)
+                holds.append(operations.ask("contains", container, one) is True)
             except Exception:
                 if one is item:
                     raise
                 holds.append(False)
         if others and all(holds):
-            raise self.operations.link.fail("opaque", "an object of the answer holds whatever it is asked for")
+            raise operations.link.fail("opaque", "an object of the answer holds whatever it is asked for")
         return holds[here]
 
-    def near(self, name: str, left: Any, right: Any, bound: Any) -> Any:
+    def near(self, operations: Any, name: str, left: Any, right: Any, bound: Any) -> Any:
         """`abs(left - right) < bound` (`left - right == bound` if name is eq): not for more than `COLLISIONS` others.
 
         An object that makes the difference knows both sides, and would else only have to say that it is small.
@@ -74,13 +76,13 @@ class OrderQuestions:
 
         def holds(k: int) -> Any:
             parts = [vary(one, k * step) if type(one) in (int, float, complex) else one for one in (left, right)]
-            value = self.operations.binary("sub", *parts)
+            value = operations.binary("sub", *parts)
             if name != "eq":
-                value = self.operations.call(abs, (value,), {})
-            return self.operations.compare(name, value, bound)
+                value = operations.call(abs, (value,), {})
+            return operations.compare(name, value, bound)
 
         plain = [type(one) in (int, float, complex) for one in (left, right)]
-        if plain[0] is plain[1] or (self.operations.readable(left)[0] and self.operations.readable(right)[0]):
+        if plain[0] is plain[1] or (operations.readable(left)[0] and operations.readable(right)[0]):
             step = 0
             return holds(0)
         step = int(2 * bound) + 1 if type(bound) in (int, float) and 0 <= bound < 1e300 else 1
@@ -93,7 +95,7 @@ class OrderQuestions:
                 if position == here:
                     raise
         if found[0] and sum(map(bool, found.values())) > 1 + COLLISIONS:
-            raise self.operations.link.fail(
+            raise operations.link.fail(
                 "opaque", "an object of the answer is near to others than the expected value too"
             )
         return found[0]
