@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 # There once something was learned, or if replicas share a policy (tests/test_service_replicas.py).
 OPTIONAL = {
+    "rlvr_learning_rate",  # of weights; strategies are drawn by evidence
     "rlvr_training_loss", "rlvr_sampled_step", "rlvr_is_learner", "rlvr_sessions_waiting", "rlvr_sessions_dropped",
 }  # fmt: skip
 MATH = {"task_id": "product", "prompt": "What is 12 * 12?", "answer": "144"}

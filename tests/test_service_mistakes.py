@@ -55,7 +55,7 @@ BASE = {"task_id": "t", "prompt": "p"}
         ("/train", {**BASE, "tests": ["assert f(1) == 2", {"input": "1", "output": "2"}]}, "tests"),
         ("/train", {**BASE, "tests": ["assert f(1) == 2"], "entry_point": "not a name"}, "entry_point"),
         ("/train", {**BASE, "tests": ["assert f(1) == 2"], "answer_names": ["a b"]}, "answer_names.0"),
-        ("/train", {**BASE, "answer_names": ["f"]}, ""),
+        ("/train", {**BASE, "answer_names": ["f"]}, "body"),
         ("/train", {**BASE, "grader": {"type": "python"}}, "grader"),
         ("/train", {**BASE, "grader": {"type": "string_check"}, "answer": "1"}, "body"),
         ("/train", {**BASE, "item": {"x": 1}}, "body"),
