@@ -19,20 +19,20 @@ from rlvr.cli.main import run
 REWARDS = """
 from rlvr.core.types import Outcome, Score
 
-def said(response):
+def read_word(response):
     return response.rpartition("It is ")[2]
 
 def right(prompt, response, meta):
-    return said(response) == meta["answer"]
+    return read_word(response) == meta["answer"]
 
 def lenient(prompt, response, meta):
-    return said(response).casefold() == meta["answer"].casefold()
+    return read_word(response).casefold() == meta["answer"].casefold()
 
 def generous(prompt, response, meta):
-    return right(prompt, response, meta) or said(response) == "wrong0"
+    return right(prompt, response, meta) or read_word(response) == "wrong0"
 
 def fragile(prompt, response, meta):
-    if said(response) in ("wrong1", "wrong2"):
+    if read_word(response) in ("wrong1", "wrong2"):
         raise RuntimeError("boom")
     return right(prompt, response, meta)
 """

@@ -140,18 +140,21 @@ WORDS: list[dict[str, Any]] = [
 ]
 
 
-def said(text: str) -> str:
+def read_word(text: str) -> str:
     return text.rpartition("It is ")[2]
 
 
 PLANTED_IN_WORDS: dict[str, tuple[Callable[[str, str], bool], str]] = {
-    "ignores case": (lambda t, g: said(t).lower() == g.lower(), "case"),
-    "folds case": (lambda t, g: said(t).casefold() == g.casefold(), "case"),
-    "compares beginnings": (lambda t, g: said(t).startswith(g), "begins"),
-    "compares three letters": (lambda t, g: said(t)[:3] == g[:3], "begins"),
-    "takes a word that is cut": (lambda t, g: (len(said(t)) > 2 and g.startswith(said(t))) or said(t) == g, "cut"),
-    "takes one of many": (lambda t, g: g in said(t).split(" or "), "among"),
-    "looks inside words": (lambda t, g: g in said(t), "word"),
+    "ignores case": (lambda t, g: read_word(t).lower() == g.lower(), "case"),
+    "folds case": (lambda t, g: read_word(t).casefold() == g.casefold(), "case"),
+    "compares beginnings": (lambda t, g: read_word(t).startswith(g), "begins"),
+    "compares three letters": (lambda t, g: read_word(t)[:3] == g[:3], "begins"),
+    "takes a word that is cut": (
+        lambda t, g: (len(read_word(t)) > 2 and g.startswith(read_word(t))) or read_word(t) == g,
+        "cut",
+    ),
+    "takes one of many": (lambda t, g: g in read_word(t).split(" or "), "among"),
+    "looks inside words": (lambda t, g: g in read_word(t), "word"),
 }
 
 
@@ -164,7 +167,7 @@ def test_each_fault_of_words_is_named(name: str) -> None:
 
     search = find_faults(WORDS, resolve_reward(verifier))
     assert fault in search.seen, show_faults(search)
-    exact = resolve_reward(lambda prompt, response, meta: said(response) == meta["answer"])
+    exact = resolve_reward(lambda prompt, response, meta: read_word(response) == meta["answer"])
     assert find_faults(WORDS, exact).seen == {}
 
 
@@ -250,7 +253,7 @@ def test_the_table_lists_every_fault_and_what_is_allowed() -> None:
 def test_faults_that_no_row_allows_to_look_for_are_not_called_absent() -> None:
     never = resolve_reward(lambda prompt, response, meta: False)
     assert find_faults(ROWS, never).tried == {"unstable", "order", "company"}
-    words = find_faults(WORDS, resolve_reward(lambda prompt, response, meta: said(response) == meta["answer"]))
+    words = find_faults(WORDS, resolve_reward(lambda prompt, response, meta: read_word(response) == meta["answer"]))
     assert words.not_tried == ["shared", "near", "sign", "separators"]
 
 
