@@ -121,9 +121,14 @@ COMMANDS = ("rlvr", "python", "python3", "make", "pip")
 # Commands that pages show in text blocks, with what they print. They are not run here, but by these tests, or install.
 SHOWN = {
     "curl": "tests/test_service_http.py, tests/test_session_results.py",
+    "DATABASE_URL=postgresql://me@host/restored rlvr serve": "tests/test_service_backup.py",
+    "createdb": "tests/test_service_backup.py",
     "docker compose up": "tests/test_deploy.py",
     "export": "sets what the next command reads",
+    "pg_dump": "tests/test_service_backup.py",
+    "pg_restore": "tests/test_service_backup.py",
     "pip install": "installs",
+    'python -c "import sqlite3': "tests/test_service_backup.py",
     "python -m rlvr.store": "tests/test_store_migrate.py",
     "python -m tinker_cookbook.recipes.math_rl.train env=arithmetic": "tests/test_tinker_cookbook.py",
     "python -m venv": "installs",
@@ -131,6 +136,7 @@ SHOWN = {
     "export RAY_AUTH_MODE=token": "tests/test_ray_cluster.py",
     "ray get-auth-token --generate": "tests/test_ray_cluster.py",
     "rlvr train --config-name=mbpp model.name=./my-model 'reward.kwargs.sandbox={ray": "tests/test_ray_sandbox.py",
+    "rlvr train --config-name=dataset model.name=./SmolLM2-135M-Instruct.Q4_1.gguf": "tests/test_engine_gguf.py",
     "rlvr study algorithms": "tests/test_algorithm_study.py",
     "rlvr serve --demo": "tests/test_service_starts.py",
     "rlvr serve engine --model ./my-model --config server.yaml": "tests/test_tinker_settings.py",
@@ -138,6 +144,7 @@ SHOWN = {
     "rlvr serve engine --model Qwen/Qwen3-8B=./my-model --host 10.0.0.1": "tests/test_service_replicas.py",
     "export TINKER_BASE_URL=http://10.0.0.1:8000": "tests/test_service_replicas.py",
     "rlvr serve --model tinker:Qwen/Qwen3-8B --host 10.0.0.11": "tests/test_service_replicas.py",
+    "sqlite3": "tests/test_service_backup.py",
     "rlvr serve engine --model ./my-model --host 0.0.0.0": "tests/test_tinker_serve.py; it listens on every address",
 }
 PORTS = {"engine": "8000"}  # where a server listens of which the page gives no --port
