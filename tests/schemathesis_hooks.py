@@ -11,9 +11,13 @@ numbers = st.integers(0, 9).map(str)
 sums = st.lists(numbers, min_size=1, max_size=4).map(" + ".join)
 schemathesis.openapi.format("grader-formula", sums | sums.map("max({}, 0.5)".format))
 
+# References that mathematics reads: one that it does not read, or that repeats the prompt, has no verdict.
+schemathesis.openapi.format("reference", st.integers().map(str))
+
 # Templates with a place that every answer has: no schema can say that the item has the fields that a template names.
 words = st.text(st.characters(codec="utf-8", exclude_characters="{}\0"), min_size=1)
-schemathesis.openapi.format("grader-template", words | words.map("{} {{{{ sample.output_text }}}}".format))
+sentences = st.lists(st.sampled_from("abc"), min_size=5, max_size=9).map(" ".join)  # enough words for any metric
+schemathesis.openapi.format("grader-template", words | sentences | words.map("{} {{{{ sample.output_text }}}}".format))
 
 # Tests that are Python: one that does not parse has no verdict.
 schemathesis.openapi.format("python-assert", st.integers().map("assert f({}) == 1".format))

@@ -186,6 +186,13 @@ def test_a_reference_too_short_for_its_metric_is_invalid_for_every_answer(metric
         assert verdict_of(similar(metric, text, reference)) == (None, "invalid", "short_reference")
 
 
+def test_a_literal_reference_too_short_for_its_metric_is_refused_before_an_answer_is_asked_for() -> None:
+    fields = {"type": "text_similarity", "input": "{{ sample.output_text }}", "reference": "one two"}
+    with pytest.raises(ValueError, match="reference='one two': the reference has 2 words: rouge_3 needs at least 3"):
+        Grader.of({**fields, "evaluation_metric": "rouge_3"})
+    assert Grader.of({**fields, "evaluation_metric": "rouge_2"}).grade({}, {"output_text": "one two"}).value == 1.0
+
+
 @pytest.mark.parametrize("metric", ["fuzzy_match", "bleu", "gleu", "rouge_1", "rouge_2", "rouge_3", "rouge_l"])
 def test_identical_texts_are_1_and_an_empty_answer_is_0(metric: str) -> None:
     assert similar(metric, "one two three", "one two three").value == pytest.approx(1.0, abs=1e-15)

@@ -109,14 +109,22 @@ class TextSimilarity:
         metric = check_word(
             config["evaluation_metric"], field_path(where, "evaluation_metric"), METRICS, UNSUPPORTED_METRICS
         )
-        return cls(TwoTexts.of(config, where), metric, pass_threshold(config, where))
+        grader = cls(TwoTexts.of(config, where), metric, pass_threshold(config, where))
+        if not grader.texts.reference.places and (fault := grader.find_fault(config["reference"])):
+            raise ValueError(f"{field_path(where, 'reference')}={config['reference']!r:.80}: {fault}")
+        return grader
+
+    def find_fault(self, reference: str) -> str:
+        """Why the metric is not defined for the reference, or an empty text."""
+        needed = words_needed(self.metric)
+        count = count_words(reference)
+        few = f"the reference has {count} words: {self.metric} needs at least {needed}; use another metric"
+        return few if count < needed else ""
 
     async def grade(self, values: Values, context: GradingContext) -> Score:
         texts = self.texts.fill(values, MAX_CHARS)
         if isinstance(texts, Score):
             return texts
-        needed = words_needed(self.metric)
-        if (count := count_words(texts[1])) < needed:
-            detail = f"the reference has {count} words: {self.metric} needs at least {needed}; use another metric"
-            return failed_or_invalid(self.texts.reference.is_from_answer, "short_reference", detail)
+        if fault := self.find_fault(texts[1]):
+            return failed_or_invalid(self.texts.reference.is_from_answer, "short_reference", fault)
         return score_of(await asyncio.to_thread(similarity, self.metric, *texts), self.passed_at)

@@ -21,7 +21,7 @@ from rlvr.reward.graders.grader import MAX_GRADERS
 from rlvr.reward.graders.grader_templates import MAX_TEMPLATE
 from rlvr.reward.graders.model_graders import MAX_LABELS
 from rlvr.reward.graders.python_grader import MAX_SOURCE
-from rlvr.reward.graders.similarity import METRICS
+from rlvr.reward.graders.similarity import METRICS, words_needed
 from rlvr.reward.graders.text_graders import OPERATIONS
 from rlvr.reward.registry import reward_spec
 from rlvr.service.http.requests import LARGEST
@@ -94,7 +94,7 @@ def _forms(base: Schema, body: str, names: Sequence[str], service: Service) -> S
         forms = [_form(by_id, "experience_id rating"), _form(by_place, "session_id iteration rating")]
         return {**kept, "anyOf": forms}
     limits, is_train = service.settings.limits, body == "TrainBody"
-    fields["answer"] = {"type": "string", "pattern": WORDS_NO_NUL}
+    fields["answer"] = {"type": "string", "format": "reference", "pattern": WORDS_NO_NUL}
     if is_train:
         fields["prompt"] = {"type": "string", "pattern": WORDS_NO_NUL, "maxLength": limits.max_prompt_chars}
         fields["context"] = {**TEXT, "maxLength": limits.max_prompt_chars}
@@ -205,8 +205,11 @@ def _grader(models: Sequence[str]) -> Schema:
     source["pattern"] = r"^[^\x00]*\bgrade\b[^\x00]*$"
     simple = [
         _grader_of("string_check", "input reference operation", **texts, operation={"enum": list(OPERATIONS)}),
-        _grader_of("text_similarity", "input reference evaluation_metric", **texts, pass_threshold=SHARE,
-                   evaluation_metric={"enum": list(METRICS)}),
+        *(
+            _grader_of("text_similarity", "input reference evaluation_metric", input=TEMPLATE, pass_threshold=SHARE,
+                       reference=_reference(needed), evaluation_metric={"enum": metrics})
+            for needed, metrics in _metrics_by_words()
+        ),
         _grader_of("python", "source", source=source, pass_threshold=SHARE, image_tag=or_null(TEXT)),
     ]  # fmt: skip
     if models:
@@ -231,6 +234,18 @@ def _grader(models: Sequence[str]) -> Schema:
         "multi", "graders calculate_output", graders=graders, calculate_output=formula, pass_threshold=SHARE
     )
     return {"title": "Grader", "anyOf": [*simple, multi]}
+
+
+def _metrics_by_words() -> list[tuple[int, list[str]]]:
+    """How many words a reference needs, and the metrics that need so many."""
+    needs = sorted({words_needed(metric) for metric in METRICS})
+    return [(needed, [metric for metric in METRICS if words_needed(metric) == needed]) for needed in needs]
+
+
+def _reference(words: int) -> Schema:
+    """A template with a place, or a text that is not blank and has at least so many words, as ROUGE counts them."""
+    text = r"[^\x00]*".join([r"(?<![^\W_])[^\W_]"] * words) or r"\S"
+    return {**TEMPLATE, "pattern": rf"^(?=[^\x00]*(?:\{{\{{|{text}))" + TEMPLATE["pattern"].removeprefix("^")}
 
 
 def _grader_of(kind: str, required: str, **fields: Schema) -> Schema:
