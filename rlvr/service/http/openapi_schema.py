@@ -159,12 +159,12 @@ def _tests() -> tuple[Schema, Schema]:
 
 
 def _can_judge(name: str, has_tests: bool, has_answer: bool) -> bool:
-    """Whether a verifier has what it compares with. Those of the arithmetic environment depend on the prompt, so they
-    are in no form; the service takes them where they fit."""
+    """Whether a verifier has what it compares with. Those of the arithmetic environment depend on the prompt, and some
+    read fields of an environment's task, so they are in no form; the service takes them where they fit."""
     if name == "code":
         return has_tests
-    needs_answer = name != "judge" and bool(reward_spec(name).gold)
-    return name not in MODULAR and (has_answer or not needs_answer)
+    needed = "" if name == "judge" else reward_spec(name).gold
+    return name not in MODULAR and (not needed or (needed == "answer" and has_answer))
 
 
 def _verifiers(known: Collection[str], has_tests: bool, has_answer: bool) -> Schema:

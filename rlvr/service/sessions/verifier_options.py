@@ -17,7 +17,7 @@ from rlvr.reward.text.rules import MAX_WORD, MAX_WORDS
 Schema = dict[str, Any]
 
 NO_NUL = r"^[^\x00]*$"
-# Text that is not blank. The separators U+001C to U+001F and U+0085 are white space in Python, and not in other regexes.
+# Text that is not blank. The separators U+001C to U+001F and U+0085 are white space in Python, not in other regexes.
 WORDS_NO_NUL = r"^[^\x00]*[^\s\x00\x1c-\x1f\x85][^\x00]*$"
 TEXT: Schema = {"type": "string", "pattern": NO_NUL}
 NULL: Schema = {"type": "null"}
