@@ -224,7 +224,7 @@ def _two_responses(text: str) -> bool:
     return all(parts[1:-1]) and len(filled) == 2 and filled[0] != filled[1]
 
 
-def _quoted(text: str) -> bool:
+def _is_quoted(text: str) -> bool:
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 
@@ -299,7 +299,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
     "combination:two_responses": Instruction(_two_responses, {}),
     "combination:repeat_prompt": Instruction(_starts_with, {"prompt_to_repeat": str}),
     "startend:end_checker": Instruction(_end, {"end_phrase": str}),
-    "startend:quotation": Instruction(_quoted, {}),
+    "startend:quotation": Instruction(_is_quoted, {}),
     "change_case:capital_word_frequency": Instruction(
         _capital_words, {"capital_frequency": int, "capital_relation": str}
     ),
