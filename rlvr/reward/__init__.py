@@ -4,6 +4,7 @@ To add one: write it in a file here with `@register_reward`, and import that fil
 set its options, list them in `rlvr.service.sessions.verification.OPTIONS`.
 """
 
+from rlvr.reward import by_row as by_row
 from rlvr.reward import classifier as classifier
 from rlvr.reward import code as code
 from rlvr.reward import composite as composite

@@ -93,11 +93,15 @@ def composite(cases: Sequence[Case], parts: Sequence[WeightedReward]) -> list[Sc
     columns: list[list[Score]] = []
     threads = bool(_waits_for(parts))
     for part in parts:
-        with _one_thread if threads and not part.reward.waits_for else nullcontext():
-            # One answer alone is judged so that what a part raises reaches the caller, as in any direct call.
-            one = part.reward.judge
-            columns.append([one(case) for case in cases] if len(cases) == 1 else part.reward.judge_all(cases))
+        columns.append(judge_part(part.reward, cases, threads))
     return [_weighted_mean(parts, row) for row in zip(*columns, strict=True)]
+
+
+def judge_part(reward: Reward, cases: Sequence[Case], threads: bool) -> list[Score]:
+    """What a reward that is a part of another says; `threads`: several threads call the other at once."""
+    with _one_thread if threads and not reward.waits_for else nullcontext():
+        # One answer alone is judged so that what a part raises reaches the caller, as in any direct call.
+        return [reward.judge(case) for case in cases] if len(cases) == 1 else reward.judge_all(cases)
 
 
 def _weighted_mean(parts: Sequence[WeightedReward], scores: Sequence[Score]) -> Score:

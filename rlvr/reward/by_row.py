@@ -1,0 +1,94 @@
+"""Reward `by_row`: each row of the data names the reward that judges its answers.
+
+    {"prompt": "...", "answer": "42", "reward": {"name": "math"}}
+    {"prompt": "...", "reward": {"name": "length", "kwargs": {"at_most": 20}}}
+
+`python -m pytest tests/test_reward_by_row.py` exercises it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from rlvr.core.registry import did_you_mean
+from rlvr.core.types import Outcome, Score
+from rlvr.reward.composite import judge_part
+from rlvr.reward.registry import Reward, known_rewards, register_reward, resolve_reward
+from rlvr.reward.reward_options import is_list
+from rlvr.reward.signatures import Case
+
+# Rows are data: they may not name code to load, a model to ask, or rewards that contain others.
+NOT_IN_ROWS = ("by_row", "classifier", "composite", "draft", "environment", "grader", "judge")
+MOST_KEPT = 4_096  # resolved rewards, one for each name with its options
+
+
+@dataclass(frozen=True)
+class ByRowOptions:
+    """`allowed`: the names that rows may give; None: every registered reward that is checked by code alone."""
+
+    allowed: Sequence[str] | None = None
+    known: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        possible = tuple(name for name in known_rewards() if name not in NOT_IN_ROWS)
+        if self.allowed is not None and (not is_list(self.allowed) or not self.allowed):
+            raise ValueError(f"allowed={self.allowed!r:.200}, expected a list of rewards: {', '.join(possible)}")
+        for name in self.allowed or ():
+            if name not in possible:
+                raise ValueError(
+                    f"allowed: {name!r:.80} cannot be named by a row{did_you_mean(str(name), possible)}; "
+                    f"these can: {', '.join(possible)}"
+                )
+        object.__setattr__(self, "known", possible if self.allowed is None else tuple(self.allowed))
+
+
+@register_reward("by_row", batched=True, options=ByRowOptions, gold="reward", verifiable=True, waits_for="processes")
+def by_row(cases: Sequence[Case], options: ByRowOptions) -> list[Score]:
+    """The reward that `meta["reward"]` names: {name, kwargs = {}}, or a name alone.
+
+    A row can name the registered rewards that code checks (`allowed` limits them): no path, no model, no judge and no
+    composite. A row without a reward, or with a wrong one, is `invalid` (`bad_reward`). The verdict, its reason and its
+    parts are those of the row's reward.
+    """
+    scores: dict[int, Score] = {}
+    groups: dict[str, tuple[Reward, list[int]]] = {}
+    for place, case in enumerate(cases):
+        try:
+            key, reward = resolve_row(case.meta or {}, options.known)
+        except ValueError as error:
+            scores[place] = Score(None, Outcome.INVALID, "bad_reward", detail=str(error))
+        else:
+            groups.setdefault(key, (reward, []))[1].append(place)
+    for reward, places in groups.values():
+        scores.update(zip(places, judge_part(reward, [cases[place] for place in places], threads=True), strict=True))
+    return [scores[place] for place in range(len(cases))]
+
+
+def resolve_row(meta: Mapping[str, Any], allowed: Sequence[str]) -> tuple[str, Reward]:
+    """The reward that a row names, and a text that is the same for equal ones; ValueError for a wrong entry."""
+    given = meta.get("reward")
+    entry = {"name": given} if isinstance(given, str) else given
+    if not isinstance(entry, Mapping) or not set(entry) <= {"name", "kwargs"} or not isinstance(entry.get("name"), str):
+        raise ValueError(f"meta['reward'] is {given!r:.200}, expected a name or {{name, kwargs}}")
+    name, kwargs = entry["name"], entry.get("kwargs") or {}
+    if name not in allowed:
+        raise ValueError(
+            f"meta['reward'] names {name!r:.80}{did_you_mean(name, allowed)}; expected one of {', '.join(allowed)}"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise ValueError(f"meta['reward']: kwargs={kwargs!r:.200}, expected a mapping")
+    try:
+        key = json.dumps([name, dict(kwargs)], sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"meta['reward']: kwargs={kwargs!r:.200} is not JSON: {error}") from None
+    return key, _resolve(key)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _resolve(key: str) -> Reward:
+    name, kwargs = json.loads(key)
+    return resolve_reward(name, **kwargs)
