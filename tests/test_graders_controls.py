@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from rlvr.core.types import Score
 from rlvr.reward.graders import Grader
+from rlvr.reward.graders.controls import ALWAYS, SLOW_ITEMS, Blame, make_controls
 from rlvr.sandbox import NoTier, shared_sandbox
 
 
@@ -205,3 +207,78 @@ def test_a_text_compared_with_itself_is_refused() -> None:
     same = {"input": "{{ sample.output_text }}", "reference": "{{ sample.output_text }}"}
     with pytest.raises(ValueError, match="is the input itself"):
         Grader.of({"type": "string_check", "name": "s", "operation": "eq", **same})
+
+
+class Attempts:
+    """Grades no control, or those of `graded`; counts what it is asked."""
+
+    def __init__(self, seconds: float, *graded: str) -> None:
+        self.seconds, self.graded, self.asked = seconds, graded, list[str]()
+
+    async def __call__(self, control: str) -> tuple[str, float]:
+        self.asked.append(control)
+        await asyncio.sleep(0)  # so that others can ask meanwhile
+        return ("", ALWAYS) if control in self.graded else ("timeout", self.seconds)
+
+
+def ask(blame: Blame, attempt: Attempts, items: list[dict[str, Any]]) -> list[str]:
+    """Why the grader is to blame for an answer to each item, asked at once."""
+
+    async def find_all() -> list[str]:
+        return await asyncio.gather(*(blame.find(item, {"output_text": "seven"}, attempt) for item in items))
+
+    return asyncio.run(find_all())
+
+
+def test_controls_that_run_out_of_time_are_paid_once_for_all_answers_to_an_item() -> None:
+    now, item = [0.0], {"answer": "7"}
+    blame, attempt = Blame(lambda: now[0]), Attempts(1000.0)
+    first, *others = ask(blame, attempt, [item] * 8)
+    assert len(attempt.asked) == len(make_controls(item)) == 6
+    assert "found earlier" not in first and "timeout" in first
+    assert all("found earlier; its controls are tried again in 1,000 s" in why for why in others)
+    now[0] = 999.0
+    assert "in 1 s" in ask(blame, attempt, [item])[0] and len(attempt.asked) == 6
+    now[0] = 1000.0  # perhaps the machine was busy
+    assert ask(blame, Attempts(1000.0, "7"), [item]) == [""]
+    assert ask(blame, attempt, [item]) == [""] and len(attempt.asked) == 6
+
+
+def test_a_control_that_ran_out_of_time_before_one_was_graded_is_not_tried_for_each_answer() -> None:
+    item = {"answer": "7"}
+    blame, attempt = Blame(lambda: 0.0), Attempts(1000.0, "\\boxed{7}")
+    assert ask(blame, attempt, [item] * 3) == [""] * 3
+    assert attempt.asked == ["7", "#### 7", "\\boxed{7}"]
+
+
+def test_a_grader_that_is_slow_on_item_after_item_tries_one_control_of_each_until_one_is_graded() -> None:
+    items = [{"answer": str(number)} for number in range(SLOW_ITEMS + 3)]
+    blame, attempt = Blame(lambda: 0.0), Attempts(1000.0)
+    for item in items[:SLOW_ITEMS]:
+        assert "one control of" not in ask(blame, attempt, [item])[0]
+    assert len(attempt.asked) == 6 * SLOW_ITEMS
+    assert "one control of 6 tried" in ask(blame, attempt, [items[SLOW_ITEMS]])[0]
+    assert len(attempt.asked) == 6 * SLOW_ITEMS + 1
+    good = Attempts(1000.0, items[-2]["answer"])
+    assert ask(blame, good, [items[-2]]) == [""]
+    ask(blame, attempt, [items[-1]])
+    assert len(attempt.asked) == 6 * SLOW_ITEMS + 1 + 6
+
+
+def test_a_broken_sandbox_is_asked_again_for_each_answer() -> None:
+    attempt = Attempts(0.0)
+    ask(Blame(lambda: 0.0), attempt, [{"answer": "7"}] * 2)
+    assert len(attempt.asked) == 12
+
+
+def test_the_verdict_says_that_the_controls_ran_out_of_time_before() -> None:
+    try:
+        shared_sandbox()
+    except NoTier as refusal:
+        pytest.skip(f"no sandbox works here: {refusal}")
+    source = "def grade(sample, item):\n    while True:\n        pass"
+    grader = Grader.of({"type": "python", "source": source}, timeout_s=0.5)
+    item = {"answer": "7", "control_answer": "7"}
+    first, second = (grader.grade(item, {"output_text": text}) for text in ("8", "9"))
+    assert verdict_of(first) == verdict_of(second) == ERROR
+    assert "found earlier" not in first.detail and "tried again in" in second.detail

@@ -8,21 +8,31 @@ in the same forms. They never depend on an answer.
 An answer that a grader cannot grade is to blame if the grader can grade a control, unless the answer is itself the
 reference in one of these forms: a right answer is not wrong because a grader reads another form only. But if the item
 asks for the form that was graded, an answer in another form did not do what it was asked to do.
+
+A grader that runs out of time on the controls costs its time limit for each. That is paid once for an item, and tried
+again after HELD times the limit, since a busy machine may have been the cause; after SLOW_ITEMS such items in a row
+only the first control of further items is tried.
 `python -m pytest tests/test_graders_controls.py` exercises it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from rlvr.reward.judge.judge_requests import PLAIN
 
 REFERENCE_FIELDS = ("answer", "reference", "reference_answer", "ground_truth", "expected", "target", "gold", "solution")
 MAX_ITEMS = 10_000  # whose controls' result is kept
+HELD = 1000.0  # times a control's time limit: how long it is not tried again after it ran out of time
+SLOW_ITEMS = 3  # in a row whose controls all ran out of time, from which one control is tried of others
+ALWAYS = float("inf")
 _MARK = "####"  # before the final answer of a worked one, as in GSM8K
 _NAMED = {
     _MARK: re.compile(_MARK),
@@ -31,8 +41,8 @@ _NAMED = {
     "json": re.compile(r"\bJSON\b", re.IGNORECASE),
 }
 
-Attempt = Callable[[str], Awaitable[tuple[str, bool]]]
-"""Grades a control: (why that failed, "" if it did not; whether it would fail again)."""
+Attempt = Callable[[str], Awaitable[tuple[str, float]]]
+"""Grades a control: (why that failed, "" if it did not; for how many seconds that holds, 0 to ask again each time)."""
 
 
 class Control(NamedTuple):
@@ -75,22 +85,28 @@ def make_controls(item: Mapping[str, Any]) -> list[Control]:
     return sorted(dict.fromkeys(controls), key=lambda control: not control.is_asked)
 
 
+class _Finding(NamedTuple):
+    """The first control that was graded, else why none was, and until when (by the monotonic clock) that holds."""
+
+    graded: Control | str
+    until: float
+
+
 @dataclass
 class Blame:
     """Finds who is to blame for a failure of one grader; remembers by item which control it could grade."""
 
-    _known: dict[str, Control | str] = field(default_factory=dict[str, "Control | str"])
+    clock: Callable[[], float] = time.monotonic
+    _known: dict[str, _Finding] = field(default_factory=dict[str, _Finding])
+    _locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = field(
+        default_factory=WeakValueDictionary[tuple[int, str], asyncio.Lock]
+    )
+    _slow_items: int = 0  # in a row whose controls all failed for a time only
 
     async def find(self, item: Mapping[str, Any], sample: Mapping[str, Any], attempt: Attempt) -> str:
         """Why the grader is to blame for not grading this sample; "" if the answer is."""
         controls = make_controls(item)
-        key = json.dumps(item, sort_keys=True, default=str)
-        if (graded := self._known.get(key)) is None:
-            graded, is_final = await _try_in_turn(controls, attempt)
-            if is_final:
-                if len(self._known) >= MAX_ITEMS:
-                    self._known.clear()
-                self._known[key] = graded
+        graded = await self._find_graded(controls, json.dumps(item, sort_keys=True, default=str), attempt)
         if isinstance(graded, str):
             return (
                 f"no control made from the item was graded either: {graded}. If the grader is right, give the item a "
@@ -108,17 +124,40 @@ class Blame:
             "in the prompt or give the item a field 'control_answer' with a right answer in that form"
         )
 
+    async def _find_graded(self, controls: list[Control], key: str, attempt: Attempt) -> Control | str:
+        """The first control that is graded, else why none is. Answers to one item that wait at once pay once."""
+        place = (id(asyncio.get_running_loop()), key)
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with lock:
+            known = self._known.get(key)
+            if known is not None and self.clock() < known.until:
+                if isinstance(known.graded, str) and known.until != ALWAYS:
+                    again = known.until - self.clock()
+                    return f"{known.graded} (found earlier; its controls are tried again in {again:,.0f} s)"
+                return known.graded
+            skipped = controls[1:] if self._slow_items >= SLOW_ITEMS else []
+            finding, seconds = await _try_in_turn(controls[: len(controls) - len(skipped)], attempt)
+            if skipped and isinstance(finding, str):
+                finding += f" (one control of {len(controls)} tried: on the last items all ran out of time)"
+            if seconds > 0:
+                if len(self._known) >= MAX_ITEMS:
+                    self._known.clear()
+                self._known[key] = _Finding(finding, self.clock() + seconds)
+            failed_for_now = isinstance(finding, str) and 0 < seconds < ALWAYS
+            self._slow_items = self._slow_items + 1 if failed_for_now else 0
+            return finding
 
-async def _try_in_turn(controls: list[Control], attempt: Attempt) -> tuple[Control | str, bool]:
-    """(the first control that was graded, else why none was; whether that would be found again)."""
-    first, is_final = "", True
+
+async def _try_in_turn(controls: list[Control], attempt: Attempt) -> tuple[Control | str, float]:
+    """(the first control that was graded, else why none was; the seconds for which that holds)."""
+    first, held = "", ALWAYS
     for control in controls:
-        why, would_fail_again = await attempt(control.text)
+        why, seconds = await attempt(control.text)
+        held = min(held, seconds)
         if not why:
-            return control, is_final
+            return control, held
         first = first or why
-        is_final &= would_fail_again
-    return first, is_final
+    return first, held
 
 
 def _bare(text: Any) -> str:

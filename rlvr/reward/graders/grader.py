@@ -18,7 +18,7 @@ from typing import Any
 from rlvr.core.chat_client import Endpoint
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.coroutines import run_coroutine
-from rlvr.reward.graders.controls import Blame
+from rlvr.reward.graders.controls import ALWAYS, HELD, Blame
 from rlvr.reward.graders.formula import FUNCTIONS, NAME, Formula, NoFormulaValue
 from rlvr.reward.graders.grader_options import (
     check_fields,
@@ -95,18 +95,19 @@ class MultiGrader:
             raise NoFormulaValue(f"the value is {value:g}")
         return value
 
-    async def _try_control(self, control: str, item: Mapping[str, Any], context: GradingContext) -> tuple[str, bool]:
-        """(why the formula has no value for a control, "" if it has one; whether that would be found again)."""
+    async def _try_control(self, control: str, item: Mapping[str, Any], context: GradingContext) -> tuple[str, float]:
+        """(why the formula has no value for a control, "" if it has one; for how many seconds that holds)."""
         values = {"item": item, "sample": with_json({"output_text": control})}
         results = await asyncio.gather(*(grader.grade(values, context) for grader in self.graders.values()))
         parts = {n: s.value for n, s in zip(self.graders, results, strict=True) if s.value is not None}
         if len(parts) < len(results):
-            return "a grader gave no value", False  # perhaps only now
+            is_slow = any(score.reason == "grader_failed" for score in results)
+            return "a grader gave no value", HELD * context.timeout_s if is_slow else 0.0  # perhaps only now
         try:
             self._value(parts)
         except NoFormulaValue as error:
-            return str(error), True
-        return "", True
+            return str(error), ALWAYS
+        return "", ALWAYS
 
 
 AnyGrader = StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader | MultiGrader

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.core.types import Outcome, Score
-from rlvr.reward.graders.controls import Blame
+from rlvr.reward.graders.controls import ALWAYS, HELD, Blame
 from rlvr.reward.graders.grader_options import (
     check_fields,
     failed_or_invalid,
@@ -97,14 +97,14 @@ class PythonGrader:
     async def _score_failure(self, failed: _ProgramFailure, sandbox: Sandbox, values: Values, seconds: float) -> Score:
         """0 if the answer is to blame for the failure, else an error without a score."""
 
-        async def attempt(control: str) -> tuple[str, bool]:
+        async def attempt(control: str) -> tuple[str, float]:
             try:
                 await self._run(sandbox, _json(with_json({"output_text": control})), _json(values["item"]), seconds)
             except _ProgramFailure as again:
-                return str(again), again.reason != "timeout"
+                return str(again), HELD * seconds if again.reason == "timeout" else ALWAYS
             except _SandboxFailure as broken:
-                return str(broken), False
-            return "", True
+                return str(broken), 0.0
+            return "", ALWAYS
 
         if why := await self._blame.find(values["item"], values["sample"], attempt):
             return Score(None, Outcome.ERROR, "grader_failed", detail=f"{failed}; {why}"[:2000])
