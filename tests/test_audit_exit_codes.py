@@ -109,7 +109,7 @@ def test_the_report_holds_faults_allowed_ones_and_warnings() -> None:
     write([json.loads(line) | {"answer": ""} for line in Path("rows.jsonl").read_text().splitlines()[1::2]] * 3)
     audit("right", "--allow", "case", "--json", "audit.json")
     (report,) = json.loads(Path("audit.json").read_text())
-    assert report["allowed"] == ["case"] and report["warnings"] == ["12 rows: the reference is blank (first: row 0)"]
+    assert report["allowed"] == ["case"] and report["warnings"] == ["12 rows: the reference is blank (first: row 1)"]
     assert report["above_threshold"] == []
 
 
@@ -131,10 +131,15 @@ def row(**fields: Any) -> dict[str, Any]:
     ("rows", "said"),
     [
         ([row(), row(response="Schiller", label=False)], ""),
-        ([row(answer=" ")], "1 row: the reference is blank (first: row 0)"),
-        ([row(), row(answer="Who?")], "1 row: the reference is the prompt itself (first: row 1)"),
-        ([row(), row(label=False)], "1 row: an equal row has the other label (first: row 1)"),
-        ([row(), row(answer="Mann")], "1 row: an earlier row has this prompt and another reference (first: row 1)"),
+        ([row(answer=" ")], "1 row: the reference is blank (first: row 1)"),
+        ([row(), row(answer="Who?")], "1 row: the reference is the prompt itself (first: row 2)"),
+        ([row(), row(label=False)], "1 row: an equal row has the other label (first: row 2)"),
+        ([row(), row(answer="Mann")], "1 row: an earlier row has this prompt and another reference (first: row 2)"),
+        ([row(answer=None, gold=" ")], "1 row: the reference is blank (first: row 1)"),
+        (
+            [row(), {"reward_model": {"ground_truth": "Who?"}, **row(answer=None)}],
+            "1 row: the reference is the prompt itself (first: row 2)",
+        ),
         ([row(choices=["a", "b", " a"])], "1 row: a choice stands twice among the choices: two letters are right"),
         ([row(options={"A": "x", "B": "x"})], "1 row: a choice stands twice among the options"),
         ([row(choices=["a", "b"], options="a a")], ""),

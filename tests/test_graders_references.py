@@ -14,7 +14,7 @@ from rlvr.core.chat_client import Endpoint
 from rlvr.core.types import Score
 from rlvr.reward import resolve_reward
 from rlvr.reward.graders import Grader
-from rlvr.reward.judge.references import find_reference_fault
+from rlvr.reward.references import REFERENCE_FIELDS, find_reference, find_reference_fault, find_reference_text
 from rlvr.reward.signatures import Case
 
 PROMPT = "Who wrote Faust?"
@@ -129,3 +129,26 @@ def test_faults_name_the_field_the_value_and_the_remedy() -> None:
     blank, same = (find_reference_fault(text, CHAT, "item.answer") for text in ("\n", PROMPT))
     assert blank and blank.detail.startswith("item.answer is blank ('\\n')") and "fill it" in blank.detail
     assert same and same.detail.startswith(f"item.answer is the prompt itself ({PROMPT!r})")
+
+
+@pytest.mark.parametrize("name", REFERENCE_FIELDS)
+def test_every_usual_field_holds_the_reference(name: str) -> None:
+    assert find_reference({name: "7"}) == find_reference_text({name: "7"}) == "7"
+    assert find_reference({**dict.fromkeys(REFERENCE_FIELDS), name: 7}) == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "reference", "text"),
+    [
+        ({"ground_truth": "8", "answer": "7"}, "7", "7"),  # in the order of the list
+        ({"answer": " ", "ground_truth": "8"}, "8", "8"),  # blank ones are passed over
+        ({"answer": None, "reward_model": {"ground_truth": 0}}, 0, "0"),
+        ({"answer": [1, "a"]}, [1, "a"], '[1, "a"]'),
+        ({"answer": True}, True, "true"),
+        ({"answer": " \n", "gold": ""}, None, " \n"),
+        ({"answer": []}, None, "[]"),
+        ({"prompt": "2 + 3?"}, None, None),
+    ],
+)
+def test_the_reference_is_the_first_that_is_not_blank(row: Any, reference: Any, text: str | None) -> None:
+    assert (find_reference(row), find_reference_text(row)) == (reference, text)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.reward.judge.references import find_reference_fault
+from rlvr.reward.references import find_reference_fault, find_reference_text
 
 COMMON = 0.5  # the share of tasks with one reference from which a constant answer is worth a warning
 MIN_TASKS = 10  # from which that share says something
@@ -24,26 +24,26 @@ def list_data_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found: dict[str, list[int]] = {}
     labels: dict[str, bool] = {}
     references: dict[str, tuple[str, int]] = {}
-    for place, row in enumerate(rows):
-        reference, prompt = _reference(row), row.get("prompt")
+    for number, row in enumerate(rows, 1):
+        reference, prompt = find_reference_text(row), row.get("prompt")
         fault = None if reference is None else find_reference_fault(reference, prompt, "the reference")
         if fault:
             what = "is blank" if fault.reason == "empty_reference" else "is the prompt itself"
-            found.setdefault(f"the reference {what}", []).append(place)
+            found.setdefault(f"the reference {what}", []).append(number)
         for name in CHOICES:
             if _has_twins(row.get(name)):
-                found.setdefault(f"a choice stands twice among the {name}: two letters are right", []).append(place)
+                found.setdefault(f"a choice stands twice among the {name}: two letters are right", []).append(number)
         task = {key: value for key, value in row.items() if key not in ("label", "category", "note", "id")}
         key = json.dumps(task, sort_keys=True, default=str)
         if labels.setdefault(key, row["label"]) != row["label"]:
-            found.setdefault("an equal row has the other label", []).append(place)
+            found.setdefault("an equal row has the other label", []).append(number)
         if prompt and reference is not None and fault is None:
-            known, _ = references.setdefault(json.dumps(prompt, default=str), (reference, place))
+            known, _ = references.setdefault(json.dumps(prompt, default=str), (reference, number))
             if known != reference:
-                found.setdefault("an earlier row has this prompt and another reference", []).append(place)
+                found.setdefault("an earlier row has this prompt and another reference", []).append(number)
     shown = [
-        f"{len(places)} row{'s' * (len(places) != 1)}: {what} (first: row {places[0]})"
-        for what, places in found.items()
+        f"{len(numbers)} row{'s' * (len(numbers) != 1)}: {what} (first: row {numbers[0]})"
+        for what, numbers in found.items()
     ]
     return [*shown, *_constant_answers([reference for reference, _ in references.values()])]
 
@@ -58,11 +58,6 @@ def _constant_answers(references: Sequence[str]) -> list[str]:
         f"{count} of {len(references)} tasks have the reference {reference[:40]!r}: a constant answer passes as often, "
         "and false accepts among them cannot be seen"
     ]
-
-
-def _reference(row: Mapping[str, Any]) -> str | None:
-    value = row.get("answer", row.get("ground_truth"))
-    return value if isinstance(value, str) else None if value is None else json.dumps(value, default=str)
 
 
 def _has_twins(choices: Any) -> bool:

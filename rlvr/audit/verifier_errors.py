@@ -28,6 +28,7 @@ from rlvr.core.types import Outcome, Score
 from rlvr.core.verdict_reasons import ReasonNames
 from rlvr.reward.code import CodeProblem
 from rlvr.reward.code.task_faults import refuse_test_faults
+from rlvr.reward.references import find_reference_text
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 
@@ -190,7 +191,7 @@ def report(measured: Sequence[VerifierMeasurement], show: int = 10) -> str:
             lines += ["", f"{one.name}: {min(show, len(mistakes))} of {len(mistakes)} rows it got wrong"]
         for j in mistakes[:show]:
             name = j.row.get("id", "")
-            lines.append(f"  {j.mistake}: {name} gold {str(j.row.get('answer'))[:60]!r} response {_end(j)!r}")
+            lines.append(f"  {j.mistake}: {name} gold {(find_reference_text(j.row) or '')[:60]!r} response {_end(j)!r}")
             if note := j.row.get("note"):
                 lines.append(f"    {str(note)[:120]}")
     return "\n".join(lines)

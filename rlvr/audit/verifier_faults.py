@@ -21,6 +21,7 @@ from typing import Any
 from rlvr.audit.verifier_errors import make_case
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
+from rlvr.reward.references import find_reference_text
 from rlvr.reward.registry import Reward
 from rlvr.reward.signatures import Case
 
@@ -134,14 +135,14 @@ def _compare_orders(rows: Sequence[dict[str, Any]], reward: Reward, add: Any) ->
         seconds.append(took)
         stable.append(_verdict(one) == _verdict(again))
         if not stable[-1]:
-            add("unstable", f"row {place}: {_verdict(one)}, then {_verdict(again)}")
+            add("unstable", f"row {place + 1}: {_verdict(one)}, then {_verdict(again)}")
     order = random.Random(0).sample(range(len(cases)), len(cases))
     shuffled = {place: reward.judge_all([cases[place]])[0] for place in order}
     beside = dict(zip(order, reward.judge_all([cases[place] for place in order]), strict=True))
     for place in range(len(cases)):
         for name, other in (("order", shuffled[place]), ("company", beside[place])):
             if stable[place] and _verdict(other) != _verdict(first[place]):
-                add(name, f"row {place}: {_verdict(first[place])}, then {_verdict(other)}")
+                add(name, f"row {place + 1}: {_verdict(first[place])}, then {_verdict(other)}")
     return first, statistics.median(seconds) if seconds else 0.0
 
 
@@ -170,7 +171,7 @@ def _verdict(score: Score) -> tuple[float | None, str]:
 
 
 def _reference(row: dict[str, Any]) -> str:
-    return str(row.get("answer", row.get("ground_truth", "")))
+    return find_reference_text(row) or ""
 
 
 def _final(row: dict[str, Any]) -> str:

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from rlvr.reward.judge.judge_requests import PLAIN
+from rlvr.reward.references import find_reference
 
-REFERENCE_FIELDS = ("answer", "reference", "reference_answer", "ground_truth", "expected", "target", "gold", "solution")
 MAX_ITEMS = 10_000  # whose controls' result is kept
 HELD = 1000.0  # times a control's time limit: how long it is not tried again after it ran out of time
 SLOW_ITEMS = 3  # in a row whose controls all ran out of time, from which one control is tried of others
@@ -48,14 +48,6 @@ Attempt = Callable[[str], Awaitable[tuple[str, float]]]
 class Control(NamedTuple):
     text: str
     is_asked: bool = False  # whether the item asks for answers in this form
-
-
-def find_reference(item: Mapping[str, Any]) -> Any:
-    """The item's reference answer, None where it has none; `reward_model.ground_truth` is verl's."""
-    nested = item.get("reward_model")
-    found = [item.get(name) for name in REFERENCE_FIELDS]
-    found += [nested.get("ground_truth")] if isinstance(nested, Mapping) else []
-    return next((one for one in found if one not in (None, [], {}) and str(one).strip()), None)
 
 
 def _find_stated(item: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from rlvr.core.chat_client import ChatError, Cost, Endpoint
 from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
-from rlvr.reward.graders.controls import REFERENCE_FIELDS, make_controls
+from rlvr.reward.graders.controls import make_controls
 from rlvr.reward.graders.grader_options import (
     check_fields,
     check_range,
@@ -31,7 +31,7 @@ from rlvr.reward.graders.grader_options import (
 from rlvr.reward.graders.grader_templates import MissingField, Template, Values, as_text
 from rlvr.reward.graders.grading_context import GradingContext
 from rlvr.reward.judge.judge_requests import DATA, JudgeQuestion, UnjudgeableAnswer, clean, reason_code
-from rlvr.reward.judge.references import ReferenceFault, find_reference_fault
+from rlvr.reward.references import REFERENCE_FIELDS, ReferenceFault, find_reference_fault
 from rlvr.reward.reward_options import is_list, is_number
 
 V = TypeVar("V")

@@ -28,7 +28,7 @@ from rlvr.reward.graders.similarity import (
     similarity,
     words_needed,
 )
-from rlvr.reward.judge.references import find_reference_fault
+from rlvr.reward.references import find_reference_fault
 
 OPERATIONS = ("eq", "ne", "like", "ilike")
 

@@ -31,7 +31,7 @@ from rlvr.reward.judge.judge_requests import (
     clean,
     reason_code,
 )
-from rlvr.reward.judge.references import find_reference_fault
+from rlvr.reward.references import find_reference_fault
 from rlvr.reward.registry import Reward, RewardSpec, register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_number
 from rlvr.reward.signatures import Case
