@@ -28,7 +28,7 @@ def test_rows_of_a_file_are_graded_by_a_file(tmp_path: Path, monkeypatch: pytest
     rows = [{"response": "7", "gold": "7"}, {"response": "8", "gold": "7"}, {"response": "8"}]
     Path("answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--reward", "grader", "--reward-option", "config=grader.json", "--out", "v.jsonl"]
-    assert run(["verify", "answers.jsonl", *options]) == 0
+    assert run(["verify", "answers.jsonl", *options]) == 1
     found = [json.loads(line) for line in Path("v.jsonl").read_text().splitlines()]
     assert [(row["outcome"], row["reason"]) for row in found] == [
         ("passed", ""), ("failed", "not_equal"), ("invalid", "missing_field"),

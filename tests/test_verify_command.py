@@ -59,7 +59,7 @@ def test_a_json_list_in_gzip_and_an_invalid_row(folder: Path) -> None:
     rows: list[Any] = [{"response": "1", "gold": "1"}, 5, {"gold": "1"}, {"response": "0", "gold": "1"}]
     with gzip.open(folder / "list.json.gz", "wt") as file:
         json.dump(rows, file)
-    assert run(["verify", "list.json.gz", *EXACT, "--out", "v.jsonl"]) == 0
+    assert run(["verify", "list.json.gz", *EXACT, "--out", "v.jsonl"]) == 1
     found = verdicts(folder / "v.jsonl")
     assert [row["outcome"] for row in found] == ["passed", "invalid", "invalid", "failed"]
     assert found[1]["reason"] == found[2]["reason"] == "bad_row" and found[1]["value"] is None
@@ -69,6 +69,33 @@ def test_a_file_of_which_nothing_could_be_judged_is_a_failure(folder: Path) -> N
     (folder / "none.jsonl").write_text('{"gold": "1"}\n{"gold": "2"}\n')
     assert run(["verify", "none.jsonl", *EXACT, "--response-field", "said", "--out", "v.jsonl"]) == 1
     assert [row["reason"] for row in verdicts(folder / "v.jsonl")] == ["bad_row", "bad_row"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ([], 1, "above --max-errors: 25.00% of the rows, at most 0% are allowed"),
+        (["--max-errors", "0.24"], 1, "at most 24% are allowed"),
+        (["--max-errors", "0.25"], 0, ""),
+        (["--max-errors", "1", "--min-pass-rate", "0.66"], 0, ""),
+        (
+            ["--max-errors", "1", "--min-pass-rate", "0.67"],
+            1,
+            "below --min-pass-rate: 66.67% of the judged rows passed, 67% are needed",
+        ),
+    ],
+)
+def test_the_exit_code_follows_the_thresholds(
+    folder: Path, options: list[str], code: int, said: str, capsys: Any
+) -> None:
+    good, bad = ({"response": text, "gold": "1"} for text in "10")
+    (folder / "four.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, good, bad, {"gold": "1"})))
+    command = ["verify", "four.jsonl", *EXACT, "--out", "v.jsonl", *options]
+    for _ in range(2):  # the second time from the file of verdicts
+        assert run(command) == code
+        err = capsys.readouterr().err
+        assert said in err and ("--m" in err) == bool(said), err
+    assert len(verdicts(folder / "v.jsonl")) == 4
 
 
 def test_a_torn_last_row_is_graded_again_and_the_rest_kept(folder: Path, capsys: Any) -> None:
@@ -119,7 +146,7 @@ def test_a_row_that_is_too_long_is_bad_and_costs_no_memory(folder: Path) -> None
     """A line without end is passed over in pieces; the rows around it are graded."""
     good = json.dumps({"response": "1", "gold": "1"})
     (folder / "long.jsonl").write_text(f"{good}\n{{{'x' * ROW_BYTES}\n{good}\n{' ' * ROW_BYTES + ' '}\n{good}")
-    assert run(["verify", "long.jsonl", *EXACT, "--out", "v.jsonl"]) == 0
+    assert run(["verify", "long.jsonl", *EXACT, "--out", "v.jsonl"]) == 1
     found = verdicts(folder / "v.jsonl")
     assert [row["outcome"] for row in found] == ["passed", "invalid", "passed", "invalid", "passed"]
     assert "longer than" in found[1]["detail"]
@@ -142,6 +169,8 @@ def test_different_options_are_detected_without_storing_them(folder: Path, capsy
         (["verify_rewards.py", *EXACT], "no usable row"),
         (["answers.jsonl", *EXACT, "--out", "answers.jsonl"], "the file of completions itself"),
         (["answers.jsonl", *EXACT, "--out", "verify_rewards.py"], "no output of this command"),
+        (["answers.jsonl", *EXACT, "--max-errors", "5"], "--max-errors 5, expected a share from 0 to 1"),
+        (["answers.jsonl", *EXACT, "--min-pass-rate", "nan"], "--min-pass-rate nan, expected a share"),
         (["answers.jsonl", *EXACT, "--response-field", "respnse", "--reward-option", "x"], "expected key=value"),
     ],
 )
@@ -194,7 +223,7 @@ def test_a_bad_row_names_its_line_of_the_file(folder: Path) -> None:
     """Blank lines count, as in an editor, and JSON's own "line 1" is not repeated."""
     good = json.dumps({"response": "1", "gold": "1"})
     (folder / "gaps.jsonl").write_text(f'\n{good}\n\n{{"response": 1x}}\n[2]\n{{"response": 5}}\n{{"gold": 1}}\n')
-    assert run(["verify", "gaps.jsonl", *EXACT, "--out", "v.jsonl"]) == 0
+    assert run(["verify", "gaps.jsonl", *EXACT, "--out", "v.jsonl"]) == 1
     assert [row.get("detail", "") for row in verdicts(folder / "v.jsonl")] == [
         "",
         "line 4 is not JSON (Expecting ',' delimiter at character 15)",

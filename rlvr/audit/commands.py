@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,23 @@ def reward_options(given: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             options[key] = value
     return options
+
+
+def check_shares(command: str, **options: float) -> None:
+    """ValueError for an option, by its name in Python, that is no share."""
+    for name, share in options.items():
+        if not 0 <= share <= 1:
+            option = f"--{name.replace('_', '-')} {share:g}"
+            raise ValueError(f"{command}: {option}, expected a share from 0 to 1, such as 0.05")
+
+
+def list_rates_above(most: Mapping[str, tuple[float, float]]) -> list[str]:
+    """A sentence for each option whose share of the rows (first) is above what it allows (second)."""
+    return [
+        f"above {option}: {100 * share:.2f}% of the rows, at most {100 * allowed:g}% are allowed"
+        for option, (share, allowed) in most.items()
+        if share > allowed
+    ]
 
 
 @dataclass(frozen=True)
@@ -138,10 +155,8 @@ class Audit:
 
         check_allowed(self.allow)
 
-        for name in ("max_false_accepts", "max_false_rejects", "max_errors"):
-            if not 0 <= getattr(self, name) <= 1:
-                option = f"--{name.replace('_', '-')} {getattr(self, name):g}"
-                raise ValueError(f"audit: {option}, expected a share from 0 to 1, such as 0.05")
+        names = ("max_false_accepts", "max_false_rejects", "max_errors")
+        check_shares("audit", **{name: getattr(self, name) for name in names})
         rewards = [resolve_reward(self.reward, **self.options), *(resolve_reward(name) for name in self.against)]
         rows = read_labelled(labelled)
         if rewards[0].name in ("code", "code_strict"):
@@ -172,16 +187,13 @@ class Audit:
 
     def _list_rates_above(self, one: VerifierMeasurement) -> list[str]:
         rates = one.rates()
-        shares = {
-            "--max-false-accepts": ((rates["false_positive"] or {"value": 0.0})["value"], self.max_false_accepts),
-            "--max-false-rejects": ((rates["false_negative"] or {"value": 0.0})["value"], self.max_false_rejects),
-            "--max-errors": (rates["unjudged"] / rates["rows"], self.max_errors),
-        }
-        return [
-            f"above {name}: {100 * share:.2f}% of the rows, at most {100 * most:g}% are allowed"
-            for name, (share, most) in shares.items()
-            if share > most
-        ]
+        return list_rates_above(
+            {
+                "--max-false-accepts": ((rates["false_positive"] or {"value": 0.0})["value"], self.max_false_accepts),
+                "--max-false-rejects": ((rates["false_negative"] or {"value": 0.0})["value"], self.max_false_rejects),
+                "--max-errors": (rates["unjudged"] / rates["rows"], self.max_errors),
+            }
+        )
 
     def _attack(self, say: Callable[[str], None]) -> AuditResult:
         from rlvr.audit.attack_runner import Survivors

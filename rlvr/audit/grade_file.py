@@ -30,6 +30,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
 
+from rlvr.audit.commands import list_rates_above
 from rlvr.audit.completion_rows import BadRow, read_rows, response_field, row_case, row_names
 from rlvr.audit.pass_rate import PassRate
 from rlvr.core.cpu_budget import available_cores
@@ -160,6 +161,16 @@ class VerdictCounts:
         if self.seconds > 0 and self.rows > self.kept:
             lines.append(f"{(self.rows - self.kept) / self.seconds:,.0f} rows/s")
         return "\n".join(lines)
+
+    def list_broken_thresholds(self, max_errors: float, min_pass_rate: float) -> list[str]:
+        """A sentence for each threshold, shares of the rows and of the judged rows, that these counts break."""
+        judged, passed = self.rows - self.unjudged, self.outcomes[Outcome.PASSED.value]
+        lines = list_rates_above({"--max-errors": (self.unjudged / max(1, self.rows), max_errors)})
+        share = passed / judged if judged else 0.0
+        if share < min_pass_rate:
+            needed = f"{100 * min_pass_rate:g}% are needed"
+            lines.append(f"below --min-pass-rate: {100 * share:.2f}% of the judged rows passed, {needed}")
+        return lines
 
 
 class ProgressLine:

@@ -13,6 +13,7 @@ RewardName = Annotated[str, typer.Option("--reward", help="A reward by name, or 
 RewardOptions = Annotated[
     list[str] | None, typer.Option("--reward-option", help="An option of the reward: key=value; may be repeated.")
 ]
+MaxErrors = Annotated[float, typer.Option(help="Share of rows that may stay without a verdict.")]
 
 
 def verify(
@@ -29,22 +30,27 @@ def verify(
         int | None, typer.Option("--workers", help="Rows graded at once; default: one per core.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Grade only the first N rows.")] = None,
+    max_errors: MaxErrors = 0.0,
+    min_pass_rate: Annotated[float, typer.Option(help="Share of the judged rows that must pass.")] = 0.0,
 ) -> None:
     """Grade a file of completions, one verdict per row. The same command resumes a stopped one.
 
     rlvr verify completions.jsonl --reward code --reward-option timeout_s=10 --out verdicts.jsonl
 
-    The exit code is 1 if no row could be judged.
+    The exit code is 1 if a row is without a verdict (outcomes error, invalid; --max-errors allows a share of them), or
+    fewer pass than --min-pass-rate.
     """
-    from rlvr.audit.commands import reward_options
+    from rlvr.audit.commands import check_shares, reward_options
     from rlvr.audit.grade_file import ProgressLine, RewardPool, grade_file
 
+    check_shares("verify", max_errors=max_errors, min_pass_rate=min_pass_rate)
     grader = RewardPool(reward, reward_options(reward_option or []), workers)
     tally = grade_file(
         answers, grader, out, field=response_field, limit=limit, say=print_message, progress=ProgressLine()
     )
     print_message(tally.table())
-    if tally.rows and tally.unjudged == tally.rows:
+    if broken := tally.list_broken_thresholds(max_errors, min_pass_rate):
+        print_message("\n".join(broken))
         raise typer.Exit(1)
 
 
@@ -73,7 +79,7 @@ def audit(
     reward_option: RewardOptions = None,
     max_false_accepts: Annotated[float, typer.Option(help="Share of false rows that may be accepted.")] = 0.0,
     max_false_rejects: Annotated[float, typer.Option(help="Share of true rows that may be refused.")] = 0.05,
-    max_errors: Annotated[float, typer.Option(help="Share of rows that may stay without a verdict.")] = 0.0,
+    max_errors: MaxErrors = 0.0,
     allow: Annotated[
         list[str] | None, typer.Option("--allow", help="A fault that is intended, such as case; may be repeated.")
     ] = None,
