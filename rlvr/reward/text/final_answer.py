@@ -35,16 +35,19 @@ _ANSWER = re.compile(
     re.IGNORECASE | re.ASCII | re.MULTILINE,
 )
 _OPENED = re.compile(r"[\s:=*$\\(\[]{0,8}")
+_PERHAPS = r"\s+(?:(?:maybe|perhaps|possibly|probably|else|even|also|about)\s+)?"
 # What may follow the number after it: closing marks, then the end, a word, or a space before no operator; not "or 6".
 _ENDS = re.compile(
-    r"(?!(?:or|and)\s+[-$]?[0-9])"
-    r"(?:\*\*|\\[)\]]|[$)\]}\"'.,;:!?])*(?:$|(?=[A-Za-z]{2})|\s(?!\s*(?:[+*/^=<>]|-\s*[0-9(]|(?:or|and)\s+[-$]?[0-9])))",
+    rf"(?!(?:or|and){_PERHAPS}[-$*]{{0,3}}[0-9])"
+    rf"(?:\*\*|\\[)\]]|[$)\]}}\"'.,;:!?])*"
+    rf"(?:$|(?=[A-Za-z]{{2}})|\s(?!\s*(?:[+*/^=<>]|-\s*[0-9(]|(?:or|and){_PERHAPS}[-$*]{{0,3}}[0-9])))",
     re.ASCII | re.IGNORECASE,
 )
-_STOP = re.compile(r"\.(?:\s|$|\*)|!(?:\s|$)|;(?!\s*[-$\\0-9])(?:\s|$)")  # the end of a sentence that is no question
+# The end of a sentence that is no question.
+_STOP = re.compile(rf"\.(?:\s|$|\*)|!(?:\s|$)|;(?!\s*(?:(?:or|and){_PERHAPS})?[-$\\0-9])(?:\s|$)")
 _CLAUSE = re.compile(r",? (?:because|since|as|which|so|where|for|after|when)\b")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^=<>0-9]|,(?!\s+(?!and\b|or\b)[a-z]{2})|:\s*[0-9$\\]|and\b|or\b|\$|\\)")
-_OTHER = re.compile(r"\bor\s+(?:\$|\\|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
+_OTHER = re.compile(rf"\bor{_PERHAPS}(?:\$|\\|\*\*|-?[0-9])")  # a second answer, "$5$ apples or $6$ pears"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(?:(\{)|([0-9A-Za-z])(?![A-Za-z]))")
 _TEX = (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ""), ("\\!", ""), ("\u2212", "-"))
 
@@ -197,7 +200,7 @@ def _sentence(text: str) -> str | ExtractedAnswer | None:
     if rest[:2] == "**" and rest[2:3].isspace():  # the end of "**Answer:**"
         rest = rest[2:].lstrip()
     line = rest.partition("\n")[0]
-    if line.count("**") == 1:  # the end of "**Answer: 5**"
+    if line.count("**") == 1 and not _OTHER.search(line):  # the end of "**Answer: 5**"
         line = rest = line.partition("**")[0]
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")):
         within = rest if opening in ("$$", "\\[") else line  # a display stands on lines of its own
