@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.core.types import Outcome, Score, Trajectory
+from rlvr.core.types import Outcome, Score, Task, Trajectory
 from rlvr.reward import resolve_reward
+from rlvr.reward.signatures import Case
+from rlvr.training.errors import TrainingStoppedError, check_error_budget
 
 ENDLESS = "a" * 60 + "!"
 HUNGRY = "(?:" + "|".join("(b)" for _ in range(300)) + "|(a))*"  # keeps 301 marks per letter: a gigabyte
@@ -23,24 +25,71 @@ def test_the_whole_response_must_match_unless_a_search_is_asked_for() -> None:
     assert [s.value for s in scores(texts, pattern="[0-9]+")] == [1, 0, 0, 0, 0]
     found = scores(texts, pattern="[0-9]+", match="search")
     assert [s.value for s in found] == [1, 1, 1, 0, 0]
-    assert [(s.outcome, s.reason) for s in found][-2:] == [(Outcome.FAILED, "wrong_format")] * 2
+    assert [(s.outcome, s.reason) for s in found][-2:] == [
+        (Outcome.FAILED, "wrong_format"),
+        (Outcome.FAILED, "too_large"),
+    ]
     assert resolve_reward("format_compliance", required_format="regex", pattern="(?is)<a>.*</A>")("p", "<A>\n</a>") == 1
 
 
-def test_a_pattern_that_runs_away_is_an_error_and_never_a_zero() -> None:
-    got = scores(["aaa", ENDLESS], pattern="(a+)+", seconds=0.3)
-    assert got[0] == Score(1.0, Outcome.PASSED)
-    assert (got[1].value, got[1].outcome, got[1].reason) == (None, Outcome.ERROR, "regex_timeout")
-    assert "pattern '(a+)+' on an answer of 61 characters" in got[1].detail and "raise `seconds`" in got[1].detail
-    hungry = scores(["a" * 100_000], pattern=HUNGRY, seconds=60)[0]
-    assert (hungry.value, hungry.outcome, hungry.reason) == (None, Outcome.ERROR, "regex_failed")
+REWARDS = {
+    "format_compliance": {"required_format": "regex", "match": "full"},
+    "regex": {"match": "full"},
+}
+
+
+def judge(name: str, cases: list[tuple[str, Any]], **kwargs: Any) -> list[tuple[float | None, str, str]]:
+    found = resolve_reward(name, **REWARDS[name], **kwargs).judge_all([Case("p", text, meta) for text, meta in cases])
+    return [(score.value, score.outcome.value, score.reason) for score in found]
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_an_answer_on_which_alone_the_pattern_runs_away_does_not_fit(name: str) -> None:
+    """A policy must not escape its 0 by an answer that no verdict is found on."""
+    cases: list[tuple[str, Any]] = [("aaa", {"answer": "aa"}), (ENDLESS, {"answer": "aa"}), (ENDLESS, {})]
+    passed, late = (1.0, "passed", ""), (0.0, "timeout", "timeout")
+    assert judge(name, cases, pattern="(a+)+", seconds=0.3) == [passed, late, late]
+    hungry: list[tuple[str, Any]] = [("a" * 100_000, {"answer": "a"}), ("a" * 100_000, {})]
+    assert judge(name, hungry, pattern=HUNGRY, seconds=60) == [(0.0, "failed", "memory")] * 2
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_pattern_that_runs_away_on_the_reference_too_is_an_error(name: str) -> None:
+    """Also for the right answer itself; a task whose reference is harmless is judged."""
+    bad, good = {"reward_model": {"ground_truth": ENDLESS}}, {"answer": "aa"}
+    cases: list[tuple[str, Any]] = [(ENDLESS, bad), (f"{ENDLESS}?", bad), (ENDLESS, good), ("aa", bad)]
+    error, late, passed = (None, "error", "rule_timeout"), (0.0, "timeout", "timeout"), (1.0, "passed", "")
+    assert judge(name, cases, pattern="(a+)+", seconds=0.3) == [error, error, late, passed]
+    large: list[tuple[str, Any]] = [("a" * 100_000, {"answer": "a" * 99_999})]
+    assert judge(name, large, pattern=HUNGRY, seconds=60) == [(None, "error", "rule_failed")]
+
+
+@pytest.mark.parametrize(("answer", "where"), [("aa", "an answer of 61"), (ENDLESS, "the task's reference, of 61")])
+def test_the_message_names_the_pattern_and_what_to_do(answer: str, where: str) -> None:
+    reward = resolve_reward("format_compliance", required_format="regex", pattern="(a+)+", seconds=0.3)
+    (score,) = reward.judge_all([Case("p", ENDLESS, {"answer": answer})])
+    assert f"on {where} characters" in score.detail and "the pattern is '(a+)+'" in score.detail
+    assert "write a+ or a possessive (a++)+ instead, or raise `seconds`" in score.detail
+
+
+def test_the_error_budget_counts_a_pattern_that_runs_away_on_the_references() -> None:
+    reward = resolve_reward("format_compliance", required_format="regex", pattern="(a+)+", seconds=0.2)
+    batch = [Trajectory("p", [1], text, [2], task=Task("t", "p", {"answer": ENDLESS})) for text in ("aa", ENDLESS)]
+    for trajectory, score in zip(batch, reward.score(batch), strict=True):
+        trajectory.scores[reward.name] = score
+    failures = [t for t in batch if t.scores[reward.name].outcome is Outcome.ERROR]
+    assert [t.response for t in failures] == [ENDLESS]
+    with pytest.raises(TrainingStoppedError, match=r"(?s)error_budget=0\.05 allows.*the pattern is '\(a\+\)\+'"):
+        check_error_budget("step 1", reward.name, failures, len(batch), 0.05)
 
 
 def test_in_a_composite_a_runaway_pattern_is_an_error_of_the_whole() -> None:
     part = {"required_format": "regex", "pattern": "(a+)+", "seconds": 0.2}
     rewards = [{"name": "length_penalty"}, {"name": "format_compliance", "kwargs": part}]
-    (got,) = resolve_reward("composite", rewards=rewards).score([Trajectory("p", [1], ENDLESS, [2])])
-    assert (got.value, got.reason) == (None, "regex_timeout") and "part format_compliance" in got.detail
+    cases = [Case("p", ENDLESS, {"answer": ENDLESS}), Case("p", ENDLESS, {"answer": "a"})]
+    error, late = resolve_reward("composite", rewards=rewards).judge_all(cases)
+    assert (error.value, error.reason) == (None, "rule_timeout") and "part format_compliance" in error.detail
+    assert late.value is not None and late.parts["format_compliance"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ except ValueError as error:
 """)
     output, errors = process.communicate(timeout=60)
     scored, refused = output.splitlines() or ("", errors)
-    assert scored.startswith("None regex_failed could not start the worker") and told in scored
+    assert scored.startswith("None no_worker could not start the worker") and told in scored
     assert refused.startswith("reward 'format_compliance': could not start the worker") and told in refused
     assert "pattern '" not in output and "possessive" not in output and errors == ""
 

@@ -12,14 +12,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlvr.core.types import Outcome, Score
+from rlvr.core.types import Score
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_list
 from rlvr.reward.signatures import Case
+from rlvr.reward.text.guarded_rules import MAX_CHARS, rule_score
 from rlvr.reward.text.json_schema import MAX_DEPTH, refuse_constant
-from rlvr.reward.text.pattern import NO_WORKER, SECONDS, check_pattern, matcher
-
-MAX_CHARS = 100_000  # a longer text complies with no format
+from rlvr.reward.text.pattern import SECONDS, check_pattern, match_pattern
 
 
 def count_of(number: int, units: str) -> str:
@@ -112,41 +111,21 @@ def format_compliance(cases: Sequence[Case], options: FormatOptions) -> list[Sco
     `regex`: Python's `re` matches `pattern` to the whole response, nothing stripped (`match="full"`), or to some part
     of it (`match="search"`). `.` matches no end of line unless the pattern begins with `(?s)`; `(?i)` ignores case.
 
-    Patterns run in a guarded process. An answer on which one needs more than `seconds` or too much memory is judged
-    neither way: it is an error (`regex_timeout`, `regex_failed`), for the pattern is the verifier's, not the answer's.
-    `seconds` (1.0) covers compiling the pattern, too. Once 20 answers of a batch in a row were late, the rest of the
-    batch is not tried and gets the same error, which a training run's error budget then counts.
+    Patterns run in a guarded process. An answer on which one needs more than `seconds` or too much memory does not have
+    the format (`timeout`, `memory`), unless the pattern fails on the task's reference too: then it is an error
+    (`rule_timeout`, `rule_failed`). `seconds` (1.0) covers compiling the pattern, too. Once 20 answers of a batch in a
+    row were late, the rest of the batch is not tried and is an error (`not_run`), which a training run's error budget
+    counts.
     """
-    responses = [case.response for case in cases]
     if options.required_format != "regex":
         complies = _FORMATS[options.required_format]
-        return [_format_score(len(r) <= MAX_CHARS and complies(r)) for r in responses]
-    setup = {"pattern": options.pattern, "match": options.place}
-    replies = iter(matcher().map(setup, [r for r in responses if len(r) <= MAX_CHARS], options.time_limit))
-    scores: list[Score] = []
-    for response in responses:
-        if len(response) > MAX_CHARS:
-            scores.append(_format_score(False))
-        elif not (reply := next(replies)).failure:
-            scores.append(_format_score(reply.value["fits"]))
-        else:
-            reason = "regex_timeout" if reply.failure == "timeout" else "regex_failed"
-            pattern = str(options.pattern)[:200]
-            detail = f"pattern {pattern!r} on an answer of {len(response):,} characters: {reply.detail}{_REMEDY}"
-            if reply.failure == "not_started":
-                detail = NO_WORKER + reply.detail
-            scores.append(Score(None, Outcome.ERROR, reason, detail=detail))
-    return scores
-
-
-_REMEDY = (
-    "; where one repeat stands in another, as in (a+)+, every way to split a text is tried: write a+ or a possessive "
-    "(a++)+ instead, or raise `seconds`"
-)
+        responses = [case.response for case in cases]
+        return [rule_score("too_large") if len(r) > MAX_CHARS else _format_score(complies(r)) for r in responses]
+    return match_pattern(cases, options, _format_score)
 
 
 def _format_score(fits: bool) -> Score:
-    return Score(1.0, Outcome.PASSED) if fits else Score(0.0, Outcome.FAILED, "wrong_format")
+    return rule_score("" if fits else "wrong_format")
 
 
 _MARK = re.compile(r'\\.|["\[\]{}]', re.DOTALL)

@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rlvr.core.types import Score
+from rlvr.reward.references import find_reference_text
 from rlvr.reward.reward_options import check_choice, check_number
+from rlvr.reward.signatures import Case
+from rlvr.reward.text.guarded_rules import NO_WORKER, GuardedRule
 
 if TYPE_CHECKING:
     from rlvr.sandbox import Worker
@@ -16,10 +21,19 @@ if TYPE_CHECKING:
 MAX_PATTERN = 10_000  # characters of a regular expression
 MAX_SECONDS = 60.0  # the largest time limit for one answer
 SECONDS = 1.0  # the default time limit for one answer
-NO_WORKER = (
-    "could not start the worker process in which patterns run; the pattern is not the cause, correct what the system "
-    "says and run again: "
+REMEDY = (
+    "; where one repeat stands in another, as in (a+)+, every way to split a text is tried: write a+ or a possessive "
+    "(a++)+ instead, or raise `seconds`"
 )
+
+
+class PatternOptions(Protocol):
+    @property
+    def pattern(self) -> str | None: ...
+    @property
+    def match(self) -> str | None: ...
+    @property
+    def seconds(self) -> float | None: ...
 
 
 def check_pattern(pattern: Any, match: str = "full", seconds: float = SECONDS) -> None:
@@ -43,6 +57,19 @@ def check_pattern(pattern: Any, match: str = "full", seconds: float = SECONDS) -
             f"{which} is not a regular expression: {reply.value['error']}{place}; correct it there (a literal "
             "( [ { * + ? . or \\ takes a backslash before it)"
         )
+
+
+def match_pattern(cases: Sequence[Case], options: PatternOptions, read: Callable[[bool], Score]) -> list[Score]:
+    """One score per case, by `read`, from whether its response fits the (checked) pattern."""
+    setup = {"pattern": options.pattern, "match": options.match or "full"}
+    rule = GuardedRule(
+        matcher(),
+        setup,
+        SECONDS if options.seconds is None else options.seconds,
+        lambda value: read(value["fits"]),
+        f"; the pattern is {str(options.pattern)[:200]!r}{REMEDY}",
+    )
+    return rule.score([case.response for case in cases], [find_reference_text(case.meta or {}) for case in cases])
 
 
 @cache

@@ -17,7 +17,7 @@ from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_integer, is_number
 from rlvr.reward.signatures import Case
-from rlvr.reward.text.form import MAX_CHARS
+from rlvr.reward.text.guarded_rules import MAX_CHARS
 
 MOST_WORDS = 20  # of a run
 _WORDS = re.compile(r"[^\W_]+")

@@ -1,10 +1,8 @@
 """Rules that an answer follows (1.0) or breaks (0.0): `regex`, `json_schema`, `length` and two on words.
 
 They say nothing about whether an answer is right: use them as parts of a `composite`, or to check instructions about
-form. Patterns and schemas run in guarded workers. An answer on which one runs out of time or memory, and does so again
-in a worker that has just done the same for a plain item, has broken the rule (`timeout`, `memory`): as an `error` it
-would have no value, and a policy that writes such answers would never learn that they are wrong. Texts over 100,000
-characters break every rule about their content (`too_large`).
+form. Patterns and schemas run in guarded workers (`rlvr.reward.text.guarded_rules`). Texts over 100,000 characters
+break every rule about their content (`too_large`).
 
 Left out on purpose: rules on meaning, and on languages. `python -m pytest tests/test_reward_rules.py` exercises it.
 """
@@ -17,7 +15,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,64 +24,15 @@ from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import register_reward
 from rlvr.reward.reward_options import check_choice, check_integer, check_number, is_list
 from rlvr.reward.signatures import Case
-from rlvr.reward.text.form import MAX_CHARS, count_of
-from rlvr.reward.text.pattern import MAX_SECONDS, SECONDS, check_pattern, matcher
+from rlvr.reward.text.form import count_of
+from rlvr.reward.text.guarded_rules import MAX_CHARS, WARM_SECONDS, GuardedRule, rule_score
+from rlvr.reward.text.pattern import MAX_SECONDS, SECONDS, check_pattern, match_pattern
 
 if TYPE_CHECKING:
-    from rlvr.sandbox import Worker, WorkerReply
+    from rlvr.sandbox import Worker
 
-WARM_SECONDS = 30.0  # that a new worker may take to load what it needs, on a busy machine
 CHECK_SECONDS = 5.0  # that a schema may take to be checked by a warm worker
 MAX_WORDS, MAX_WORD = 1_000, 1_000  # of a list; characters of one
-
-
-def _rule_score(
-    reason: str = "", detail: str = "", *, parts: Mapping[str, float] | None = None, outcome: Outcome = Outcome.FAILED
-) -> Score:
-    """1.0 without a reason, else 0.0."""
-    return Score(float(not reason), outcome if reason else Outcome.PASSED, reason, dict(parts or {}), detail)
-
-
-def _run_in_worker(
-    worker: Worker, setup: dict[str, Any], texts: Sequence[str], seconds: float, read: Callable[[Any], Score]
-) -> list[Score]:
-    """One score per text, by `read`, from what the worker's job returns; the module's docstring says how it fails."""
-    from rlvr.sandbox.worker import LATE_IN_A_ROW
-
-    replies = iter(worker.map(setup, [text for text in texts if len(text) <= MAX_CHARS], seconds))
-    scores: list[Score] = []
-    late = 0
-    for text in texts:
-        if len(text) > MAX_CHARS:
-            scores.append(_rule_score("too_large"))
-            continue
-        reply = next(replies)
-        if not reply.failure:
-            late = 0
-            scores.append(read(reply.value))
-        elif reply.failure == "not_started":
-            scores.append(Score(None, Outcome.ERROR, "no_worker", detail=f"could not start the worker: {reply.detail}"))
-        elif late == LATE_IN_A_ROW:  # the worker gave up on the rest of the batch: these were not tried
-            scores.append(Score(None, Outcome.ERROR, "not_run", detail=reply.detail))
-        else:
-            late += reply.failure == "timeout"
-            scores.append(_try_again(worker, setup, text, seconds, read))
-    return scores
-
-
-def _try_again(worker: Worker, setup: dict[str, Any], text: str, seconds: float, read: Callable[[Any], Score]) -> Score:
-    """Try a text once more after a failure, but first an empty item: if that fails, the worker is to blame."""
-    (warm,) = worker.map(setup, [None], WARM_SECONDS)
-    if warm.failure:
-        return Score(None, Outcome.ERROR, "worker_failed", detail=f"{warm.failure}: {warm.detail}")
-    (reply,) = worker.map(setup, [text], seconds)
-    return _failure_score(reply) if reply.failure else read(reply.value)
-
-
-def _failure_score(reply: WorkerReply) -> Score:
-    if reply.failure == "timeout":
-        return _rule_score("timeout", reply.detail, outcome=Outcome.TIMEOUT)
-    return _rule_score("memory" if reply.failure == "died" else "unjudgeable", f"{reply.failure}: {reply.detail}")
 
 
 @dataclass(frozen=True)
@@ -103,19 +52,12 @@ def regex(cases: Sequence[Case], options: RegexOptions) -> list[Score]:
     """1.0 if Python's `re` finds `pattern` in the response, else 0.0; with `expect="no_match"` the other way round.
 
     `match="full"` asks that the whole response matches. `(?i)`, `(?s)` and the like stand at the start of the pattern.
-    An answer has `seconds`. Reasons: `no_match`, `match`, `timeout`, `memory`, `too_large`.
+    An answer has `seconds`. Reasons: `no_match`, `match`, `timeout`, `memory`, `too_large`; of the pattern, which fails
+    on the task's reference too: `rule_timeout`, `rule_failed`.
     """
     wanted = options.expect == "match"
-    reason = "no_match" if wanted else "match"
-    setup = {"pattern": options.pattern, "match": options.match}
-    responses = [case.response for case in cases]
-    return _run_in_worker(
-        matcher(),
-        setup,
-        responses,
-        options.seconds,
-        lambda value: _rule_score("" if value["fits"] == wanted else reason),
-    )
+    broken = rule_score("no_match" if wanted else "match")
+    return match_pattern(cases, options, lambda fits: rule_score() if fits == wanted else broken)
 
 
 @dataclass(frozen=True)
@@ -159,13 +101,14 @@ def json_schema(cases: Sequence[Case], options: JsonSchemaOptions) -> list[Score
     responses = [case.response for case in cases]
     texts = [r if options.part == "whole" or len(r) > MAX_CHARS else _last_block(r) for r in responses]
     setup, blocks = _schema_setup(json.dumps(options.schema)), [text for text in texts if text is not None]
-    scores = iter(
-        _run_in_worker(
-            _validating_worker(), setup, blocks, options.seconds,
-            lambda value: _rule_score(value.get("problem", ""), value.get("detail", "")),
-        )
-    )  # fmt: skip
-    no_block = _rule_score("no_answer", "no closed code block")
+    rule = GuardedRule(
+        _validating_worker(),
+        setup,
+        options.seconds,
+        lambda value: rule_score(value.get("problem", ""), value.get("detail", "")),
+    )
+    scores = iter(rule.score(blocks))
+    no_block = rule_score("no_answer", "no closed code block")
     return [no_block if text is None else next(scores) for text in texts]
 
 
@@ -228,7 +171,7 @@ def length(case: Case, options: LengthOptions) -> Score:
     bounds = {"at least": options.at_least, "at most": options.at_most}
     expected = " and ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
     detail = f"{count_of(count, options.unit)}, expected {expected}" if reason else ""
-    return _rule_score(reason, detail, parts={"length": count})
+    return rule_score(reason, detail, parts={"length": count})
 
 
 @dataclass(frozen=True)
@@ -263,10 +206,10 @@ def required_words(case: Case, options: WordsOptions) -> Score:
     Letters that Unicode calls compatible are the same, and invisible characters are ignored.
     """
     if len(case.response) > MAX_CHARS:
-        return _rule_score("too_large")
+        return rule_score("too_large")
     _, missing = options.split(case.response)
     parts = {"found": 1 - len(missing) / len(options.words)}
-    return _rule_score("missing_word" if missing else "", ", ".join(missing)[:300], parts=parts)
+    return rule_score("missing_word" if missing else "", ", ".join(missing)[:300], parts=parts)
 
 
 @register_reward("forbidden_words", options=WordsOptions)
@@ -277,10 +220,10 @@ def forbidden_words(case: Case, options: WordsOptions) -> Score:
     recognised.
     """
     if len(case.response) > MAX_CHARS:
-        return _rule_score("too_large")
+        return rule_score("too_large")
     used, _ = options.split(case.response)
     parts = {"found": len(used) / len(options.words)}
-    return _rule_score("forbidden_word" if used else "", ", ".join(used)[:300], parts=parts)
+    return rule_score("forbidden_word" if used else "", ", ".join(used)[:300], parts=parts)
 
 
 def _occurs(text: str, word: str, match: str) -> bool:
