@@ -6,11 +6,13 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from rlvr.algorithms.registry import ALGORITHMS
 from rlvr.clients.mock.mock_client import MockTrainingClient, TablePolicy
 from rlvr.core.file_lock import lock_file
 from rlvr.core.types import Trajectory
@@ -237,6 +239,23 @@ def test_coefficients_weigh_rewards_and_entropy(tmp_path: Path):
     _, alone = step("alone", entropy_coefficient=0.0)
     _, open_ = step("open", entropy_coefficient=0.5)
     assert open_ < alone
+
+
+@pytest.mark.parametrize(("coefficient", "expected"), [(1.0, 0.1), (0.5, 0.05)])
+def test_a_coefficient_weighs_what_an_overlong_answer_costs_as_it_weighs_its_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coefficient: float, expected: float
+):
+    """Of 2 tokens both are in the buffer: one costs 0.2, two 0.4, so rewards of 1 become 0.8 and 0.6."""
+    overlong = replace(ALGORITHMS["ppo"], name="overlong", overlong_buffer=2, overlong_penalty=0.4)
+    monkeypatch.setitem(ALGORITHMS, "overlong", overlong)
+    options = LearnerOptions(2, policy_coefficient=coefficient, max_tokens=2, algorithm="overlong")
+    learner = SessionLearner(table(tmp_path), tmp_path, options)
+    learner.restore()
+    (short,), (long,) = group("s", [1.0]), group("s", [1.0], (2, 3))
+    long.rollout_id = "s/1"
+    learned = learner.learn([short, long])
+    assert learned is not None
+    assert learned.advantages == {"s/0": pytest.approx(expected), "s/1": pytest.approx(-expected)}
 
 
 def test_a_plateau_lowers_the_learning_rate_and_a_restart_keeps_it(tmp_path: Path):

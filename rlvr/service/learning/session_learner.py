@@ -55,7 +55,8 @@ POINTER = "learner.json"
 @dataclass(frozen=True)
 class LearnerOptions:
     """`learning_rate` is the service's setting: AdamW's is `RATE` of it, lower on a plateau. `batch_size` is the least
-    number of episodes of a step; `policy_coefficient` scales rewards against the entropy bonus."""
+    number of episodes of a step; `policy_coefficient` scales rewards, and what overlong answers cost, against the
+    entropy bonus."""
 
     batch_size: int = 32
     learning_rate: float = 1e-3
@@ -106,9 +107,10 @@ class GroupLearner(ABC):
         self, client: TrainingClient, options: LearnerOptions, *, warn: Callable[[str], None] = lambda text: None
     ) -> None:
         self.client, self.options, self.warn = client, options, warn
-        self.algorithm = resolve_algorithm(
+        algorithm = resolve_algorithm(
             options.algorithm, entropy_coef=options.entropy_coefficient, drop_equal_groups=True
         )
+        self.algorithm = replace(algorithm, overlong_penalty=options.policy_coefficient * algorithm.overlong_penalty)
         check_supported(self.algorithm, client.capabilities)
         self.progress = LearnerProgress()
         self.plateau = Plateau(window=WINDOW)
@@ -123,17 +125,17 @@ class GroupLearner(ABC):
 
     def learn(self, trajectories: Sequence[Trajectory], *, now: bool = False) -> LearningStep | None:
         """Gather complete groups, and make a step if there are enough episodes, or any if `now`."""
+        for group in group_by(trajectories, lambda t: t.group_id).values():
+            if rewards := [t.reward for t in group if t.reward is not None]:
+                self.plateau.observe(math.fsum(rewards) / len(rewards))
+        scale = self.options.policy_coefficient
+        trajectories = [replace(t, reward=None if t.reward is None else scale * t.reward) for t in trajectories]
         groups = group_by(trajectories, lambda t: t.group_id)
         penalize_length(trajectories, self.algorithm, self.options.max_tokens)
         can_learn = self.algorithm.has_signal
         with_signal = [group for group in groups.values() if can_learn(group) and all(t.logprobs for t in group)]
         self.progress.silent += len(groups) - len(with_signal)
-        for group in groups.values():
-            if rewards := [t.reward for t in group if t.reward is not None]:
-                self.plateau.observe(math.fsum(rewards) / len(rewards))
-        scale = self.options.policy_coefficient
-        for t in (t for group in with_signal for t in group):
-            self._gathered.append(replace(t, reward=None if t.reward is None else scale * t.reward))
+        self._gathered += [t for group in with_signal for t in group]
         if len({t.rollout_id for t in self._gathered}) < (1 if now else self.options.batch_size):
             return None
         batch, self._gathered = self._gathered, []
