@@ -71,7 +71,7 @@ class Algorithm:
     - `entropy_coef` weighs an entropy bonus: `entropy=sampled` subtracts coefficient x log-prob from each token's
       advantage (on-policy its expected gradient is that of each token's entropy at a fixed prefix, not of the whole
       completion's; later updates of a step clip it like any advantage), `exact` takes that entropy from full logits, so
-      it needs the local client.
+      it needs the local or the sharded client.
     - `teacher_coef` weighs on-policy distillation: every token's advantage loses coefficient x (log policy - log
       teacher), the reverse KL to the run's `teacher` (arXiv:2306.13649). `advantage=zero` learns from it alone.
     - `importance_cap`: advantages are multiplied by min(exp(p_old - q), cap), p_old the trainer's log-probs before the
