@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Tests run on the CPU in float32 whatever the machine has, and so do the processes that they start. RLVR_TEST_GPU=1
 # runs those marked `gpu` instead, on the devices that are there. Said before torch is imported.
@@ -28,6 +29,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny.py
 
 from tiny import CONFIGS, END, PAD, WORDS
+
+# No test is timed: on a busy machine an example that once takes more than hypothesis's 200 ms would fail as "flaky".
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # The files that take longest. Where processes share the files (`--dist loadfile`), these are handed out first, so
 # that no process ends long after the others; pytest-xdist's own order is by the number of tests.

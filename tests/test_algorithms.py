@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,15 @@ def test_the_order_of_trajectories_changes_nothing(rewards: list[list[float | No
     shuffled = groups_of(rewards)
     random.Random(seed).shuffle(shuffled)
     assert by_rollout(shuffled) == by_rollout(groups_of(rewards))
+
+
+def test_an_example_that_once_takes_long_fails_no_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hypothesis's deadline of 200 ms it does, as "flaky", since the second time it is fast."""
+    naps = iter([0.3])
+    weigh = Algorithm.weigh
+    monkeypatch.setattr(Algorithm, "weigh", lambda *given: time.sleep(next(naps, 0.0)) or weigh(*given))
+    test_the_order_of_trajectories_changes_nothing()
+    assert next(naps, None) is None
 
 
 def test_an_empty_response_breaks_no_reduction() -> None:
