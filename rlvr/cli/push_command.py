@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlvr.core.error_text import first_line
+
 if TYPE_CHECKING:
     from rlvr.cli.model_card import CardSource
 
@@ -152,7 +154,8 @@ def _upload(repo: str, files: Mapping[str, Path | bytes], card: str, private: bo
     except Exception as error:  # the hub's client and its HTTP library have classes of their own
         status = getattr(getattr(error, "response", None), "status_code", None)
         refused = f"the hub answered {status}" if status else "the hub cannot be reached"
-        raise ValueError(f"{repo}: {refused} ({_first_line(error, token)})") from error
+        why = re.sub(r"\s*\(Request ID.*", "", first_line(error, token))
+        raise ValueError(f"{repo}: {refused} ({why})") from error
     return str(url)
 
 
@@ -173,8 +176,3 @@ def call_within(seconds: float, call: Callable[[], Any], address: str) -> None:
         raise ValueError(f"{address} did not answer within {seconds:g} seconds; check the network, or HF_ENDPOINT")
     for error in failures:
         raise error
-
-
-def _first_line(error: Exception, token: str) -> str:
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"\s*\(Request ID.*", "", text.replace(token, "***"))[:300]

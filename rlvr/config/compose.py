@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlvr.config.document_limits import DEEPEST, TOO_DEEP, check_size, with_text_keys
 from rlvr.config.interpolate import resolve
+from rlvr.core.error_text import first_line
 from rlvr.core.registry import did_you_mean
 
 PACKAGED = Path(__file__).parents[1] / "configs"
@@ -173,7 +174,7 @@ def _read(path: Path) -> DictConfig:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{_display_path(path)}{line}: {error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError, OmegaConfBaseException) as error:
-        raise ValueError(f"{_display_path(path)}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{_display_path(path)}: cannot be read: {first_line(error)}") from None
     except (ValueError, RecursionError) as error:  # what the limits say; a number of thousands of digits
         raise ValueError(f"{_display_path(path)}: {TOO_DEEP if isinstance(error, RecursionError) else error}") from None
     if result is None:
@@ -215,7 +216,7 @@ def _parse_value(text: str, override: str) -> Any:
         raise ValueError(f"override {_shorten(override)!r}: {said}") from None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         if opened or "${" in text:
-            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            problem = getattr(error, "problem", None) or first_line(error)
             raise ValueError(f"override {override!r}: the value is not YAML: {problem}") from None
         return text
     typed = isinstance(value, (bool, int, float)) and ":" not in text  # YAML 1.1 reads 12:30 in base sixty
@@ -304,7 +305,7 @@ class _Composer:
                 else:
                     self.follow(entry, parent, package, path)
         except OmegaConfBaseException as error:
-            raise ValueError(f"{_display_path(path)}: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"{_display_path(path)}: {first_line(error)}") from None
         self.stack.pop()
 
     def follow(self, entry: Any, group: str, package: str, path: Path) -> None:
@@ -363,7 +364,7 @@ class _Composer:
             try:
                 OmegaConf.update(self.config, override.key, override.value, merge=True, force_add=True)
             except (OmegaConfBaseException, TypeError, IndexError) as error:
-                raise ValueError(f"override {_shorten(override.text)!r}: {str(error).splitlines()[0]}") from None
+                raise ValueError(f"override {_shorten(override.text)!r}: {first_line(error)}") from None
             self.remember({override.key: override.value}, "", CLI)
 
     def merge(self, config: DictConfig, package: str, source: str) -> None:

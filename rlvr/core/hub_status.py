@@ -72,8 +72,3 @@ def describe_hub() -> str:
         f"it is not in the cache, and the hub at {hub_endpoint()} does not answer within {PATIENCE:g} s; connect to it "
         "(HF_ENDPOINT names another one), or give the folder of a model"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, enough of a library's long message for a user."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

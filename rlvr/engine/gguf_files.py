@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rlvr.core.error_text import first_line
 from rlvr.core.files import find_damage, new_folder, sha256
-from rlvr.core.hub_status import first_line
 from rlvr.core.machine import free_memory
 
 ORIGIN = "origin.json"

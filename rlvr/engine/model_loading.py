@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from rlvr.core import rng
-from rlvr.core.hub_status import describe_hub, first_line, reads_cache_only
+from rlvr.core.error_text import first_line
+from rlvr.core.hub_status import describe_hub, reads_cache_only
 from rlvr.core.machine import describe_processor
 from rlvr.engine.gguf_files import describe_origin, open_gguf, read_origin
 from rlvr.engine.model import LanguageModel

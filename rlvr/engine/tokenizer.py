@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.core.hub_status import describe_hub, first_line, reads_cache_only
+from rlvr.core.error_text import first_line
+from rlvr.core.hub_status import describe_hub, reads_cache_only
 from rlvr.engine.gguf_files import open_gguf
 
 KINDS = ("words", "characters", "pieces")

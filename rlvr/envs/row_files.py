@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlvr.core.error_text import first_line
 from rlvr.core.registry import did_you_mean
 
 EXPECTED = "a file, folder or glob of JSON lines, JSON, CSV or parquet"
@@ -243,7 +244,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except ArrowException as error:
         at = f", after row {number}" if number else ""
         raise ValueError(
-            f"{path}{at}: not a whole parquet file ({str(error).splitlines()[0]}); fetch or write it again"
+            f"{path}{at}: not a whole parquet file ({first_line(error)}); fetch or write it again"
         ) from error
 
 

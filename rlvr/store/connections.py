@@ -27,6 +27,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from rlvr.core.error_text import first_line
+
 BUSY_S = 10.0  # how long a SQLite transaction waits for another process's, unless the URL has `?timeout=`
 CACHE_KB = 512  # of SQLite's pages, by each of a dozen connections: the system caches the file as well
 IDLE_S = 30  # PostgreSQL ends a transaction that does nothing for so long, unless it is configured to end it sooner
@@ -147,10 +149,10 @@ class Database:
             is_away = isinstance(error, _AWAY) or error.connection_invalidated
             is_read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY
             if is_away or is_read_only or type(error) is exc.DatabaseError:
-                raise StoreDown(f"{self.where}: {_first_line(error.orig)}") from error
+                raise StoreDown(f"{self.where}: {first_line(error.orig)}") from error
             raise
         except exc.TimeoutError as error:  # of the pool: every connection is in use
-            raise StoreDown(f"{self.where}: no connection became free ({_first_line(error)})") from error
+            raise StoreDown(f"{self.where}: no connection became free ({first_line(error)})") from error
 
     def _open_sqlite(self) -> sa.Engine:
         path = Path(self.url.database or "")
@@ -221,7 +223,3 @@ def parse_url(given: str | os.PathLike[str]) -> sa.URL:
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
         raise ValueError("database: SQLite in memory is a database a thread; give a file, sqlite:///path")
     return url
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

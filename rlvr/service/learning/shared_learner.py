@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from rlvr.core.error_text import first_line
 from rlvr.core.protocols import SamplingClient, TrainingClient
 from rlvr.core.types import Trajectory, group_by
 from rlvr.service.learning.leased_learner import MOST, LeasedLearner, LeaseLost, read_progress, write_group
@@ -291,4 +292,4 @@ def _explain(error: Exception) -> str:
     """Without the database's address: clients read it in /health."""
     if isinstance(error, StoreDown):
         return f"the database is {error.reason}"
-    return f"{error}".partition("\n")[0][:300] or type(error).__name__
+    return first_line(error)

@@ -1,0 +1,14 @@
+"""What a message says of another error."""
+
+from __future__ import annotations
+
+MOST = 300  # characters of a line
+
+
+def first_line(error: BaseException | None, secret: str = "") -> str:
+    """The first line of an error's text, enough of a library's long message for a user; its type where it has none.
+
+    `secret` is replaced by ***, before a long line is cut.
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (line.replace(secret, "***") if secret else line)[:MOST]
