@@ -193,3 +193,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
     return request.getfixturevalue("postgres").database()
+
+
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[Any]:
+    """A `tinker_backend.ServerFactory`, whose server is closed at the end."""
+    from tinker_backend import ServerFactory
+
+    factory = ServerFactory(tmp_path)
+    yield factory
+    factory.close()

@@ -6,7 +6,7 @@ import asyncio
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,9 @@ from rlvr.tinker_server.request_futures import JsonResult, Outcome, Pending, Pro
 from rlvr.tinker_server.runs.run_operations import OptimStep, RejectedOperation, SaveForSampler, SaveWeights
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[ServerFactory]:
-    servers = ServerFactory(tmp_path)
-    yield servers
-    servers.close()
-
-
-def test_a_run_has_the_bits_of_the_client_in_process(start: ServerFactory, tmp_path: Path) -> None:
+def test_a_run_has_the_bits_of_the_client_in_process(new_server: ServerFactory, tmp_path: Path) -> None:
     """Log-probs, gradient norms and weights: the server adds nothing and takes nothing."""
-    client = BackendClient(start())
+    client = BackendClient(new_server())
     assert isinstance(client.make(rank=4, seed=1), JsonResult)
     told = train(client, 2, seed=0)
     client.save_weights(7, "end")
@@ -70,8 +63,8 @@ def test_a_run_has_the_bits_of_the_client_in_process(start: ServerFactory, tmp_p
     assert counters(tmp_path, client.run, "end")["weights_sha256"] == local.policy.sha256()
 
 
-def test_requests_run_in_order_of_seq_id_however_they_arrive(start: ServerFactory) -> None:
-    client, other = BackendClient(backend := start()), BackendClient(backend)
+def test_requests_run_in_order_of_seq_id_however_they_arrive(new_server: ServerFactory) -> None:
+    client, other = BackendClient(backend := new_server()), BackendClient(backend)
     client.make(), other.make()
     in_order = train(client, 2, seed=0)
     asked = {
@@ -89,8 +82,8 @@ def test_requests_run_in_order_of_seq_id_however_they_arrive(start: ServerFactor
     assert [other.wait(ids[seq]) for seq in sorted(ids)] == in_order
 
 
-def test_a_repeated_request_is_the_same_one_and_another_is_refused(start: ServerFactory, tmp_path: Path) -> None:
-    client = BackendClient(start(snapshot_steps=1, snapshot_share=1e6))
+def test_a_repeated_request_is_the_same_one_and_another_is_refused(new_server: ServerFactory, tmp_path: Path) -> None:
+    client = BackendClient(new_server(snapshot_steps=1, snapshot_share=1e6))
     client.make()
     for _ in range(3):  # while it waits, when it is done, when it has left the log
         assert client.gradients(1) == f"{client.run}:1" and client.step(2) == f"{client.run}:2"
@@ -99,7 +92,7 @@ def test_a_repeated_request_is_the_same_one_and_another_is_refused(start: Server
     for _ in range(2):
         with pytest.raises(UserError, match="was another request; a seq_id is used once"):
             client.gradients(1, seed=5)
-        client.backend = start()
+        client.backend = new_server()
     client.save_weights(3, "end")
     assert counters(tmp_path, client.run, "end")["version"] == 1
     assert (
@@ -109,12 +102,12 @@ def test_a_repeated_request_is_the_same_one_and_another_is_refused(start: Server
         client.backend.runs.create_model("anna", client.session, 0, MODEL, {"rank": 8, "seed": 1})
 
 
-def test_a_missing_seq_id_is_named_after_others_waited_for_it(start: ServerFactory) -> None:
-    client = BackendClient(start(gap_seconds=0.4))
+def test_a_missing_seq_id_is_named_after_others_waited_for_it(new_server: ServerFactory) -> None:
+    client = BackendClient(new_server(gap_seconds=0.4))
     client.make()
     late = client.step(2)
     assert_failed(client.wait(late), "seq_id 1", "never came")
-    client.backend = start(gap_seconds=0.4)  # the failure is remembered: 2 does not run when 1 comes
+    client.backend = new_server(gap_seconds=0.4)  # the failure is remembered: 2 does not run when 1 comes
     client.wait(client.gradients(1))
     assert_failed(client.wait(client.step(2)), "seq_id 1")
     assert isinstance(client.wait(client.step(3)), JsonResult)
@@ -132,9 +125,9 @@ BAD: list[tuple[str, Callable[[str, int], Any], str]] = [
 ]
 
 
-def test_a_request_that_is_wrong_fails_alone_and_the_next_one_runs(start: ServerFactory, tmp_path: Path) -> None:
+def test_a_request_that_is_wrong_fails_alone_and_the_next_one_runs(new_server: ServerFactory, tmp_path: Path) -> None:
     """Mistakes use up their seq_ids, change no bit of the run, and are the same mistakes after a restart."""
-    client, clean = BackendClient(backend := start()), BackendClient(backend)
+    client, clean = BackendClient(backend := new_server()), BackendClient(backend)
     client.make(), clean.make()
     seq = 0
     for _, make, words in BAD:
@@ -147,7 +140,7 @@ def test_a_request_that_is_wrong_fails_alone_and_the_next_one_runs(start: Server
     assert_failed(client.do(seq + 2, forward_backward(client.run, seq + 2, wrong)), "999")
     told = train(client, 1, seed=0, first=seq + 3)
     assert told == train(clean, 1, seed=0)
-    client.backend = start()
+    client.backend = new_server()
     assert_failed(client.wait(f"{client.run}:1"), "is unknown")
     client.save_weights(seq + 6, "end")
     clean.backend = client.backend
@@ -156,11 +149,11 @@ def test_a_request_that_is_wrong_fails_alone_and_the_next_one_runs(start: Server
     assert hashes[0] == hashes[1]
 
 
-def test_stable_reinforce_is_refused_without_an_alias(start: ServerFactory) -> None:
-    client = BackendClient(start())
+def test_stable_reinforce_is_refused_without_an_alias(new_server: ServerFactory) -> None:
+    client = BackendClient(new_server())
     client.make()
     assert_failed(client.do(1, forward_backward(client.run, 1, data(), "stable_reinforce")), "cispo", "--alias")
-    client.backend = start(aliases={"stable_reinforce": "cispo"})
+    client.backend = new_server(aliases={"stable_reinforce": "cispo"})
     aliased = client.do(2, forward_backward(client.run, 2, data(), "stable_reinforce", kl_coeff=0.0))
     assert isinstance(aliased, ProtoResult)
     told = proto.ForwardBackwardOutput.FromString(aliased.body)
@@ -172,18 +165,18 @@ def test_stable_reinforce_is_refused_without_an_alias(start: ServerFactory) -> N
     assert isinstance(stepped, JsonResult) and stepped.value["metrics"]["stable_reinforce_computed_as_cispo"] == 1.0
     for aliases in ({"stable_reinforce": "x"}, {"ppo": "cispo"}):
         with pytest.raises(ValueError, match="alias"):
-            start(aliases=aliases)
+            new_server(aliases=aliases)
 
 
-def test_concurrent_runs_have_the_bits_of_a_run_alone(start: ServerFactory, tmp_path: Path) -> None:
+def test_concurrent_runs_have_the_bits_of_a_run_alone(new_server: ServerFactory, tmp_path: Path) -> None:
     """Five clients at once, one sending garbage, and so little room that adapters go to disk and come back."""
     alone = {}
-    backend = start()
+    backend = new_server()
     for seed in range(4):
         client = BackendClient(backend)
         client.make(seed=seed)
         alone[seed] = train(client, 3, seed=10 * seed)
-    backend = start(live_policies=2, snapshot_steps=2, snapshot_share=1e6)
+    backend = new_server(live_policies=2, snapshot_steps=2, snapshot_share=1e6)
     clients = [BackendClient(backend, f"owner{seed}") for seed in range(5)]
     told: dict[int, list[Outcome]] = {}
 
@@ -203,9 +196,9 @@ def test_concurrent_runs_have_the_bits_of_a_run_alone(start: ServerFactory, tmp_
     assert told == alone
 
 
-def test_a_long_queue_of_one_client_lets_another_in_between(start: ServerFactory) -> None:
+def test_a_long_queue_of_one_client_lets_another_in_between(new_server: ServerFactory) -> None:
     """Each run has its turn: a single request waits for at most the ones that run, not for a queue of a hundred."""
-    busy, quick = BackendClient(backend := start()), BackendClient(backend, "bob")
+    busy, quick = BackendClient(backend := new_server()), BackendClient(backend, "bob")
     busy.make(), quick.make()
     queue = [busy.gradients(seq, seed=seq) for seq in range(1, 101)]
     quick.wait(quick.gradients(1))
@@ -214,9 +207,9 @@ def test_a_long_queue_of_one_client_lets_another_in_between(start: ServerFactory
     busy.wait(queue[-1])
 
 
-def test_results_are_kept_for_a_while(start: ServerFactory) -> None:
+def test_results_are_kept_for_a_while(new_server: ServerFactory) -> None:
     """From memory, then from the records, then an error that says so."""
-    client = BackendClient(start(result_bytes=1, snapshot_steps=1, snapshot_share=1e6))
+    client = BackendClient(new_server(result_bytes=1, snapshot_steps=1, snapshot_share=1e6))
     client.make()
     told = train(client, 1, seed=0)
     client.save_weights(4, "after")
@@ -228,9 +221,9 @@ def test_results_are_kept_for_a_while(start: ServerFactory) -> None:
     assert client.gradients(1) == f"{client.run}:1", "it is not run again"
 
 
-def test_a_full_disk_fails_the_save(start: ServerFactory, tmp_path: Path) -> None:
+def test_a_full_disk_fails_the_save(new_server: ServerFactory, tmp_path: Path) -> None:
     """The save fails and says why, in time; the run goes on, and saves when there is room."""
-    client = BackendClient(start())
+    client = BackendClient(new_server())
     client.make()
     train(client, 1, seed=0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -245,10 +238,10 @@ def test_a_full_disk_fails_the_save(start: ServerFactory, tmp_path: Path) -> Non
     assert isinstance(big.do(2, SaveWeights("big")), JsonResult)
 
 
-def test_an_update_that_fails_half_way_is_undone(start: ServerFactory, tmp_path: Path) -> None:
+def test_an_update_that_fails_half_way_is_undone(new_server: ServerFactory, tmp_path: Path) -> None:
     """After an error of ours the adapter comes back from its snapshot and log, as if the request had not been."""
     engine = tiny_engine()
-    client, clean = BackendClient(backend := start(engine=engine)), BackendClient(backend)
+    client, clean = BackendClient(backend := new_server(engine=engine)), BackendClient(backend)
     client.make(), clean.make()
     train(client, 2, seed=0), train(clean, 2, seed=0)
     client.wait(client.gradients(7, seed=5)), clean.wait(clean.gradients(7, seed=5))
@@ -267,8 +260,8 @@ def test_an_update_that_fails_half_way_is_undone(start: ServerFactory, tmp_path:
     assert hashes[0] == hashes[1]
 
 
-def test_queues_are_bounded_and_the_awaited_request_always_gets_in(start: ServerFactory) -> None:
-    client = BackendClient(start(lane_requests=3, owner_bytes=20_000, owner_samples=2))
+def test_queues_are_bounded_and_the_awaited_request_always_gets_in(new_server: ServerFactory) -> None:
+    client = BackendClient(new_server(lane_requests=3, owner_bytes=20_000, owner_samples=2))
     client.make()
     sent = [client.gradients(2), client.gradients(3, seed=1)]
     with pytest.raises(Busy):
@@ -290,24 +283,24 @@ def test_queues_are_bounded_and_the_awaited_request_always_gets_in(start: Server
     assert len(sampled_tokens(client.wait(again))[0]) == 2
 
 
-def test_requests_parked_in_the_log_run_like_the_others(start: ServerFactory) -> None:
+def test_requests_parked_in_the_log_run_like_the_others(new_server: ServerFactory) -> None:
     """Beyond `parsed_bytes` a waiting request is read from the log when its turn comes."""
-    client = BackendClient(start(parsed_bytes=1))
+    client = BackendClient(new_server(parsed_bytes=1))
     client.make()
     parked = train(client, 3, seed=0)
-    roomy = BackendClient(start())
+    roomy = BackendClient(new_server())
     roomy.make()
     assert train(roomy, 3, seed=0) == parked
 
 
-def test_a_state_folder_has_one_server(start: ServerFactory, tmp_path: Path) -> None:
-    start()
+def test_a_state_folder_has_one_server(new_server: ServerFactory, tmp_path: Path) -> None:
+    new_server()
     with pytest.raises(ValueError, match="in use by another server"):
         TinkerBackend({MODEL: tiny_engine()}, tmp_path)
 
 
-def test_an_unknown_model_is_named_with_those_that_are_served(start: ServerFactory) -> None:
-    client = BackendClient(backend := start())
+def test_an_unknown_model_is_named_with_those_that_are_served(new_server: ServerFactory) -> None:
+    client = BackendClient(backend := new_server())
     with pytest.raises(UserError, match=f"'big' is not served here; served: {MODEL}"):
         backend.runs.create_model("anna", client.session, 0, "big", {"rank": 4})
     with pytest.raises(UserError, match="rank 100000"):

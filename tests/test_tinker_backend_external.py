@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,8 @@ from rlvr.tinker_server.runs.run_operations import SaveExternal
 pyrage: Any = importlib.import_module("pyrage")  # it has no types
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[ServerFactory]:
-    servers = ServerFactory(tmp_path)
-    yield servers
-    servers.close()
-
-
-def test_files_are_encrypted_to_their_recipients_only(start: ServerFactory) -> None:
-    client = BackendClient(backend := start())
+def test_files_are_encrypted_to_their_recipients_only(new_server: ServerFactory) -> None:
+    client = BackendClient(backend := new_server())
     client.make()
     train(client, 1, seed=0)
     keys = [pyrage.x25519.Identity.generate() for _ in range(3)]
@@ -51,8 +43,8 @@ def test_files_are_encrypted_to_their_recipients_only(start: ServerFactory) -> N
 
 
 @pytest.mark.parametrize("wrong", ["age1none", "AGE-SECRET-KEY-1", "ssh-ed25519 none", "", "me@example.org"])
-def test_an_invalid_key_is_named_and_nothing_is_saved(start: ServerFactory, wrong: str) -> None:
-    client = BackendClient(backend := start())
+def test_an_invalid_key_is_named_and_nothing_is_saved(new_server: ServerFactory, wrong: str) -> None:
+    client = BackendClient(backend := new_server())
     client.make()
     good = str(pyrage.x25519.Identity.generate().to_public())
     assert_failed(client.do(1, SaveExternal("out", recipients=[good, wrong])), repr(wrong), "age1...")

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,10 @@ from rlvr.tinker_server.request_futures import JsonResult, ProtoResult
 from tests.forked_process import run_forked
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[ServerFactory]:
-    servers = ServerFactory(tmp_path)
-    yield servers
-    servers.close()
-
-
 @pytest.mark.slow
-def test_after_a_restart_clients_learn_which_samples_are_lost(start: ServerFactory) -> None:
+def test_after_a_restart_clients_learn_which_samples_are_lost(new_server: ServerFactory) -> None:
     """Also a client that waits with one poll, at the place where it was: what is new comes after it."""
-    client = BackendClient(backend := start())
+    client = BackendClient(backend := new_server())
     base = backend.sampling.create_sampler("anna", client.session, 1, MODEL)
 
     def ask(seq: int, tokens: int) -> str:
@@ -49,7 +41,7 @@ def test_after_a_restart_clients_learn_which_samples_are_lost(start: ServerFacto
     cursor, told = asyncio.run(list_finished(0))
     assert told == [(done, False)]
     waiting = [ask(seq, 250) for seq in (2, 3)]
-    client.backend = start()
+    client.backend = new_server()
     later, told = asyncio.run(list_finished(cursor, 0))
     assert told == [(request, True) for request in waiting] and later > cursor
     for request in waiting:
@@ -58,7 +50,7 @@ def test_after_a_restart_clients_learn_which_samples_are_lost(start: ServerFacto
     again = ask(2, 250)
     assert again == waiting[0] and len(sampled_tokens(client.wait(again))[0]) == 250
     assert asyncio.run(list_finished(later))[1] == [(again, False)]
-    client.backend = start()
+    client.backend = new_server()
     assert [request for request, _ in asyncio.run(list_finished(0, 0))[1]] == [waiting[1]], "what was fetched is over"
 
 
@@ -89,9 +81,9 @@ def test_the_sdk_gets_its_samples_despite_a_kill_and_a_second_server_is_refused(
     gc.collect()  # here, where its warnings are expected
 
 
-def test_a_log_that_cannot_be_written_fails_the_request_only(start: ServerFactory, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_fails_the_request_only(new_server: ServerFactory, tmp_path: Path) -> None:
     """Nothing is lost or made twice: not for others, not for who sends it again, not for who goes on without it."""
-    backend = start(snapshot_steps=10_000)
+    backend = new_server(snapshot_steps=10_000)
     clients = [BackendClient(backend, owner) for owner in ("anna", "bob", "carl")]
     base = backend.sampling.create_sampler("bob", clients[1].session, 1, MODEL)
     for client in clients:
@@ -122,7 +114,7 @@ def test_a_log_that_cannot_be_written_fails_the_request_only(start: ServerFactor
     ends = [counters(tmp_path, client.run, "end") for client in (anna, bob)]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"] and ends[0]["version"] == 2
 
-    backend = start()  # the log is read again, refused requests and all
+    backend = new_server()  # the log is read again, refused requests and all
     for client, seq in ((anna, 9), (bob, 7)):
         client.backend = backend
         client.save_weights(seq, "again")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,8 @@ from rlvr.tinker_server.runs.run_operations import SaveForSampler, SaveWeights
 from rlvr.tinker_server.storage.paths import CheckpointPath
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[ServerFactory]:
-    servers = ServerFactory(tmp_path)
-    yield servers
-    servers.close()
-
-
-def test_sampling_goes_on_during_training(start: ServerFactory) -> None:
-    client, sampler = BackendClient(backend := start()), BackendClient(backend, "bob")
+def test_sampling_goes_on_during_training(new_server: ServerFactory) -> None:
+    client, sampler = BackendClient(backend := new_server()), BackendClient(backend, "bob")
     client.make()
     base = backend.sampling.create_sampler("bob", sampler.session, 1, MODEL)
     queue = [client.gradients(seq, seed=seq) for seq in range(1, 61)]
@@ -52,7 +44,7 @@ def test_sampling_goes_on_during_training(start: ServerFactory) -> None:
 
 
 @pytest.mark.slow
-def test_sampling_goes_on_within_a_long_request_and_changes_no_bit_of_it(start: ServerFactory) -> None:
+def test_sampling_goes_on_within_a_long_request_and_changes_no_bit_of_it(new_server: ServerFactory) -> None:
     """A sampling request waits for one micro-batch, not for all; gradients are those of an idle server."""
     rows = data(lengths=[9] * 400)
 
@@ -61,7 +53,7 @@ def test_sampling_goes_on_within_a_long_request_and_changes_no_bit_of_it(start: 
         client.make()
         return client, client.send(1, forward_backward(client.run, 1, rows, "ppo"))
 
-    client, long = train_policy(backend := start(engine=tiny_engine(micro_tokens=18)))
+    client, long = train_policy(backend := new_server(engine=tiny_engine(micro_tokens=18)))
     base = backend.sampling.create_sampler("anna", client.session, 1, MODEL)
     before: list[bool] = []
     for seq in range(3):
@@ -70,13 +62,13 @@ def test_sampling_goes_on_within_a_long_request_and_changes_no_bit_of_it(start: 
         before.append(isinstance(asyncio.run(backend.result("anna", long, 0)), Pending))
     assert before == [True] * 3
     told = [client.wait(long), client.wait(client.step(2))]
-    quiet, same = train_policy(start(engine=tiny_engine(micro_tokens=18)))
+    quiet, same = train_policy(new_server(engine=tiny_engine(micro_tokens=18)))
     assert [quiet.wait(same), quiet.wait(quiet.step(2))] == told
 
 
-def test_samples_come_from_the_weights_of_their_session(start: ServerFactory) -> None:
+def test_samples_come_from_the_weights_of_their_session(new_server: ServerFactory) -> None:
     """The base model's, those of a save, those of a moment: the same before and after a restart."""
-    client = BackendClient(start())
+    client = BackendClient(new_server())
     client.make()
     train(client, 2, seed=0)
     client.do(7, SaveForSampler(None, 5))
@@ -99,16 +91,16 @@ def test_samples_come_from_the_weights_of_their_session(start: ServerFactory) ->
     base, save, moment, later = first = metadata_texts(1)
     assert save == moment and len({str(t) for t in (base, moment, later)}) == 3
     lost = backend.sampling.sample("anna", sessions[0], 99, ModelInput([1]), 1, SamplingParams(max_tokens=2))[0]
-    client.backend = start()
+    client.backend = new_server()
     with pytest.raises(GoneError):
         client.wait(lost)
     assert metadata_texts(1) == first
     assert client.backend.sampling.describe("anna", sessions[1])["model_path"] == named.value["path"]
 
 
-def test_weights_saved_again_under_their_name_are_the_ones_sampled_from(start: ServerFactory) -> None:
+def test_weights_saved_again_under_their_name_are_the_ones_sampled_from(new_server: ServerFactory) -> None:
     """And a run whose adapter went to disk meanwhile leaves its samplers as they were."""
-    client = BackendClient(start(live_policies=1))
+    client = BackendClient(new_server(live_policies=1))
     client.make()
     asked = SamplingParams(max_tokens=12, seed=1, stop=[])
     told: list[list[list[int]]] = []
@@ -130,10 +122,12 @@ def test_weights_saved_again_under_their_name_are_the_ones_sampled_from(start: S
     assert sampled_tokens(client.wait(request)) == told[1]
 
 
-def test_a_session_keeps_the_weights_it_was_opened_on_when_their_name_is_saved_to_again(start: ServerFactory) -> None:
+def test_a_session_keeps_the_weights_it_was_opened_on_when_their_name_is_saved_to_again(
+    new_server: ServerFactory,
+) -> None:
     """Before and after a restart; what no open session samples from goes, and of the others the newest few stay."""
     limits = {"replaced_samplers": 2, "snapshot_steps": 1, "snapshot_share": 1e6}
-    client = BackendClient(start(**limits))
+    client = BackendClient(new_server(**limits))
     client.make()
     asked = SamplingParams(max_tokens=12, seed=1, stop=[])
 
@@ -154,7 +148,7 @@ def test_a_session_keeps_the_weights_it_was_opened_on_when_their_name_is_saved_t
     saved_and_opened(1)
     second = text(1, 1)
     assert first == text(0, 2) != second
-    client.backend = start(**limits)
+    client.backend = new_server(**limits)
     assert (text(0, 3), text(1, 3)) == (first, second)
     saved_and_opened(2)
     saved_and_opened(3)
@@ -168,9 +162,9 @@ def test_a_session_keeps_the_weights_it_was_opened_on_when_their_name_is_saved_t
     assert [f.name for f in folder.iterdir()] == ["29"]
 
 
-def test_a_replayed_log_neither_refuses_nor_reverts_saves(start: ServerFactory, tmp_path: Path) -> None:
+def test_a_replayed_log_neither_refuses_nor_reverts_saves(new_server: ServerFactory, tmp_path: Path) -> None:
     """Of two saves under a name the first was no overwrite; after a kill both replies are repeated unchanged."""
-    client = BackendClient(start())
+    client = BackendClient(new_server())
     client.make()
     told = [client.do(1, SaveWeights("mine"))]
     train(client, 1, seed=0, first=2)
@@ -181,13 +175,13 @@ def test_a_replayed_log_neither_refuses_nor_reverts_saves(start: ServerFactory, 
     ):
         engine_thread.stop()  # and no snapshot: as after a kill
         adapters.close = lambda: None
-    client.backend = start()
+    client.backend = new_server()
     assert [client.wait(f"{client.run}:{seq}") for seq in (1, 5)] == told
     assert counters(tmp_path, client.run, "mine") == last and last["version"] == 1
 
 
-def test_only_the_newest_unnamed_samplers_are_kept_and_inflight_ones_follow(start: ServerFactory) -> None:
-    client = BackendClient(start(ephemeral_samplers=2))
+def test_only_the_newest_unnamed_samplers_are_kept_and_inflight_ones_follow(new_server: ServerFactory) -> None:
+    client = BackendClient(new_server(ephemeral_samplers=2))
     client.make()
     client.do(1, SaveForSampler(None, 100, kind="inflight"))
     asked = SamplingParams(max_tokens=12, seed=1, stop=[])
@@ -208,8 +202,8 @@ def test_only_the_newest_unnamed_samplers_are_kept_and_inflight_ones_follow(star
         text(100, 2)
 
 
-def test_a_repeated_message_is_one_sample_and_its_draws_follow_its_number(start: ServerFactory) -> None:
-    client = BackendClient(backend := start())
+def test_a_repeated_message_is_one_sample_and_its_draws_follow_its_number(new_server: ServerFactory) -> None:
+    client = BackendClient(backend := new_server())
     base = backend.sampling.create_sampler("anna", client.session, 1, MODEL)
     asked = SamplingParams(max_tokens=10, stop=[])
     ids = [backend.sampling.sample("anna", base, n, ModelInput([1, 2]), 3, asked)[0] for n in (1, 1, 2)]
@@ -228,9 +222,9 @@ def asks(backend: TinkerBackend, sampler: str, seq: int = 1, tokens: int = 240) 
 
 
 @pytest.mark.slow
-def test_samples_of_a_vanished_client_are_cancelled_and_may_be_sent_again(start: ServerFactory) -> None:
+def test_samples_of_a_vanished_client_are_cancelled_and_may_be_sent_again(new_server: ServerFactory) -> None:
     """Who is silent is gone after a while; a heartbeat, or asking for the result, is enough to be there."""
-    backend = start(session_seconds=1.0)
+    backend = new_server(session_seconds=1.0)
     clients = [BackendClient(backend) for _ in range(4)]
     bases = [backend.sampling.create_sampler("anna", client.session, 1, MODEL) for client in clients]
     hold(backend)  # nothing is computed meanwhile

@@ -38,13 +38,6 @@ LORA = LoraConfig(rank=4)
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"), pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerFactory]:
-    factory = ServerFactory(tmp_path)
-    yield factory
-    factory.close()
-
-
 def make_critic(client: BackendClient, number: int = 0, **how: Any) -> Outcome:
     """New weights, or those at `path`; by the metadata, as the SDK sends it."""
     client.run, how = f"{client.session}:train:{number}", {"user_metadata": CRITIC, **how}
@@ -76,24 +69,24 @@ def read_values(outcome: Outcome) -> list[list[float]]:
     return [np.frombuffer(field.data[a:b], "<f4").tolist() for a, b in itertools.pairwise(ends)]
 
 
-def test_a_critic_goes_on_to_the_bit_after_a_restart(server: ServerFactory, tmp_path: Path) -> None:
+def test_a_critic_goes_on_to_the_bit_after_a_restart(new_server: ServerFactory, tmp_path: Path) -> None:
     """Replayed from the log, and restored from a snapshot with its head and moments: the same hash as undisturbed."""
     hashes: list[str] = []
     for number, (restart, limits) in enumerate([(False, {}), (True, {}), (True, {"snapshot_steps": 1})]):
-        client = BackendClient(server(**limits))
+        client = BackendClient(new_server(**limits))
         assert isinstance(make_critic(client), JsonResult)
         seq = train(client, 1, range(3))
         if restart:
-            client.backend = server(**limits)
+            client.backend = new_server(**limits)
         seq = train(client, seq, range(3, 5))
         client.save_weights(seq, f"end{number}")
         hashes.append(counters(tmp_path, client.run, f"end{number}")["weights_sha256"])
     assert len(set(hashes)) == 1
 
 
-def test_a_critic_of_a_policys_checkpoint_begins_with_its_weights_and_values_of_zero(server: ServerFactory) -> None:
+def test_a_critic_of_a_policys_checkpoint_begins_with_its_weights_and_values_of_zero(new_server: ServerFactory) -> None:
     """And one of a critic's checkpoint is a critic with that head, whether it is asked for as one or not."""
-    client = BackendClient(server())
+    client = BackendClient(new_server())
     client.make()
     client.wait(client.gradients(1)), client.wait(client.step(2))
     policy = client.save_weights(3, "policy")
@@ -113,8 +106,8 @@ def test_a_critic_of_a_policys_checkpoint_begins_with_its_weights_and_values_of_
     assert_failed(client.do(4, LoadWeights(critic, False)), "holds a value head", "load a policy's")
 
 
-def test_what_a_critic_at_the_server_refuses(server: ServerFactory) -> None:
-    client = BackendClient(server())
+def test_what_a_critic_at_the_server_refuses(new_server: ServerFactory) -> None:
+    client = BackendClient(new_server())
     assert isinstance(make_critic(client, model_role="critic", user_metadata=None), JsonResult)  # as SkyRL names it
     assert_failed(client.wait(client.gradients(1)), "'cross_entropy' for a critic", "send its loss as ppo")
     other = forward_backward(client.run, 2, data(), "ppo")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,6 @@ from rlvr.tinker_server.request_futures import JsonResult
 from rlvr.tinker_server.runs.adapter_cache import measure_adapter
 from rlvr.tinker_server.runs.run_operations import SaveExternal, SaveForSampler, SaveWeights
 from rlvr.tinker_server.storage.disk_usage import DiskUsage, format_bytes
-
-
-@pytest.fixture
-def new_server(tmp_path: Path) -> Iterator[ServerFactory]:
-    factory = ServerFactory(tmp_path)
-    yield factory
-    factory.close()
 
 
 def trained(backend: TinkerBackend, owner: str = "anna") -> BackendClient:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,13 +21,6 @@ from rlvr.tinker_server.runs.adapter_cache import RunQueue
 from rlvr.tinker_server.runs.executor import RunExecutor
 from rlvr.tinker_server.runs.owner_clock import GRACE_SECONDS, OwnerClock
 from rlvr.tinker_server.runs.run_operations import OptimStep
-
-
-@pytest.fixture
-def new_server(tmp_path: Path) -> Iterator[ServerFactory]:
-    factory = ServerFactory(tmp_path)
-    yield factory
-    factory.close()
 
 
 class Time:

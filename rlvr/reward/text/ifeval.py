@@ -21,7 +21,7 @@ from rlvr.core.registry import did_you_mean
 from rlvr.core.types import Outcome, Score
 from rlvr.reward.registry import register_reward
 from rlvr.reward.signatures import Case
-from rlvr.reward.text.form import MAX_CHARS
+from rlvr.reward.text.guarded_rules import MAX_CHARS
 from rlvr.reward.text.json_schema import MAX_DEPTH, refuse_constant
 
 RELATIONS = ("less than", "at least")
